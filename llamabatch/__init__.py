@@ -1,0 +1,3 @@
+"""llamabatch: continuous batching for GGUF models, in process, from Python."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,62 @@
+"""Every exception that llamabatch raises.
+
+::
+
+    LlamaBatchError
+    ├── InputError (ValueError)        what the caller gave is refused: the message names value and allowed range
+    │   ├── ConfigError                an option of the engine
+    │   ├── SamplingError              a field of SamplingParams
+    │   ├── PromptError                a prompt: empty, too long, token ids out of range
+    │   └── ModelFileError             the model file: missing, truncated, not GGUF, a directory
+    ├── SetupError                     the installation: library missing, too old, struct layouts differ
+    ├── MemoryPlanError                what was asked for does not fit; the message shows the sum
+    └── EngineError                    the engine itself
+        ├── EngineClosedError          a call after close(), or the engine died
+        └── DecodeError                llama_decode failed in a way that no retry mends
+"""
+
+from __future__ import annotations
+
+
+class LlamaBatchError(Exception):
+    """The root: `except LlamaBatchError` catches all that llamabatch raises on purpose."""
+
+
+class InputError(LlamaBatchError, ValueError):
+    """What the caller gave is refused."""
+
+
+class ConfigError(InputError):
+    """An engine option has a value outside its range, or no such option exists."""
+
+
+class SamplingError(InputError):
+    """A field of SamplingParams has a value outside its range."""
+
+
+class PromptError(InputError):
+    """A prompt cannot be run: it is empty, does not fit n_ctx, or holds ids outside the vocabulary."""
+
+
+class ModelFileError(InputError):
+    """The model file is missing, unreadable, truncated or not GGUF."""
+
+
+class SetupError(LlamaBatchError):
+    """The installation cannot work as it is; the message says what to do."""
+
+
+class MemoryPlanError(LlamaBatchError):
+    """What was asked for does not fit in memory; the message shows the sum."""
+
+
+class EngineError(LlamaBatchError):
+    """The engine cannot go on with this call."""
+
+
+class EngineClosedError(EngineError):
+    """The engine was closed, or it died."""
+
+
+class DecodeError(EngineError):
+    """llama_decode failed for good."""

@@ -1,0 +1,1 @@
+"""The only room that touches llama.cpp: everything native is called from here."""
