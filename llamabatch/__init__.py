@@ -1,3 +1,47 @@
 """llamabatch: continuous batching for GGUF models, in process, from Python."""
 
+from __future__ import annotations
+
+from llamabatch.config import EngineConfig
+from llamabatch.engine import Engine
+from llamabatch.errors import (
+    ConfigError,
+    EngineClosedError,
+    EngineError,
+    InputError,
+    LlamaBatchError,
+    MemoryPlanError,
+    ModelFileError,
+    PromptError,
+    SamplingError,
+    SetupError,
+)
+from llamabatch.llm import LLM
+from llamabatch.request import CompletionOutput, FinishReason, Request, RequestOutput, SequenceOutput, Timings
+from llamabatch.sampling_params import SamplingParams
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "ConfigError",
+    "Engine",
+    "EngineClosedError",
+    "EngineConfig",
+    "EngineError",
+    "FinishReason",
+    "InputError",
+    "LlamaBatchError",
+    "MemoryPlanError",
+    "ModelFileError",
+    "PromptError",
+    "Request",
+    "RequestOutput",
+    "SamplingError",
+    "SamplingParams",
+    "SequenceOutput",
+    "SetupError",
+    "Timings",
+    "__version__",
+]

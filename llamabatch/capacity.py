@@ -1,0 +1,267 @@
+"""Memory arithmetic before a load, and the choices that follow from it. Knows no library: figures in, figures out."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from llamabatch.config import EngineConfig
+from llamabatch.errors import ConfigError, MemoryPlanError
+
+# Bytes an element, from ggml's block layouts (ggml-common.h): bytes of a block / elements in it.
+_TYPE_BYTES = {
+    "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32, "q4_1": 20 / 32, "iq4_nl": 18 / 32,
+    "q5_0": 22 / 32, "q5_1": 24 / 32,
+}  # fmt: skip
+_CELL_PADDING = 256  # llama.cpp rounds the cells of a slot up to this
+_MOST_SLOTS = 32
+_MOST_CTX = 4096
+_MEMORY_SHARE = 0.5  # of what is free: the rest is for the user's own work
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the arithmetic needs of a model; all of it stands in the GGUF's metadata.
+
+    Attributes:
+        file_bytes: size of the file: what the weights take.
+        k_values, v_values: elements that one token keeps in K and in V, summed over the layers.
+        n_embd, n_head, n_vocab, n_ctx_train: as in the metadata.
+    """
+
+    name: str
+    file_bytes: int
+    k_values: int
+    v_values: int
+    n_embd: int
+    n_head: int
+    n_vocab: int
+    n_ctx_train: int
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, str], file_bytes: int, n_vocab: int) -> ModelFacts:
+        """Reads llama.cpp's own keys (gguf-py/gguf/constants.py); llama.cpp's defaults where one is absent."""
+        arch = metadata.get("general.architecture", "")
+
+        def value(key: str, default: int) -> int:
+            return _first_int(metadata.get(f"{arch}.{key}", ""), default)
+
+        n_layer, n_embd = value("block_count", 1), value("embedding_length", 1)
+        n_head = max(1, value("attention.head_count", 1))
+        kv_heads = _ints(metadata.get(f"{arch}.attention.head_count_kv", ""))
+        total_kv_heads = sum(kv_heads) if len(kv_heads) == n_layer else n_layer * (kv_heads[0] if kv_heads else n_head)
+        return cls(
+            name=metadata.get("general.name", arch),
+            file_bytes=file_bytes,
+            k_values=total_kv_heads * value("attention.key_length", n_embd // n_head),
+            v_values=total_kv_heads * value("attention.value_length", n_embd // n_head),
+            n_embd=n_embd,
+            n_head=n_head,
+            n_vocab=n_vocab,
+            n_ctx_train=value("context_length", _MOST_CTX),
+        )
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this process may use.
+
+    Attributes:
+        cores: from affinity, cgroup quota and physical cores.
+        available_bytes: free memory, cgroup and RLIMIT_AS included.
+        n_gpus: devices that llama.cpp would offload to.
+    """
+
+    cores: int
+    available_bytes: int
+    n_gpus: int = 0
+
+    @classmethod
+    def here(cls, n_gpus: int = 0) -> Machine:
+        return cls(cores=_cores(), available_bytes=_available_bytes(), n_gpus=n_gpus)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one engine."""
+
+    weights: int
+    kv_per_slot: int
+    n_slots: int
+    compute: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv_per_slot * self.n_slots + self.compute
+
+    def describe(self) -> str:
+        """The sum, for messages."""
+        return (
+            f"{_mib(self.weights)} weights + {self.n_slots} x {_mib(self.kv_per_slot)} KV cache + "
+            f"{_mib(self.compute)} buffers = {_mib(self.total)}"
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An EngineConfig without "auto", the memory that it takes, and why each open option got its value."""
+
+    config: EngineConfig
+    memory: Memory
+    reasons: Mapping[str, str]
+
+    def describe(self) -> str:
+        """What was chosen, one option a line."""
+        lines = [f"{name} = {getattr(self.config, name)}: {why}" for name, why in self.reasons.items()]
+        return "\n".join([*lines, f"memory of one engine: {self.memory.describe()}"])
+
+
+def memory(facts: ModelFacts, config: EngineConfig, n_ctx: int, n_slots: int) -> Memory:
+    """What one engine takes: weights, KV cells rounded to 256 a slot, logits and attention scores of one pass."""
+    cells = -(-n_ctx // _CELL_PADDING) * _CELL_PADDING
+    per_cell = facts.k_values * _TYPE_BYTES[config.type_k] + facts.v_values * _TYPE_BYTES[config.type_v]
+    logits = n_slots * facts.n_vocab * 4
+    activations = config.n_ubatch * facts.n_embd * 4 * 16
+    scores = 0 if config.flash_attn == "on" else config.n_ubatch * cells * facts.n_head * 4
+    return Memory(facts.file_bytes, int(cells * per_cell), n_slots, logits + activations + scores + 16 * _MIB)
+
+
+def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine) -> Plan:
+    """Fills in what is "auto".
+
+    Raises:
+        ConfigError: n_ctx is above what the model was trained for.
+        MemoryPlanError: it does not fit in the memory that is free; the message shows the sum.
+    """
+    reasons: dict[str, str] = {}
+    n_ctx = facts.n_ctx_train if config.n_ctx == "auto" else config.n_ctx
+    if config.n_ctx == "auto":
+        n_ctx = max(32, min(facts.n_ctx_train, _MOST_CTX))
+        reasons["n_ctx"] = f"the smaller of {facts.n_ctx_train} (trained) and {_MOST_CTX}"
+    elif n_ctx > facts.n_ctx_train:
+        raise ConfigError(f"n_ctx is {n_ctx}; {facts.name} was trained for 32 to {facts.n_ctx_train}")
+    on_gpu = machine.n_gpus > 0 and config.n_gpu_layers != 0
+    config = replace(config, n_ctx=n_ctx, flash_attn=_flash_attn(config, on_gpu, reasons))
+    config = replace(config, instances=_instances(config, machine, reasons))
+    n_instances = config.number("instances")
+    if config.n_slots == "auto":
+        n_slots = _slots_that_fit(facts, config, n_ctx, machine, n_instances, reasons)
+        config = replace(config, n_slots=n_slots)
+    config = replace(config, strategy=_strategy(config, reasons))
+    if config.n_threads == "auto":
+        threads = max(1, machine.cores // n_instances)
+        config = replace(config, n_threads=threads)
+        reasons["n_threads"] = f"{machine.cores} cores for {n_instances} engine{'s' if n_instances > 1 else ''}"
+    need = memory(facts, config, n_ctx, config.number("n_slots"))
+    if not on_gpu and need.total * n_instances > machine.available_bytes:
+        times = f"{n_instances} engines of " if n_instances > 1 else ""
+        raise MemoryPlanError(
+            f"{times}{need.describe()} need {_mib(need.total * n_instances)}, but {_mib(machine.available_bytes)} "
+            "are free; lower n_ctx, n_slots or instances"
+        )
+    return Plan(config, need, reasons)
+
+
+def _flash_attn(config: EngineConfig, on_gpu: bool, reasons: dict[str, str]) -> str:
+    """llama.cpp turns flash attention on; on CPUs its kernel reads each key once for every query head."""
+    if config.flash_attn != "auto":
+        return config.flash_attn
+    if config.type_v not in ("f32", "f16", "bf16"):
+        reasons["flash_attn"] = "a quantised V cache needs it"
+        return "on"
+    if on_gpu:
+        return "auto"
+    reasons["flash_attn"] = "on CPUs batched decode is up to twice as fast without"
+    return "off"
+
+
+def _instances(config: EngineConfig, machine: Machine, reasons: dict[str, str]) -> int:
+    if config.strategy != "multi-instance":
+        return 1
+    if config.instances != "auto":
+        return config.instances
+    if machine.n_gpus > 1 and config.n_gpu_layers != 0:
+        reasons["instances"] = f"one for each of {machine.n_gpus} GPUs"
+        return machine.n_gpus
+    instances = max(2, machine.cores // 4)
+    reasons["instances"] = f"{machine.cores} cores, 4 for each, at least 2 engines"
+    return instances
+
+
+def _slots_that_fit(
+    facts: ModelFacts, config: EngineConfig, n_ctx: int, machine: Machine, instances: int, reasons: dict[str, str]
+) -> int:
+    most = min(_MOST_SLOTS, config.n_batch)
+    budget = machine.available_bytes * _MEMORY_SHARE / instances
+    fitting = [n for n in range(1, most + 1) if memory(facts, config, n_ctx, n).total <= budget]
+    n_slots = fitting[-1] if fitting else 1
+    each = f" for each of {instances} engines" if instances > 1 else ""
+    reasons["n_slots"] = f"what fits in {_mib(int(budget))}{each} (half of what is free), at most {most}"
+    return n_slots
+
+
+def _strategy(config: EngineConfig, reasons: dict[str, str]) -> str:
+    """The decision tree behind "auto". With one request in flight the batched policy computes what the sequential one
+    does, step for step, so that it costs nothing where requests come singly."""
+    if config.strategy != "auto":
+        return config.strategy
+    if config.n_slots == 1:
+        reasons["strategy"] = "there is room for one slot only"
+        return "sequential"
+    reasons["strategy"] = (
+        "one pass over the weights serves all slots, and a single request runs as it would sequentially"
+    )
+    return "batched"
+
+
+def _first_int(text: str, default: int) -> int:
+    values = _ints(text)
+    return values[0] if values else default
+
+
+def _ints(text: str) -> list[int]:
+    """Whole numbers of a metadata value: "8" or "[8, 8, 4]"."""
+    return [int(part) for part in text.strip("[] ").replace(",", " ").split() if part.isdigit()]
+
+
+def _cores() -> int:
+    try:
+        allowed = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS
+        allowed = os.cpu_count() or 1
+    physical = psutil.cpu_count(logical=False) or allowed
+    return max(1, min(allowed, physical, _cgroup_cores() or allowed))
+
+
+def _cgroup_cores() -> int | None:
+    """The cgroup's CPU quota in whole cores."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return None if quota == "max" else max(1, int(quota) // int(period))
+    except (OSError, ValueError):
+        return None
+
+
+def _available_bytes() -> int:
+    limits = [int(psutil.virtual_memory().available)]
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        if limit != "max":
+            used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+            limits.append(int(limit) - used)
+    except (OSError, ValueError):
+        pass  # no cgroup v2 here
+    address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if address_space != resource.RLIM_INFINITY:
+        limits.append(address_space - int(psutil.Process().memory_info().vms))
+    return max(0, min(limits))
+
+
+def _mib(n_bytes: int) -> str:
+    return f"{n_bytes / _MIB:,.0f} MiB"

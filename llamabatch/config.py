@@ -1,0 +1,140 @@
+"""What an engine is made from. One frozen object: checked once, unknown options refused by name.
+
+The command line's engine options are generated from the fields below, so that both always agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypedDict
+
+from llamabatch.checks import boolean, choice, integer, nearest, number
+from llamabatch.errors import ConfigError
+from llamabatch.policies import POLICIES, STRATEGIES
+
+Auto = Literal["auto"]
+
+# KV cache types that llama.cpp's CPU, CUDA and Metal attention all read (common/arg.cpp, kv_cache_types).
+KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+MIN_CTX = 32  # n_ctx = 1 aborts llama.cpp; nothing below this is of use
+MAX_CTX = 2**24
+MAX_SLOTS = 256  # LLAMA_MAX_SEQ; seq ids beyond it abort the process
+MAX_BATCH = 2**17
+
+
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Options of an engine; "auto" values are filled in by capacity.resolve. Raises ConfigError.
+
+    Attributes: see the help text of each field (`llamabatch generate --help` prints them).
+    """
+
+    model: str
+    strategy: str = _option("auto", f"how requests share the engine: {', '.join(STRATEGIES)}")
+    n_slots: int | Auto = _option("auto", f"sequences at once, 1..{MAX_SLOTS}; auto: what fits, at most 32")
+    n_ctx: int | Auto = _option("auto", "tokens that one request may use, prompt and output; auto: min(trained, 4096)")
+    n_batch: int = _option(2048, "tokens in one llama_decode call at most")
+    n_ubatch: int = _option(512, "tokens in one pass over the weights at most")
+    n_threads: int | Auto = _option("auto", "threads of one engine; auto: the cores this process may use")
+    instances: int | Auto = _option("auto", "child processes of multi-instance")
+    instance_strategy: str = _option("batched", "strategy inside each instance of multi-instance")
+    n_gpu_layers: int = _option(-1, "layers on the GPU; -1: all, 0: none")
+    main_gpu: int = _option(0, "index of the GPU that holds what is not split")
+    tensor_split: tuple[float, ...] | None = _option(None, "share of the model for each GPU, as 3,1")
+    flash_attn: str = _option("auto", "flash attention: on, off, or auto: off where only the CPU computes")
+    type_k: str = _option("f16", f"type of the K cache: {', '.join(KV_TYPES)}")
+    type_v: str = _option("f16", "type of the V cache; a quantised one needs flash attention")
+    use_mmap: bool = _option(True, "map the file instead of reading it")
+    extra_bufts: str = _option("auto", "repacked weights (AMX, AVX, NEON): on, off, or auto: on where they are safe")
+    isolate: bool = _option(False, "run llama.cpp in a child process")
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            raise ConfigError(f"model is {self.model!r}; give the path of a .gguf file, or 'tiny'")
+        choice(ConfigError, "strategy", self.strategy, STRATEGIES)
+        choice(ConfigError, "instance_strategy", self.instance_strategy, POLICIES)
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if value != "auto" or name not in _AUTO_NUMBERS:
+                integer(ConfigError, name, value, low, high)
+        for name, known in _CHOICES:
+            choice(ConfigError, name, getattr(self, name), known)
+        for name in ("use_mmap", "isolate"):
+            boolean(ConfigError, name, getattr(self, name))
+        if self.n_ubatch > self.n_batch:
+            raise ConfigError(f"n_ubatch is {self.n_ubatch}; it must not exceed n_batch, {self.n_batch}")
+        if self.n_slots != "auto" and self.n_slots > self.n_batch:
+            raise ConfigError(f"n_slots is {self.n_slots}; it must not exceed n_batch, {self.n_batch}")
+        if self.type_v not in ("f32", "f16", "bf16") and self.flash_attn == "off":
+            raise ConfigError(f"type_v is {self.type_v!r}, which needs flash attention; flash_attn is 'off'")
+        if self.tensor_split is not None:
+            if not isinstance(self.tensor_split, tuple) or not 1 <= len(self.tensor_split) <= 16:
+                raise ConfigError(f"tensor_split is {self.tensor_split!r}; give 1 to 16 shares")
+            for share in self.tensor_split:
+                number(ConfigError, "tensor_split", share, 0.0, 1e6)
+
+    @classmethod
+    def from_options(cls, model: str, options: Mapping[str, Any]) -> EngineConfig:
+        """A config from options by name; an unknown one is refused with the nearest known name."""
+        known = [f.name for f in fields(cls) if f.name != "model"]
+        for name in options:
+            if name not in known:
+                raise ConfigError(f"there is no option {name!r}{nearest(name, known)}")
+        values = dict(options)
+        if isinstance(values.get("flash_attn"), bool):
+            values["flash_attn"] = "on" if values["flash_attn"] else "off"
+        if isinstance(values.get("tensor_split"), list):
+            values["tensor_split"] = tuple(values["tensor_split"])
+        return cls(model, **values)
+
+    def number(self, name: str) -> int:
+        """The value of an option that capacity.resolve has filled in."""
+        value = getattr(self, name)
+        assert isinstance(value, int), f"{name} is still {value!r}"
+        return value
+
+
+_RANGES = (
+    ("n_slots", 1, MAX_SLOTS),
+    ("n_ctx", MIN_CTX, MAX_CTX),
+    ("n_batch", 1, MAX_BATCH),
+    ("n_ubatch", 1, MAX_BATCH),
+    ("n_threads", 1, 512),
+    ("instances", 1, 64),
+    ("n_gpu_layers", -1, 10_000),
+    ("main_gpu", 0, 15),
+)
+_AUTO_NUMBERS = ("n_slots", "n_ctx", "n_threads", "instances")
+_CHOICES = (
+    ("flash_attn", ("auto", "on", "off")),
+    ("extra_bufts", ("auto", "on", "off")),
+    ("type_k", KV_TYPES),
+    ("type_v", KV_TYPES),
+)
+
+
+class EngineOptions(TypedDict, total=False):
+    """The options of EngineConfig as keywords, for type checkers; a test holds the two equal."""
+
+    strategy: str
+    n_slots: int | Auto
+    n_ctx: int | Auto
+    n_batch: int
+    n_ubatch: int
+    n_threads: int | Auto
+    instances: int | Auto
+    instance_strategy: str
+    n_gpu_layers: int
+    main_gpu: int
+    tensor_split: tuple[float, ...] | list[float] | None
+    flash_attn: str | bool
+    type_k: str
+    type_v: str
+    use_mmap: bool
+    extra_bufts: str
+    isolate: bool

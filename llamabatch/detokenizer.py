@@ -1,0 +1,64 @@
+"""Token ids to text, a token at a time: UTF-8 across token borders, stop strings across token borders."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable
+
+
+class Detokenizer:
+    """Text grows with each token; what may still turn out to be part of a stop string or of a character is held back.
+
+    Args:
+        token_bytes: id -> the bytes of the token's text.
+        stop: strings that end the text; the earliest in the text wins, at one place the longest.
+    """
+
+    def __init__(self, token_bytes: Callable[[int], bytes], stop: tuple[str, ...] = ()) -> None:
+        self.stopped: str | None = None
+        self._token_bytes = token_bytes
+        self._stop = sorted(stop, key=len, reverse=True)
+        self._longest_prefix = max((len(s) - 1 for s in stop), default=0)
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._held = ""
+        self._shown: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """All that has been released so far."""
+        return "".join(self._shown)
+
+    def push(self, token_id: int) -> str:
+        """Take a token in; returns the text that it makes safe to show."""
+        return self._release(self._decoder.decode(self._token_bytes(token_id)))
+
+    def flush(self) -> str:
+        """The sequence has ended: nothing more can complete what was held back."""
+        text = self._release(self._decoder.decode(b"", final=True))
+        if self.stopped is not None:
+            return text
+        rest, self._held = self._held, ""
+        self._shown.append(rest)
+        return text + rest
+
+    def _release(self, new: str) -> str:
+        if self.stopped is not None or not new:
+            return ""
+        text = self._held + new
+        cut = self._cut(text)
+        shown, self._held = text[:cut], "" if self.stopped is not None else text[cut:]
+        self._shown.append(shown)
+        return shown
+
+    def _cut(self, text: str) -> int:
+        """How much of the text is safe to show; sets `stopped` when a stop string is whole."""
+        if not self._stop:
+            return len(text)
+        found = min(((at, s) for s in self._stop if (at := text.find(s)) >= 0), key=lambda f: f[0], default=None)
+        if found is not None:
+            self.stopped = found[1]
+            return found[0]
+        for length in range(min(self._longest_prefix, len(text)), 0, -1):
+            if any(s.startswith(text[-length:]) for s in self._stop):
+                return len(text) - length
+        return len(text)

@@ -1,0 +1,118 @@
+"""The engine: one step loop over one model. Not for use from two threads at once; clients give it a thread."""
+
+from __future__ import annotations
+
+from llamabatch.capacity import Machine, ModelFacts, Plan, resolve
+from llamabatch.config import EngineConfig
+from llamabatch.errors import EngineClosedError
+from llamabatch.llama.library import gpu_count
+from llamabatch.llama.model import Model
+from llamabatch.llama.runner import Runner
+from llamabatch.model_file import resolve as resolve_path
+from llamabatch.policies import policy
+from llamabatch.request import Request, Sequence, SequenceOutput, check_prompt
+from llamabatch.scheduler import Scheduler
+from llamabatch.stats import EngineStats
+
+
+class Engine:
+    """Add requests, call step until has_work is False, read what comes back.
+
+    ::
+
+        engine = Engine(EngineConfig("tiny"))
+        engine.add(Request("a", tuple(engine.model.tokenize("Hello"))))
+        while engine.has_work:
+            for output in engine.step():
+                print(output.text, end="")
+        engine.close()
+
+    Args:
+        config: "auto" values are filled in; `engine.plan` tells with what, and why. One of the policies, or "auto".
+
+    Raises:
+        ModelFileError, ConfigError, MemoryPlanError, SetupError, EngineError: before anything is left behind.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        path = resolve_path(config.model)
+        self.model = Model(path, config)
+        try:
+            self.plan = plan(config, self.model)
+            self.config = self.plan.config
+            chosen = policy(self.config.strategy)
+            n_slots = 1 if chosen.one_slot else self.config.number("n_slots")
+            self._runner = Runner(self.model, self.config, n_slots)
+        except BaseException:
+            self.model.close()
+            raise
+        self._scheduler = Scheduler(chosen, self._runner.limits)
+        self._closed = False
+
+    @property
+    def has_work(self) -> bool:
+        """Is any request unfinished?"""
+        return self._scheduler.has_work
+
+    def add(self, request: Request) -> None:
+        """Takes a request in.
+
+        Raises:
+            PromptError: the prompt is empty, longer than n_ctx, or holds ids outside the vocabulary.
+            ValueError: a request of that id is in flight.
+        """
+        self._check_open()
+        n_ctx = self.config.number("n_ctx")
+        check_prompt(request.prompt_token_ids, self.model.n_vocab, n_ctx)
+        self._scheduler.add(Sequence(request, self.model.vocabulary, n_ctx))
+
+    def abort(self, request_id: str) -> SequenceOutput | None:
+        """Ends a request now, with finish_reason "abort"; None if it is not in flight. Its slot is free at once."""
+        self._check_open()
+        return self._scheduler.abort(request_id)
+
+    def step(self) -> list[SequenceOutput]:
+        """One step: at most one chunk of each prompt and one token of each running sequence."""
+        self._check_open()
+        batch = self._scheduler.schedule()
+        results = self._runner.run(batch)
+        return self._scheduler.update(batch, results)
+
+    def stats(self) -> EngineStats:
+        """What the engine has done so far, and what it holds now."""
+        scheduler = self._scheduler
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=scheduler.num_waiting,
+            free_slots=scheduler.slots.n_free,
+            preemptions=scheduler.num_preemptions,
+            shared_tokens=scheduler.num_shared_tokens,
+            **vars(self._runner.counts),
+        )
+
+    def check_integrity(self) -> None:
+        """Raises ValueError if slots and running sequences disagree: a bug of ours."""
+        self._scheduler.check_integrity()
+
+    def close(self) -> None:
+        """Frees context and model; requests in flight are lost. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            self._runner.close()
+            self.model.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosedError("the engine is closed")
+
+
+def plan(config: EngineConfig, model: Model) -> Plan:
+    """Fills in "auto" for this model on this machine."""
+    facts = ModelFacts.from_metadata(model.metadata, model.path.stat().st_size, model.n_vocab)
+    return resolve(config, facts, Machine.here(gpu_count()))

@@ -1,0 +1,89 @@
+"""A llama_batch whose arrays are ours: filled by numpy, so that a step costs no Python loop over tokens."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence as ListLike
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from llamabatch.scheduler import Call, Span
+
+
+class Batch:
+    """Room for n_batch tokens. `fill` returns the C struct; it stays valid until the next fill."""
+
+    def __init__(self, lib: ModuleType, n_batch: int) -> None:
+        self._tokens = np.zeros(n_batch, np.int32)
+        self._positions = np.zeros(n_batch, np.int32)
+        self._slots = np.zeros(n_batch, np.int32)
+        self._ones = np.ones(n_batch, np.int32)
+        self._outputs = np.zeros(n_batch, np.int8)
+        # seq_id is an array of pointers, one a token; each points at its own cell of _slots for good
+        start, width = self._slots.ctypes.data, self._slots.itemsize
+        self._slot_pointers = start + width * np.arange(n_batch, dtype=np.uintp)
+        self._struct = lib.llama_batch(
+            token=_pointer(self._tokens, ctypes.c_int32),
+            pos=_pointer(self._positions, ctypes.c_int32),
+            n_seq_id=_pointer(self._ones, ctypes.c_int32),
+            seq_id=ctypes.cast(self._slot_pointers.ctypes.data, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
+            logits=_pointer(self._outputs, ctypes.c_int8),
+        )
+
+    def fill(self, call: Call) -> tuple[Any, list[Span]]:
+        """The C struct of a call, and the spans that have an output row, in the order of the rows."""
+        at = 0
+        sampled = []
+        for slot, span in _in_slot_order(call):
+            count = 1 if span is None else span.count
+            end = at + count
+            self._slots[at:end] = slot
+            self._outputs[at:end] = 0
+            if span is None:  # a dummy row: any token, at the start of an empty slot
+                self._tokens[at] = self._positions[at] = 0
+            else:
+                ids = span.sequence.token_ids
+                self._tokens[at:end] = ids[span.start] if count == 1 else ids[span.start : span.start + count]
+                self._positions[at:end] = span.start if count == 1 else np.arange(span.start, span.start + count)
+                if span.output:
+                    self._outputs[end - 1] = 1
+                    sampled.append(span)
+            at = end
+        self._struct.n_tokens = at
+        return self._struct, sampled
+
+
+def _in_slot_order(call: Call) -> list[tuple[int, Span | None]]:
+    """llama.cpp's split cache takes consecutive rising ids into one pass."""
+    rows: list[tuple[int, Span | None]] = [(span.slot, span) for span in call.spans]
+    rows += [(slot, None) for slot in call.dummy_slots]
+    return sorted(rows, key=lambda row: row[0])
+
+
+def count_passes(call: Call, n_ubatch: int) -> int:
+    """How many passes over the weights a call takes with a split KV cache.
+
+    The rule is llama.cpp's (llama-batch.cpp, split_equal with sequential=true): a pass takes the first run of
+    consecutive ids that still have tokens, and equally many tokens of each, up to n_ubatch in all.
+    """
+    left = [(slot, 1 if span is None else span.count) for slot, span in _in_slot_order(call)]
+    passes = 0
+    while left:
+        run = _first_run(left, n_ubatch)
+        each = max(1, min(min(count for _, count in left[:run]), n_ubatch // run))
+        left = [(s, c - each if i < run else c) for i, (s, c) in enumerate(left) if i >= run or c > each]
+        passes += 1
+    return passes
+
+
+def _first_run(left: ListLike[tuple[int, int]], n_ubatch: int) -> int:
+    run = 1
+    while run < len(left) and left[run][0] == left[run - 1][0] + 1 and run <= n_ubatch:
+        run += 1
+    return run
+
+
+def _pointer(array: Any, kind: Any) -> Any:
+    return array.ctypes.data_as(ctypes.POINTER(kind))

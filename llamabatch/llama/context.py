@@ -1,0 +1,116 @@
+"""A llama_context: decoding, its logits, its memory. Only this file and batch.py know which C calls do it."""
+
+from __future__ import annotations
+
+import ctypes
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llamabatch.config import EngineConfig
+from llamabatch.errors import EngineError
+from llamabatch.llama import library
+from llamabatch.llama.model import Model
+
+_FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
+_CELL_PADDING = 256
+
+
+class DecodeCode(IntEnum):
+    """What llama_decode returns (llama.h)."""
+
+    OK = 0
+    NO_ROOM = 1  # no cells: nothing changed
+    ABORTED = 2
+    INVALID = -1  # nothing changed
+    ALLOCATION = -2
+    FAILED = -3
+
+
+class Context:
+    """Owns a llama_context with a split KV cache. One thread at a time; close it before its model.
+
+    Args:
+        model: stays open as long as this.
+        config: resolved, without "auto".
+        n_slots: sequences, each with its own n_ctx cells.
+
+    Raises:
+        EngineError: llama.cpp could not make it (memory, types that do not go together).
+    """
+
+    def __init__(self, model: Model, config: EngineConfig, n_slots: int) -> None:
+        self._lib = lib = library.load()
+        self._most_slots = int(lib.llama_max_parallel_sequences())
+        n_ctx = config.number("n_ctx")
+        params = lib.llama_context_default_params()
+        # llama.cpp divides its n_ctx among the sequences; ours is what one request may use
+        params.n_ctx = -(-n_ctx // _CELL_PADDING) * _CELL_PADDING * n_slots
+        params.n_batch = config.n_batch
+        params.n_ubatch = config.n_ubatch
+        params.n_seq_max = n_slots
+        params.n_outputs_max = n_slots  # one row a sequence in a call; unset it reserves n_batch rows of logits
+        params.n_threads = params.n_threads_batch = config.number("n_threads")
+        params.flash_attn_type = _FLASH_ATTN[config.flash_attn]
+        params.type_k = _ggml_type(lib, config.type_k)
+        params.type_v = _ggml_type(lib, config.type_v)
+        params.kv_unified = False
+        params.no_perf = True
+        library.recent_complaints()
+        self.handle = lib.llama_init_from_model(model.handle, params)
+        if not self.handle:
+            reason = "; ".join(dict.fromkeys(library.recent_complaints())) or "llama.cpp gives no reason"
+            raise EngineError(f"no context of {n_slots} slots of {n_ctx} tokens can be made: {reason}")
+        self._memory = lib.llama_get_memory(self.handle)
+        self._n_vocab = model.n_vocab
+
+    def close(self) -> None:
+        if self.handle:
+            self._lib.llama_free(self.handle)
+            self.handle = None
+
+    def decode(self, batch: Any) -> DecodeCode:
+        """One llama_decode."""
+        return DecodeCode(self._lib.llama_decode(self.handle, batch))
+
+    def logits(self, n_rows: int) -> npt.NDArray[np.float32]:
+        """The output rows of the last decode, in batch order: a view of shape (n_rows, vocabulary) into llama.cpp's
+        buffer, valid until the next decode."""
+        pointer = self._lib.llama_get_logits(self.handle)
+        address = ctypes.cast(pointer, ctypes.c_void_p).value
+        if address is None:
+            raise EngineError("llama.cpp gave no logits")
+        buffer = (ctypes.c_float * (n_rows * self._n_vocab)).from_address(address)
+        rows: npt.NDArray[np.float32] = np.ctypeslib.as_array(buffer).reshape(n_rows, self._n_vocab)
+        return rows
+
+    def clear(self, slot: int, start: int = 0) -> bool:
+        """Forgets a slot's cells from position `start` on; False where the model's state cannot be cut there."""
+        self._check(slot)
+        return bool(self._lib.llama_memory_seq_rm(self._memory, slot, start if start else -1, -1))
+
+    def copy_prefix(self, source: int, target: int, count: int) -> None:
+        """Makes the first `count` tokens of slot `source` those of slot `target`.
+
+        Between the streams of a split cache only whole sequences can be copied; a part aborts the process.
+        """
+        self._check(source)
+        self._check(target)
+        self._lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+        if not self.clear(target, count):
+            raise EngineError(f"the copy of {count} tokens from slot {source} to {target} cannot be cut")
+
+    def length(self, slot: int) -> int:
+        """Tokens that the slot holds."""
+        self._check(slot)
+        return int(self._lib.llama_memory_seq_pos_max(self._memory, slot)) + 1
+
+    def _check(self, slot: int) -> None:
+        if not 0 <= slot < self._most_slots:  # beyond it llama.cpp aborts the process
+            raise ValueError(f"slot {slot} is out of range; allowed are 0 to {self._most_slots - 1}")
+
+
+def _ggml_type(lib: Any, name: str) -> int:
+    return int(getattr(lib, f"GGML_TYPE_{name.upper()}"))

@@ -1,0 +1,289 @@
+"""Loads llama_cpp: environment first, then the import, the log, the layout check. Nothing happens at import time.
+
+The order matters. libgomp reads its environment once, when it is loaded, and importing llama_cpp loads it; so the
+environment is prepared before that import, and this module is the only one that imports llama_cpp.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import ctypes
+import importlib
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from llamabatch.errors import SetupError
+from llamabatch.llama.layout import check_layout
+
+logger = logging.getLogger(__name__)
+llama_logger = logging.getLogger("llamabatch.llama_cpp")
+
+MARKER = "llamabatch_build.json"
+"""The file that native_patches/build.py puts into the llama_cpp package: patches, flags, compiler."""
+
+INSTALL_CURE = "run `make setup` in a checkout of llamabatch, or `pip install --force-reinstall llama-cpp-python`"
+
+_SMALL_MODEL_BYTES = 64 * 1024 * 1024
+
+_lock = threading.Lock()
+_module: ModuleType | None = None
+
+
+def environment_defaults(model_bytes: int | None) -> dict[str, str]:
+    """The variables that llama.cpp should run with, for a model file of this size; a user's own settings win.
+
+    `GOMP_SPINCOUNT`: how long an OpenMP thread spins at a barrier before it sleeps. libgomp's default is about 3 ms,
+    which costs 60 % to 90 % of the speed once any other process wants a core. Short spins cost nothing where a
+    step takes milliseconds; a model below 64 MB has steps of microseconds and needs the longer spin.
+    `GGML_NO_BACKTRACE`: without it an abort inside ggml starts a debugger.
+    """
+    small = model_bytes is not None and model_bytes < _SMALL_MODEL_BYTES
+    return {"GOMP_SPINCOUNT": "10000" if small else "1000", "GGML_NO_BACKTRACE": "1"}
+
+
+def prepare_environment(model_bytes: int | None) -> None:
+    """Set in os.environ what `environment_defaults` gives and the user has not decided."""
+    defaults = environment_defaults(model_bytes)
+    if "OMP_WAIT_POLICY" in os.environ:  # says how to wait, too: GOMP_SPINCOUNT would overrule it
+        del defaults["GOMP_SPINCOUNT"]
+    missing = {name: value for name, value in defaults.items() if name not in os.environ}
+    if "GOMP_SPINCOUNT" in missing and _is_mapped("libgomp.so"):
+        logger.debug("libgomp was loaded before llamabatch, so GOMP_SPINCOUNT comes too late; set it yourself")
+    os.environ.update(missing)
+
+
+def load(model_bytes: int | None = None) -> ModuleType:
+    """Return the llama_cpp module, ready for use. May be called often and from any thread.
+
+    The size of the model file counts in the first call of a process only, since libgomp reads its environment once.
+    Raises SetupError where llama_cpp is missing or does not fit.
+    """
+    global _module
+    if _module is not None:
+        return _module
+    with _lock:
+        if _module is None:
+            prepare_environment(model_bytes)
+            module = _import_llama_cpp()
+            check_layout(module)
+            _forward_log(module)
+            module.llama_backend_init()
+            _module = module
+        return _module
+
+
+def _import_llama_cpp() -> ModuleType:
+    try:
+        return importlib.import_module("llama_cpp")
+    except ModuleNotFoundError as error:
+        if error.name != "llama_cpp":
+            raise SetupError(f"llama-cpp-python needs the package {error.name!r}: pip install {error.name}") from error
+        raise SetupError(f"llama-cpp-python is not installed: {INSTALL_CURE}.") from error
+    except AttributeError as error:  # ctypes: a function of the binding is not in the library
+        raise SetupError(f"llama-cpp-python and its libllama differ ({error}): {INSTALL_CURE}.") from error
+    except (ImportError, OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise SetupError(f"llama-cpp-python cannot load its library ({reason}): {INSTALL_CURE}.") from error
+
+
+# --- llama.cpp's log ----------------------------------------------------------------------------------------------
+
+# ggml_log_level as ggml.h has it; the comment in llama_cpp/_logger.py shows an older order
+_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
+_CONTINUE = 5
+
+
+class LogForwarder:
+    """Turns llama.cpp's stream of text pieces into lines for `logging`, and remembers the last complaints."""
+
+    def __init__(self, target: logging.Logger) -> None:
+        self._target = target
+        self._lock = threading.Lock()
+        self._level = logging.DEBUG
+        self._pending = ""
+        self.complaints: collections.deque[str] = collections.deque(maxlen=20)
+
+    def __call__(self, level: int, text: bytes | None, _user_data: object) -> None:
+        if sys.is_finalizing():
+            return
+        try:
+            for line_level, line in self._lines(level, (text or b"").decode("utf-8", "replace")):
+                if line_level >= logging.WARNING:
+                    self.complaints.append(line)
+                self._target.log(line_level, "%s", line)
+        except Exception:  # an exception must not travel into C; a lost log line is the smaller harm
+            logger.debug("a log line of llama.cpp was lost", exc_info=True)
+
+    def _lines(self, level: int, text: str) -> list[tuple[int, str]]:
+        """The lines that `text` completes; a piece marked "continue" belongs to the line before it."""
+        with self._lock:
+            done: list[tuple[int, str]] = []
+            if level != _CONTINUE:
+                if self._pending:
+                    done.append((self._level, self._pending))
+                self._pending = ""
+                self._level = _LEVELS.get(level, logging.DEBUG)
+            *whole, self._pending = (self._pending + text).split("\n")
+            return [*done, *((self._level, line) for line in whole if line.strip())]
+
+
+_forwarder = LogForwarder(llama_logger)
+_callback: Any = None  # llama.cpp keeps only the address, so the object must live as long as the process
+
+
+def recent_complaints() -> list[str]:
+    """The last warnings and errors of llama.cpp, oldest first, and forget them: for the message of an exception."""
+    lines: list[str] = []
+    while _forwarder.complaints:
+        lines.append(_forwarder.complaints.popleft())
+    return lines
+
+
+def _forward_log(module: ModuleType) -> None:
+    """Send llama.cpp's log to `llamabatch.llama_cpp`, unless the program has put a callback of its own in place."""
+    global _callback
+    if _callback is not None or _has_foreign_callback(module):
+        return
+    llama_logger.addHandler(logging.NullHandler())
+    if llama_logger.level == logging.NOTSET:
+        llama_logger.setLevel(logging.ERROR)  # quiet; setLevel(logging.INFO) on this logger shows everything
+    _callback = module.llama_log_callback(_forwarder)
+    module.llama_log_set(_callback, ctypes.c_void_p(0))
+    atexit.register(_silence_log, module)
+
+
+def _has_foreign_callback(module: ModuleType) -> bool:
+    current, user_data = module.llama_log_callback(), ctypes.c_void_p()
+    module.llama_log_get(ctypes.byref(current), ctypes.byref(user_data))
+    own = importlib.import_module("llama_cpp._logger").llama_log_callback
+    return _address(current) not in (None, _address(own))
+
+
+def _address(function: Any) -> int | None:
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
+def _silence_log(module: ModuleType) -> None:
+    """No Python may run from a native destructor at exit. A null callback would print, so a C function that takes
+    no arguments and does nothing of note stands in."""
+    nothing = ctypes.cast(module.llama_max_devices, module.llama_log_callback)
+    module.llama_log_set(nothing, ctypes.c_void_p(0))
+
+
+# --- what is loaded -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that ggml can compute on. Memory in bytes; a CPU reports the machine's."""
+
+    name: str
+    description: str
+    kind: str
+    free_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True)
+class LibraryInfo:
+    """The llama.cpp in use, for `llamabatch doctor`."""
+
+    binding_version: str
+    llama_version: str
+    library_dir: Path
+    libraries: tuple[Path, ...]
+    marker: Mapping[str, Any] | None
+    system_info: str
+    devices: tuple[Device, ...]
+    supports_gpu_offload: bool
+    max_parallel_sequences: int
+
+
+def library_info() -> LibraryInfo:
+    """Describe the loaded library. Raises SetupError where there is none."""
+    module = load()
+    folder = library_dir(module)
+    return LibraryInfo(
+        binding_version=str(getattr(module, "__version__", "unknown")),
+        llama_version=_text(module.llama_version()) if hasattr(module, "llama_version") else "unknown",
+        library_dir=folder,
+        libraries=tuple(sorted(p for p in folder.iterdir() if p.suffix in {".so", ".dylib", ".dll"})),
+        marker=build_marker(module),
+        system_info=_text(module.llama_print_system_info()).strip(" |"),
+        devices=_devices(module),
+        supports_gpu_offload=bool(module.llama_supports_gpu_offload()),
+        max_parallel_sequences=int(module.llama_max_parallel_sequences()),
+    )
+
+
+def library_dir(module: ModuleType) -> Path:
+    """The folder of the libllama in use; `LLAMA_CPP_LIB_PATH` may have moved it out of the package."""
+    return Path(module.llama_cpp._lib._name).resolve().parent
+
+
+def build_marker(module: ModuleType) -> Mapping[str, Any] | None:
+    """What native_patches wrote about this build, or None: a stock build, or libraries from another place."""
+    package = Path(str(module.__file__)).resolve().parent
+    if library_dir(module) != package / "lib":
+        return None
+    try:
+        marker = json.loads((package / MARKER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return marker if isinstance(marker, dict) else None
+
+
+def _devices(module: ModuleType) -> tuple[Device, ...]:
+    """ggml's devices. Its functions are reached through libllama, which links to them; none where that fails."""
+    library = module.llama_cpp._lib
+    try:
+        count = ctypes.CFUNCTYPE(ctypes.c_size_t)(("ggml_backend_dev_count", library))
+        get = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(("ggml_backend_dev_get", library))
+        text = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)
+        name, description = text(("ggml_backend_dev_name", library)), text(("ggml_backend_dev_description", library))
+        kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(("ggml_backend_dev_type", library))
+        size_p = ctypes.POINTER(ctypes.c_size_t)
+        memory = ctypes.CFUNCTYPE(None, ctypes.c_void_p, size_p, size_p)(("ggml_backend_dev_memory", library))
+    except (AttributeError, ValueError):
+        return ()
+    found: list[Device] = []
+    for device in map(get, range(count())):
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        memory(device, ctypes.byref(free), ctypes.byref(total))
+        kind_name = {0: "cpu", 1: "gpu", 2: "integrated gpu", 3: "accelerator"}.get(kind(device), "other")
+        found.append(Device(_text(name(device)), _text(description(device)), kind_name, free.value, total.value))
+    return tuple(found)
+
+
+def _text(raw: bytes | None) -> str:
+    return (raw or b"").decode("utf-8", "replace")
+
+
+def _is_mapped(name: str) -> bool:
+    """Whether this process has a library of that name (Linux; False where it cannot be told)."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            return any(f"/{name}" in line for line in maps)
+    except OSError:
+        return False
+
+
+def extra_bufts_safe() -> bool:
+    """Whether a model may be loaded with llama.cpp's extra buffer types; see llamabatch/llama/extra_bufts.py."""
+    from llamabatch.llama import extra_bufts
+
+    return extra_bufts.safe(load())
+
+
+def gpu_count() -> int:
+    """Devices that layers can be offloaded to."""
+    return sum(device.kind in ("gpu", "integrated gpu") for device in _devices(load()))

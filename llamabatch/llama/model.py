@@ -1,0 +1,183 @@
+"""A loaded GGUF: weights or vocabulary alone, its metadata, text to tokens and back."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llamabatch.config import EngineConfig
+from llamabatch.errors import EngineClosedError, ModelFileError, PromptError
+from llamabatch.llama import library
+from llamabatch.request import Vocabulary
+
+_MAX_TEXT_BYTES = 64 * 2**20  # llama_tokenize takes 8 s for 20 MB, and its length is an int32
+
+
+class Model:
+    """Owns a llama_model. Tokenizing is safe from any thread; closing is for the owner, after its contexts.
+
+    Args:
+        path: the .gguf file; see model_file.resolve for names.
+        config: placement of the weights; None loads the vocabulary alone.
+
+    Raises:
+        ModelFileError: llama.cpp refuses the file; the message holds its reason.
+    """
+
+    def __init__(self, path: Path, config: EngineConfig | None = None) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._lib = library.load(path.stat().st_size)
+        params = self._lib.llama_model_default_params()
+        if config is None:
+            params.vocab_only = True
+        else:
+            self._tensor_split = _place(self._lib, params, config)  # kept: llama.cpp reads it through a pointer
+        library.recent_complaints()  # forget what is not about this file
+        self.handle = self._lib.llama_model_load_from_file(os.fsencode(path), params)
+        if not self.handle:
+            reason = "; ".join(dict.fromkeys(library.recent_complaints())) or "llama.cpp gives no reason"
+            raise ModelFileError(f"{path} cannot be loaded: {reason}")
+        self.vocab_handle = self._lib.llama_model_get_vocab(self.handle)
+        self.metadata: Mapping[str, str] = self._read_metadata()
+        self._special: dict[str, str] = {name: self._special_text(name) for name in ("bos", "eos")}
+        self.n_vocab = int(self._lib.llama_vocab_n_tokens(self.vocab_handle))
+        self._pieces: dict[int, bytes] = {}
+        self._eog: dict[int, bool] = {}
+        self.vocabulary = Vocabulary(self.n_vocab, self.is_eog, self.token_bytes)
+
+    def close(self) -> None:
+        with self._lock:
+            if self.handle:
+                self._lib.llama_model_free(self.handle)
+                self.handle = None
+
+    def _read_metadata(self) -> dict[str, str]:
+        lib, pairs = self._lib, {}
+        for i in range(lib.llama_model_meta_count(self.handle)):
+            key = _string(lambda buffer, size, i=i: lib.llama_model_meta_key_by_index(self.handle, i, buffer, size))
+            pairs[key] = _string(
+                lambda buffer, size, i=i: lib.llama_model_meta_val_str_by_index(self.handle, i, buffer, size)
+            )
+        return pairs
+
+    def is_eog(self, token_id: int) -> bool:
+        """Does this token end a generation?"""
+        known = self._eog.get(token_id)  # asked for each token sampled, and a ctypes call costs more than a dict
+        if known is None:
+            known = self._eog[token_id] = bool(self._lib.llama_vocab_is_eog(self.vocab_handle, token_id))
+        return known
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Has state that cannot be cut at a position (recurrent and hybrid models)."""
+        lib = self._lib
+        return bool(lib.llama_model_is_recurrent(self.handle) or lib.llama_model_is_hybrid(self.handle))
+
+    @property
+    def has_window(self) -> bool:
+        """Some layers attend over a sliding window only."""
+        return int(self._lib.llama_model_n_swa(self.handle)) > 0
+
+    @property
+    def generates(self) -> bool:
+        """Is a decoder-only text generator: what the step loop can drive."""
+        lib = self._lib
+        return bool(lib.llama_model_has_decoder(self.handle)) and not lib.llama_model_has_encoder(self.handle)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The GGUF's own jinja2 template."""
+        return self.metadata.get("tokenizer.chat_template")
+
+    def special_token(self, name: str) -> str:
+        """Text of the "bos" or "eos" token; "" where the vocabulary has none."""
+        return self._special[name]
+
+    def _special_text(self, name: str) -> str:
+        token = int(getattr(self._lib, f"llama_vocab_{name}")(self.vocab_handle))
+        if token < 0:
+            return ""
+        text: bytes = self._lib.llama_vocab_get_text(self.vocab_handle, token)
+        return text.decode(errors="replace")
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Text to token ids.
+
+        Args:
+            add_special: put BOS in front where the model wants it.
+            parse_special: read `<|im_end|>` and its like as the tokens they name (templates need it; text of
+                strangers must not).
+
+        Raises:
+            PromptError: the text is larger than 64 MiB.
+            EngineClosedError: the model was closed.
+        """
+        data = text.encode("utf-8", errors="replace")
+        if len(data) > _MAX_TEXT_BYTES:
+            raise PromptError(f"the text has {len(data)} bytes; allowed are up to {_MAX_TEXT_BYTES}")
+        with self._lock:  # close() in another thread would take the vocabulary away
+            if not self.handle:
+                raise EngineClosedError("the model is closed")
+            return self._tokenize(data, add_special, parse_special)
+
+    def _tokenize(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
+        room = len(data) + 8  # a token is at least one byte, but for BOS and a leading space
+        for _ in range(2):
+            tokens = (ctypes.c_int32 * room)()
+            n = self._lib.llama_tokenize(self.vocab_handle, data, len(data), tokens, room, add_special, parse_special)
+            if n >= 0:
+                return list(tokens[:n])
+            room = -n
+        raise PromptError(f"llama.cpp cannot tokenize this text of {len(data)} bytes")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes of a token's text, b"" for special tokens. The id must be inside the vocabulary."""
+        piece = self._pieces.get(token_id)
+        if piece is None:
+            piece = self._pieces[token_id] = self._piece(token_id)
+        return piece
+
+    def _piece(self, token_id: int) -> bytes:
+        if not 0 <= token_id < self.n_vocab:
+            raise PromptError(f"token id {token_id} is outside the vocabulary; allowed are 0 to {self.n_vocab - 1}")
+        room = 64
+        for _ in range(2):
+            buffer = ctypes.create_string_buffer(room)
+            n = self._lib.llama_token_to_piece(self.vocab_handle, token_id, buffer, room, 0, False)
+            if n >= 0:
+                return buffer.raw[:n]
+            room = -n
+        raise AssertionError(f"llama_token_to_piece changed its mind about token {token_id}")
+
+
+def _place(lib: Any, params: Any, config: EngineConfig) -> Any:
+    """Sets where the weights go; returns what must stay alive during the load."""
+    params.n_gpu_layers = config.n_gpu_layers if config.n_gpu_layers >= 0 else 0x7FFFFFFF
+    params.main_gpu = config.main_gpu
+    params.use_extra_bufts = config.extra_bufts == "on" or (config.extra_bufts == "auto" and library.extra_bufts_safe())
+    if not config.use_mmap:
+        params.load_mode = lib.LLAMA_LOAD_MODE_NONE
+    if config.tensor_split is None:
+        return None
+    split = (ctypes.c_float * lib.llama_max_devices())(*config.tensor_split)
+    params.tensor_split = split
+    return split
+
+
+def _string(read: Any) -> str:
+    """What a C function of (buffer, size) -> length writes."""
+    size = 256
+    for _ in range(2):
+        buffer = ctypes.create_string_buffer(size)
+        length = int(read(buffer, size))
+        if length < 0:
+            return ""
+        if length < size:
+            return buffer.raw[:length].decode("utf-8", errors="replace")
+        size = length + 1
+    return ""

@@ -1,0 +1,119 @@
+"""Computes what the scheduler decided: copies, clears, decodes, and samples the output rows of each decode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llamabatch.config import EngineConfig
+from llamabatch.errors import ConfigError
+from llamabatch.llama.batch import Batch, count_passes
+from llamabatch.llama.context import Context, DecodeCode
+from llamabatch.llama.library import load
+from llamabatch.llama.model import Model
+from llamabatch.llama.sampler import NO_TOKEN, Draw, sample_rows
+from llamabatch.scheduler import Call, DecodeStatus, Limits, ScheduledBatch, Span, SpanResult
+
+
+@dataclass
+class RunnerCounts:
+    """Sums since the start.
+
+    Attributes:
+        decode_calls, decode_rows, decode_passes: calls that only continue sequences, their rows (without dummy rows),
+            their passes over the weights.
+        prefill_calls, prefill_tokens, prefill_passes: the same for calls with prompt tokens.
+        dummy_rows: rows computed only to keep the ids of a call dense.
+    """
+
+    decode_calls: int = 0
+    decode_rows: int = 0
+    decode_passes: int = 0
+    prefill_calls: int = 0
+    prefill_tokens: int = 0
+    prefill_passes: int = 0
+    dummy_rows: int = 0
+
+
+class Runner:
+    """Drives one context of one model. Not for use from two threads at once."""
+
+    def __init__(self, model: Model, config: EngineConfig, n_slots: int) -> None:
+        if not model.generates:
+            raise ConfigError(f"{model.path.name} is no decoder-only text model; llamabatch cannot generate with it")
+        self.model = model
+        self.counts = RunnerCounts()
+        self._n_ubatch = min(config.n_ubatch, config.n_batch)
+        self._context = Context(model, config, n_slots)
+        self._batch = Batch(load(), config.n_batch)
+        plain = not model.is_recurrent
+        self.limits = Limits(
+            n_slots=n_slots,
+            n_batch=config.n_batch,
+            prefill_budget=config.n_ubatch,
+            can_share=plain and not model.has_window,
+            can_pad=plain,
+        )
+
+    def close(self) -> None:
+        self._context.close()
+
+    def run(self, batch: ScheduledBatch) -> list[SpanResult]:
+        """One result for each of batch.spans, in their order."""
+        for copy in batch.copies:
+            self._context.copy_prefix(copy.source, copy.target, copy.count)
+        for slot in batch.cleared_slots:
+            self._context.clear(slot)
+        return [result for call in batch.calls for result in self._run_call(call)]
+
+    def _run_call(self, call: Call) -> list[SpanResult]:
+        struct, sampled = self._batch.fill(call)
+        code = self._context.decode(struct)
+        for slot in call.dummy_slots:
+            self._context.clear(slot)
+        if code is DecodeCode.OK:
+            self._count(call)
+            return self._sample(call, sampled)
+        return self._recover(call, code)
+
+    def _sample(self, call: Call, sampled: list[Span]) -> list[SpanResult]:
+        tokens = {}
+        if sampled:
+            draws = [
+                Draw(span.sequence.request.params, span.sequence.request.seed, span.sequence.num_output)
+                for span in sampled
+            ]
+            tokens = dict(zip(map(id, sampled), sample_rows(self._context.logits(len(sampled)), draws), strict=True))
+        return [_result(tokens.get(id(span))) for span in call.spans]
+
+    def _recover(self, call: Call, code: DecodeCode) -> list[SpanResult]:
+        """A call that failed: earlier passes of it may stand, so cut each slot back, then try its spans one by one.
+
+        Running out of cells changes nothing and is for the scheduler to solve.
+        """
+        if code is DecodeCode.NO_ROOM:
+            return [SpanResult(DecodeStatus.NO_ROOM)] * len(call.spans)
+        whole = all(self._context.clear(span.slot, span.start) for span in call.spans)
+        if len(call.spans) == 1 or not whole:
+            error = f"llama_decode failed: {code.name.lower()} ({code.value})"
+            return [SpanResult(DecodeStatus.FAILED, error=error)] * len(call.spans)
+        return [result for span in call.spans for result in self._run_call(Call((span,)))]
+
+    def _count(self, call: Call) -> None:
+        counts, passes = self.counts, count_passes(call, self._n_ubatch)
+        counts.dummy_rows += len(call.dummy_slots)
+        if all(span.count == 1 for span in call.spans):
+            counts.decode_calls += 1
+            counts.decode_rows += len(call.spans)
+            counts.decode_passes += passes
+        else:
+            counts.prefill_calls += 1
+            counts.prefill_tokens += sum(span.count for span in call.spans)
+            counts.prefill_passes += passes
+
+
+def _result(token: int | None) -> SpanResult:
+    if token is None:
+        return SpanResult(DecodeStatus.OK)
+    if token == NO_TOKEN:
+        return SpanResult(DecodeStatus.FAILED, error="the model's logits are not finite numbers")
+    return SpanResult(DecodeStatus.OK, (token,))

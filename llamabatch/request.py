@@ -1,0 +1,284 @@
+"""The nouns of a request: what was asked (Request), how it stands (Sequence), what came of it (RequestOutput)."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from llamabatch.detokenizer import Detokenizer
+from llamabatch.errors import PromptError
+from llamabatch.sampling_params import SamplingParams
+
+_group_numbers = itertools.count()
+
+
+class FinishReason(str, Enum):
+    """Why a sequence ended."""
+
+    STOP = "stop"  # an end-of-generation token or a stop string
+    LENGTH = "length"  # max_tokens reached, or n_ctx used up
+    ABORT = "abort"  # the caller took it back
+    ERROR = "error"  # see RequestOutput.error
+
+    __str__ = str.__str__
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt to continue; immutable, and all that has to cross a wire.
+
+    Attributes:
+        request_id: unique among the requests in flight.
+        prompt_token_ids: the prompt as ids of the model's vocabulary.
+        params: how to sample.
+        prompt: the text that the ids came from, where there was one.
+        arrival_s: time.perf_counter() when the caller asked, seconds.
+        group: requests of one call share a number; later calls have higher ones. Policies sort inside a group only,
+            so that a later call never overtakes an earlier one for good.
+        seed: params.seed, or a random one drawn here, so that a retry draws the same tokens.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams = SamplingParams()
+    prompt: str | None = None
+    arrival_s: float = field(default_factory=time.perf_counter)
+    group: int = field(default_factory=lambda: next(_group_numbers))
+    seed: int = -1
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            seed = self.params.seed if self.params.seed is not None else secrets.randbits(64)
+            object.__setattr__(self, "seed", seed)
+
+    @property
+    def expected_tokens(self) -> int:
+        """Tokens that this request will occupy at most, as far as is known now: the measure of load."""
+        return len(self.prompt_token_ids) + (self.params.max_tokens or 256)
+
+
+def new_group() -> int:
+    """A group number for the requests of one call."""
+    return next(_group_numbers)
+
+
+@dataclass(frozen=True)
+class Timings:
+    """When things happened to one request; seconds, relative to its arrival.
+
+    Attributes:
+        queued_s: until it got a slot.
+        ttft_s: until its first output token was known (time to first token); None if there was none.
+        total_s: until it finished.
+        token_times_s: when each output token was known.
+    """
+
+    queued_s: float | None = None
+    ttft_s: float | None = None
+    total_s: float = 0.0
+    token_times_s: tuple[float, ...] = ()
+
+    @property
+    def inter_token_s(self) -> tuple[float, ...]:
+        """Seconds between neighbouring output tokens (one fewer than tokens)."""
+        return tuple(b - a for a, b in itertools.pairwise(self.token_times_s))
+
+    @property
+    def generation_tps(self) -> float | None:
+        """Output tokens a second after the first one; None below two tokens."""
+        if len(self.token_times_s) < 2:
+            return None
+        span = self.token_times_s[-1] - self.token_times_s[0]
+        return (len(self.token_times_s) - 1) / span if span > 0 else None
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One continuation of a prompt.
+
+    Attributes:
+        index: its number among the continuations of the prompt.
+        text: what was generated, without stop string and special tokens; invalid UTF-8 becomes U+FFFD.
+        token_ids: every sampled token, the end-of-generation token included.
+        finish_reason: "stop", "length", "abort" or "error".
+        stop_reason: the stop string (str) or end-of-generation token (int) that ended it, else None.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """What came of one request; the shape is vLLM's. `text`, `token_ids`, `finish_reason` are those of outputs[0]."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    error: str | None = None
+    timings: Timings = Timings()
+
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.outputs[0].finish_reason
+
+    @classmethod
+    def failed(cls, request: Request, error: str) -> RequestOutput:
+        """The output of a request that was refused before it ran."""
+        nothing = CompletionOutput(0, "", (), FinishReason.ERROR)
+        total = time.perf_counter() - request.arrival_s
+        return cls(
+            request.request_id, request.prompt, request.prompt_token_ids, (nothing,), error, Timings(total_s=total)
+        )
+
+
+@dataclass(frozen=True)
+class SequenceOutput:
+    """What one step brought one sequence: new tokens, text that is safe to show, and at its end the whole output."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    text: str
+    finished: RequestOutput | None = None
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What the engine has to know of a vocabulary, without the library behind it.
+
+    Attributes:
+        size: number of tokens; ids run from 0 to size - 1.
+        is_eog: id -> whether it ends a generation.
+        token_bytes: id -> the bytes of its text; empty for special tokens.
+    """
+
+    size: int
+    is_eog: Callable[[int], bool]
+    token_bytes: Callable[[int], bytes]
+
+
+def check_prompt(token_ids: tuple[int, ...], vocabulary_size: int, n_ctx: int) -> None:
+    """Refuses what llama.cpp could not run. A prompt of n_ctx tokens is allowed: it leaves room for one output token,
+    which needs no cell of its own."""
+    if not token_ids:
+        raise PromptError("the prompt is empty; give at least one token")
+    if len(token_ids) > n_ctx:
+        raise PromptError(f"the prompt has {len(token_ids)} tokens; n_ctx allows 1 to {n_ctx}")
+    low, high = min(token_ids), max(token_ids)
+    if low < 0 or high >= vocabulary_size:
+        bad = low if low < 0 else high
+        raise PromptError(f"token id {bad} is outside the vocabulary; allowed are 0 to {vocabulary_size - 1}")
+
+
+class Sequence:
+    """The running state of one request. One object a sequence; everything else is derived.
+
+    There is no prefill phase and no decode phase: tokens computed catch up with tokens known.
+    """
+
+    def __init__(self, request: Request, vocabulary: Vocabulary, n_ctx: int) -> None:
+        self.request = request
+        self.token_ids = list(request.prompt_token_ids)
+        self.num_computed = 0
+        self.slot: int | None = None
+        self.last_step = -1  # when it computed last; round robin goes by it
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: str | int | None = None
+        self.error: str | None = None
+        self._vocabulary = vocabulary
+        self._num_prompt = len(request.prompt_token_ids)
+        room = n_ctx + 1 - self._num_prompt  # the last token sampled is never computed: it needs no cell
+        self._max_output = min(room, request.params.max_tokens or room)
+        self._detokenizer = Detokenizer(vocabulary.token_bytes, request.params.stop_strings)
+        self._admitted_s: float | None = None
+        self._token_times: list[float] = []
+
+    @property
+    def num_prompt(self) -> int:
+        return self._num_prompt
+
+    @property
+    def num_output(self) -> int:
+        return len(self.token_ids) - self._num_prompt
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens known but not computed; 1 means that a decode row is all it needs."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def admit(self, slot: int) -> None:
+        self.slot = slot
+        if self._admitted_s is None:
+            self._admitted_s = time.perf_counter()
+
+    def preempt(self) -> None:
+        """Give the slot up; its tokens stay and are computed again later."""
+        self.slot = None
+        self.num_computed = 0
+
+    def accept(self, token_id: int, now: float) -> str:
+        """Take a sampled token in; returns the text that is now safe to show, and may set finish_reason."""
+        self.token_ids.append(token_id)
+        self._token_times.append(now)
+        params = self.request.params
+        if self._vocabulary.is_eog(token_id) and not params.ignore_eos:
+            self._finish(FinishReason.STOP, token_id)
+            return self._detokenizer.flush()
+        text = self._detokenizer.push(token_id)
+        if self._detokenizer.stopped is not None:
+            self._finish(FinishReason.STOP, self._detokenizer.stopped)
+        elif self.num_output >= self._max_output:
+            self._finish(FinishReason.LENGTH)
+            text += self._detokenizer.flush()
+            if self._detokenizer.stopped is not None:
+                self._finish(FinishReason.STOP, self._detokenizer.stopped)
+        return text
+
+    def abort(self) -> str:
+        self._finish(FinishReason.ABORT)
+        return self._detokenizer.flush()
+
+    def fail(self, message: str) -> None:
+        self.error = message
+        self._finish(FinishReason.ERROR)
+
+    def _finish(self, reason: FinishReason, stop_reason: str | int | None = None) -> None:
+        self.finish_reason = reason
+        self.stop_reason = stop_reason
+
+    def output(self) -> RequestOutput:
+        """The whole result; only of a finished sequence."""
+        assert self.finish_reason is not None
+        request, start = self.request, self.request.arrival_s
+        times = tuple(t - start for t in self._token_times)
+        timings = Timings(
+            queued_s=None if self._admitted_s is None else self._admitted_s - start,
+            ttft_s=times[0] if times else None,
+            total_s=time.perf_counter() - start,
+            token_times_s=times,
+        )
+        tokens = tuple(self.token_ids[self._num_prompt :])
+        completion = CompletionOutput(0, self._detokenizer.text, tokens, self.finish_reason, self.stop_reason)
+        return RequestOutput(
+            request.request_id, request.prompt, request.prompt_token_ids, (completion,), self.error, timings
+        )

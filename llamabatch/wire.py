@@ -1,0 +1,129 @@
+"""What crosses between a client and its child process: length-prefixed msgpack messages on a socket pair.
+
+A message is a list, its kind first. Parent to child: init, submit, abort, stats, close. Child to parent: ready, failed,
+outputs, stats.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import struct
+import threading
+from typing import Any
+
+import msgpack
+
+from llamabatch.config import EngineConfig
+from llamabatch.errors import EngineError
+from llamabatch.request import CompletionOutput, FinishReason, Request, RequestOutput, SequenceOutput, Timings
+from llamabatch.sampling_params import SamplingParams
+
+MAX_MESSAGE = 256 * 2**20  # bytes; a larger length is a damaged stream
+_LENGTH = struct.Struct("<I")
+
+
+class Wire:
+    """One end of the socket pair. Sending is safe from several threads; receiving is for one."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+
+    def send(self, *message: Any) -> None:
+        """Raises OSError when the other side is gone, EngineError for a message above the limit."""
+        data = msgpack.packb(message, use_bin_type=True)
+        if len(data) > MAX_MESSAGE:
+            raise EngineError(f"a message of {len(data)} bytes is too large; allowed are {MAX_MESSAGE}")
+        with self._lock:
+            self._sock.sendall(_LENGTH.pack(len(data)) + data)
+
+    def receive(self) -> list[Any] | None:
+        """The next message; None at the end of the stream, be it in the middle of a message."""
+        head = self._exactly(_LENGTH.size)
+        if head is None:
+            return None
+        (length,) = _LENGTH.unpack(head)
+        if length > MAX_MESSAGE:
+            raise EngineError(f"the other process announced {length} bytes; allowed are {MAX_MESSAGE}")
+        data = self._exactly(length)
+        if data is None:
+            return None
+        message: list[Any] = msgpack.unpackb(data, raw=False, strict_map_key=False)
+        return message
+
+    def close(self) -> None:
+        """Wakes a receive that is under way in another thread."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the other side went first
+        self._sock.close()
+
+    def _exactly(self, n_bytes: int) -> bytes | None:
+        parts = bytearray()
+        while len(parts) < n_bytes:
+            try:
+                part = self._sock.recv(min(n_bytes - len(parts), 2**20))
+            except OSError:
+                return None
+            if not part:
+                return None
+            parts += part
+        return bytes(parts)
+
+
+def pack_config(config: EngineConfig) -> dict[str, Any]:
+    return dataclasses.asdict(config)
+
+
+def unpack_config(packed: dict[str, Any]) -> EngineConfig:
+    model = packed.pop("model")
+    return EngineConfig.from_options(model, packed)
+
+
+def pack_request(request: Request) -> list[Any]:
+    params = vars(request.params)
+    return [
+        request.request_id,
+        request.prompt_token_ids,
+        params,
+        request.prompt,
+        request.arrival_s,
+        request.group,
+        request.seed,
+    ]
+
+
+def unpack_request(packed: list[Any]) -> Request:
+    request_id, ids, params, prompt, arrival_s, group, seed = packed
+    return Request(request_id, tuple(ids), SamplingParams(**params), prompt, arrival_s, group, seed)
+
+
+def pack_output(output: SequenceOutput) -> list[Any]:
+    finished = output.finished
+    packed = None
+    if finished is not None:
+        completions = [[c.index, c.text, c.token_ids, c.finish_reason.value, c.stop_reason] for c in finished.outputs]
+        timings = finished.timings
+        packed = [
+            completions,
+            finished.error,
+            [timings.queued_s, timings.ttft_s, timings.total_s, timings.token_times_s],
+        ]
+    return [output.request_id, output.token_ids, output.text, packed]
+
+
+def unpack_output(packed: list[Any], request: Request) -> SequenceOutput:
+    """The other side of pack_output; what the parent knows already (the prompt) did not travel."""
+    request_id, token_ids, text, finished = packed
+    if finished is None:
+        return SequenceOutput(request_id, tuple(token_ids), text)
+    completions, error, (queued_s, ttft_s, total_s, times) = finished
+    outputs = tuple(
+        CompletionOutput(index, text_, tuple(ids), FinishReason(reason), stop)
+        for index, text_, ids, reason, stop in completions
+    )
+    timings = Timings(queued_s, ttft_s, total_s, tuple(times))
+    whole = RequestOutput(request_id, request.prompt, request.prompt_token_ids, outputs, error, timings)
+    return SequenceOutput(request_id, tuple(token_ids), text, whole)

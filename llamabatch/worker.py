@@ -1,0 +1,56 @@
+"""The child process: an engine behind a socket. Started as a program, `python -m llamabatch.worker FD`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+
+from llamabatch.client import ThreadClient
+from llamabatch.errors import LlamaBatchError
+from llamabatch.request import SequenceOutput
+from llamabatch.wire import Wire, pack_output, unpack_config, unpack_request
+
+
+def main(fd: int) -> None:
+    """Serves until the parent says close or is gone; then nothing of this process stays behind."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+    wire = Wire(socket.socket(fileno=fd))
+    first = wire.receive()
+    if first is None:
+        return
+    try:
+        client = ThreadClient(unpack_config(first[1]))
+    except LlamaBatchError as error:
+        wire.send("failed", type(error).__name__, str(error))
+        return
+    wire.send("ready")
+    if _serve(wire, client):
+        client.close()
+    else:
+        os._exit(1)  # the parent is gone: do not wait for the step that is under way
+
+
+def _serve(wire: Wire, client: ThreadClient) -> bool:
+    """Carries out messages; True when told to close, False when the parent is gone."""
+
+    def tell(outputs: list[SequenceOutput]) -> None:
+        wire.send("outputs", [pack_output(output) for output in outputs])
+
+    while (message := wire.receive()) is not None:
+        kind, *rest = message
+        if kind == "submit":
+            packed, stream = rest
+            client.submit([unpack_request(request) for request in packed], tell, stream=stream)
+        elif kind == "abort":
+            client.abort(rest[0])
+        elif kind == "stats":
+            wire.send("stats", vars(client.stats()))
+        elif kind == "close":
+            return True
+    return False
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,261 @@
+"""Builds llama-cpp-python from its source package with our patches and this CPU's instructions, once.
+
+    python -m native_patches.build [--backend auto|cpu|cuda|metal] [--force] [--print-wheel]
+
+The wheel goes to the user's cache, in a folder named by everything that shapes it: the source, the patches, the
+flags, the compiler, what the compiler knows about this CPU, and the backend.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from native_patches import source
+from native_patches.tools import (
+    SetupFailure,
+    cache_dir,
+    explain,
+    lock,
+    main_guard,
+    make_folder,
+    require_space,
+    run_logged,
+    say,
+)
+
+RECIPE = 1
+"""Raise it when the way of building changes in this file, so that old wheels are not taken for new ones."""
+
+MARKER = "llamabatch_build.json"
+BACKENDS = ("cpu", "cuda", "metal")
+GIGABYTES = 3.0
+
+# Only libllama and ggml: no programs, no tests, no multimodal library (importing llama_cpp does not need it).
+_FLAGS = (
+    "-DGGML_NATIVE=ON",
+    "-DLLAVA_BUILD=OFF",
+    "-DLLAMA_BUILD_COMMON=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_TOOLS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_SERVER=OFF",
+)
+_BACKEND_FLAGS = {"cpu": (), "cuda": ("-DGGML_CUDA=ON",), "metal": ("-DGGML_METAL=ON",)}
+_ENVIRONMENT = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDAFLAGS", "MACOSX_DEPLOYMENT_TARGET")
+_NO_COMPILER = (
+    "No C++ compiler was found: install one (Debian and Ubuntu: apt install build-essential; Fedora: "
+    "dnf install gcc-c++; macOS: xcode-select --install) and run the set-up again."
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that decides what the wheel contains."""
+
+    backend: str
+    flags: tuple[str, ...]
+    patches: Mapping[str, str]
+    compiler: str
+    cpu: str
+    environment: Mapping[str, str]
+
+    @property
+    def key(self) -> str:
+        facts = [
+            RECIPE, source.SHA256, self.backend, self.flags, dict(self.patches), self.compiler, self.cpu,
+            dict(self.environment), sysconfig.get_platform(),
+        ]  # fmt: skip
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def version(self) -> str:
+        return f"{source.VERSION}+llamabatch.{self.key[:8]}"
+
+    @property
+    def folder(self) -> Path:
+        return cache_dir() / "wheels" / self.key
+
+    @property
+    def wheel(self) -> Path | None:
+        return next(iter(sorted(self.folder.glob("*.whl"))), None)
+
+    def marker(self) -> str:
+        facts = {
+            "version": self.version, "key": self.key, "backend": self.backend, "patches": dict(self.patches),
+            "flags": list(self.flags), "compiler": self.compiler, "cpu": self.cpu,
+        }  # fmt: skip
+        return json.dumps(facts, indent=2, sort_keys=True) + "\n"
+
+
+def make_plan(backend: str, patch_folder: Path = source.PATCH_FOLDER) -> Plan:
+    """Look at this machine. Raises SetupFailure where it cannot build that backend."""
+    backend = default_backend() if backend == "auto" else backend
+    compiler, macros = _compiler()
+    if backend == "cuda":
+        compiler += f"; {_nvcc_version()}"
+    if backend == "metal" and sys.platform != "darwin":
+        raise SetupFailure("The metal backend exists on macOS only: choose BACKEND=cpu or BACKEND=cuda.")
+    user_flags = tuple(os.environ.get("CMAKE_ARGS", "").split())
+    return Plan(
+        backend=backend,
+        flags=(*_FLAGS, *_BACKEND_FLAGS[backend], *_cuda_architecture(backend), *user_flags),
+        patches={patch.name: source.sha256_of(patch) for patch in source.patches(patch_folder)},
+        compiler=compiler,
+        cpu=hashlib.sha256(macros.encode()).hexdigest()[:16],
+        environment={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+    )
+
+
+def default_backend() -> str:
+    """What this machine has: cuda needs both the compiler and a driver that sees a GPU."""
+    if sys.platform == "darwin" and platform.machine() == "arm64":
+        return "metal"
+    return "cuda" if shutil.which("nvcc") and _has_nvidia_gpu() else "cpu"
+
+
+def wheel(plan: Plan, force: bool = False) -> Path:
+    """The patched wheel: from the cache, or built now."""
+    if not force and plan.wheel:
+        return plan.wheel
+    make_folder(plan.folder.parent)
+    with lock(plan.folder.parent / "lock"):
+        if force or not plan.wheel:  # another build may have made it while we waited
+            _build(plan)
+    if not plan.wheel:
+        raise SetupFailure(f"The build left no wheel in {plan.folder}: run the set-up again.")
+    return plan.wheel
+
+
+def _build(plan: Plan) -> None:
+    require_space(plan.folder.parent, GIGABYTES)
+    log = make_folder(cache_dir() / "logs") / f"build-{plan.key}.log"
+    log.write_text(plan.marker(), encoding="utf-8")
+    start = time.monotonic()
+    say(f"Building llama.cpp for this machine ({plan.backend}), once; this takes some minutes. Log: {log}")
+    with tempfile.TemporaryDirectory(dir=plan.folder.parent, prefix="build-", ignore_cleanup_errors=True) as temporary:
+        folder = Path(temporary)
+        tree = source.unpack(source.fetch(log), folder)
+        for patch in source.patches():
+            source.apply(patch, tree)
+        _mark(tree, plan)
+        out = folder / "wheel"
+        command = [
+            sys.executable, "-m", "pip", "wheel", "-v", "--disable-pip-version-check", "--no-input", "--no-deps",
+            "--no-cache-dir", f"--config-settings=build-dir={folder / 'build'}", "--wheel-dir", str(out), str(tree),
+        ]  # fmt: skip
+        status = run_logged(command, log, "building llama.cpp", _build_environment(plan))
+        if status != 0 or not list(out.glob("*.whl")):
+            reason = explain(log, "the compiler or cmake stopped, see the end of the log")
+            raise SetupFailure(f"The build of llama.cpp failed: {reason} (log: {log}).")
+        if plan.folder.exists():
+            shutil.rmtree(plan.folder)
+        os.replace(out, plan.folder)
+    minutes, seconds = divmod(int(time.monotonic() - start), 60)
+    say(f"Built in {minutes}:{seconds:02d}, kept in {plan.folder}")
+
+
+def _mark(tree: Path, plan: Plan) -> None:
+    """Give the package its local version and the file by which llamabatch recognises the build."""
+    init = tree / "llama_cpp" / "__init__.py"
+    old = init.read_text(encoding="utf-8")
+    new = old.replace(f'__version__ = "{source.VERSION}"', f'__version__ = "{plan.version}"')
+    if new == old:
+        raise SetupFailure(
+            f"llama_cpp/__init__.py has no version {source.VERSION} to replace: adapt _mark in build.py."
+        )
+    init.write_text(new, encoding="utf-8")
+    (tree / "llama_cpp" / MARKER).write_text(plan.marker(), encoding="utf-8")
+
+
+def _build_environment(plan: Plan) -> dict[str, str]:
+    environment = {**os.environ, "CMAKE_ARGS": " ".join(plan.flags)}
+    environment.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(_jobs()))
+    return environment
+
+
+def _jobs() -> int:
+    """One compiler a core that we may use, and no more than memory allows at about 1 GB each."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(ValueError, OSError):
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return max(1, min(cores, memory // 1_000_000_000))
+    return cores
+
+
+def _compiler() -> tuple[str, str]:
+    """The compiler's version line, and every macro it sets for this very CPU: version and instructions in one text."""
+    command = os.environ.get("CXX", "").split()
+    command = command or [name for name in ("c++", "g++", "clang++") if shutil.which(name)][:1]
+    if not command or not shutil.which(command[0]):
+        raise SetupFailure(_NO_COMPILER)
+    version = _output([*command, "--version"])
+    if version is None:
+        raise SetupFailure(_NO_COMPILER)
+    for native in ("-march=native", "-mcpu=native"):
+        macros = _output([*command, native, "-dM", "-E", "-x", "c++", os.devnull])
+        if macros is not None:
+            return version.splitlines()[0], "\n".join(sorted(macros.splitlines()))
+    return version.splitlines()[0], platform.machine()
+
+
+def _nvcc_version() -> str:
+    lines = (_output(["nvcc", "--version"]) or "").strip().splitlines()
+    if not lines:
+        raise SetupFailure(
+            "BACKEND=cuda needs the CUDA compiler nvcc, which is not on PATH: install the CUDA toolkit, or choose BACKEND=cpu."
+        )
+    return lines[-1]
+
+
+def _has_nvidia_gpu() -> bool:
+    return "GPU 0" in (_output(["nvidia-smi", "-L"]) or "")
+
+
+def _cuda_architecture(backend: str) -> tuple[str, ...]:
+    """Only the GPUs of this machine, where there are any: it saves most of a CUDA build."""
+    if backend != "cuda" or "CUDA_ARCHITECTURES" in os.environ.get("CMAKE_ARGS", ""):
+        return ()
+    found = _output(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]) or ""
+    capabilities = sorted(set(re.findall(r"(\d+)\.(\d+)", found)))
+    return (f"-DCMAKE_CUDA_ARCHITECTURES={';'.join(a + b for a, b in capabilities)}",) if capabilities else ()
+
+
+def _output(command: list[str]) -> str | None:
+    """What a command prints, or None where it is missing or fails."""
+    try:
+        result = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout if result.returncode == 0 else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m native_patches.build", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--backend", choices=("auto", *BACKENDS), default="auto", help="default: what this machine has")
+    parser.add_argument("--force", action="store_true", help="build even where the cache has the wheel")
+    parser.add_argument("--print-wheel", action="store_true", help="print the path of the wheel to standard output")
+    options = parser.parse_args()
+    built = wheel(make_plan(options.backend), options.force)
+    if options.print_wheel:
+        print(built)
+
+
+if __name__ == "__main__":
+    sys.exit(main_guard(main))

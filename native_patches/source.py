@@ -1,0 +1,115 @@
+"""Gets the pinned source package of llama-cpp-python and applies our patches to it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from native_patches.tools import SetupFailure, cache_dir, explain, make_folder, run_logged, say
+
+VERSION = "0.3.36"
+SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
+FILE_NAME = f"llama_cpp_python-{VERSION}.tar.gz"
+
+PATCH_FOLDER = Path(__file__).resolve().parent
+
+
+def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def patches(folder: Path = PATCH_FOLDER) -> list[Path]:
+    """The patches in the order in which they are applied: that of their numbers."""
+    return sorted(folder.glob("[0-9][0-9][0-9][0-9]-*.patch"))
+
+
+def header(patch: Path) -> str:
+    """What a patch says about itself: the text before its first changed file."""
+    text = patch.read_text(encoding="utf-8")
+    return re.split(r"^(?:diff |--- )", text, maxsplit=1, flags=re.MULTILINE)[0].strip()
+
+
+def fetch(log: Path) -> Path:
+    """The source package, from the cache or else from the package index, verified."""
+    folder = make_folder(cache_dir() / "sources")
+    package = folder / FILE_NAME
+    if package.is_file() and sha256_of(package) == SHA256:
+        return package
+    say(f"  downloading the source of llama-cpp-python {VERSION} (77 MB)")
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        command = [
+            sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps",
+            "--no-binary", "llama-cpp-python", "--dest", temporary, f"llama-cpp-python=={VERSION}",
+        ]  # fmt: skip
+        if run_logged(command, log, "downloading") != 0:
+            reason = explain(log, "pip could not download it")
+            raise SetupFailure(f"The source of llama-cpp-python {VERSION} is not to be had: {reason} (log: {log}).")
+        fetched = Path(temporary) / FILE_NAME
+        found = sha256_of(fetched) if fetched.is_file() else "no such file"
+        if found != SHA256:
+            raise SetupFailure(
+                f"{FILE_NAME} from the package index is not the file that llamabatch was made with "
+                f"(sha256 {found}, expected {SHA256}): check which index pip uses, then run the set-up again."
+            )
+        os.replace(fetched, package)
+    return package
+
+
+def unpack(package: Path, folder: Path) -> Path:
+    """Unpack into `folder` and return the top folder of the source."""
+    with tarfile.open(package) as archive:
+        if hasattr(tarfile, "data_filter"):
+            archive.extractall(folder, filter="data")
+        else:  # an early 3.10 or 3.11; the archive's hash has been verified
+            archive.extractall(folder)
+    return folder / FILE_NAME.removesuffix(".tar.gz")
+
+
+def apply(patch: Path, source: Path) -> None:
+    """Apply one patch, whole or not at all. A patch that does not fit stops the build with its header."""
+    before = {name: _digest_or_none(source / name) for name in _changed_files(patch)}
+    command, environment = _patch_command(patch, source)
+    result = subprocess.run(
+        command, cwd=source, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    unchanged = [name for name, digest in before.items() if _digest_or_none(source / name) == digest]
+    if result.returncode != 0 or unchanged or not before:
+        complaint = " ".join((result.stderr or result.stdout).split())[:300]
+        why = complaint or f"it left {', '.join(unchanged) or 'every file'} unchanged"
+        raise SetupFailure(
+            f"The patch {patch.name} does not apply to llama-cpp-python {VERSION} ({why}): adapt it, or delete it if "
+            f"it has been merged. It says:\n\n{header(patch)}\n"
+        )
+
+
+def _changed_files(patch: Path) -> list[str]:
+    return re.findall(r"^\+\+\+ b/(\S+)", patch.read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
+def _digest_or_none(path: Path) -> str | None:
+    return sha256_of(path) if path.is_file() else None
+
+
+def _patch_command(patch: Path, source: Path) -> tuple[list[str], dict[str, str]]:
+    """`git apply`, or `patch` where git is missing."""
+    if git := shutil.which("git"):
+        # Inside a repository git skips files without a word, so it must not find one above the source.
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        return [git, "apply", "--whitespace=nowarn", str(patch)], {
+            **kept,
+            "GIT_CEILING_DIRECTORIES": str(source.resolve().parent),
+        }
+    if tool := shutil.which("patch"):
+        return [tool, "--batch", "--forward", "--fuzz=0", "-p1", "-i", str(patch)], dict(os.environ)
+    raise SetupFailure("Neither git nor patch is installed: install git and run the set-up again.")
