@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -25,25 +26,31 @@ from llamabatch.request import Request, SequenceOutput
 from llamabatch.stats import EngineStats
 from llamabatch.wire import Wire, pack_config, pack_request, unpack_output
 
+WORKER = "llamabatch.worker"
 _CLOSE_TIMEOUT_S = 20.0  # a step that is under way may take that long on a slow machine; then it is killed
 
 
 class ChildClient:
     """An engine in a child process: what kills llama.cpp does not kill this process.
 
+    Args:
+        program: the module that the child runs; it speaks the wire.
+
     Raises:
         What Engine raises; EngineError if the child died while it started.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, program: str = WORKER) -> None:
         self.model = Model(resolve_path(config.model))  # the vocabulary alone
+        children: list[_Child] = []
         try:
             self.plan = plan(config, self.model)
-            self._child = _Child(self.plan.config, {})
-            self._child.wait_until_ready()
+            children.append(_Child(self.plan.config, {}, program))
+            children[0].wait_until_ready()
         except BaseException:
-            self.model.close()
+            _close_all(children, self.model, kill=True)
             raise
+        self._child = children[0]
         self._finalizer = weakref.finalize(self, _close_all, [self._child], self.model)
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
@@ -82,7 +89,7 @@ class RouterClient:
             for child in children:  # they load side by side
                 child.wait_until_ready()
         except BaseException:
-            _close_all(children, self.model)
+            _close_all(children, self.model, kill=True)
             raise
         self._children = children
         self._owners: dict[str, _Child] = {}
@@ -144,7 +151,7 @@ class _Pending:
 class _Child:
     """One child process and the thread that reads from it. Holds no reference to its client."""
 
-    def __init__(self, config: EngineConfig, environment: dict[str, str]) -> None:
+    def __init__(self, config: EngineConfig, environment: dict[str, str], program: str = WORKER) -> None:
         self.load = 0  # tokens expected of what is in flight; the router's figure
         self.alive = True
         self._pending: dict[str, _Pending] = {}
@@ -154,7 +161,7 @@ class _Child:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "llamabatch.worker", str(theirs.fileno())],
+                [sys.executable, "-m", program, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # stdout belongs to the parent's answer
@@ -182,16 +189,12 @@ class _Child:
                 raise EngineClosedError("the engine process is gone")
             for request in requests:
                 self._pending[request.request_id] = _Pending(request, sink)
-        try:
+        with contextlib.suppress(OSError):  # it just died: the reader tells everybody who waits
             self._wire.send("submit", [pack_request(request) for request in requests], stream)
-        except OSError:
-            pass  # it just died: the reader tells everybody who waits
 
     def abort(self, request_ids: list[str]) -> None:
-        try:
+        with contextlib.suppress(OSError):
             self._wire.send("abort", request_ids)
-        except OSError:
-            pass  # as above
 
     def stats(self) -> EngineStats:
         with self._asking:
@@ -206,12 +209,14 @@ class _Child:
             raise answer
         return answer
 
+    def kill(self) -> None:
+        """Ends it whatever it does; close() still has to follow."""
+        self._process.kill()
+
     def close(self) -> None:
         """Asks it to end, then makes it."""
-        try:
+        with contextlib.suppress(OSError):  # it may have ended already
             self._wire.send("close")
-        except OSError:
-            pass  # it has ended already
         try:
             self._process.wait(_CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -256,8 +261,11 @@ class _Child:
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
-def _close_all(children: list[_Child], model: Model) -> None:
+def _close_all(children: list[_Child], model: Model, *, kill: bool = False) -> None:
+    """kill: do not wait for a child that is still loading."""
     for child in children:
+        if kill:
+            child.kill()
         child.close()
     model.close()
 

@@ -157,7 +157,7 @@ class _Loop:
             self._end(engine, reason)
 
     def _obey(self, engine: Engine) -> bool:
-        """Carries out what is in the queue, waiting for a command while there is nothing to compute; False at the end."""
+        """Carries out what is in the queue, waiting while there is nothing to compute; False at the end."""
         wait = not engine.has_work
         while True:
             try:

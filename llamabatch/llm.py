@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from collections.abc import Sequence as ListLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from llamabatch.capacity import Plan
 from llamabatch.chat import Conversation, render
@@ -137,6 +137,8 @@ class LLM:
             return prompt, tuple(self._client.model.tokenize(prompt) if prompt else ())
         if _is_token_ids(prompt):
             return None, tuple(prompt)
+        if prompt == []:
+            return None, ()  # refused below, as an empty prompt
         raise PromptError(f"a prompt is a text or a list of token ids, not {type(prompt).__name__}")
 
     def _chat_ids(self, conversation: Any) -> tuple[str | None, tuple[int, ...]]:
@@ -197,7 +199,7 @@ class Refused:
         self.error = error
 
 
-def _is_token_ids(prompt: object) -> bool:
+def _is_token_ids(prompt: object) -> TypeGuard[ListLike[int]]:
     """A non-empty list of whole numbers is one prompt; a list of anything else is a list of prompts."""
     return isinstance(prompt, (list, tuple)) and bool(prompt) and all(type(token) is int for token in prompt)
 

@@ -6,6 +6,7 @@ outputs, stats.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import socket
 import struct
@@ -54,10 +55,8 @@ class Wire:
 
     def close(self) -> None:
         """Wakes a receive that is under way in another thread."""
-        try:
+        with contextlib.suppress(OSError):  # the other side may have gone first
             self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the other side went first
         self._sock.close()
 
     def _exactly(self, n_bytes: int) -> bytes | None:

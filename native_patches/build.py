@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -110,7 +111,7 @@ def make_plan(backend: str, patch_folder: Path = source.PATCH_FOLDER) -> Plan:
         compiler += f"; {_nvcc_version()}"
     if backend == "metal" and sys.platform != "darwin":
         raise SetupFailure("The metal backend exists on macOS only: choose BACKEND=cpu or BACKEND=cuda.")
-    user_flags = tuple(os.environ.get("CMAKE_ARGS", "").split())
+    user_flags = tuple(shlex.split(os.environ.get("CMAKE_ARGS", "")))
     return Plan(
         backend=backend,
         flags=(*_FLAGS, *_BACKEND_FLAGS[backend], *_cuda_architecture(backend), *user_flags),
@@ -183,7 +184,7 @@ def _mark(tree: Path, plan: Plan) -> None:
 
 
 def _build_environment(plan: Plan) -> dict[str, str]:
-    environment = {**os.environ, "CMAKE_ARGS": " ".join(plan.flags)}
+    environment = {**os.environ, "CMAKE_ARGS": shlex.join(plan.flags)}
     environment.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(_jobs()))
     return environment
 
@@ -217,7 +218,8 @@ def _nvcc_version() -> str:
     lines = (_output(["nvcc", "--version"]) or "").strip().splitlines()
     if not lines:
         raise SetupFailure(
-            "BACKEND=cuda needs the CUDA compiler nvcc, which is not on PATH: install the CUDA toolkit, or choose BACKEND=cpu."
+            "BACKEND=cuda needs the CUDA compiler nvcc, which is not on PATH: install the CUDA toolkit, "
+            "or choose BACKEND=cpu."
         )
     return lines[-1]
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 
@@ -172,10 +172,9 @@ def explain(log: Path, fallback: str) -> str:
     return fallback
 
 
-def main_guard(main: object) -> int:
+def main_guard(main: Callable[[], None]) -> int:
     """Run `main()`; a SetupFailure becomes its sentence on stderr, Ctrl-C becomes status 130."""
     try:
-        assert callable(main)
         main()
     except SetupFailure as failure:
         say(f"Set-up failed: {failure}")

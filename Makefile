@@ -1,0 +1,38 @@
+# llamabatch: `make compare` and `make test` set up what they need by themselves.
+# The set-up builds llama.cpp once, into the user's cache (LLAMABATCH_CACHE overrides the folder).
+
+BACKEND ?= auto
+ARGS ?=
+# The first Python of the list that starts and is new enough.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 && echo $$p && break; done)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup compare test model clean
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+	@echo 'Options: BACKEND=cpu|cuda|metal picks the build (default: what the machine has), ARGS="..." goes to compare.'
+
+setup: ## make .venv, build what must be built, install llamabatch
+	@test -n "$(PYTHON)" || { echo 'Set-up failed: llamabatch needs Python 3.10 or newer: install one, or name it with make PYTHON=...' >&2; exit 1; }
+	@$(PYTHON) -m native_patches.bootstrap --backend $(BACKEND)
+
+compare: setup ## compare all strategies on the bundled model and prompts
+	@.venv/bin/llamabatch compare $(ARGS)
+
+test: setup ## all checks: ruff, mypy, the whole test suite
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/python -m pytest
+
+model: setup ## train the bundled model again, in an environment of its own
+	@test -d .venv-model || .venv/bin/python -m venv .venv-model
+	.venv-model/bin/python -m pip install --disable-pip-version-check --quiet -r models/requirements.txt
+	.venv-model/bin/python models/train.py
+	.venv-model/bin/python models/export.py
+	.venv/bin/python models/evaluate.py
+
+clean: ## remove the environments and caches of the checkout; the built wheel stays
+	rm -rf .venv .venv-model .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

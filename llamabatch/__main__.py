@@ -1,0 +1,5 @@
+"""`python -m llamabatch` is the command line."""
+
+from llamabatch.cli import main
+
+main()

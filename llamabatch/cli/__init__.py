@@ -1,0 +1,59 @@
+"""The command line: one file a command, each a thin layer over the library.
+
+The answer goes to stdout, everything else to stderr. Exit codes: 0 done, 1 some of it failed, 2 usage or bad input,
+3 the engine or the installation, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from llamabatch.errors import InputError, LlamaBatchError
+
+COMMANDS = ("generate", "compare", "doctor", "synth")
+
+
+class LazyGroup(click.Group):
+    """Imports a command's file when it is asked for: `--help` and `doctor` must not wait for the engine."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"llamabatch.cli.{cmd_name}"), cmd_name)
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except LlamaBatchError as error:
+            click.echo(f"Error: {error}", err=True)
+            ctx.exit(2 if isinstance(error, InputError) else 3)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="llamabatch")
+def cli() -> None:
+    """Many prompts at once through one GGUF model: continuous batching on llama.cpp, in process."""
+
+
+def main() -> None:
+    """The entry point; Ctrl-C ends with exit code 130 and without a traceback."""
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("Interrupted.", err=True)
+        code = 130
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our stdout has left; so do we
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)

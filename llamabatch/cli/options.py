@@ -1,0 +1,81 @@
+"""Options that commands share. The engine's are generated from EngineConfig, so that both always agree."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import Field, fields
+from typing import Any
+
+import click
+
+from llamabatch.config import EngineConfig
+
+Command = Callable[..., Any]
+
+model_option = click.option(
+    "-m", "--model", default="tiny", show_default=True, help="Path of a .gguf file, or 'tiny' for the bundled model."
+)
+
+
+class AutoInt(click.ParamType):  # type: ignore[type-arg]  # generic in some releases of click only
+    """A whole number, or the word auto."""
+
+    name = "integer|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "auto" or isinstance(value, int):
+            return value
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither a whole number nor 'auto'", param, ctx)
+
+
+class Shares(click.ParamType):  # type: ignore[type-arg]
+    """Numbers with commas between them."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(float(part) for part in value.split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of numbers such as 3,1", param, ctx)
+
+
+def engine_options(exclude: tuple[str, ...] = ()) -> Callable[[Command], Command]:
+    """Adds an option for each field of EngineConfig but `model`; the command gets `engine`, a dict of those given."""
+    chosen = [field for field in fields(EngineConfig) if field.name not in ("model", *exclude)]
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def wrapped(**values: Any) -> Any:
+            engine = {field.name: values.pop(field.name) for field in chosen}
+            return command(engine={name: value for name, value in engine.items() if value is not None}, **values)
+
+        decorated: Command = wrapped
+        for field in reversed(chosen):
+            decorated = _option(field)(decorated)
+        return decorated
+
+    return decorate
+
+
+def _option(field: Field[Any]) -> Callable[[Command], Command]:
+    flag = "--" + field.name.replace("_", "-")
+    default = "" if field.default is None else f"  [default: {str(field.default).lower()}]"
+    text = field.metadata["help"] + default
+    # the default stays None here: what the user did not give is the library's to choose
+    if isinstance(field.default, bool):
+        return click.option(f"{flag}/--no-{flag[2:]}", field.name, default=None, help=text)
+    kind: Any = str
+    if field.name == "tensor_split":
+        kind = Shares()
+    elif field.default == "auto" and "int" in str(field.type):
+        kind = AutoInt()
+    elif isinstance(field.default, int):
+        kind = int
+    return click.option(flag, field.name, type=kind, default=None, help=text)

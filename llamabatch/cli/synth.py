@@ -1,0 +1,42 @@
+"""`llamabatch synth`: a model file with random weights in a real shape."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from llamabatch import synth as library
+
+
+@click.command()
+@click.argument("shape", type=click.Choice(sorted(library.SHAPES), case_sensitive=False))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option(
+    "--quant",
+    type=click.Choice(library.QUANTS, case_sensitive=False),
+    default="Q8_0",
+    show_default=True,
+    help="The type of the weights.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Same seed, same file.")
+def synth(shape: str, out: Path, quant: str, seed: int) -> None:
+    """Write random weights in the shape of a real model to OUT, for measuring speed without a download.
+
+    The text that such a model makes means nothing. An existing file OUT is replaced.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    console = Console(stderr=True)
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("writing", total=None)
+        size = library.write_model(
+            library.find_shape(shape),
+            out,
+            quant,
+            seed,
+            lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    click.echo(f"{out}: {size / 1e6:,.0f} MB", err=True)

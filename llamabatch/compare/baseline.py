@@ -1,0 +1,154 @@
+"""The baseline as a child program, `python -m llamabatch.compare.baseline FD`: a loop over `llama_cpp.Llama`.
+
+What people do without llamabatch: the high-level API of llama-cpp-python, one prompt after another. It speaks the
+wire of llamabatch.worker, so that it is measured like every strategy. It gets its best: the same library, threads
+(also for prompts, where its own default differs), context, cache types, devices and mapping as the engines; the calls
+do not stream, which would decode each text twice; and it may keep the prefix of its previous prompt, as it does.
+Its n_batch and its flash attention stay at the defaults of `llama_cpp.Llama` unless the user asks for the latter:
+a larger n_batch would only cost it memory, and flash attention is slower on CPUs.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from llamabatch.config import EngineConfig
+from llamabatch.errors import ModelFileError
+from llamabatch.llama import library
+from llamabatch.model_file import resolve
+from llamabatch.request import CompletionOutput, FinishReason, Request, RequestOutput, SequenceOutput, Timings
+from llamabatch.stats import EngineStats
+from llamabatch.wire import Wire, pack_output, unpack_config, unpack_request
+
+
+class Loop:
+    """`llama_cpp.Llama`, and the time at which each token was known."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        path = resolve(config.model)
+        self._module = library.load(path.stat().st_size)
+        self._choose_buffers(config)
+        try:
+            self._llama = self._module.Llama(
+                str(path),
+                n_ctx=config.number("n_ctx"),
+                n_threads=config.number("n_threads"),
+                n_threads_batch=config.number("n_threads"),
+                n_gpu_layers=config.n_gpu_layers,
+                main_gpu=config.main_gpu,
+                tensor_split=list(config.tensor_split) if config.tensor_split else None,
+                use_mmap=config.use_mmap,
+                flash_attn=config.flash_attn == "on",
+                type_k=self._ggml_type(config.type_k),
+                type_v=self._ggml_type(config.type_v),
+                verbose=False,
+            )
+        except ValueError as error:  # what llama_cpp.Llama raises for a file or a context that it cannot make
+            raise ModelFileError(f"llama_cpp.Llama refuses {path}: {error}") from error
+        self._generate = self._llama.generate
+        self._llama.generate = self._timed
+        self._tokens: list[int] = []
+        self._times: list[float] = []
+        self.stats = EngineStats()
+
+    def run(self, request: Request) -> RequestOutput:
+        """One prompt, to its end."""
+        admitted = time.perf_counter()
+        self._tokens, self._times = [], []
+        error, text, reason = None, "", FinishReason.ERROR
+        try:
+            completion = self._llama.create_completion(
+                list(request.prompt_token_ids), max_tokens=request.params.max_tokens, temperature=0.0
+            )
+            text = completion["choices"][0]["text"]
+            reason = FinishReason(completion["choices"][0]["finish_reason"])
+        except (ValueError, RuntimeError) as refusal:  # the prompt does not fit, or llama_decode failed
+            error = str(refusal)
+        stop = self._tokens[-1] if reason is FinishReason.STOP else None
+        output = CompletionOutput(0, text, tuple(self._tokens), reason, stop)
+        start = request.arrival_s
+        times = tuple(t - start for t in self._times)
+        timings = Timings(admitted - start, times[0] if times else None, time.perf_counter() - start, times)
+        # every call of Llama.eval after the prompt's is one row, and one pass over the weights
+        rows = max(0, len(self._tokens) - 1)
+        self.stats += EngineStats(
+            decode_calls=rows,
+            decode_rows=rows,
+            decode_passes=rows,
+            prefill_calls=1,
+            prefill_tokens=len(request.prompt_token_ids),
+        )
+        return RequestOutput(request.request_id, None, request.prompt_token_ids, (output,), error, timings)
+
+    def _timed(self, *args: Any, **kwargs: Any) -> Iterator[int]:
+        """Llama.generate, with the tokens and their times written down."""
+        for token in self._generate(*args, **kwargs):
+            self._times.append(time.perf_counter())
+            self._tokens.append(int(token))
+            yield token
+
+    def _choose_buffers(self, config: EngineConfig) -> None:
+        """llama_cpp.Llama has no option for the extra buffers, and on some builds they crash."""
+        if config.extra_bufts == "on" or (config.extra_bufts == "auto" and library.extra_bufts_safe()):
+            return
+        binding = self._module.llama_cpp
+        defaults = binding.llama_model_default_params
+
+        def without_extra_buffers() -> Any:
+            params = defaults()
+            params.use_extra_bufts = False
+            return params
+
+        binding.llama_model_default_params = without_extra_buffers
+
+    def _ggml_type(self, name: str) -> int:
+        return int(getattr(self._module, f"GGML_TYPE_{name.upper()}"))
+
+
+def main(fd: int) -> None:
+    """Serves until the parent says close or is gone, as llamabatch.worker does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    wire = Wire(socket.socket(fileno=fd))
+    first = wire.receive()
+    if first is None:
+        return
+    try:
+        loop = Loop(unpack_config(first[1]))
+    except Exception as error:
+        wire.send("failed", type(error).__name__, str(error))
+        return
+    wire.send("ready")
+    _serve(wire, loop)
+
+
+def _serve(wire: Wire, loop: Loop) -> None:
+    messages: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(wire, messages), daemon=True).start()
+    while (message := messages.get())[0] != "close":
+        if message[0] == "submit":
+            for packed in message[1]:
+                output = loop.run(unpack_request(packed))
+                wire.send("outputs", [pack_output(SequenceOutput(output.request_id, (), "", output))])
+        elif message[0] == "stats":
+            wire.send("stats", vars(loop.stats))
+
+
+def _read(wire: Wire, messages: queue.SimpleQueue[list[Any]]) -> None:
+    """Sees at once that the parent is gone, also in the middle of a prompt."""
+    while (message := wire.receive()) is not None:
+        messages.put(message)
+        if message[0] == "close":
+            return
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

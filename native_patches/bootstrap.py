@@ -1,0 +1,119 @@
+"""Makes the checkout ready to use: .venv, the patched llama-cpp-python, llamabatch itself. `make setup` calls it.
+
+    python -m native_patches.bootstrap [--backend auto|cpu|cuda|metal]
+
+A second run finds everything in place and returns at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from native_patches import build
+from native_patches.tools import SetupFailure, cache_dir, explain, main_guard, make_folder, run_logged, say
+
+ROOT = Path(__file__).resolve().parents[1]
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+STAMP = VENV / "llamabatch-setup.json"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m native_patches.bootstrap", description=__doc__.split("\n\n", maxsplit=1)[0]
+    )
+    parser.add_argument("--backend", choices=("auto", *build.BACKENDS), default="auto", help="default: what is here")
+    options = parser.parse_args()
+    require_python()
+    plan = build.make_plan(options.backend)
+    if plan.wheel and is_current(stamp_text(plan.wheel)):
+        return
+    log = make_folder(cache_dir() / "logs") / f"setup-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]}.log"
+    log.write_bytes(b"")
+    make_venv(log)
+    install(build_wheel(options.backend), log)
+
+
+def require_python() -> None:
+    """The Makefile has checked the version; Debian and Ubuntu ship Python without what makes environments."""
+    missing = [name for name in ("venv", "ensurepip") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SetupFailure(
+            f"This Python lacks {' and '.join(missing)}: install it (Debian and Ubuntu: "
+            f"apt install python3.{sys.version_info.minor}-venv) and run the set-up again."
+        )
+
+
+def stamp_text(wheel: Path) -> str:
+    """What the environment was made from. The folder counts, since a moved environment's commands break."""
+    facts = {
+        "project": hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest(),
+        "wheel": wheel.name,
+        "folder": str(VENV),
+        "python": sys.version.split()[0],
+    }
+    return json.dumps(facts, indent=2) + "\n"
+
+
+def is_current(stamp: str) -> bool:
+    return STAMP.is_file() and PYTHON.exists() and STAMP.read_text(encoding="utf-8") == stamp
+
+
+def make_venv(log: Path) -> None:
+    """A fresh .venv, or the one that is there if it works, is of this Python, and has not been moved."""
+    if VENV.exists() and not _venv_works():
+        say("The old .venv does not work here any more, making a new one")
+        shutil.rmtree(VENV)
+    if not VENV.exists():
+        status = run_logged([sys.executable, "-m", "venv", str(VENV)], log, "making .venv")
+        if status != 0:
+            shutil.rmtree(VENV, ignore_errors=True)
+            raise SetupFailure(f".venv could not be made: {explain(log, 'python -m venv failed')} (log: {log}).")
+
+
+def _venv_works() -> bool:
+    question = "import sys, pip; print(sys.version.split()[0])"
+    try:
+        answer = subprocess.run([str(PYTHON), "-c", question], capture_output=True, text=True, check=False, timeout=60)
+        script = (VENV / "bin" / "pip").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return answer.stdout.strip() == sys.version.split()[0] and str(VENV) in script
+
+
+def build_wheel(backend: str) -> Path:
+    """Build with the environment's Python, which has pip. The program speaks for itself where it fails."""
+    command = [str(PYTHON), "-m", "native_patches.build", "--backend", backend, "--print-wheel"]
+    result = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    if result.returncode != 0:
+        raise SystemExit(result.returncode)
+    return Path(result.stdout.strip())
+
+
+def install(wheel: Path, log: Path) -> None:
+    """The patched wheel first, then llamabatch with its tools, held to that wheel by a constraint."""
+    say("Installing llamabatch into .venv")
+    pip: list[str | Path] = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+    version = wheel.name.split("-")[1]
+    constraint = VENV / "llamabatch-constraint.txt"
+    constraint.write_text(f"llama-cpp-python=={version}\n", encoding="utf-8")
+    commands = (
+        [*pip, "--no-deps", "--force-reinstall", wheel],
+        [*pip, "--constraint", constraint, "--editable", f"{ROOT}[dev]"],
+    )
+    for command in commands:
+        if run_logged(command, log, "installing") != 0:
+            raise SetupFailure(f"The packages could not be installed: {explain(log, 'pip failed')} (log: {log}).")
+    STAMP.write_text(stamp_text(wheel), encoding="utf-8")
+    say("Set up. `make compare` compares the strategies, `make test` runs the checks, `make help` lists the rest.")
+
+
+if __name__ == "__main__":
+    sys.exit(main_guard(main))

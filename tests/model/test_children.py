@@ -1,0 +1,125 @@
+"""Engines in child processes: the same answers, and nothing left behind after any kind of death."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import psutil
+import pytest
+from conftest import mixed_conversations
+
+from llamabatch import LLM, ConfigError, EngineClosedError, FinishReason, MemoryPlanError, SamplingParams
+from llamabatch.child_client import ChildClient, RouterClient
+from llamabatch.config import EngineConfig
+
+LONG = SamplingParams(max_tokens=900, temperature=0, ignore_eos=True)
+
+
+def gone(pids, timeout=20.0):
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        alive = [p for p in pids if psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE]
+        if not alive:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_what_the_child_refuses_is_raised_here(tmp_path):
+    with pytest.raises(ConfigError, match="n_ctx"):
+        LLM("tiny", isolate=True, n_ctx=10**6)
+    with pytest.raises(MemoryPlanError, match="64 engines of"):
+        LLM("tiny", strategy="multi-instance", instances=64, n_slots=256, n_ctx=1024)
+
+
+def test_streams_and_aborts_cross_the_wire(greedy):
+    with LLM("tiny", isolate=True, n_slots=2) as llm:
+        pieces = list(llm.stream("Once upon", greedy))
+        assert "".join(p.text for p in pieces) == llm.generate("Once upon", greedy)[0].text
+        for _ in llm.stream("Once", LONG):
+            break
+        llm.generate("x", greedy)
+        assert llm.stats().free_slots == 2
+
+
+def test_a_killed_child_is_an_error_for_those_in_flight_and_no_hang():
+    client = ChildClient(EngineConfig("tiny", n_slots=2))
+    llm = LLM.__new__(LLM)
+    llm._client = client
+    got = []
+    thread = threading.Thread(target=lambda: got.extend(llm.generate(["a", "b", "c"], LONG)))
+    thread.start()
+    while client.stats().decode_calls < 3:
+        time.sleep(0.01)
+    os.kill(client.pids[0], signal.SIGKILL)
+    thread.join(20)
+    assert [o.finish_reason for o in got] == [FinishReason.ERROR] * 3
+    assert all("SIGKILL" in o.error for o in got)
+    with pytest.raises(EngineClosedError):
+        llm.generate("x")
+    client.close()
+
+
+def test_the_router_shares_the_load_and_outlives_a_child(greedy):
+    client = RouterClient(EngineConfig("tiny", strategy="multi-instance", instances=2, n_slots=4))
+    llm = LLM.__new__(LLM)
+    llm._client = client
+    conversations = mixed_conversations(20)
+    wanted = [o.text for o in llm.chat(conversations, greedy)]
+    rows = [child.stats().decode_rows for child in client._children]
+    assert min(rows) > 0.25 * max(rows), "one child did nearly all of the work"
+    assert [child.load for child in client._children] == [0, 0]
+    os.kill(client.pids[0], signal.SIGKILL)
+    assert gone(client.pids[:1])
+    while client._children[0].alive:
+        time.sleep(0.01)
+    assert [o.text for o in llm.chat(conversations, greedy)] == wanted
+    client.close()
+    assert gone(client.pids)
+
+
+def test_close_leaves_no_child():
+    for strategy in ("batched", "multi-instance"):
+        llm = LLM("tiny", strategy=strategy, isolate=True, instances=2, n_slots=1)
+        pids = llm._client.pids
+        llm.close()
+        assert gone(pids, 1)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_orphan_after_any_death_of_the_parent(how):
+    code = """
+        from llamabatch import LLM, SamplingParams
+        llm = LLM("tiny", strategy="multi-instance", instances=2, n_slots=2)
+        print(*llm._client.pids, flush=True)
+        llm.generate(["a"] * 500, SamplingParams(max_tokens=400, ignore_eos=True))
+    """
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert all(psutil.pid_exists(pid) for pid in pids)
+    time.sleep(0.3)
+    parent.send_signal(how)
+    parent.wait(30)
+    parent.stdout.close()
+    assert gone(pids)
+
+
+def test_a_script_without_a_main_guard_works(tmp_path):
+    script = tmp_path / "queue.py"  # named like a module of the standard library, which a child must not import
+    script.write_text(
+        textwrap.dedent("""
+        import sys; sys.path.pop(0)
+        from llamabatch import LLM, SamplingParams
+        llm = LLM("tiny", strategy="multi-instance", instances=2)
+        print(len(llm.generate(["a", "b"], SamplingParams(max_tokens=2))))
+        llm.close()
+        """)
+    )
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("2\n", "")

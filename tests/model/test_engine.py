@@ -1,0 +1,168 @@
+"""The engine by hand: lengths, limits, stops, aborts, counting."""
+
+import ctypes
+import random
+
+import pytest
+from conftest import mixed_conversations
+
+from llamabatch import Engine, EngineClosedError, EngineConfig, FinishReason, PromptError, Request, SamplingParams
+from llamabatch.llama.batch import Batch, count_passes
+from llamabatch.llama.library import load
+from llamabatch.llama.model import Model
+from llamabatch.model_file import resolve
+from llamabatch.request import Sequence
+from llamabatch.scheduler import Call, Span
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with Engine(EngineConfig("tiny", n_slots=4, n_ctx=300, n_batch=64, n_ubatch=32)) as made:
+        yield made
+
+
+def finish(engine, limit=5000):
+    finished = {}
+    for _ in range(limit):
+        if not engine.has_work:
+            break
+        for output in engine.step():
+            if output.finished:
+                finished[output.request_id] = output.finished
+    engine.check_integrity()
+    assert not engine.has_work
+    return finished
+
+
+def ids(engine, n, seed=0):
+    rng = random.Random(seed)
+    return tuple(rng.randrange(300, 900) for _ in range(n))
+
+
+@pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 64, 65, 200, 299, 300])
+def test_prompts_of_any_length_that_fits(engine, length):
+    engine.add(Request("r", ids(engine, length), SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)))
+    output = finish(engine)["r"]
+    assert output.finish_reason is FinishReason.LENGTH
+    assert len(output.token_ids) == min(5, 300 + 1 - length)
+
+
+def test_prompts_that_do_not_fit_are_refused_before_anything_native(engine):
+    for prompt, message in [
+        ((), "empty"),
+        (ids(engine, 301), "301 tokens; n_ctx allows 1 to 300"),
+        ((5, -1), "token id -1"),
+        ((5, 2**31 - 1), "token id 2147483647"),
+    ]:
+        with pytest.raises(PromptError, match=message):
+            engine.add(Request("bad", prompt))
+    assert not engine.has_work
+
+
+def test_generation_ends_where_n_ctx_does(engine):
+    engine.add(Request("r", ids(engine, 290), SamplingParams(max_tokens=None, temperature=0, ignore_eos=True)))
+    assert len(finish(engine)["r"].token_ids) == 11
+
+
+def test_more_requests_than_slots_and_very_different_lengths(engine):
+    for i in range(30):
+        prompt = ids(engine, 1 + (i * 37) % 250, seed=i)
+        engine.add(Request(f"r{i}", prompt, SamplingParams(max_tokens=1 + i, seed=i, ignore_eos=True)))
+    outputs = finish(engine)
+    assert [len(outputs[f"r{i}"].token_ids) for i in range(30)] == [1 + i for i in range(30)]
+    assert engine.stats().free_slots == 4
+
+
+def test_abort_in_every_state(engine):
+    long = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+    for i in range(6):
+        engine.add(Request(f"r{i}", ids(engine, 200, seed=i), long))
+    assert engine.abort("r5").finished.finish_reason is FinishReason.ABORT  # waiting
+    engine.step()
+    assert engine.abort("r0").finished.finish_reason is FinishReason.ABORT  # in its prefill
+    for _ in range(30):
+        engine.step()
+    aborted = engine.abort("r1").finished  # while it generates
+    assert aborted.finish_reason is FinishReason.ABORT
+    assert engine.abort("r1") is None
+    assert engine.abort("never heard of") is None
+    assert finish(engine).keys() == {"r2", "r3", "r4"}
+    assert engine.stats().free_slots == 4
+
+
+def test_stop_strings_end_the_text(engine):
+    text = engine.model.tokenize("Once upon a time")
+    engine.add(Request("free", tuple(text), SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)))
+    free = finish(engine)["free"].text
+    stop = free[len(free) // 2 : len(free) // 2 + 3]
+    engine.add(Request("r", tuple(text), SamplingParams(max_tokens=30, temperature=0, ignore_eos=True, stop=[stop])))
+    output = finish(engine)["r"]
+    assert output.text == free[: free.index(stop)]
+    assert (output.finish_reason, output.outputs[0].stop_reason) == (FinishReason.STOP, stop)
+
+
+def test_eog_ends_and_is_counted_but_not_shown(reference):
+    output = reference.chat(mixed_conversations(1)[0], SamplingParams(temperature=0, max_tokens=200))[0]
+    assert output.finish_reason is FinishReason.STOP
+    assert output.outputs[0].stop_reason == output.token_ids[-1]
+    assert "<|im_end|>" not in output.text
+
+
+def test_one_decode_step_is_one_pass_over_the_weights():
+    with Engine(EngineConfig("tiny", n_slots=16)) as engine:
+        for i in range(16):
+            engine.add(Request(f"r{i}", ids(engine, 10, seed=i), SamplingParams(max_tokens=10 + i, ignore_eos=True)))
+        finish(engine)
+        stats = engine.stats()
+    assert stats.passes_per_step == 1
+    assert stats.decode_rows == sum(10 + i - 1 for i in range(16))
+
+
+def test_after_close(engine):
+    closed = Engine(EngineConfig("tiny", n_slots=1))
+    closed.close()
+    closed.close()
+    with pytest.raises(EngineClosedError):
+        closed.step()
+    with pytest.raises(EngineClosedError):
+        closed.add(Request("r", (1,)))
+    with pytest.raises(EngineClosedError):
+        closed.model.tokenize("x")
+
+
+def test_counted_passes_are_llama_cpps():
+    """count_passes against the number of graphs that llama.cpp computes, seen through its evaluation callback."""
+    lib = load()
+    config = EngineConfig("tiny")
+    model = Model(resolve("tiny"), config)
+    seen = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
+    def watch(tensor, ask, _data):
+        # ggml_tensor.name: ask once a node; the result of the last layer's norm occurs once a graph
+        if ask and ctypes.string_at(tensor, 400).find(b"result_norm\0") >= 0:
+            seen.append(1)
+        return False
+
+    params = lib.llama_context_default_params()
+    params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = 16 * 256, 512, 32, 16
+    params.cb_eval = ctypes.cast(watch, type(params.cb_eval))
+    context = lib.llama_init_from_model(model.handle, params)
+    batch, rng = Batch(lib, 512), random.Random(1)
+    try:
+        for _ in range(60):
+            slots = sorted(rng.sample(range(16), rng.randrange(1, 16)))
+            lengths = [rng.choice([1, 1, 1, 2, 7, 40]) for _ in slots]
+            spans = []
+            for slot, length in zip(slots, lengths, strict=True):
+                sequence = Sequence(Request("r", tuple([5] * length)), model.vocabulary, 256)
+                spans.append(Span(sequence, slot, 0, length, True))
+            free = [s for s in range(16) if s not in slots]
+            call = Call(tuple(spans), tuple(rng.sample(free, rng.randrange(0, len(free) + 1))))
+            lib.llama_memory_clear(lib.llama_get_memory(context), False)
+            seen.clear()
+            assert lib.llama_decode(context, batch.fill(call)[0]) == 0
+            assert count_passes(call, 32) == len(seen), call
+    finally:
+        lib.llama_free(context)
+        model.close()

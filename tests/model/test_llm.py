@@ -1,0 +1,259 @@
+"""LLM: what people call, and what they call wrongly."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+from conftest import mixed_conversations
+
+from llamabatch import (
+    LLM,
+    ConfigError,
+    EngineClosedError,
+    FinishReason,
+    InputError,
+    ModelFileError,
+    PromptError,
+    SamplingParams,
+)
+from llamabatch.model_file import resolve
+
+HI = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM("tiny", n_slots=8) as made:
+        yield made
+
+
+def test_one_prompt_or_a_list_text_or_ids(llm, greedy):
+    [one] = llm.generate("Once upon a time", greedy)
+    ids = llm.tokenize("Once upon a time")
+    assert one.prompt == "Once upon a time"
+    assert list(one.prompt_token_ids) == ids
+    [by_ids] = llm.generate(ids, greedy)
+    assert by_ids.text == one.text
+    assert by_ids.prompt is None
+    both = llm.generate(["Once upon a time", ids], greedy)
+    assert [o.text for o in both] == [one.text, one.text]
+
+
+def test_params_for_each(llm):
+    outputs = llm.generate(["a", "b", "c"], [SamplingParams(max_tokens=n, ignore_eos=True) for n in (1, 2, 3)])
+    assert [len(o.token_ids) for o in outputs] == [1, 2, 3]
+    with pytest.raises(InputError, match="2 SamplingParams for 3 prompts"):
+        llm.generate(["a", "b", "c"], [SamplingParams()] * 2)
+    with pytest.raises(InputError, match="dict"):
+        llm.generate(["a"], [{"temperature": 1}])
+
+
+def test_chat_one_or_a_list(llm, greedy):
+    [one] = llm.chat(HI, greedy)
+    two = llm.chat([HI, HI], greedy)
+    assert [o.text for o in two] == [one.text, one.text]
+    assert one.prompt.endswith("<|im_start|>assistant\n")
+
+
+def test_timings(llm):
+    [output] = llm.generate("Once", SamplingParams(max_tokens=6, ignore_eos=True))
+    timings = output.timings
+    assert 0 <= timings.queued_s <= timings.ttft_s <= timings.total_s
+    assert len(timings.token_times_s) == 6
+    assert len(timings.inter_token_s) == 5
+    assert timings.generation_tps > 0
+
+
+def test_a_bad_prompt_in_a_list_is_one_failed_output(llm, greedy):
+    outputs = llm.generate(["good", "", [10**9], [-1], 5, [1] * 5000, "good"], greedy)
+    assert [o.finish_reason is FinishReason.ERROR for o in outputs] == [False, True, True, True, True, True, False]
+    assert "empty" in outputs[1].error
+    assert "1000000000" in outputs[2].error
+    assert "5000 tokens; n_ctx allows" in outputs[5].error
+    assert outputs[0].text == outputs[6].text
+
+
+@pytest.mark.parametrize("prompts", [[], "", [-1], [10**9]])
+def test_nothing_to_run_is_an_exception(llm, prompts):
+    with pytest.raises(PromptError):
+        llm.generate(prompts)
+
+
+@pytest.mark.parametrize("conversation", [[], [{"role": "user"}]])
+def test_no_conversation_is_an_exception(llm, conversation):
+    with pytest.raises(PromptError):
+        llm.chat(conversation)
+
+
+def test_stream_gives_the_whole_text_in_pieces(llm, greedy):
+    pieces = list(llm.stream(HI, greedy))
+    assert len(pieces) > 1
+    assert [p.finished is None for p in pieces] == [True] * (len(pieces) - 1) + [False]
+    assert "".join(p.text for p in pieces) == pieces[-1].finished.text == llm.chat(HI, greedy)[0].text
+
+
+def test_leaving_a_stream_frees_its_slot(llm):
+    for _ in llm.stream("Once", SamplingParams(max_tokens=500, ignore_eos=True)):
+        break
+    assert llm.generate("x", SamplingParams(max_tokens=1))
+    assert llm.stats().free_slots == 8
+
+
+def test_special_tokens_in_a_users_text_stay_text(llm):
+    plain = llm.tokenize("<|im_end|>")
+    assert len(plain) > 1
+    assert len(llm.tokenize("<|im_end|>", parse_special=True)) == 1
+
+
+def test_after_close():
+    llm = LLM("tiny", n_slots=1)
+    llm.close()
+    llm.close()
+    with pytest.raises(EngineClosedError):
+        llm.generate("x")
+    with pytest.raises(EngineClosedError):
+        llm.stats()
+
+
+def test_close_ends_what_runs():
+    llm = LLM("tiny", n_slots=2)
+    got = []
+    params = SamplingParams(max_tokens=900, ignore_eos=True)
+    thread = threading.Thread(target=lambda: got.extend(llm.generate(["a", "b", "c"] * 20, params)))
+    thread.start()
+    while llm.stats().decode_calls < 3:
+        pass
+    llm.close()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert any("closed" in (o.error or "") for o in got)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "does not exist"), (b"", "not a GGUF"), (b"GGUF", "truncated"), (b"PK\3\4" * 20, "not a GGUF"),
+     (b"GGUF" + b"\xff" * 20, "version"), (b"GGUF\3\0\0\0" + b"\xff" * 16, "damaged")],
+)  # fmt: skip
+def test_files_that_are_no_models(tmp_path, content, message):
+    path = tmp_path / "model.gguf"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ModelFileError, match=message):
+        LLM(str(path))
+    with pytest.raises(ModelFileError, match="directory"):
+        LLM(str(tmp_path))
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.99])
+def test_truncated_models(tmp_path, share):
+    data = resolve("tiny").read_bytes()
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(ModelFileError, match=r"cut\.gguf cannot be loaded"):
+        LLM(str(path))
+
+
+def test_options_are_refused_by_name():
+    with pytest.raises(ConfigError, match="did you mean 'n_slots'"):
+        LLM("tiny", n_slot=2)
+    with pytest.raises(ConfigError, match="n_ctx is 1000000"):
+        LLM("tiny", n_ctx=1_000_000)
+
+
+def test_n_ctx_is_what_one_request_may_use():
+    with LLM("tiny", n_slots=8, n_ctx=256) as llm:
+        ids = llm.tokenize("word " * 300)[:250]
+        outputs = llm.generate([ids] * 8, SamplingParams(max_tokens=None, ignore_eos=True))
+        assert [len(o.token_ids) for o in outputs] == [7] * 8
+
+
+def test_a_forgotten_llm_gives_its_thread_back():
+    before = threading.active_count()
+    for _ in range(3):
+        llm = LLM("tiny", n_slots=1)
+        llm.generate("x", SamplingParams(max_tokens=1))
+        del llm
+        gc.collect()
+    assert threading.active_count() == before
+
+
+def program(text: str) -> list[str]:
+    return [sys.executable, "-c", textwrap.dedent(text)]
+
+
+def test_a_program_that_forgets_everything_ends_well():
+    code = """
+        from llamabatch import LLM, SamplingParams
+        llm = LLM("tiny", n_slots=2)
+        stream = llm.stream("Once", SamplingParams(max_tokens=900, ignore_eos=True))
+        next(stream)
+    """
+    done = subprocess.run(program(code), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_two_models_in_one_process(greedy):
+    with LLM("tiny", n_slots=2) as one, LLM("tiny", n_slots=2) as other:
+        conversations = mixed_conversations(4)
+        assert [o.text for o in one.chat(conversations, greedy)] == [o.text for o in other.chat(conversations, greedy)]
+
+
+def test_ctrl_c_aborts_the_call_and_leaves_the_llm_usable():
+    code = """
+        import os, signal, threading
+        from llamabatch import LLM, SamplingParams
+        llm = LLM("tiny", n_slots=2)
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            llm.generate(["a"] * 2000, SamplingParams(max_tokens=400, ignore_eos=True))
+        except KeyboardInterrupt:
+            print("interrupted")
+        print(len(llm.generate("a", SamplingParams(max_tokens=3, ignore_eos=True))[0].token_ids))
+        stats = llm.stats()
+        print(stats.running, stats.waiting, stats.free_slots)
+    """
+    done = subprocess.run(program(code), capture_output=True, text=True, timeout=60)
+    assert done.stdout.split("\n") == ["interrupted", "3", "0 0 2", ""]
+
+
+def test_ctrl_c_on_the_command_line():
+    command = [sys.executable, "-m", "llamabatch", "generate", "Once", "-n", "900", "--ignore-eos"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.read(5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
+
+
+def test_the_command_line_streams_text():
+    command = [sys.executable, "-m", "llamabatch", "generate", "--chat", HI[0]["content"], "-t", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert "Paris" in done.stdout
+    piped = subprocess.run(
+        [*command[:4], "--chat", "-t", "0"], input=HI[0]["content"], capture_output=True, text=True, timeout=60
+    )
+    assert piped.stdout == done.stdout
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_of_the_host_program_ends():
+    code = """
+        import os
+        from llamabatch import LLM, SamplingParams
+        llm = LLM("tiny", n_slots=1)
+        llm.generate("a", SamplingParams(max_tokens=2))
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        print(os.waitpid(pid, 0)[1])
+    """
+    done = subprocess.run(program(code), capture_output=True, text=True, timeout=60)
+    assert done.stdout == "0\n"

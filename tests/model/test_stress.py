@@ -1,0 +1,87 @@
+"""2,000 requests with random lengths, stops and aborts: every slot free at the end, every result right."""
+
+import queue
+import random
+import threading
+
+from conftest import mixed_conversations
+
+from llamabatch import LLM, FinishReason, SamplingParams
+from llamabatch.client import ThreadClient
+from llamabatch.config import EngineConfig
+from llamabatch.request import Request, new_group
+
+N_REQUESTS = 2000
+LONGEST = 40
+
+
+def test_2000_requests(reference, logit_gap, assert_equal_by_the_rule):
+    rng = random.Random(11)
+    conversations = mixed_conversations(120, seed=5)
+    whole = reference.chat(conversations, SamplingParams(temperature=0, max_tokens=LONGEST))
+    client = ThreadClient(EngineConfig("tiny", n_slots=24))
+    events: queue.SimpleQueue = queue.SimpleQueue()
+    asked, outputs = {}, {}
+    try:
+        for start in range(0, N_REQUESTS, 100):  # in bursts, while earlier ones run
+            group = new_group()
+            burst = []
+            for number in range(start, start + 100):
+                which = rng.randrange(len(whole))
+                words = whole[which].text.split()
+                stop = (rng.choice(words),) if words and rng.random() < 0.3 else ()
+                params = SamplingParams(temperature=0, max_tokens=rng.randrange(1, LONGEST), stop=stop)
+                request = Request(f"r{number}", whole[which].prompt_token_ids, params, group=group)
+                asked[request.request_id] = (which, request)
+                burst.append(request)
+            client.submit(burst, events.put)
+            client.abort(rng.sample(sorted(asked), 15))
+        while len(outputs) < N_REQUESTS:
+            for event in events.get(timeout=120):
+                assert event.request_id not in outputs, "answered twice"
+                outputs[event.request_id] = event.finished
+        stats = client.stats()
+    finally:
+        client.close()
+    assert (stats.running, stats.waiting, stats.free_slots) == (0, 0, 24)
+    ended = {reason: sum(o.finish_reason is reason for o in outputs.values()) for reason in FinishReason}
+    assert ended[FinishReason.ABORT] > 50
+    assert ended[FinishReason.ERROR] == 0
+    differing = [r for r, o in outputs.items() if not _right(o, asked[r][1], whole[asked[r][0]])]
+    assert len(differing) <= 0.01 * N_REQUESTS
+    for request_id in differing:  # what differs must do so where the model itself was undecided
+        output, wanted = outputs[request_id], whole[asked[request_id][0]]
+        at = next(i for i, (a, b) in enumerate(zip(output.token_ids, wanted.token_ids, strict=False)) if a != b)
+        assert logit_gap((*output.prompt_token_ids, *output.token_ids[:at])) < 0.15
+
+
+def _right(output, request, wanted) -> bool:
+    """Is it the beginning of what the request gives alone, ended where its own limits say?"""
+    n = len(output.token_ids)
+    if output.token_ids != wanted.token_ids[:n]:
+        return False
+    stop = next((s for s in request.params.stop_strings if s in wanted.text), None)
+    if output.finish_reason is FinishReason.ABORT:
+        return wanted.text.startswith(output.text)
+    if stop is not None and output.outputs[0].stop_reason == stop:
+        return output.text == wanted.text[: wanted.text.index(stop)]
+    if output.finish_reason is FinishReason.LENGTH:
+        return n == request.params.max_tokens
+    return output.token_ids == wanted.token_ids and output.text == wanted.text
+
+
+def test_many_threads_call_generate_at_once(reference, greedy, assert_equal_by_the_rule):
+    conversations = mixed_conversations(48, seed=8)
+    wanted = reference.chat(conversations, greedy)
+    got = [None] * 8
+    with LLM("tiny", n_slots=16) as llm:
+
+        def call(number):
+            got[number] = llm.chat(conversations[number * 6 : number * 6 + 6], greedy)
+
+        threads = [threading.Thread(target=call, args=(i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert_equal_by_the_rule([output for outputs in got for output in outputs], wanted, least=0.97)

@@ -1,0 +1,107 @@
+"""A runner without a model: the next token is a hash of the text so far, and every rule of the cache is checked."""
+
+from __future__ import annotations
+
+import random
+import zlib
+
+from llamabatch.request import Request, Sequence, Vocabulary
+from llamabatch.sampling_params import SamplingParams
+from llamabatch.scheduler import Call, DecodeStatus, Limits, ScheduledBatch, Scheduler, SpanResult
+
+EOG = 0
+VOCABULARY = Vocabulary(256, lambda token: token == EOG, lambda token: bytes([token]))
+
+
+def next_token(token_ids: list[int]) -> int:
+    """Depends on all tokens before it, so that a wrong position, prefix or slot shows; one in 64 is EOG."""
+    return zlib.crc32(bytes(token_ids)) % 64
+
+
+def expected_output(prompt: tuple[int, ...], max_tokens: int, n_ctx: int = 512) -> list[int]:
+    """What a request must give, whatever its company."""
+    tokens = list(prompt)
+    while len(tokens) - len(prompt) < min(max_tokens, n_ctx + 1 - len(prompt)):
+        tokens.append(next_token(tokens))
+        if tokens[-1] == EOG:
+            break
+    return tokens[len(prompt) :]
+
+
+class FakeRunner:
+    """Cells as lists of tokens, one a slot.
+
+    Args:
+        no_room_every: every so many calls find no cells, 0 for never.
+        bad_token: a span that holds this token fails.
+    """
+
+    def __init__(self, limits: Limits, no_room_every: int = 0, bad_token: int | None = None) -> None:
+        self.limits = limits
+        self.cells: list[list[int]] = [[] for _ in range(limits.n_slots)]
+        self.calls: list[Call] = []
+        self.copied_tokens = 0
+        self._no_room_every = no_room_every
+        self._bad_token = bad_token
+
+    def run(self, batch: ScheduledBatch) -> list[SpanResult]:
+        for copy in batch.copies:
+            assert self.limits.can_share
+            assert len(self.cells[copy.source]) >= copy.count
+            self.cells[copy.target] = self.cells[copy.source][: copy.count]
+            self.copied_tokens += copy.count
+        for slot in batch.cleared_slots:
+            self.cells[slot] = []
+        return [result for call in batch.calls for result in self._run_call(call)]
+
+    def _run_call(self, call: Call) -> list[SpanResult]:
+        self.calls.append(call)
+        slots = [span.slot for span in call.spans]
+        assert slots == sorted(set(slots)), "spans come in order of their slots, one a slot"
+        assert sum(span.count for span in call.spans) + len(call.dummy_slots) <= self.limits.n_batch
+        assert all(not self.cells[slot] for slot in call.dummy_slots), "a dummy row over retained cells"
+        assert not call.dummy_slots or self.limits.can_pad
+        if self._no_room_every and len(self.calls) % self._no_room_every == 0:
+            return [SpanResult(DecodeStatus.NO_ROOM)] * len(call.spans)
+        return [self._run_span(span) for span in call.spans]
+
+    def _run_span(self, span) -> SpanResult:
+        cells = self.cells[span.slot]
+        known = span.sequence.token_ids
+        assert cells == known[: span.start], "the cells are those of another sequence, or of another position"
+        tokens = known[span.start : span.start + span.count]
+        assert tokens
+        if self._bad_token in tokens:
+            return SpanResult(DecodeStatus.FAILED, error="bad token")
+        cells.extend(tokens)
+        if not span.output:
+            return SpanResult(DecodeStatus.OK)
+        assert len(cells) == len(known), "only the last token of a sequence has an output row"
+        return SpanResult(DecodeStatus.OK, (next_token(cells),))
+
+
+def sequence(name: str, prompt: tuple[int, ...], max_tokens: int = 16, *, n_ctx: int = 512, group: int = 0, **params):
+    request = Request(name, prompt, SamplingParams(max_tokens=max_tokens, **params), group=group)
+    return Sequence(request, VOCABULARY, n_ctx)
+
+
+def drain(scheduler: Scheduler, runner: FakeRunner, limit: int = 100_000) -> dict[str, object]:
+    """Steps until nothing is left; the finished outputs by request id."""
+    finished = {}
+    for _ in range(limit):
+        if not scheduler.has_work:
+            break
+        batch = scheduler.schedule()
+        for output in scheduler.update(batch, runner.run(batch)):
+            if output.finished is not None:
+                assert output.request_id not in finished, "a request finished twice"
+                finished[output.request_id] = output.finished
+        scheduler.check_integrity()
+    assert not scheduler.has_work, "the scheduler does not come to an end"
+    return finished
+
+
+def random_prompt(rng: random.Random, longest: int = 200) -> tuple[int, ...]:
+    """Half of them begin alike, so that prefixes are shared."""
+    head = tuple(range(1, 1 + rng.choice([0, 0, 40, 80])))
+    return head + tuple(rng.randrange(1, 64) for _ in range(rng.randrange(1, longest)))

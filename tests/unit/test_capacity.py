@@ -1,0 +1,86 @@
+from dataclasses import replace
+
+import pytest
+
+from llamabatch.capacity import Machine, ModelFacts, memory, resolve
+from llamabatch.config import EngineConfig
+from llamabatch.errors import ConfigError, MemoryPlanError
+
+GIB = 2**30
+# Qwen2.5-0.5B: 24 layers, 14 heads on 2 KV heads of 64
+FACTS = ModelFacts("small", 530_000_000, 24 * 2 * 64, 24 * 2 * 64, 896, 14, 151_936, 32_768)
+MACHINE = Machine(cores=8, available_bytes=16 * GIB)
+
+
+def test_facts_from_metadata():
+    metadata = {
+        "general.architecture": "qwen2",
+        "general.name": "small",
+        "qwen2.block_count": "24",
+        "qwen2.embedding_length": "896",
+        "qwen2.attention.head_count": "14",
+        "qwen2.attention.head_count_kv": "2",
+        "qwen2.context_length": "32768",
+    }
+    assert ModelFacts.from_metadata(metadata, 530_000_000, 151_936) == FACTS
+    layers = ", ".join(["2"] * 12 + ["4"] * 12)
+    uneven = ModelFacts.from_metadata(metadata | {"qwen2.attention.head_count_kv": f"[{layers}]"}, 1, 1)
+    assert uneven.k_values == (12 * 2 + 12 * 4) * 64
+
+
+def test_kv_cache_is_what_llama_cpp_allocates():
+    # llama.cpp's log for this shape: 4096 cells, 24 layers, K (f16) 24.00 MiB, V (f16) 24.00 MiB
+    need = memory(FACTS, EngineConfig("m"), 4096, 1)
+    assert need.kv_per_slot == 48 * 2**20
+    assert memory(FACTS, EngineConfig("m"), 300, 1).kv_per_slot == 512 * 24 * 2 * 64 * 2 * 2
+    assert memory(FACTS, EngineConfig("m", type_k="q8_0"), 4096, 1).kv_per_slot == (24 + 12.75) * 2**20
+
+
+def test_defaults():
+    plan = resolve(EngineConfig("m"), FACTS, MACHINE)
+    config = plan.config
+    assert (config.n_ctx, config.n_slots, config.n_threads, config.instances) == (4096, 32, 8, 1)
+    assert (config.strategy, config.flash_attn) == ("batched", "off")
+    assert {"n_ctx", "n_slots", "strategy", "n_threads", "flash_attn"} <= plan.reasons.keys()
+    assert "KV cache" in plan.describe()
+
+
+def test_fewer_slots_where_memory_is_short():
+    small = resolve(EngineConfig("m"), FACTS, Machine(8, 3 * GIB)).config
+    assert 1 < small.n_slots < 32
+    assert resolve(EngineConfig("m"), FACTS, Machine(8, int(0.95 * GIB))).config.strategy == "sequential"
+
+
+def test_what_does_not_fit_is_refused_with_the_sum():
+    with pytest.raises(MemoryPlanError, match=r"505 MiB weights \+ 64 x 384 MiB KV cache .* = .* are free"):
+        resolve(EngineConfig("m", n_slots=64, n_ctx=32_768), FACTS, MACHINE)
+    config = EngineConfig("m", strategy="multi-instance", instances=20, n_slots=8)
+    with pytest.raises(MemoryPlanError, match="20 engines of"):
+        resolve(config, FACTS, MACHINE)
+
+
+def test_a_gpu_holds_its_own():
+    plan = resolve(EngineConfig("m", n_slots=64, n_ctx=32_768), FACTS, replace(MACHINE, n_gpus=1))
+    assert plan.config.flash_attn == "auto"
+
+
+def test_n_ctx_beyond_training_is_refused():
+    with pytest.raises(ConfigError, match="n_ctx is 40000"):
+        resolve(EngineConfig("m", n_ctx=40_000), FACTS, MACHINE)
+
+
+def test_multi_instance_divides_cores_and_memory():
+    plan = resolve(EngineConfig("m", strategy="multi-instance"), FACTS, MACHINE)
+    assert (plan.config.instances, plan.config.n_threads) == (2, 4)
+    two = resolve(EngineConfig("m", strategy="multi-instance"), FACTS, Machine(2, 16 * GIB))
+    assert (two.config.instances, two.config.n_threads) == (2, 1)
+
+
+def test_a_quantised_v_cache_turns_flash_attention_on():
+    assert resolve(EngineConfig("m", type_v="q8_0"), FACTS, MACHINE).config.flash_attn == "on"
+
+
+def test_this_machine_has_cores_and_memory():
+    here = Machine.here()
+    assert here.cores >= 1
+    assert here.available_bytes > 0

@@ -1,0 +1,84 @@
+"""The shape of the project: public names, who imports whom, what import costs."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import llamabatch
+from llamabatch.policies import POLICIES, STRATEGIES
+
+PACKAGE = Path(llamabatch.__file__).parent
+
+
+def imports(path: Path) -> set[str]:
+    """Modules that a file names in any import, also inside functions."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def top_level(path: Path) -> set[str]:
+    return {name.split(".")[0] for name in imports(path)}
+
+
+def test_public_names():
+    assert llamabatch.__all__ == sorted(llamabatch.__all__, key=lambda n: (not n.isupper(), n.startswith("_"), n))
+    assert all(hasattr(llamabatch, name) for name in llamabatch.__all__)
+
+
+def test_only_the_llama_room_and_the_baseline_touch_llama_cpp():
+    touching = {str(p.relative_to(PACKAGE)) for p in PACKAGE.rglob("*.py") if "llama_cpp" in top_level(p)}
+    assert {name for name in touching if not name.startswith("llama/")} <= {"compare/baseline.py"}
+
+
+def test_the_scheduling_rooms_are_pure():
+    for name in ("scheduler", "policies", "slots", "prefix", "request", "detokenizer", "sampling_params", "config"):
+        assert top_level(PACKAGE / f"{name}.py").isdisjoint({"llama_cpp", "numpy", "ctypes"}), name
+        assert not any(m.startswith("llamabatch.llama") for m in imports(PACKAGE / f"{name}.py")), name
+
+
+def test_imports_go_one_way():
+    order = [
+        {"errors", "checks"},
+        {"sampling_params", "detokenizer", "stats"},
+        {"request"},
+        {"slots", "prefix", "policies"},
+        {"config", "scheduler"},
+        {"capacity", "model_file"},
+        {"engine"},
+        {"client", "wire"},
+        {"child_client", "worker"},
+        {"llm"},
+    ]
+    level = {name: i for i, names in enumerate(order) for name in names}
+    for name, own in level.items():
+        for module in imports(PACKAGE / f"{name}.py"):
+            parts = module.split(".")
+            if parts[0] == "llamabatch" and len(parts) > 1 and parts[1] in level and parts[1] != "child_client":
+                assert level[parts[1]] <= own, f"{name} imports {parts[1]}"
+
+
+def test_policies_and_their_names():
+    assert set(STRATEGIES) == set(POLICIES) | {"multi-instance", "auto"}
+    assert all(policy.summary for policy in POLICIES.values())
+
+
+def test_importing_loads_no_library_starts_no_thread_and_prints_nothing():
+    code = (
+        "import sys, threading, llamabatch\n"
+        "assert 'llama_cpp' not in sys.modules, 'llama_cpp'\n"
+        "assert 'matplotlib' not in sys.modules, 'matplotlib'\n"
+        "assert threading.active_count() == 1\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_no_file_of_the_package_outgrows_its_room():
+    lengths = {p.name: len(p.read_text().splitlines()) for p in PACKAGE.rglob("*.py")}
+    assert {name: n for name, n in lengths.items() if n > 400} == {}

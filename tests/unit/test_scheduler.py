@@ -1,0 +1,220 @@
+import random
+
+import pytest
+from fakes import VOCABULARY, FakeRunner, drain, expected_output, random_prompt, sequence
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llamabatch.policies import POLICIES, policy
+from llamabatch.request import FinishReason, Request, Sequence
+from llamabatch.sampling_params import SamplingParams
+from llamabatch.scheduler import Limits, Scheduler
+
+LIMITS = Limits(n_slots=8, n_batch=128, prefill_budget=32)
+
+
+def run(name: str, sequences: list[Sequence], limits: Limits = LIMITS, **faults):
+    scheduler, runner = Scheduler(policy(name), limits), FakeRunner(limits, **faults)
+    for item in sequences:
+        scheduler.add(item)
+    return drain(scheduler, runner), scheduler, runner
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 2**32),
+    name=st.sampled_from(sorted(POLICIES)),
+    n_slots=st.integers(1, 9),
+    n_batch=st.sampled_from([9, 64, 300]),
+    can_share=st.booleans(),
+    can_pad=st.booleans(),
+    no_room_every=st.sampled_from([0, 0, 7]),
+)
+def test_every_policy_gives_each_request_what_it_gets_alone(
+    seed, name, n_slots, n_batch, can_share, can_pad, no_room_every
+):
+    rng = random.Random(seed)
+    limits = Limits(n_slots, n_batch, prefill_budget=min(32, n_batch), can_share=can_share, can_pad=can_pad)
+    prompts = [random_prompt(rng) for _ in range(rng.randrange(1, 25))]
+    max_tokens = [rng.randrange(1, 40) for _ in prompts]
+    items = [sequence(f"r{i}", p, m) for i, (p, m) in enumerate(zip(prompts, max_tokens, strict=True))]
+    if n_slots == 1 or POLICIES[name].one_slot:
+        no_room_every = 0  # with one sequence no room is an error, tested below
+    outputs, scheduler, _ = run(name, items, limits, no_room_every=no_room_every)
+    for i, (prompt, most) in enumerate(zip(prompts, max_tokens, strict=True)):
+        output = outputs[f"r{i}"]
+        if no_room_every and output.finish_reason is FinishReason.ERROR:
+            continue  # the last one running met the fault
+        assert list(output.token_ids) == expected_output(prompt, most)
+    assert scheduler.slots.n_free == scheduler.slots.n_slots
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 2**32), name=st.sampled_from(sorted(POLICIES)))
+def test_arrivals_and_aborts_at_any_step_disturb_nobody(seed, name):
+    rng = random.Random(seed)
+    scheduler, runner = Scheduler(policy(name), LIMITS), FakeRunner(LIMITS)
+    prompts, finished, aborted = {}, {}, set()
+    for step in range(120):
+        if step < 60 and rng.random() < 0.4:
+            request_id = f"r{step}"
+            prompts[request_id] = random_prompt(rng)
+            scheduler.add(sequence(request_id, prompts[request_id], 20, group=step))
+        if prompts and rng.random() < 0.15:
+            victim = rng.choice(list(prompts))
+            output = scheduler.abort(victim)
+            assert (output is None) == (victim in finished or victim in aborted)
+            if output is not None:
+                assert output.finished.finish_reason is FinishReason.ABORT
+                aborted.add(victim)
+        batch = scheduler.schedule()
+        for output in scheduler.update(batch, runner.run(batch)):
+            if output.finished is not None:
+                finished[output.request_id] = output.finished
+        scheduler.check_integrity()
+    finished |= drain(scheduler, runner)
+    assert finished.keys() | aborted == prompts.keys()
+    for request_id, output in finished.items():
+        assert list(output.token_ids) == expected_output(prompts[request_id], 20)
+
+
+def test_a_failing_sequence_touches_nobody_else():
+    items = [sequence(f"r{i}", (10 + i, 20)) for i in range(6)]
+    outputs, scheduler, _ = run("batched", [*items, sequence("bad", (7, 200, 9))], bad_token=200)
+    assert outputs["bad"].error == "bad token"
+    assert outputs["bad"].finish_reason is FinishReason.ERROR
+    for i in range(6):
+        assert list(outputs[f"r{i}"].token_ids) == expected_output((10 + i, 20), 16)
+    assert scheduler.slots.n_free == 8
+
+
+def test_no_room_for_the_only_sequence_is_its_error():
+    outputs, _, _ = run("sequential", [sequence("r", (1, 2))], no_room_every=1)
+    assert "no room" in outputs["r"].error
+
+
+def test_no_room_preempts_the_youngest_and_loses_nothing():
+    items = [sequence(f"r{i}", (10 + i, 20, 30), 30) for i in range(8)]
+    outputs, scheduler, _ = run("batched", items, no_room_every=5)
+    assert scheduler.num_preemptions > 0
+    for i in range(7):
+        if outputs[f"r{i}"].finish_reason is not FinishReason.ERROR:
+            assert list(outputs[f"r{i}"].token_ids) == expected_output((10 + i, 20, 30), 30)
+
+
+def test_a_shared_prefix_is_computed_once():
+    head = tuple(range(1, 61))
+    items = [sequence(f"r{i}", (*head, 70 + i)) for i in range(8)]
+    outputs, scheduler, runner = run("batched", items)
+    assert runner.copied_tokens == 7 * len(head) == scheduler.num_shared_tokens
+    prompt_tokens = sum(span.count for call in runner.calls for span in call.spans if span.start < len(head) + 1)
+    assert prompt_tokens == len(head) + 8
+    assert list(outputs["r7"].token_ids) == expected_output((*head, 77), 16)
+
+
+def test_identical_prompts_share_all_but_the_last_token():
+    prompt = tuple(range(1, 51))
+    _, scheduler, _ = run("batched", [sequence(f"r{i}", prompt) for i in range(4)])
+    assert scheduler.num_shared_tokens == 3 * 49
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_decode_step_of_full_slots_is_one_call(name):
+    items = [sequence(f"r{i}", (10 + i, 20), 30, ignore_eos=True) for i in range(8)]
+    _, _, runner = run(name, items)
+    decode_rows = [len(call.spans) for call in runner.calls if all(span.start >= 2 for span in call.spans)]
+    widest = {"batched": 8, "static": 8}.get(name, 1)
+    assert set(decode_rows) == {widest}
+
+
+def test_holes_get_dummy_rows():
+    items = [sequence(f"r{i}", (10 + i, 20), 30 if i in (0, 5) else 2, ignore_eos=True) for i in range(8)]
+    _, _, runner = run("static", items)
+    holes = [call.dummy_slots for call in runner.calls if len(call.spans) == 2]
+    assert holes
+    assert len(set(holes)) == 1
+    assert len(holes[0]) == max(span.slot for span in runner.calls[-1].spans) - 1
+
+
+def test_no_dummy_rows_where_state_cannot_be_cut():
+    limits = Limits(8, 128, 32, can_pad=False, can_share=False)
+    items = [sequence(f"r{i}", (10 + i, 20), 30 if i in (0, 5) else 2, ignore_eos=True) for i in range(8)]
+    _, _, runner = run("static", items, limits)
+    assert not any(call.dummy_slots for call in runner.calls)
+
+
+def test_long_prompts_go_in_chunks_while_others_talk():
+    scheduler, runner = Scheduler(policy("batched"), LIMITS), FakeRunner(LIMITS)
+    scheduler.add(sequence("talker", (1, 2), 100, ignore_eos=True))
+    for _ in range(3):
+        batch = scheduler.schedule()
+        scheduler.update(batch, runner.run(batch))
+    scheduler.add(sequence("long", tuple(range(1, 201)), 2))
+    steps = 0
+    while any(s.num_pending > 1 for s in scheduler.running) or steps == 0:
+        batch = scheduler.schedule()
+        outputs = scheduler.update(batch, runner.run(batch))
+        assert any(output.request_id == "talker" for output in outputs), "the talker has to wait"
+        assert max(span.count for span in batch.spans) <= LIMITS.prefill_budget
+        steps += 1
+    assert steps == 7  # 200 tokens, 32 a step
+
+
+def test_static_lets_nobody_enter_before_all_have_finished():
+    items = [sequence(f"r{i}", (10 + i, 20), 2 + i, ignore_eos=True) for i in range(16)]
+    scheduler, runner = Scheduler(policy("static"), LIMITS), FakeRunner(LIMITS)
+    for item in items:
+        scheduler.add(item)
+    seen = set()
+    while scheduler.has_work:
+        before = {s.request.request_id for s in scheduler.running}
+        batch = scheduler.schedule()
+        entered = {s.request.request_id for s in scheduler.running} - before
+        assert not (before and entered)
+        seen |= entered
+        scheduler.update(batch, runner.run(batch))
+    assert len(seen) == 16
+
+
+def test_interleaved_takes_turns():
+    items = [sequence(f"r{i}", (10 + i, 20), 5, ignore_eos=True) for i in range(4)]
+    _, _, runner = run("interleaved", items)
+    order = [call.spans[0].sequence.request.request_id for call in runner.calls]
+    assert order[:12] == ["r0", "r1", "r2", "r3"] * 3
+
+
+def test_order_of_entry():
+    def entered(name, lengths, groups=None):
+        scheduler, runner = Scheduler(policy(name), Limits(1, 512, 512)), FakeRunner(Limits(1, 512, 512))
+        for i, length in enumerate(lengths):
+            group = 0 if groups is None else groups[i]
+            scheduler.add(sequence(str(i), tuple([10 + i] * length), 2, group=group))
+        drain(scheduler, runner)
+        return [c.spans[0].sequence.request.request_id for c in runner.calls if c.spans[0].start == 0]
+
+    assert entered("sequential", [5, 3, 9]) == ["0", "1", "2"]
+    assert entered("length-sorted", [5, 3, 9]) == ["1", "0", "2"]
+    assert entered("batched", [5, 3, 9]) == ["2", "0", "1"]
+    # a later call does not overtake an earlier one
+    assert entered("length-sorted", [9, 9, 1], groups=[0, 0, 1]) == ["0", "1", "2"]
+
+
+def test_a_prompt_that_fills_its_slot_gives_one_token():
+    prompt = tuple([5] * 32)
+    outputs, _, _ = run("batched", [sequence("r", prompt, 10, n_ctx=32, ignore_eos=True)])
+    assert len(outputs["r"].token_ids) == 1
+    assert outputs["r"].finish_reason is FinishReason.LENGTH
+
+
+def test_a_request_id_in_flight_is_refused():
+    scheduler = Scheduler(policy("batched"), LIMITS)
+    scheduler.add(sequence("same", (1, 2)))
+    with pytest.raises(ValueError, match="already in flight"):
+        scheduler.add(sequence("same", (1, 2)))
+
+
+def test_several_accepted_tokens_stop_at_the_first_end():
+    item = Sequence(Request("r", (1,), SamplingParams(max_tokens=3)), VOCABULARY, 64)
+    for token in (5, 6, 7):
+        item.accept(token, 0.0)
+    assert item.finish_reason is FinishReason.LENGTH

@@ -1,0 +1,71 @@
+import socket
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamabatch.config import EngineConfig
+from llamabatch.errors import EngineError
+from llamabatch.request import CompletionOutput, FinishReason, Request, RequestOutput, SequenceOutput, Timings
+from llamabatch.sampling_params import SamplingParams
+from llamabatch.wire import Wire, pack_config, pack_output, pack_request, unpack_config, unpack_output, unpack_request
+
+
+def across(*message):
+    left, right = socket.socketpair()
+    sender, receiver = Wire(left), Wire(right)
+    thread = threading.Thread(target=sender.send, args=message)
+    thread.start()
+    received = receiver.receive()
+    thread.join()
+    sender.close()
+    assert receiver.receive() is None
+    receiver.close()
+    return received
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), max_size=50), st.text(), st.integers(0, 2**64 - 1))
+def test_requests_cross_unchanged(ids, text, seed):
+    request = Request("r", tuple(ids), SamplingParams(seed=seed, stop=["a"], temperature=0.5), text)
+    assert unpack_request(across(pack_request(request))[0]) == request
+
+
+def test_a_random_seed_crosses_so_that_a_retry_draws_the_same():
+    request = Request("r", (1,))
+    assert unpack_request(across(pack_request(request))[0]).seed == request.seed
+
+
+def test_outputs_cross_unchanged():
+    request = Request("r", (1, 2), prompt="é")
+    completion = CompletionOutput(0, "text€", (3, 4), FinishReason.STOP, "end")
+    timings = Timings(0.1, 0.2, 0.3, (0.2, 0.3))
+    whole = RequestOutput("r", "é", (1, 2), (completion,), None, timings)
+    for output in (SequenceOutput("r", (3,), "t"), SequenceOutput("r", (4,), "", whole)):
+        assert unpack_output(across(pack_output(output))[0], request) == output
+
+
+def test_configs_cross_unchanged():
+    config = EngineConfig("tiny", n_slots=3, tensor_split=(1.0, 2.0))
+    assert unpack_config(across(pack_config(config))[0]) == config
+
+
+def test_large_messages_cross():
+    assert across("x" * 5_000_000) == ["x" * 5_000_000]
+
+
+def test_a_damaged_length_is_refused():
+    left, right = socket.socketpair()
+    left.sendall(b"\xff\xff\xff\xff")
+    with pytest.raises(EngineError, match="announced 4294967295 bytes"):
+        Wire(right).receive()
+    left.close()
+    right.close()
+
+
+def test_the_other_side_dying_in_a_message_is_an_end():
+    left, right = socket.socketpair()
+    left.sendall(b"\x10\x00\x00\x00abc")
+    left.close()
+    assert Wire(right).receive() is None
+    right.close()
