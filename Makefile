@@ -15,7 +15,7 @@ help: ## this list
 	@echo 'Options: BACKEND=cpu|cuda|metal picks the build (default: what the machine has), ARGS="..." goes to compare.'
 
 setup: ## make .venv, build what must be built, install llamabatch
-	@test -n "$(PYTHON)" || { echo 'Set-up failed: llamabatch needs Python 3.10 or newer: install one, or name it with make PYTHON=...' >&2; exit 1; }
+	@test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { echo 'Set-up failed: llamabatch needs Python 3.10 or newer: install one, or name it with make PYTHON=...' >&2; exit 1; }
 	@$(PYTHON) -m native_patches.bootstrap --backend $(BACKEND)
 
 compare: setup ## compare all strategies on the bundled model and prompts

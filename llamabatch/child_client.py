@@ -163,6 +163,7 @@ class _Child:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", program, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C reaches the parent alone, which decides what it means
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # stdout belongs to the parent's answer
                 env=os.environ | _import_environment() | environment,

@@ -84,7 +84,7 @@ class Engine:
         return EngineStats(
             running=len(scheduler.running),
             waiting=scheduler.num_waiting,
-            free_slots=scheduler.slots.n_free,
+            free_slots=scheduler.num_free_slots,
             preemptions=scheduler.num_preemptions,
             shared_tokens=scheduler.num_shared_tokens,
             **vars(self._runner.counts),

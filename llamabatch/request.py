@@ -197,6 +197,7 @@ class Sequence:
         self.token_ids = list(request.prompt_token_ids)
         self.num_computed = 0
         self.slot: int | None = None
+        self.number: int | None = None  # order of arrival at the scheduler
         self.last_step = -1  # when it computed last; round robin goes by it
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None

@@ -51,8 +51,9 @@ class PrefixCopy:
 
 @dataclass(frozen=True)
 class ScheduledBatch:
-    """What one step does, in this order: copies, then clearing of slots, then the calls."""
+    """What one step does, in this order: growing to n_slots (all cells are lost), copies, clearing of slots, calls."""
 
+    n_slots: int
     copies: tuple[PrefixCopy, ...] = ()
     cleared_slots: tuple[int, ...] = ()
     calls: tuple[Call, ...] = ()
@@ -84,7 +85,7 @@ class Limits:
     """What a runner can take.
 
     Attributes:
-        n_slots: seq ids of the context.
+        n_slots: seq ids of the context at most; it starts with one and grows.
         n_batch: tokens in one call at most.
         prefill_budget: prompt tokens a step at most while others wait for their next token, so that these go on.
         can_share: a prefix can be copied from slot to slot and cut (not with recurrent state).
@@ -104,7 +105,8 @@ class Scheduler:
     def __init__(self, policy: Policy, limits: Limits, clock: Callable[[], float] = time.perf_counter) -> None:
         self.policy = policy
         self.limits = limits
-        self.slots = SlotPool(1 if policy.one_slot else limits.n_slots)
+        self.slots = SlotPool(1)
+        self._most_slots = 1 if policy.one_slot else limits.n_slots
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.num_shared_tokens = 0
@@ -119,6 +121,11 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return sum(not s.finished for _, _, s in self._waiting)
+
+    @property
+    def num_free_slots(self) -> int:
+        """Slots that further requests can take, those counted that the context has not grown to yet."""
+        return self._most_slots - len(self.slots.leased)
 
     @property
     def has_work(self) -> bool:
@@ -143,6 +150,7 @@ class Scheduler:
 
     def schedule(self) -> ScheduledBatch:
         self._step += 1
+        self._grow()
         copies = self._copies()  # before anyone enters: a source that has just finished still holds its slot's cells
         self._admit()
         copies += self._copies()
@@ -153,7 +161,23 @@ class Scheduler:
         calls = self._decode_calls(decoding)
         calls += self._prefill_calls([s for s in chosen if s.num_pending > 1], bool(decoding))
         cleared, self._to_clear = tuple(sorted(self._to_clear)), set()
-        return ScheduledBatch(copies, cleared, tuple(calls))
+        return ScheduledBatch(self.slots.n_slots, copies, cleared, tuple(calls))
+
+    def _grow(self) -> None:
+        """More slots when more requests wait than there are: few requests then take little memory and time to start.
+
+        Growing loses all cells. Where nothing runs it goes to the next power of two that is enough; where something
+        does, straight to the most, so that running sequences are computed again once in an engine's life at most.
+        """
+        needed = min(len(self.running) + len(self._waiting), self._most_slots)
+        if needed <= self.slots.n_slots or not self.policy.entering(len(self.running), 1):
+            return
+        enough: int = 1 << (needed - 1).bit_length()
+        n_slots = self._most_slots if self.running else min(enough, self._most_slots)
+        for sequence in list(self.running):
+            self._preempt(sequence)
+        self.slots = SlotPool(n_slots)
+        self._to_clear.clear()
 
     def _admit(self) -> None:
         room = self.policy.entering(len(self.running), self.slots.n_free)
@@ -167,7 +191,11 @@ class Scheduler:
             room -= 1
 
     def _look_for_source(self, sequence: Sequence) -> None:
-        source = best_source(sequence, self.running) if self.limits.can_share else None
+        if not self.limits.can_share:
+            return
+        # only those that entered before it: two that wait for each other would wait for ever
+        earlier = itertools.takewhile(lambda other: other is not sequence, self.running)
+        source = best_source(sequence, earlier)
         if source is not None:
             self._sources[sequence.request.request_id] = source
 
@@ -274,7 +302,9 @@ class Scheduler:
         self._to_clear.add(sequence.slot)
 
     def _enqueue(self, sequence: Sequence) -> None:
-        heapq.heappush(self._waiting, (self.policy.key(sequence), next(self._numbers), sequence))
+        if sequence.number is None:
+            sequence.number = next(self._numbers)  # kept when it comes back, so that it is not overtaken
+        heapq.heappush(self._waiting, (self.policy.key(sequence), sequence.number, sequence))
 
     def check_integrity(self) -> None:
         """Raises ValueError if slots and running sequences disagree: a bug of ours."""

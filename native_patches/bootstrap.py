@@ -57,7 +57,6 @@ def stamp_text(wheel: Path) -> str:
         "project": hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest(),
         "wheel": wheel.name,
         "folder": str(VENV),
-        "python": sys.version.split()[0],
     }
     return json.dumps(facts, indent=2) + "\n"
 
@@ -67,25 +66,34 @@ def is_current(stamp: str) -> bool:
 
 
 def make_venv(log: Path) -> None:
-    """A fresh .venv, or the one that is there if it works, is of this Python, and has not been moved."""
+    """A fresh .venv, or the one that is there if it works. One that does not is replaced if it is ours."""
     if VENV.exists() and not _venv_works():
+        if not STAMP.is_file():
+            raise SetupFailure(f"The folder {VENV} is there and has no working Python 3.10 with pip: remove it first.")
         say("The old .venv does not work here any more, making a new one")
         shutil.rmtree(VENV)
-    if not VENV.exists():
-        status = run_logged([sys.executable, "-m", "venv", str(VENV)], log, "making .venv")
-        if status != 0:
-            shutil.rmtree(VENV, ignore_errors=True)
-            raise SetupFailure(f".venv could not be made: {explain(log, 'python -m venv failed')} (log: {log}).")
+    if VENV.exists():
+        STAMP.unlink(missing_ok=True)  # what follows changes it
+        return
+    try:
+        made = run_logged([sys.executable, "-m", "venv", str(VENV)], log, "making .venv") == 0
+    except BaseException:
+        shutil.rmtree(VENV, ignore_errors=True)
+        raise
+    if not made:
+        shutil.rmtree(VENV, ignore_errors=True)
+        raise SetupFailure(f".venv could not be made: {explain(log, 'python -m venv failed')} (log: {log}).")
 
 
 def _venv_works() -> bool:
-    question = "import sys, pip; print(sys.version.split()[0])"
+    """Its Python starts, is new enough and has pip; and its commands point to where it is, not to where it was."""
+    question = "import sys, pip; sys.exit(sys.version_info < (3, 10))"
     try:
-        answer = subprocess.run([str(PYTHON), "-c", question], capture_output=True, text=True, check=False, timeout=60)
+        answer = subprocess.run([str(PYTHON), "-c", question], capture_output=True, check=False, timeout=60)
         script = (VENV / "bin" / "pip").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
-    return answer.stdout.strip() == sys.version.split()[0] and str(VENV) in script
+    return answer.returncode == 0 and str(VENV) in script
 
 
 def build_wheel(backend: str) -> Path:

@@ -12,7 +12,7 @@ from llamabatch.capacity import Plan
 from llamabatch.child_client import ChildClient, RouterClient
 from llamabatch.compare.processes import PeakMemory, no_child_left
 from llamabatch.config import EngineConfig
-from llamabatch.errors import EngineError
+from llamabatch.errors import EngineClosedError, EngineError
 from llamabatch.policies import POLICIES
 from llamabatch.request import Request, RequestOutput, SequenceOutput, new_group
 from llamabatch.sampling_params import SamplingParams
@@ -58,22 +58,21 @@ def measure(
     Raises:
         What an engine raises when it starts; EngineError if no request came to a good end.
     """
-    with contextlib.ExitStack() as stack:
-        with no_child_left():
-            client = _client(config, baseline)
-            stack.callback(client.close)
-            slots = 1 if baseline else slots_of(client.plan) * client.plan.config.number("instances")
-            _run(client, _warm_up(prompts, 2 if slots == 1 else slots), lambda output: None)
-            with PeakMemory(client.pids) as peak:
-                before = client.stats()
-                requests = _requests(prompts, SamplingParams(temperature=0, max_tokens=max_tokens))
-                start = time.perf_counter()
-                outputs = _run(client, requests, on_done)
-                wall_s = time.perf_counter() - start
-                if all(output.error for output in outputs):
-                    raise EngineError(f"no request succeeded: {outputs[0].error}")
-                peak_memory = peak.read()
-            return Measurement(outputs, wall_s, peak_memory, difference(client.stats(), before), client.plan)
+    with contextlib.ExitStack() as stack, no_child_left():  # children are killed before the client is closed
+        client = _client(config, baseline)
+        stack.callback(client.close)
+        slots = 1 if baseline else slots_of(client.plan) * client.plan.config.number("instances")
+        warm = _run(client, _warm_up(prompts, 2 if slots == 1 else slots), lambda output: None)
+        before = _stats(client, warm)
+        requests = _requests(prompts, SamplingParams(temperature=0, max_tokens=max_tokens))
+        with PeakMemory(client.pids) as peak:
+            start = time.perf_counter()
+            outputs = _run(client, requests, on_done)
+            wall_s = time.perf_counter() - start
+            after, peak_memory = _stats(client, outputs), peak.read()
+        if all(output.error for output in outputs):
+            raise EngineError(f"no request succeeded: {outputs[0].error}")
+        return Measurement(outputs, wall_s, peak_memory, difference(after, before), client.plan)
 
 
 def slots_of(plan: Plan) -> int:
@@ -88,6 +87,15 @@ def difference(after: EngineStats, before: EngineStats) -> EngineStats:
     return EngineStats(
         **{f.name: getattr(after, f.name) - getattr(before, f.name) for f in fields(EngineStats)},
     )
+
+
+def _stats(client: ChildClient | RouterClient, outputs: tuple[RequestOutput, ...]) -> EngineStats:
+    """The counts; of an engine that is gone its last words, which the outputs hold."""
+    try:
+        return client.stats()
+    except EngineClosedError as error:
+        last_words = [output.error for output in outputs if output.error]
+        raise EngineError(last_words[0] if last_words else str(error)) from error
 
 
 def _client(config: EngineConfig, baseline: bool) -> ChildClient | RouterClient:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from llamabatch.chat import render
 from llamabatch.errors import LlamaBatchError, PromptError
@@ -16,6 +17,8 @@ from llamabatch.request import check_prompt
 
 _JSONL = (".jsonl", ".ndjson", ".json")
 _SHAPES = '{"prompt": TEXT} or {"messages": [{"role": …, "content": …}]}'
+
+_T = TypeVar("_T")
 
 Prompt = str | list[dict[str, Any]]
 
@@ -59,7 +62,7 @@ def load(path: Path | None, model: Model, n_ctx: int) -> Workload:
     """
     name = "the bundled prompts" if path is None else str(path)
     prompts = [
-        _at(name, line.number, lambda line=line: _token_ids(line.prompt, model, n_ctx))
+        _at(name, line.number, partial(_token_ids, line.prompt, model, n_ctx))
         for line in parse(name, _read(path), jsonl=None if path is None else _is_jsonl(path))
     ]
     return Workload("bundled" if path is None else path.name, tuple(prompts))
@@ -79,7 +82,7 @@ def parse(name: str, text: str, *, jsonl: bool | None = None) -> list[Line]:
     if not lines:
         raise PromptError(f"{name} holds no prompt; write one a line, as text or as {_SHAPES}")
     if jsonl or (jsonl is None and _is_object(lines[0][1])):
-        return [Line(number, _at(name, number, lambda line=line: _from_json(line))) for number, line in lines]
+        return [Line(number, _at(name, number, partial(_from_json, line))) for number, line in lines]
     return [Line(number, line) for number, line in lines]
 
 
@@ -138,7 +141,7 @@ def _token_ids(prompt: Prompt, model: Model, n_ctx: int) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _at(name: str, number: int, read: Callable[[], Any]) -> Any:
+def _at(name: str, number: int, read: Callable[[], _T]) -> _T:
     """Puts file and line in front of what is wrong there."""
     try:
         return read()

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamabatch.config import EngineConfig
-from llamabatch.errors import EngineError
+from llamabatch.errors import ConfigError, EngineError
 from llamabatch.llama import library
 from llamabatch.llama.model import Model
 
@@ -43,9 +43,12 @@ class Context:
 
     def __init__(self, model: Model, config: EngineConfig, n_slots: int) -> None:
         self._lib = lib = library.load()
-        self._most_slots = int(lib.llama_max_parallel_sequences())
+        most_slots = int(lib.llama_max_parallel_sequences())
+        if n_slots > most_slots:  # beyond it llama.cpp aborts the process
+            raise ConfigError(f"n_slots is {n_slots}; this build of llama.cpp allows 1 to {most_slots}")
         n_ctx = config.number("n_ctx")
         params = lib.llama_context_default_params()
+        self.n_slots = n_slots
         # llama.cpp divides its n_ctx among the sequences; ours is what one request may use
         params.n_ctx = -(-n_ctx // _CELL_PADDING) * _CELL_PADDING * n_slots
         params.n_batch = config.n_batch
@@ -108,8 +111,8 @@ class Context:
         return int(self._lib.llama_memory_seq_pos_max(self._memory, slot)) + 1
 
     def _check(self, slot: int) -> None:
-        if not 0 <= slot < self._most_slots:  # beyond it llama.cpp aborts the process
-            raise ValueError(f"slot {slot} is out of range; allowed are 0 to {self._most_slots - 1}")
+        if not 0 <= slot < self.n_slots:  # llama.cpp would abort the process
+            raise ValueError(f"slot {slot} is out of range; allowed are 0 to {self.n_slots - 1}")
 
 
 def _ggml_type(lib: Any, name: str) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import collections
+import contextlib
 import ctypes
 import importlib
 import json
@@ -15,7 +16,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -50,15 +51,27 @@ def environment_defaults(model_bytes: int | None) -> dict[str, str]:
     return {"GOMP_SPINCOUNT": "10000" if small else "1000", "GGML_NO_BACKTRACE": "1"}
 
 
-def prepare_environment(model_bytes: int | None) -> None:
-    """Set in os.environ what `environment_defaults` gives and the user has not decided."""
+def undecided(model_bytes: int | None, given: Mapping[str, str]) -> dict[str, str]:
+    """Those of `environment_defaults` that the user's environment `given` leaves open."""
     defaults = environment_defaults(model_bytes)
-    if "OMP_WAIT_POLICY" in os.environ:  # says how to wait, too: GOMP_SPINCOUNT would overrule it
+    if "OMP_WAIT_POLICY" in given:  # says how to wait, too: GOMP_SPINCOUNT would overrule it
         del defaults["GOMP_SPINCOUNT"]
-    missing = {name: value for name, value in defaults.items() if name not in os.environ}
+    return {name: value for name, value in defaults.items() if name not in given}
+
+
+@contextlib.contextmanager
+def _environment(model_bytes: int | None) -> Iterator[None]:
+    """Set in os.environ what the user has left open. libgomp reads its variable while it is loaded and never again,
+    so that one goes away afterwards: our child programs, and the user's, must not take it for the user's wish."""
+    missing = undecided(model_bytes, os.environ)
     if "GOMP_SPINCOUNT" in missing and _is_mapped("libgomp.so"):
         logger.debug("libgomp was loaded before llamabatch, so GOMP_SPINCOUNT comes too late; set it yourself")
     os.environ.update(missing)
+    try:
+        yield
+    finally:
+        if "GOMP_SPINCOUNT" in missing:
+            os.environ.pop("GOMP_SPINCOUNT", None)
 
 
 def load(model_bytes: int | None = None) -> ModuleType:
@@ -72,11 +85,11 @@ def load(model_bytes: int | None = None) -> ModuleType:
         return _module
     with _lock:
         if _module is None:
-            prepare_environment(model_bytes)
-            module = _import_llama_cpp()
-            check_layout(module)
-            _forward_log(module)
-            module.llama_backend_init()
+            with _environment(model_bytes):
+                module = _import_llama_cpp()
+                check_layout(module)
+                _forward_log(module)
+                module.llama_backend_init()
             _module = module
         return _module
 

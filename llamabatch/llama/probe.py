@@ -18,12 +18,12 @@ from llamabatch.llama import library
 _BATCH_SIZES = (1, 8)  # llama.cpp has separate kernels for one row and for several
 
 
-def run(model_path: Path, batch_sizes: tuple[int, ...] = _BATCH_SIZES) -> int:
-    """Load `model_path` on the CPU with extra buffers on and decode one batch of each size; 0 if all is well."""
+def run(model_path: Path, *, use_extra_bufts: bool = True, batch_sizes: tuple[int, ...] = _BATCH_SIZES) -> int:
+    """Load `model_path` on the CPU and decode one batch of each size; 0 if all logits are sound."""
     llama = library.load(model_path.stat().st_size)
     model_params = llama.llama_model_default_params()
     model_params.n_gpu_layers = 0
-    model_params.use_extra_bufts = True
+    model_params.use_extra_bufts = use_extra_bufts
     model = llama.llama_model_load_from_file(os.fsencode(model_path), model_params)
     if not model:
         print("the model could not be loaded:", "; ".join(library.recent_complaints()))

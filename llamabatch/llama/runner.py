@@ -35,7 +35,11 @@ class RunnerCounts:
 
 
 class Runner:
-    """Drives one context of one model. Not for use from two threads at once."""
+    """Drives one context of one model. Not for use from two threads at once.
+
+    The context starts with one slot and grows when the scheduler says so: llama.cpp fills all cells with zeros when it
+    makes a context, which for 32 slots of 4,096 tokens takes longer than loading a small model.
+    """
 
     def __init__(self, model: Model, config: EngineConfig, n_slots: int) -> None:
         if not model.generates:
@@ -43,7 +47,8 @@ class Runner:
         self.model = model
         self.counts = RunnerCounts()
         self._n_ubatch = min(config.n_ubatch, config.n_batch)
-        self._context = Context(model, config, n_slots)
+        self._config = config
+        self._context = Context(model, config, 1)
         self._batch = Batch(load(), config.n_batch)
         plain = not model.is_recurrent
         self.limits = Limits(
@@ -59,6 +64,9 @@ class Runner:
 
     def run(self, batch: ScheduledBatch) -> list[SpanResult]:
         """One result for each of batch.spans, in their order."""
+        if batch.n_slots > self._context.n_slots:
+            self._context.close()  # first, so that both never stand in memory at once
+            self._context = Context(self.model, self._config, batch.n_slots)
         for copy in batch.copies:
             self._context.copy_prefix(copy.source, copy.target, copy.count)
         for slot in batch.cleared_slots:

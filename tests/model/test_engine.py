@@ -166,3 +166,22 @@ def test_counted_passes_are_llama_cpps():
     finally:
         lib.llama_free(context)
         model.close()
+
+
+def test_the_context_grows_and_loses_nothing(reference, greedy, assert_equal_by_the_rule):
+    """Requests that come while others run need more slots: the running ones move to a larger context."""
+    conversations = mixed_conversations(14, seed=21)
+    wanted = reference.chat(conversations, greedy)
+    with Engine(EngineConfig("tiny", n_slots=16)) as engine:
+        waiting = [Request(f"r{i}", output.prompt_token_ids, greedy) for i, output in enumerate(wanted)]
+        finished, sizes = {}, set()
+        while waiting or engine.has_work:
+            if waiting:
+                engine.add(waiting.pop(0))
+            for output in engine.step():
+                if output.finished:
+                    finished[output.request_id] = output.finished
+            sizes.add(engine._runner._context.n_slots)
+        assert engine.stats().preemptions == 1
+    assert sizes == {1, 16}
+    assert_equal_by_the_rule([finished[f"r{i}"] for i in range(14)], wanted, least=0.9)

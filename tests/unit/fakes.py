@@ -38,13 +38,16 @@ class FakeRunner:
 
     def __init__(self, limits: Limits, no_room_every: int = 0, bad_token: int | None = None) -> None:
         self.limits = limits
-        self.cells: list[list[int]] = [[] for _ in range(limits.n_slots)]
+        self.cells: list[list[int]] = [[]]
         self.calls: list[Call] = []
         self.copied_tokens = 0
         self._no_room_every = no_room_every
         self._bad_token = bad_token
 
     def run(self, batch: ScheduledBatch) -> list[SpanResult]:
+        if batch.n_slots > len(self.cells):
+            self.cells = [[] for _ in range(batch.n_slots)]
+        assert batch.n_slots == len(self.cells) <= self.limits.n_slots
         for copy in batch.copies:
             assert self.limits.can_share
             assert len(self.cells[copy.source]) >= copy.count

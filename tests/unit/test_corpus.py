@@ -15,6 +15,7 @@ sys.path.insert(0, str(MODELS))
 
 import corpus  # noqa: E402
 import corpus_templates  # noqa: E402
+import corpus_turns  # noqa: E402
 from corpus_stories import write_story  # noqa: E402
 
 
@@ -31,8 +32,8 @@ def test_held_out_templates_are_not_trained_on() -> None:
     held_out = {normal(line) for lines in corpus_templates.HELD_OUT.values() for line in lines}
     assert corpus_templates.TRAIN.keys() == corpus_templates.HELD_OUT.keys()
     assert not trained & held_out
-    assert not set(corpus_templates.SYSTEM_TRAIN) & set(corpus_templates.SYSTEM_HELD_OUT)
-    openers = {normal(opener) for opener in corpus_templates.OPENERS}
+    assert not set(corpus_turns.SYSTEM_TRAIN) & set(corpus_turns.SYSTEM_HELD_OUT)
+    openers = {normal(opener) for opener in corpus_turns.OPENERS}
     assert not {f"{opener} {line}" for opener in openers for line in trained} & held_out
 
 

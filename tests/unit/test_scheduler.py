@@ -144,8 +144,10 @@ def test_no_dummy_rows_where_state_cannot_be_cut():
 
 
 def test_long_prompts_go_in_chunks_while_others_talk():
-    scheduler, runner = Scheduler(policy("batched"), LIMITS), FakeRunner(LIMITS)
+    limits = Limits(n_slots=2, n_batch=128, prefill_budget=32)
+    scheduler, runner = Scheduler(policy("batched"), limits), FakeRunner(limits)
     scheduler.add(sequence("talker", (1, 2), 100, ignore_eos=True))
+    scheduler.add(sequence("other", (3, 4), 2, ignore_eos=True))  # so that the slots have grown
     for _ in range(3):
         batch = scheduler.schedule()
         scheduler.update(batch, runner.run(batch))

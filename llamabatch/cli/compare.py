@@ -1,0 +1,74 @@
+"""`llamabatch compare`: every strategy on the same prompts; a table, a sentence, a file, a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from llamabatch.cli.options import engine_options, model_option
+from llamabatch.compare.output import check, write
+from llamabatch.compare.progress import StderrProgress
+from llamabatch.compare.run import Settings, run
+from llamabatch.policies import STRATEGIES
+
+
+class Names(click.ParamType):  # type: ignore[type-arg]  # generic in some releases of click only
+    """Words with commas between them; "all" is none."""
+
+    name = "all|names"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        names = tuple(name.strip() for name in value.split(",") if name.strip())
+        if not names:
+            self.fail(f"{value!r} names no strategy; give all, or some of {', '.join(STRATEGIES)}", param, ctx)
+        return () if "all" in names else names
+
+
+class Numbers(click.ParamType):  # type: ignore[type-arg]
+    """Whole numbers with commas between them; "auto" is none."""
+
+    name = "auto|integers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return () if value == "auto" else tuple(int(part) for part in value.split(","))
+        except ValueError:
+            self.fail(f"{value!r} is neither a whole number nor a list such as 1,2,4,8", param, ctx)
+
+
+_FILE = click.Path(path_type=Path, allow_dash=True)
+
+
+@click.command()
+@model_option
+@click.option("--prompts", type=_FILE, help="Text file with one prompt a line, or JSONL; default: the bundled prompts.")
+@click.option("--strategies", type=Names(), default="all", show_default=True, help=f"Of {', '.join(STRATEGIES)}.")
+@click.option("-n", "--max-tokens", type=int, default=64, show_default=True, help="Tokens to generate for each prompt.")
+@click.option(
+    "--slots", type=Numbers(), default="auto", show_default=True, help="Sequences at once; a list measures each size."
+)
+@click.option("--json", "json_file", type=_FILE, help="Write everything as JSON; '-': to stdout, instead of the table.")
+@click.option("--plot", "plot_file", type=_FILE, help="Draw a picture: .png, .svg or .pdf. Needs llamabatch[tools].")
+@click.option(
+    "--baseline/--no-baseline", default=True, show_default=True, help="Measure a loop over llama_cpp.Llama too."
+)
+@click.option("--rounds", type=int, default=1, show_default=True, help="Measure that often and show the median.")
+@engine_options(exclude=("strategy", "n_slots", "isolate"))
+def compare(json_file: Path | None, plot_file: Path | None, engine: dict[str, Any], **settings: Any) -> None:
+    """Compare all strategies on the same prompts, each alone in fresh processes.
+
+    Exit code 1 if a strategy failed; its row then tells why.
+    """
+    chosen = Settings(engine=engine, **settings)
+    check(json_file, plot_file)
+    with StderrProgress() as progress:
+        report = run(chosen, progress)
+    write(report, json_file, plot_file)
+    if report.failed:
+        click.get_current_context().exit(1)

@@ -1,0 +1,28 @@
+"""Figures as people read them."""
+
+from __future__ import annotations
+
+
+def seconds(value: float) -> str:
+    """Three digits, with the unit that suits: 85.1 ms, 1.24 s."""
+    return f"{significant(value * 1000)} ms" if value < 1 else f"{significant(value)} s"
+
+
+def significant(value: float) -> str:
+    """Three significant digits, without an exponent: 0.0123, 1.23, 12.3, 1,234."""
+    if value == 0:
+        return "0"
+    digits = 2
+    magnitude = abs(value)
+    while magnitude >= 10 and digits > 0:
+        magnitude /= 10
+        digits -= 1
+    while 0 < magnitude < 1 and digits < 6:
+        magnitude *= 10
+        digits += 1
+    return f"{value:,.{digits}f}"
+
+
+def times(value: float) -> str:
+    """A ratio: 4.1, 12."""
+    return f"{value:.1f}" if value < 10 else f"{value:.0f}"

@@ -1,0 +1,72 @@
+"""What a comparison ran on: without it the figures say nothing."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+import llamabatch
+from llamabatch.capacity import Machine
+from llamabatch.llama import library
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """This machine and what is installed on it.
+
+    Attributes:
+        cpu: the model's name.
+        cores: that this process may use. logical_cores: that the machine has.
+        memory_bytes: of the machine.
+        devices: what llama.cpp can compute on.
+        versions: of llamabatch, llama-cpp-python, llama.cpp and Python.
+        patches: what the build of llama-cpp-python says about itself; None for a stock build.
+    """
+
+    cpu: str
+    cores: int
+    logical_cores: int
+    memory_bytes: int
+    os: str
+    devices: tuple[str, ...]
+    versions: dict[str, str]
+    patches: tuple[str, ...] | None
+
+    @classmethod
+    def here(cls) -> MachineFacts:
+        info = library.library_info()
+        return cls(
+            cpu=_cpu_name(),
+            cores=Machine.here().cores,
+            logical_cores=psutil.cpu_count() or 1,
+            memory_bytes=int(psutil.virtual_memory().total),
+            os=platform.platform(),
+            devices=tuple(f"{device.name}: {device.description}" for device in info.devices),
+            versions={
+                "llamabatch": llamabatch.__version__,
+                "llama_cpp_python": info.binding_version,
+                "llama_cpp": info.llama_version,
+                "python": platform.python_version(),
+            },
+            patches=None if info.marker is None else tuple(info.marker.get("patches", ())),
+        )
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # not Linux
+    if platform.system() == "Darwin":
+        asked = subprocess.run(
+            ["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False
+        )
+        if asked.returncode == 0:
+            return asked.stdout.strip()
+    return platform.processor() or platform.machine()

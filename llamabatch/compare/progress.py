@@ -1,0 +1,56 @@
+"""How far a comparison is, on stderr: a bar on a terminal, else a line for each run that is over."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from llamabatch.compare.figures import seconds
+
+
+class StderrProgress:
+    """The Progress of the command line; a context manager."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._label, self._total = "", 0
+        self._bar: Progress | None = None
+        if self._console.is_terminal:
+            self._bar = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                console=self._console,
+                transient=True,
+            )
+
+    def start(self, label: str, total: int) -> None:
+        self._label, self._total = label, total
+        if self._bar is not None:
+            self._task = self._bar.add_task(escape(label), total=total)
+
+    def advance(self) -> None:
+        if self._bar is not None:
+            self._bar.advance(self._task)
+
+    def end(self, wall_s: float | None, error: str | None) -> None:
+        if self._bar is not None:
+            self._bar.remove_task(self._task)
+        if wall_s is not None:
+            self._console.print(f"{escape(self._label)}: {self._total} requests in {seconds(wall_s)}")
+        else:
+            self._console.print(f"{escape(self._label)}: failed: {escape(str(error))}")
+
+    def __enter__(self) -> StderrProgress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()

@@ -1,0 +1,118 @@
+"""A report as tables on a terminal, through rich."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table
+
+from llamabatch.compare.figures import significant, times
+from llamabatch.compare.measure import BASELINE
+from llamabatch.compare.report import REFERENCE, Report, Row, Spread
+
+_FIRST_PART = 6  # columns of the first table where one is too wide for the terminal
+_MIB = 2**20
+_NONE = "–"
+
+
+@dataclass(frozen=True)
+class _Column:
+    head: str
+    cell: Callable[[Row], str]
+
+
+def show(report: Report, console: Console) -> None:
+    """Prints machine, tables, errors and advice."""
+    workload, machine = report.workload, report.machine
+    console.print(
+        f"{report.model}, {len(workload.prompts)} prompts ({workload.source}), {workload.n_prompt_tokens:,} prompt "
+        f"tokens, at most {report.max_tokens} generated for each, greedy",
+        f"{machine.cpu}, {machine.cores} cores, {machine.memory_bytes / 2**30:.0f} GiB",
+        sep="\n",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    _print(_columns(report.rows), report.rows, console, lambda row: row is _fastest(report.rows))
+    if report.sweep is not None:
+        sweep = report.sweep
+        console.print("batched, by number of slots:", highlight=False)
+        efficiency = {id(row): value for row, value in zip(sweep.rows, sweep.efficiency, strict=True)}
+        columns = _columns(sweep.rows)
+        columns[0] = _Column("slots", lambda row: f"{row.n_slots}{' ◀ knee' if row.n_slots == sweep.knee else ''}")
+        columns.insert(4, _Column("effi-\nciency", lambda row: _share(efficiency[id(row)])))
+        _print(columns, sweep.rows, console, lambda row: row.n_slots == sweep.knee)
+    for row in (*report.rows, *(report.sweep.rows if report.sweep else ())):
+        if row.error is not None:
+            console.print(f"[red]{escape(row.name)}, n_slots = {row.n_slots}: {escape(row.error)}", highlight=False)
+    if report.advice is not None:
+        console.print(f"[bold]{escape(report.advice.sentence)}", highlight=False, soft_wrap=True)
+
+
+def _print(columns: list[_Column], rows: tuple[Row, ...], console: Console, marked: Callable[[Row], bool]) -> None:
+    """One table, or two where the terminal is too narrow for one."""
+    whole = _table(columns, rows, marked)
+    if Measurement.get(console, console.options.update(max_width=1000), whole).maximum <= console.width:
+        console.print(whole)
+        return
+    console.print(_table(columns[:_FIRST_PART], rows, marked))
+    console.print(_table([columns[0], *columns[_FIRST_PART:]], rows, marked))
+
+
+def _table(columns: list[_Column], rows: tuple[Row, ...], marked: Callable[[Row], bool]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    first = columns[0]
+    for column in columns:
+        table.add_column(column.head, justify="left" if column is first else "right", no_wrap=True)
+    for row in rows:
+        cells = [column.cell(row) if row.measured or column is first else _NONE for column in columns]
+        table.add_row(*map(escape, cells), style="bold green" if marked(row) else "red" if row.error else None)
+    return table
+
+
+def _columns(rows: tuple[Row, ...]) -> list[_Column]:
+    against = "speed-\nup" if any(row.strategy == BASELINE for row in rows) else f"against\n{REFERENCE}"
+    return [
+        _Column("strategy", lambda row: row.name),
+        _Column("requests\n/s", lambda row: significant(row.requests_per_s)),
+        _Column("tokens\n/s", lambda row: significant(row.tokens_per_s)),
+        _Column(against, lambda row: _NONE if row.speed_up is None else f"{times(row.speed_up)} ×"),
+        _spread("first token", rows, lambda row: row.ttft),
+        _spread("between tokens", rows, lambda row: row.inter_token),
+        _spread("latency", rows, lambda row: row.latency),
+        _Column("memory\nMiB", lambda row: _number(row.peak_memory_bytes, lambda size: f"{size / _MIB:,.0f}")),
+        _Column("rows/\nstep", lambda row: _number(row.rows_per_step, lambda mean: f"{mean:.1f}")),
+        _Column("passes/\nstep", lambda row: _number(row.passes_per_step, lambda mean: f"{mean:.2f}")),
+        _Column("equal\ntexts", lambda row: _share(row.equal)),
+    ]
+
+
+def _spread(name: str, rows: tuple[Row, ...], of: Callable[[Row], Spread]) -> _Column:
+    """p50 and p95 in one column, in ms or s, whichever suits its largest figure."""
+    largest = max((value for row in rows for value in (of(row).p50, of(row).p95) if value is not None), default=0.0)
+    unit, scale = ("ms", 1000) if largest < 1 else ("s", 1)
+
+    def cell(row: Row) -> str:
+        p50, p95 = (_number(value, lambda x: significant(x * scale)) for value in (of(row).p50, of(row).p95))
+        return f"{p50} / {p95}"
+
+    return _Column(f"{name}\n{unit} p50 / p95", cell)
+
+
+def _number(value: float | None, write: Callable[[float], str]) -> str:
+    return "n/a" if value is None else write(value)
+
+
+def _share(value: float | None) -> str:
+    """Never rounded up to 100 %."""
+    return "n/a" if value is None else f"{int(value * 1000) / 10:g} %"
+
+
+def _fastest(rows: tuple[Row, ...]) -> Row | None:
+    measured = [row for row in rows if row.measured and row.strategy != BASELINE]
+    return max(measured, key=lambda row: row.tokens_per_s, default=None)

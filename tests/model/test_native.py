@@ -1,0 +1,110 @@
+"""The native library as it is installed here."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from llamabatch import doctor, paths
+from llamabatch.errors import SetupError
+from llamabatch.llama import extra_bufts, layout, library
+
+
+def run_child(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=120, **options
+    )
+
+
+def test_a_quantised_model_runs_with_the_extra_buffers_on():
+    """The stock build of a machine with AMX dies here, if GCC 11 or 12 made it: native_patches/0001."""
+    done = run_child("-m", "llamabatch.llama.probe", str(paths.bundled_model()))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_verdict_is_that_of_the_probe():
+    assert library.extra_bufts_safe() is True
+
+
+def test_load_gives_the_same_module_again():
+    assert library.load() is library.load(1)
+
+
+def test_what_is_loaded_is_told():
+    info = library.library_info()
+    assert info.binding_version.startswith("0.3.")
+    assert any("llama" in path.name for path in info.libraries)
+    assert info.max_parallel_sequences >= 16
+    assert any(device.kind == "cpu" for device in info.devices)
+    assert " = 1" in info.system_info
+
+
+def test_the_patched_build_names_its_patches():
+    marker = library.build_marker(library.load())
+    if marker is None:
+        pytest.skip("a stock build of llama-cpp-python")
+    assert extra_bufts.PATCH in marker["patches"]
+    assert marker["key"][:8] in library.library_info().binding_version
+
+
+def test_a_failed_load_leaves_its_reason_and_no_noise(tmp_path, capfd):
+    llama = library.load()
+    library.recent_complaints()
+    assert not llama.llama_model_load_from_file(bytes(tmp_path / "none.gguf"), llama.llama_model_default_params())
+    assert any("none.gguf" in line for line in library.recent_complaints())
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_environment_is_set_while_libgomp_is_loaded(monkeypatch):
+    """OMP_DISPLAY_ENV makes libgomp print what it read."""
+    monkeypatch.setenv("OMP_DISPLAY_ENV", "verbose")
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    code = (
+        "import os; from llamabatch.llama import library; assert not library._is_mapped('libgomp.so');"
+        "library.load(1); print(os.environ.get('GOMP_SPINCOUNT'), os.environ['GGML_NO_BACKTRACE'],"
+        "library._is_mapped('libgomp.so'))"
+    )
+    done = run_child("-c", code)
+    *_, after, _, gomp = ("", *done.stdout.split())
+    assert after == "None"
+    if gomp == "True":
+        assert "GOMP_SPINCOUNT = '10000'" in done.stderr
+
+
+def test_a_callback_of_the_program_stays():
+    code = (
+        "import ctypes, llama_cpp; from llamabatch.llama import library; lines = [];\n"
+        "own = llama_cpp.llama_log_callback(lambda level, text, data: lines.append(text))\n"
+        "llama_cpp.llama_log_set(own, ctypes.c_void_p(0)); library.load()\n"
+        "llama_cpp.llama_model_load_from_file(b'none.gguf', llama_cpp.llama_model_default_params()); print(len(lines))"
+    )
+    assert int(run_child("-c", code).stdout) > 0
+
+
+def test_a_log_line_at_exit_does_no_harm():
+    code = (
+        "import atexit, llama_cpp; from llamabatch.llama import library\n"
+        "def last(): llama_cpp.llama_model_load_from_file(b'none.gguf', llama_cpp.llama_model_default_params())\n"
+        "atexit.register(last); library.load()"
+    )
+    done = run_child("-c", code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.skipif(platform.machine() not in {"x86_64", "AMD64"}, reason="the trick is one of x86-64")
+@pytest.mark.parametrize("change", ["longer", "shorter"])
+def test_a_struct_of_another_size_is_noticed(change, monkeypatch):
+    llama = library.load()
+    fields = list(llama.llama_context_params._fields_)
+    fields = [*fields, ("another", fields[-1][1])] if change == "longer" else fields[:-1]
+    struct = type("llama_context_params", (llama.llama_context_params.__base__,), {"_fields_": fields})
+    monkeypatch.setattr(llama, "llama_context_params", struct)
+    with pytest.raises(SetupError, match="not as large"):
+        layout.check_layout(llama)
+
+
+def test_the_doctor_finds_nothing_that_keeps_llamabatch_from_working():
+    report = doctor.examine()
+    assert report.ok, [check for check in report.checks if check.status is doctor.Status.ERROR]

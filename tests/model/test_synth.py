@@ -1,0 +1,155 @@
+"""Made-up models load and give sound logits; their tensors have the types that llama.cpp's own quantiser picks."""
+
+import hashlib
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from click.testing import CliRunner
+
+from llamabatch.cli import cli
+from llamabatch.errors import InputError
+from llamabatch.llama import library
+from llamabatch.synth import QUANTS, SHAPES, Shape, find_shape, write_model
+
+gguf = pytest.importorskip("gguf")
+
+# 896 is no multiple of 256, as in the real 0.5B model, so that the fall-back types appear, too
+SMALL_QWEN = replace(SHAPES["qwen2.5-0.5b"], n_layer=3, n_embd=448, n_head=7, n_head_kv=1, n_ff=768, n_vocab=2048)
+SMALL_LLAMA = replace(
+    SHAPES["llama-3.1-8b"], n_layer=9, n_embd=256, n_head=4, n_head_kv=2, head_dim=64, n_ff=512, n_vocab=4096
+)
+
+
+def decodes(path, *, extra_bufts: bool) -> None:
+    """In a child, as a broken build dies."""
+    code = (
+        "import sys; from pathlib import Path; from llamabatch.llama import probe;"
+        f"sys.exit(probe.run(Path(sys.argv[1]), use_extra_bufts={extra_bufts}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("quant", QUANTS)
+@pytest.mark.parametrize("shape", [SMALL_QWEN, SMALL_LLAMA], ids=["qwen", "llama"])
+def test_a_model_loads_and_decodes(shape, quant, tmp_path):
+    path = tmp_path / "model.gguf"
+    assert write_model(shape, path, quant) == path.stat().st_size
+    for extra_bufts in (False, True):
+        decodes(path, extra_bufts=extra_bufts)
+
+
+def test_the_same_seed_gives_the_same_file(tmp_path):
+    def digest(seed):
+        write_model(SMALL_QWEN, tmp_path / "model.gguf", "Q4_K_M", seed)
+        return hashlib.sha256((tmp_path / "model.gguf").read_bytes()).hexdigest()
+
+    assert digest(1) == digest(1) != digest(2)
+
+
+@pytest.mark.parametrize("quant", ["Q8_0", "Q4_0", "Q4_K_M"])
+@pytest.mark.parametrize("shape", [SMALL_QWEN, SMALL_LLAMA], ids=["qwen", "llama"])
+def test_types_are_those_of_the_quantiser(shape: Shape, quant, tmp_path):
+    llama = library.load()
+    write_model(shape, tmp_path / "f16.gguf", "F16")
+    write_model(shape, tmp_path / "ours.gguf", quant)
+    params = llama.llama_model_quantize_default_params()
+    params.ftype = getattr(llama, f"LLAMA_FTYPE_MOSTLY_{quant}")
+    assert llama.llama_model_quantize(bytes(tmp_path / "f16.gguf"), bytes(tmp_path / "theirs.gguf"), params) == 0
+
+    def types(name):
+        return {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(tmp_path / name).tensors}
+
+    assert types("ours.gguf") == types("theirs.gguf")
+
+
+@pytest.mark.parametrize("quant", QUANTS)
+def test_weights_are_centred_and_of_the_wanted_size(quant, tmp_path):
+    write_model(SMALL_LLAMA, tmp_path / "model.gguf", quant)
+    for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors:
+        if len(tensor.shape) < 2:
+            continue
+        weights = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        gain = 3.0 if tensor.name in {"token_embd.weight", "output.weight"} else 1.0
+        wanted = gain * int(tensor.shape[0]) ** -0.5
+        assert wanted / 1.5 < weights.std() < wanted * 1.5, tensor.name
+        assert abs(weights.mean()) < 0.05 * wanted, tensor.name
+
+
+def test_the_vocabulary_has_the_real_size_and_one_text_a_token(tmp_path):
+    write_model(replace(SMALL_QWEN, n_vocab=151_936), tmp_path / "model.gguf")
+    llama = library.load()
+    params = llama.llama_model_default_params()
+    params.vocab_only = True
+    model = llama.llama_model_load_from_file(bytes(tmp_path / "model.gguf"), params)
+    vocab = llama.llama_model_get_vocab(model)
+    assert llama.llama_vocab_n_tokens(vocab) == 151_936
+    eos = llama.llama_vocab_eos(vocab)
+    assert eos == 151_645
+    assert llama.llama_vocab_get_text(vocab, eos) == b"<|im_end|>"
+    assert llama.llama_vocab_is_eog(vocab, eos)
+    texts = {llama.llama_vocab_get_text(vocab, token) for token in range(151_936)}
+    assert len(texts) == 151_936
+    llama.llama_model_free(model)
+
+
+def test_llama_3_stretches_the_slow_frequencies_only(tmp_path):
+    write_model(replace(SMALL_LLAMA, head_dim=128, n_head=2), tmp_path / "model.gguf")
+    tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    factors = tensors["rope_freqs.weight"]
+    assert (factors[0], factors[-1]) == (1.0, 8.0)
+    assert all(a <= b for a, b in pairwise(factors))
+
+
+def test_progress_ends_at_the_total(tmp_path):
+    seen = []
+    write_model(SMALL_QWEN, tmp_path / "model.gguf", progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1][0] == seen[-1][1]
+    assert seen == sorted(seen)
+
+
+def test_bad_arguments_are_refused_and_nothing_is_left(tmp_path, monkeypatch):
+    for call, words in (
+        (lambda: find_shape("gpt-5"), "gpt-5.*qwen2.5-0.5b"),
+        (lambda: write_model(SMALL_QWEN, tmp_path / "x", "Q3_K"), "Q3_K.*Q4_K_M"),
+        (lambda: write_model(SMALL_QWEN, tmp_path / "x", seed=-1), "seed is -1"),
+        (lambda: write_model(SMALL_QWEN, tmp_path), "is a folder"),
+        (lambda: write_model(SMALL_QWEN, tmp_path / "none" / "x"), "does not exist"),
+        (lambda: write_model(replace(SMALL_QWEN, n_ff=10**12), tmp_path / "x"), "GB free"),
+    ):
+        with pytest.raises(InputError, match=words):
+            call()
+
+    def interrupted(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_model(SMALL_QWEN, tmp_path / "x", progress=interrupted)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [["gpt-5", "x.gguf"], ["qwen2.5-0.5b", "x.gguf", "--quant", "Q3"]])
+def test_the_command_lists_what_it_knows(arguments):
+    result = CliRunner().invoke(cli, ["synth", *arguments])
+    assert result.exit_code == 2
+    assert "qwen2.5-0.5b" in result.output or "Q4_K_M" in result.output
+
+
+@pytest.mark.slow
+def test_the_half_billion_shape_fits_in_little_memory(tmp_path):
+    code = (
+        "import resource, sys; from pathlib import Path; from llamabatch.synth import *;"
+        "write_model(SHAPES['qwen2.5-0.5b'], Path(sys.argv[1]));"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    path = tmp_path / "model.gguf"
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    unit = 1 if sys.platform == "darwin" else 1024
+    assert int(done.stdout) * unit < 600e6
+    assert 500e6 < path.stat().st_size < 550e6
+    decodes(path, extra_bufts=True)
+    path.unlink()

@@ -1,0 +1,121 @@
+"""The doctor's findings, with a made-up library and environment."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from llamabatch import doctor
+from llamabatch.cli import cli
+from llamabatch.doctor import Status
+from llamabatch.errors import SetupError
+from llamabatch.llama import extra_bufts, library
+from llamabatch.llama.library import Device, LibraryInfo
+
+
+def info(**changed):
+    facts = {
+        "binding_version": "0.3.36",
+        "llama_version": "0.5.0",
+        "library_dir": Path("lib"),
+        "libraries": (),
+        "marker": {"patches": {extra_bufts.PATCH: "hash"}, "backend": "cpu", "compiler": "g++ 12"},
+        "system_info": "CPU : AVX2 = 1 | FMA = 1 | AVX512 = 1 | AMX_INT8 = 1",
+        "devices": (Device("CPU", "a CPU", "cpu", 8 << 30, 8 << 30),),
+        "supports_gpu_offload": False,
+        "max_parallel_sequences": 256,
+    }
+    return LibraryInfo(**(facts | changed))
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A quiet machine with AMX and the patched build; change `machine.info` or `machine.safe`."""
+    machine = SimpleNamespace(info=info(), safe=True)
+    monkeypatch.setattr(library, "library_info", lambda: machine.info)
+    monkeypatch.setattr(library, "extra_bufts_safe", lambda: machine.safe)
+    monkeypatch.setattr(doctor, "cpu_flags", lambda: frozenset({"avx2", "fma", "avx512f", "amx_int8"}))
+    monkeypatch.setattr(doctor, "_output", lambda *command: "")
+    monkeypatch.setattr(doctor.psutil, "getloadavg", lambda: (0.1, 0.1, 0.1))
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: object())
+    return machine
+
+
+def finding(name, environment=None):
+    report = doctor.examine(environment or {})
+    return next(check for check in report.checks if check.name == name)
+
+
+def test_a_sound_machine_has_no_findings(machine):
+    report = doctor.examine({})
+    assert report.ok
+    assert [check for check in report.checks if check.status is not Status.OK] == []
+    assert report.facts["llama_cpp_python"] == "0.3.36"
+
+
+def test_every_finding_has_a_cure(machine):
+    machine.info = info(marker=None, system_info="CPU : AVX2 = 1", devices=(), max_parallel_sequences=1)
+    machine.safe = False
+    report = doctor.examine({"OMP_WAIT_POLICY": "ACTIVE", "OMP_PROC_BIND": "close", "OMP_THREAD_LIMIT": "0"})
+    bad = {check.name for check in report.checks if check.status is not Status.OK}
+    assert bad == {
+        "devices", "sequences", "patches", "instructions", "extra buffers",
+        "$OMP_WAIT_POLICY", "$OMP_PROC_BIND", "$OMP_THREAD_LIMIT",
+    }  # fmt: skip
+    assert all(bool(check.cure) == (check.status is not Status.OK) for check in report.checks)
+    assert not report.ok
+
+
+def test_no_library_is_an_error_and_the_rest_is_still_told(machine, monkeypatch):
+    def fail():
+        raise SetupError("llama-cpp-python is not installed: install it.")
+
+    monkeypatch.setattr(library, "library_info", fail)
+    report = doctor.examine({})
+    errors = [check for check in report.checks if check.status is Status.ERROR]
+    assert [check.detail for check in errors] == ["llama-cpp-python is not installed: install it."]
+    assert {"cpu", "memory", "environment", "bundled model"} <= {check.name for check in report.checks}
+
+
+def test_unused_instructions_are_named(machine):
+    machine.info = info(system_info="CPU : AVX2 = 1 | FMA = 1")
+    check = finding("instructions")
+    assert (check.status, check.detail) == (Status.WARN, "not used by this build: AVX-512, AMX-INT8")
+
+
+def test_a_gpu_that_the_build_ignores(machine, monkeypatch):
+    monkeypatch.setattr(doctor, "_output", lambda *command: "GPU 0: a card")
+    assert "BACKEND=cuda" in finding("gpu").cure
+    machine.info = info(supports_gpu_offload=True)
+    assert finding("gpu").status is Status.OK
+
+
+def test_a_busy_machine_is_told(machine, monkeypatch):
+    monkeypatch.setattr(doctor.psutil, "getloadavg", lambda: (99.0, 1.0, 1.0))
+    assert finding("cores").status is Status.WARN
+
+
+def test_the_environment_is_shown_with_who_set_it(machine):
+    detail = finding("environment", {"GOMP_SPINCOUNT": "5", "GGML_X": "1", "HOME": "/"}).detail
+    assert detail == "yours: GGML_X=1, GOMP_SPINCOUNT=5; set by llamabatch: GGML_NO_BACKTRACE=1"
+
+
+def test_missing_packages_and_model(machine, monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    assert "llamabatch[tools]" in finding("optional packages").cure
+    monkeypatch.setattr(doctor.paths, "bundled_model", lambda: tmp_path / "tiny.gguf")
+    assert finding("bundled model").status is Status.ERROR
+    (tmp_path / "tiny.gguf").write_bytes(b"version https://git-lfs")
+    assert "not a GGUF file" in finding("bundled model").detail
+
+
+def test_the_command_prints_text_and_json(machine, monkeypatch):
+    text = CliRunner().invoke(cli, ["doctor"])
+    assert (text.exit_code, "0 errors, 0 warnings" in text.output) == (0, True)
+    printed = json.loads(CliRunner().invoke(cli, ["doctor", "--json"]).stdout)
+    assert set(printed) == {"ok", "checks", "facts"}
+    assert all(set(check) == {"name", "status", "detail", "cure"} for check in printed["checks"])
+    machine.info = info(max_parallel_sequences=1)
+    assert CliRunner().invoke(cli, ["doctor"]).exit_code == 1
