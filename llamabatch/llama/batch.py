@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from llamabatch.scheduler import Call, Span
+from llamabatch.step import Call, Span
 
 
 class Batch:

@@ -11,7 +11,7 @@ from llamabatch.llama.context import Context, DecodeCode
 from llamabatch.llama.library import load
 from llamabatch.llama.model import Model
 from llamabatch.llama.sampler import NO_TOKEN, Draw, sample_rows
-from llamabatch.scheduler import Call, DecodeStatus, Limits, ScheduledBatch, Span, SpanResult
+from llamabatch.step import Call, DecodeStatus, Limits, ScheduledBatch, Span, SpanResult
 
 
 @dataclass

@@ -17,7 +17,7 @@ from llamabatch.llama.library import load
 from llamabatch.llama.model import Model
 from llamabatch.model_file import resolve
 from llamabatch.request import Request, Sequence
-from llamabatch.scheduler import Call, Span
+from llamabatch.step import Call, Span
 
 HELDOUT = Path(__file__).parents[2] / "models" / "heldout.jsonl"
 

@@ -12,7 +12,7 @@ from llamabatch.llama.library import load
 from llamabatch.llama.model import Model
 from llamabatch.model_file import resolve
 from llamabatch.request import Sequence
-from llamabatch.scheduler import Call, Span
+from llamabatch.step import Call, Span
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,8 @@ import zlib
 
 from llamabatch.request import Request, Sequence, Vocabulary
 from llamabatch.sampling_params import SamplingParams
-from llamabatch.scheduler import Call, DecodeStatus, Limits, ScheduledBatch, Scheduler, SpanResult
+from llamabatch.scheduler import Scheduler
+from llamabatch.step import Call, DecodeStatus, Limits, ScheduledBatch, SpanResult
 
 EOG = 0
 VOCABULARY = Vocabulary(256, lambda token: token == EOG, lambda token: bytes([token]))

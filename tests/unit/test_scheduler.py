@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from llamabatch.policies import POLICIES, policy
 from llamabatch.request import FinishReason, Request, Sequence
 from llamabatch.sampling_params import SamplingParams
-from llamabatch.scheduler import Limits, Scheduler
+from llamabatch.scheduler import Scheduler
+from llamabatch.step import Limits
 
 LIMITS = Limits(n_slots=8, n_batch=128, prefill_budget=32)
 

@@ -1,0 +1,86 @@
+"""What passes between scheduler and runner: one step's work, and what came of it. Pure Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from llamabatch.request import Sequence
+
+
+@dataclass(frozen=True)
+class Span:
+    """`count` tokens of a sequence from position `start` on; `output`: the row of the last one is sampled."""
+
+    sequence: Sequence
+    slot: int
+    start: int
+    count: int
+    output: bool
+
+
+@dataclass(frozen=True)
+class Call:
+    """One llama_decode: spans in order of their slots, and empty slots that get a dummy row to keep the ids dense."""
+
+    spans: tuple[Span, ...]
+    dummy_slots: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class PrefixCopy:
+    """The first `count` tokens of slot `source` become those of slot `target`."""
+
+    source: int
+    target: int
+    count: int
+
+
+@dataclass(frozen=True)
+class ScheduledBatch:
+    """What one step does, in this order: growing to n_slots (all cells are lost), copies, clearing of slots, calls."""
+
+    n_slots: int
+    copies: tuple[PrefixCopy, ...] = ()
+    cleared_slots: tuple[int, ...] = ()
+    calls: tuple[Call, ...] = ()
+
+    @property
+    def spans(self) -> list[Span]:
+        return [span for call in self.calls for span in call.spans]
+
+
+class DecodeStatus(Enum):
+    """What became of a span. Expected failures are values; bugs are exceptions."""
+
+    OK = auto()
+    NO_ROOM = auto()  # no free cells; nothing of it was computed
+    FAILED = auto()  # the span itself cannot be computed
+
+
+@dataclass(frozen=True)
+class SpanResult:
+    """A span's status, and the zero to k tokens that were accepted after it."""
+
+    status: DecodeStatus
+    token_ids: tuple[int, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a runner can take.
+
+    Attributes:
+        n_slots: seq ids of the context at most; it starts with one and grows.
+        n_batch: tokens in one call at most.
+        prefill_budget: prompt tokens a step at most while others wait for their next token, so that these go on.
+        can_share: a prefix can be copied from slot to slot and cut (not with recurrent state).
+        can_pad: dummy rows are harmless (not with recurrent state).
+    """
+
+    n_slots: int
+    n_batch: int
+    prefill_budget: int
+    can_share: bool = True
+    can_pad: bool = True
