@@ -83,6 +83,7 @@ class Heartbeat:
         self._terminal = sys.stderr.isatty()
         self._start = self._last = time.monotonic()
         self._shown = False
+        self._progress = ""
 
     def beat(self, progress: str) -> None:
         now = time.monotonic()
@@ -91,7 +92,8 @@ class Heartbeat:
         self._last = now
         self._shown = True
         minutes, seconds = divmod(int(now - self._start), 60)
-        line = f"  {self._title}: {minutes}:{seconds:02d} {progress}".rstrip()
+        self._progress = progress or self._progress  # warnings may fill the part of the log that is looked at
+        line = f"  {self._title}: {minutes}:{seconds:02d} {self._progress}".rstrip()
         sys.stderr.write(f"\r\x1b[K{line}" if self._terminal else f"{line}\n")
         sys.stderr.flush()
 

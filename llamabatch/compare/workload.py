@@ -122,7 +122,9 @@ def _from_json(line: str) -> Prompt:
         raise PromptError(f"write {_SHAPES}, one of the two")
     if "messages" in item:
         messages: list[dict[str, Any]] = item["messages"]
-        return messages  # checked where the chat template is filled in
+        if not isinstance(messages, list):
+            raise PromptError(f"messages is a {type(messages).__name__}; give a list of messages")
+        return messages  # each of them is checked where the chat template is filled in
     if not isinstance(item["prompt"], str):
         raise PromptError(f"prompt is a {type(item['prompt']).__name__}; give a text")
     text: str = item["prompt"]

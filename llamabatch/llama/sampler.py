@@ -57,15 +57,16 @@ def sample_row(row: Floats, draw: Draw) -> int:
 
 
 def distribution(row: Floats, params: SamplingParams) -> tuple[Ids, Floats]:
-    """The candidates that the chain leaves, likeliest first, and their probabilities in float64 (they sum to 1).
+    """The candidates that the chain leaves and their probabilities in float64, which sum to 1.
 
-    The row must hold no NaN.
+    They come likeliest first; where no cut was asked for, in the order of their ids. The row must hold no NaN.
     """
     vocabulary = len(row)
     k = params.top_k if 0 < params.top_k < vocabulary else vocabulary
     if k == vocabulary and params.top_p >= 1 and params.min_p <= 0:
-        ids = _sorted(row, np.arange(vocabulary))
-        return ids, _softmax(row[ids].astype(np.float64) / params.temperature)
+        scores = row.astype(np.float64) / params.temperature  # nothing is cut, so nothing has to be sorted
+        weights = np.exp(scores - scores.max())
+        return np.arange(vocabulary), weights / weights.sum()
     ids = _top(row, min(k, _FIRST_LOOK))
     if k > len(ids):
         ids = _enough(row, ids, k, params)

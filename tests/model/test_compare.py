@@ -1,0 +1,175 @@
+"""`llamabatch compare` on the bundled model: real processes, real figures, and nothing left behind."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import psutil
+import pytest
+
+from llamabatch import LLM, SamplingParams
+from llamabatch.compare.measure import BASELINE
+from llamabatch.compare.run import Settings, run
+from llamabatch.policies import STRATEGIES
+
+QUESTIONS = [
+    "What is the capital of France?",
+    "Add 12 and 30.",
+    "Tell a short story about a fox.",
+    "Write this backwards: river stone cloud",
+    "What is the capital of Japan?",
+    "Make a JSON record of a person.",
+]
+COMMAND = [sys.executable, "-c", "from llamabatch.cli import main; main()", "compare"]
+ONE_ROW = ("sequential", "length-sorted", "interleaved", BASELINE)
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    lines = [{"messages": [{"role": "user", "content": question}]} for question in QUESTIONS]
+    path.write_text("\n".join(map(json.dumps, [*lines, {"prompt": "Once upon a time"}])), encoding="utf-8")
+    return path
+
+
+class Watcher:
+    """A Progress that counts, and may do something when a run's first request is done."""
+
+    def __init__(self, at=None, act=lambda: None) -> None:
+        self.done = Counter()
+        self.walls = {}
+        self._at, self._act = at, act
+
+    def start(self, label, total):
+        self._label, self._total = label, total
+
+    def advance(self):
+        self.done[self._label] += 1
+        if self._label == self._at and self.done[self._label] == 1:
+            self._act()
+
+    def end(self, wall_s, error):
+        self.walls[self._label] = wall_s
+
+
+def test_every_strategy_end_to_end(prompts, tmp_path):
+    target = tmp_path / "compare.json"
+    command = [*COMMAND, "--prompts", prompts, "-n", "24", "--n-ctx", "256"]
+    command += ["--slots", "1,4", "--json", target]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "For work like this use " in done.stdout
+    assert all(f"{name}: 7 requests in " in done.stderr for name in (BASELINE, *STRATEGIES))
+    read = json.loads(target.read_text(encoding="utf-8"))
+    assert [row["strategy"] for row in read["rows"]] == [BASELINE, *STRATEGIES]
+    for row in read["rows"]:
+        assert row["error"] is None
+        assert row["equal_to_sequential"] >= 6 / 7, row["strategy"]
+        assert len(row["requests"]) == 7
+        assert all(len(r["token_times_s"]) == r["output_tokens"] <= 24 for r in row["requests"])
+        assert all(r["queued_s"] <= r["ttft_s"] <= r["total_s"] <= row["wall_s"] for r in row["requests"])
+        assert row["passes_per_step"] == 1.0 or row["strategy"] not in ONE_ROW
+        assert (row["rows_per_step"] == 1.0) == (row["strategy"] in ONE_ROW), row["strategy"]
+        assert row["peak_memory_bytes"] > 20 * 2**20
+    by_name = {row["strategy"]: row for row in read["rows"]}
+    assert by_name[BASELINE]["speed_up"] == 1.0
+    assert by_name["auto"]["chosen"] in STRATEGIES
+    assert by_name["multi-instance"]["instances"] >= 2
+    assert {row["options"]["n_threads"] for row in read["rows"] if row["instances"] == 1} == {
+        by_name[BASELINE]["options"]["n_threads"]
+    }
+    assert [row["n_slots"] for row in read["slots"]["rows"]] == [1, 4]
+
+
+def test_the_baseline_gives_what_the_engine_gives(prompts):
+    """The same prompts, token ids, texts, stops and limits."""
+    report = run(Settings(prompts=prompts, strategies=("sequential",), max_tokens=8), Watcher())
+    loop, ours = (row.measurement.outputs for row in report.rows)
+    with LLM("tiny", strategy="sequential") as llm:
+        params = SamplingParams(temperature=0, max_tokens=8)
+        expected = llm.chat([[{"role": "user", "content": q}] for q in QUESTIONS], params)
+        expected += llm.generate(["Once upon a time"], params)
+    equal = 0
+    for one, other, wanted in zip(loop, ours, expected, strict=True):
+        assert one.prompt_token_ids == other.prompt_token_ids == wanted.prompt_token_ids
+        assert other.token_ids == wanted.token_ids
+        if one.token_ids == other.token_ids:
+            equal += 1
+            assert (one.text, one.finish_reason, one.outputs[0].stop_reason) == (
+                other.text, other.finish_reason, other.outputs[0].stop_reason
+            )  # fmt: skip
+    assert equal >= len(expected) - 1
+    assert {o.finish_reason.value for o in ours} == {"stop", "length"}
+
+
+def test_an_engine_that_dies_costs_its_own_row_only(prompts):
+    watcher = Watcher("static", lambda: [child.kill() for child in psutil.Process().children()])
+    settings = Settings(prompts=prompts, strategies=("static", "batched"), max_tokens=64, baseline=False, slots=(2,))
+    report = run(settings, watcher)
+    static, batched = report.rows
+    assert "SIGKILL" in static.error
+    assert batched.error is None
+    assert report.failed
+    assert psutil.Process().children() == []
+
+
+def alive(processes) -> list[psutil.Process]:
+    def lives(process) -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return False
+
+    return [process for process in processes if lives(process)]
+
+
+def started(prompts, *, strategies: str, baseline: bool) -> tuple[subprocess.Popen, list[psutil.Process]]:
+    """A comparison that takes long, and its children once they compute."""
+    command = [*COMMAND, "--prompts", prompts, "--strategies", strategies]
+    command += ["--rounds", "100", "--baseline" if baseline else "--no-baseline"]
+    process = subprocess.Popen(
+        command, start_new_session=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    children: list[psutil.Process] = []
+    deadline = time.monotonic() + 30
+    while not children and time.monotonic() < deadline:
+        time.sleep(0.05)
+        children = psutil.Process(process.pid).children(recursive=True)
+    assert children
+    return process, children
+
+
+@pytest.mark.parametrize(
+    ("strategies", "baseline", "wait_s"),
+    [
+        ("sequential", True, 0.1),
+        ("multi-instance", False, 0.1),
+        ("multi-instance", False, 1.0),
+        ("batched", False, 1.0),
+    ],
+)
+def test_ctrl_c_leaves_no_child_behind(prompts, strategies, baseline, wait_s):
+    process, children = started(prompts, strategies=strategies, baseline=baseline)
+    time.sleep(wait_s)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        children += psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert out == ""
+    assert "Traceback" not in err
+    assert "Interrupted." in err
+    assert alive(children) == []
+
+
+@pytest.mark.parametrize(("strategies", "baseline"), [("sequential", True), ("batched", False)])
+def test_a_parent_that_is_killed_leaves_no_child_behind(prompts, strategies, baseline):
+    process, children = started(prompts, strategies=strategies, baseline=baseline)
+    process.kill()
+    process.communicate()
+    psutil.wait_procs(children, timeout=15)
+    assert alive(children) == []
