@@ -38,7 +38,7 @@ def main() -> None:
     log = make_folder(cache_dir() / "logs") / f"setup-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]}.log"
     log.write_bytes(b"")
     make_venv(log)
-    install(build_wheel(options.backend), log)
+    install(build.wheel(plan, python=str(PYTHON)), log)
 
 
 def require_python() -> None:
@@ -69,12 +69,17 @@ def make_venv(log: Path) -> None:
     """A fresh .venv, or the one that is there if it works. One that does not is replaced if it is ours."""
     if VENV.exists() and not _venv_works():
         if not STAMP.is_file():
-            raise SetupFailure(f"The folder {VENV} is there and has no working Python 3.10 with pip: remove it first.")
+            raise SetupFailure(
+                f"The folder {VENV} is there, but its Python is too old, lacks pip or was made elsewhere: remove it first."
+            )
         say("The old .venv does not work here any more, making a new one")
         shutil.rmtree(VENV)
-    if VENV.exists():
-        STAMP.unlink(missing_ok=True)  # what follows changes it
-        return
+    if not VENV.exists():
+        _make_venv(log)
+    STAMP.write_text("{}\n", encoding="utf-8")  # ours, and not yet whole
+
+
+def _make_venv(log: Path) -> None:
     try:
         made = run_logged([sys.executable, "-m", "venv", str(VENV)], log, "making .venv") == 0
     except BaseException:
@@ -94,15 +99,6 @@ def _venv_works() -> bool:
     except OSError:
         return False
     return answer.returncode == 0 and str(VENV) in script
-
-
-def build_wheel(backend: str) -> Path:
-    """Build with the environment's Python, which has pip. The program speaks for itself where it fails."""
-    command = [str(PYTHON), "-m", "native_patches.build", "--backend", backend, "--print-wheel"]
-    result = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-    if result.returncode != 0:
-        raise SystemExit(result.returncode)
-    return Path(result.stdout.strip())
 
 
 def install(wheel: Path, log: Path) -> None:

@@ -129,20 +129,20 @@ def default_backend() -> str:
     return "cuda" if shutil.which("nvcc") and _has_nvidia_gpu() else "cpu"
 
 
-def wheel(plan: Plan, force: bool = False) -> Path:
-    """The patched wheel: from the cache, or built now."""
+def wheel(plan: Plan, force: bool = False, python: str = sys.executable) -> Path:
+    """The patched wheel: from the cache, or built now with the pip of `python`."""
     if not force and plan.wheel:
         return plan.wheel
     make_folder(plan.folder.parent)
     with lock(plan.folder.parent / "lock"):
         if force or not plan.wheel:  # another build may have made it while we waited
-            _build(plan)
+            _build(plan, python)
     if not plan.wheel:
         raise SetupFailure(f"The build left no wheel in {plan.folder}: run the set-up again.")
     return plan.wheel
 
 
-def _build(plan: Plan) -> None:
+def _build(plan: Plan, python: str) -> None:
     require_space(plan.folder.parent, GIGABYTES)
     log = make_folder(cache_dir() / "logs") / f"build-{plan.key}.log"
     log.write_text(plan.marker(), encoding="utf-8")
@@ -150,13 +150,13 @@ def _build(plan: Plan) -> None:
     say(f"Building llama.cpp for this machine ({plan.backend}), once; this takes some minutes. Log: {log}")
     with tempfile.TemporaryDirectory(dir=plan.folder.parent, prefix="build-", ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
-        tree = source.unpack(source.fetch(log), folder)
+        tree = source.unpack(source.fetch(log, python), folder)
         for patch in source.patches():
             source.apply(patch, tree)
         _mark(tree, plan)
         out = folder / "wheel"
         command = [
-            sys.executable, "-m", "pip", "wheel", "-v", "--disable-pip-version-check", "--no-input", "--no-deps",
+            python, "-m", "pip", "wheel", "-v", "--disable-pip-version-check", "--no-input", "--no-deps",
             "--no-cache-dir", f"--config-settings=build-dir={folder / 'build'}", "--wheel-dir", str(out), str(tree),
         ]  # fmt: skip
         status = run_logged(command, log, "building llama.cpp", _build_environment(plan))

@@ -40,8 +40,8 @@ def header(patch: Path) -> str:
     return re.split(r"^(?:diff |--- )", text, maxsplit=1, flags=re.MULTILINE)[0].strip()
 
 
-def fetch(log: Path) -> Path:
-    """The source package, from the cache or else from the package index, verified."""
+def fetch(log: Path, python: str = sys.executable) -> Path:
+    """The source package, from the cache or else through the pip of `python`, verified."""
     folder = make_folder(cache_dir() / "sources")
     package = folder / FILE_NAME
     if package.is_file() and sha256_of(package) == SHA256:
@@ -49,7 +49,7 @@ def fetch(log: Path) -> Path:
     say(f"  downloading the source of llama-cpp-python {VERSION} (77 MB)")
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         command = [
-            sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps",
+            python, "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps",
             "--no-binary", "llama-cpp-python", "--dest", temporary, f"llama-cpp-python=={VERSION}",
         ]  # fmt: skip
         if run_logged(command, log, "downloading") != 0:

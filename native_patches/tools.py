@@ -160,6 +160,10 @@ _SYMPTOMS = (
         "no C++ compiler was found: install one (Debian and Ubuntu: apt install build-essential; "
         "Fedora: dnf install gcc-c++; macOS: xcode-select --install)",
     ),
+    (
+        r"links to:\s+CUDA::|Could NOT find CUDAToolkit|CUDA Toolkit not found|Failed to detect a default CUDA",
+        "the CUDA toolkit is not complete (cuBLAS belongs to it): install all of it, or choose BACKEND=cpu",
+    ),
     (r"Permission denied", "a file may not be written: check who owns the folders"),
 )
 

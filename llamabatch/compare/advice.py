@@ -40,7 +40,8 @@ def advise(rows: Iterable[Row]) -> Advice | None:
     soonest = min(_latency(row) for row in near)
     pick = min((row for row in near if _latency(row) <= soonest * (1 + NOISE)), key=_complexity)
     slow = loop or next((row for row in ours if row.strategy == "sequential" and row is not pick), None)
-    why = _speed(pick, slow) + (_among_equals(pick, near, best) if len(near) > 1 else _ahead(pick, ours))
+    others = [row for row in ours if row is not pick and row is not slow]
+    why = _speed(pick, slow) + (_among_equals(pick, near, best) if len(near) > 1 else _ahead(pick, others))
     but = _memory(pick, ours) + _first_words(pick, near) + _texts(pick)
     return Advice(pick.strategy, f"For work like this use {pick.name}: {why}{but}.")
 
@@ -61,13 +62,13 @@ def _speed(pick: Row, slow: Row | None) -> str:
     return f"its {speed} are {times(pick.tokens_per_s / slow.tokens_per_s)} times those of {name}"
 
 
-def _ahead(pick: Row, ours: list[Row]) -> str:
-    others = [row for row in ours if row is not pick]
+def _ahead(pick: Row, others: list[Row]) -> str:
     if not others:
         return ""
     second = max(others, key=lambda row: row.tokens_per_s)
-    more = 100 * (pick.tokens_per_s / second.tokens_per_s - 1)
-    return f" and {more:.0f} % more than those of {second.name}, the next best"
+    ratio = pick.tokens_per_s / second.tokens_per_s
+    more = f"{times(ratio)} times" if ratio >= 2 else f"{100 * (ratio - 1):.0f} % more than"
+    return f" and {more} those of {second.name}, the next best"
 
 
 def _among_equals(pick: Row, near: list[Row], best: Row) -> str:

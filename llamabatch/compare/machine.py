@@ -36,6 +36,12 @@ class MachineFacts:
     versions: dict[str, str]
     patches: tuple[str, ...] | None
 
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        accelerators = [device.partition(": ")[2] for device in self.devices if not device.startswith("CPU")]
+        return ", ".join([self.cpu, f"{self.cores} cores", f"{self.memory_bytes / 2**30:.0f} GiB", *accelerators])
+
     @classmethod
     def here(cls) -> MachineFacts:
         info = library.library_info()

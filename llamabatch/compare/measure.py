@@ -64,9 +64,9 @@ def measure(
         slots = 1 if baseline else slots_of(client.plan) * client.plan.config.number("instances")
         warm = _run(client, _warm_up(prompts, 2 if slots == 1 else slots), lambda output: None)
         before = _stats(client, warm)
-        requests = _requests(prompts, SamplingParams(temperature=0, max_tokens=max_tokens))
         with PeakMemory(client.pids) as peak:
             start = time.perf_counter()
+            requests = _requests(prompts, SamplingParams(temperature=0, max_tokens=max_tokens))
             outputs = _run(client, requests, on_done)
             wall_s = time.perf_counter() - start
             after, peak_memory = _stats(client, outputs), peak.read()

@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Ellipse
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -43,12 +44,13 @@ def figure(report: Report) -> Figure:
     """Strategies on the left, their time lines on the right; nothing but a title if nothing was measured."""
     panels = timeline.shown(report)
     heights = timeline.heights(panels)
-    fig = Figure(figsize=(16, max(7.5, 1.6 + 0.72 * sum(heights))), layout="constrained")
-    fig.get_layout_engine().set(w_pad=0.12, h_pad=0.06, wspace=0.03)
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.07, wspace=0.03)
+    fig = Figure(figsize=(16, max(7.5, 1.6 + 0.72 * sum(heights))), layout=layout)
     _title(fig, report)
     if not panels:
         return fig
-    left, right = fig.subfigures(1, 2, width_ratios=[1, 1.25])
+    halves: Any = fig.subfigures(1, 2, width_ratios=[1, 1.25])
+    left, right = halves
     if report.sweep is None:
         upper, lower = left.subplots(2, 1, gridspec_kw={"height_ratios": [1.7, 1]})
         _scatter(upper, report)
@@ -63,9 +65,8 @@ def figure(report: Report) -> Figure:
 
 
 def _title(fig: Figure, report: Report) -> None:
-    workload, machine = report.workload, report.machine
     fig.suptitle(
-        f"{report.model}: {len(workload.prompts)} prompts at once on {machine.cpu}, {machine.cores} cores",
+        f"{report.model}: {len(report.workload.prompts)} prompts at once on {report.machine.summary}",
         x=0.012,
         ha="left",
         size=15,
@@ -112,10 +113,7 @@ def _finding(rows: list[Row]) -> str:
     today = next((row for row in rows if row.strategy in (BASELINE, REFERENCE)), rows[0])
     if best.tokens_per_s < 1.05 * today.tokens_per_s:
         return f"Nothing makes more tokens/s than {today.name}"
-    more = times(best.tokens_per_s / today.tokens_per_s)
-    p50, other = best.latency.p50 or 1.0, today.latency.p50 or 1.0
-    sooner = f", half of the requests are done in {100 * p50 / other:.0f} % of the time" if p50 < other else ""
-    return f"{best.name}: {more} × the tokens/s of {today.name}{sooner}"
+    return f"{best.name}: {times(best.tokens_per_s / today.tokens_per_s)} × the tokens/s of {today.name}"
 
 
 def _ideal_corner(ax: Any) -> None:
@@ -228,6 +226,8 @@ def _by_size(upper: Any, lower: Any, sweep: Sweep) -> None:
 
 
 def _paying(knee: int | None, slots: list[int]) -> str:
+    if len(slots) == 1:
+        return f"{knee} slots, the only number that was measured"
     if knee == slots[-1]:
         return f"More slots pay, up to {knee}, the most that were tried"
     return f"More slots pay up to {knee}" if knee != slots[0] else f"More slots than {knee} do not pay"

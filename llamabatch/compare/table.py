@@ -32,18 +32,18 @@ def show(report: Report, console: Console) -> None:
     console.print(
         f"{report.model}, {len(workload.prompts)} prompts ({workload.source}), {workload.n_prompt_tokens:,} prompt "
         f"tokens, at most {report.max_tokens} generated for each, greedy",
-        f"{machine.cpu}, {machine.cores} cores, {machine.memory_bytes / 2**30:.0f} GiB",
+        machine.summary,
         sep="\n",
         highlight=False,
         markup=False,
         soft_wrap=True,
     )
-    _print(_columns(report.rows), report.rows, console, lambda row: row is _fastest(report.rows))
+    _print(_columns(report, report.rows), report.rows, console, lambda row: row is _fastest(report.rows))
     if report.sweep is not None:
         sweep = report.sweep
         console.print("batched, by number of slots:", highlight=False)
         efficiency = {id(row): value for row, value in zip(sweep.rows, sweep.efficiency, strict=True)}
-        columns = _columns(sweep.rows)
+        columns = _columns(report, sweep.rows)
         columns[0] = _Column("slots", lambda row: f"{row.n_slots}{' ◀ knee' if row.n_slots == sweep.knee else ''}")
         columns.insert(4, _Column("effi-\nciency", lambda row: _share(efficiency[id(row)])))
         _print(columns, sweep.rows, console, lambda row: row.n_slots == sweep.knee)
@@ -75,8 +75,12 @@ def _table(columns: list[_Column], rows: tuple[Row, ...], marked: Callable[[Row]
     return table
 
 
-def _columns(rows: tuple[Row, ...]) -> list[_Column]:
-    against = "speed-\nup" if any(row.strategy == BASELINE for row in rows) else f"against\n{REFERENCE}"
+def _columns(report: Report, rows: tuple[Row, ...]) -> list[_Column]:
+    against = (
+        "speed-\nup"
+        if any(row.strategy == BASELINE and row.measured for row in report.rows)
+        else f"against\n{REFERENCE}"
+    )
     return [
         _Column("strategy", lambda row: row.name),
         _Column("requests\n/s", lambda row: significant(row.requests_per_s)),

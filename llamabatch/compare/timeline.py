@@ -6,6 +6,7 @@ import heapq
 from typing import Any
 
 from matplotlib.patches import Patch
+from matplotlib.transforms import offset_copy
 
 from llamabatch.compare.figures import seconds
 from llamabatch.compare.report import Report, Row
@@ -37,6 +38,7 @@ def draw(axes: list[Any], rows: list[Row]) -> None:
         ax.set_ylabel(row.name, rotation=0, ha="right", va="center", color=color(row), weight="bold", labelpad=8)
         ax.tick_params(labelbottom=ax is axes[-1])
         ax.grid(axis="x", color=PALE, linewidth=0.8)
+        ax.set_axisbelow(True)
         share = row.wall_s / end
         note = f"{_slots(row)}, done in {seconds(row.wall_s)}"
         if lanes > 1 and share < _MAGNIFIED_BELOW:
@@ -50,18 +52,16 @@ def draw(axes: list[Any], rows: list[Row]) -> None:
 def _head(ax: Any, rows: list[Row]) -> None:
     """What is seen, and how to read it."""
     first, last = (choose(rows, key=lambda row: row.wall_s) for choose in (min, max))
-    ax.set_title(
-        f"{first.name} is through with {len(_good(first))} requests in {seconds(first.wall_s)}, {last.name} in "
-        f"{seconds(last.wall_s)}",
-        pad=30,
-    )
+    title = f"{first.name} is through with {len(_good(first))} requests in {seconds(first.wall_s)}"
+    ax.set_title(title + (f", {last.name} in {seconds(last.wall_s)}" if last is not first else ""), pad=30)
     ax.legend(
         handles=[
             Patch(color="#666666", label="a request, from its slot to its first token"),
             Patch(color=tint("#666666"), label="from its first token to its last"),
         ],
         loc="lower left",
-        bbox_to_anchor=(-0.012, 1.12),
+        bbox_to_anchor=(0, 1),
+        bbox_transform=offset_copy(ax.transAxes, ax.figure, x=-6, y=9, units="points"),
         ncols=2,
         frameon=False,
         borderaxespad=0,
@@ -108,7 +108,7 @@ def _bars(ax: Any, row: Row, lanes: int) -> None:
     """Two bars a request: the dark one until its first token, the light one until its last."""
     spans = _spans(row)
     base = color(row)
-    edge = 0.6 if lanes > 1 and len(spans) <= 200 else 0.25
+    edge = 0.5 if 1 < lanes <= 32 and len(spans) <= 200 else 0.2  # the white between neighbours
     for output, (start, end), lane in zip(_good(row), spans, lanes_of(spans), strict=True):
         first = output.timings.ttft_s or start
         place = (lane + 0.08, 0.84)
@@ -126,7 +126,8 @@ def _note(ax: Any, text: str, share: float) -> None:
     if share < 0.84:
         ax.text(share + 0.01, 0.5, text, transform=ax.transAxes, va="center", color=INK)
     else:
-        ax.text(1, 1.02, text, transform=ax.transAxes, ha="right", va="bottom", color=INK, size="small")
+        place = {"xycoords": "axes fraction", "xytext": (0, 3), "textcoords": "offset points"}
+        ax.annotate(text, (1, 1), ha="right", va="bottom", color=INK, size="small", **place)
 
 
 def _magnified(ax: Any, row: Row, lanes: int, share: float, note: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from llamabatch.chat import render
-from llamabatch.errors import LlamaBatchError, PromptError
+from llamabatch.errors import LlamaBatchError, PromptError, SetupError
 from llamabatch.llama.model import Model
 from llamabatch.request import check_prompt
 
@@ -58,13 +58,14 @@ def load(path: Path | None, model: Model, n_ctx: int) -> Workload:
 
     Raises:
         PromptError: there is no such file or no prompt in it, or a line cannot be run; the message names the line.
-        ConfigError: a line is a conversation and the model has no chat template.
+        ConfigError: a line of the file is a conversation and the model has no chat template.
+        SetupError: the bundled prompts are missing.
     """
     name = "the bundled prompts" if path is None else str(path)
-    prompts = [
-        _at(name, line.number, partial(_token_ids, line.prompt, model, n_ctx))
-        for line in parse(name, _read(path), jsonl=None if path is None else _is_jsonl(path))
-    ]
+    lines = parse(name, _read(path), jsonl=True if path is None else _is_jsonl(path))
+    if path is None and model.chat_template is None:  # the bundled ones are questions, which any model can continue
+        lines = [Line(line.number, _question(line.prompt)) for line in lines]
+    prompts = [_at(name, line.number, partial(_token_ids, line.prompt, model, n_ctx)) for line in lines]
     return Workload("bundled" if path is None else path.name, tuple(prompts))
 
 
@@ -88,7 +89,10 @@ def parse(name: str, text: str, *, jsonl: bool | None = None) -> list[Line]:
 
 def _read(path: Path | None) -> str:
     if path is None:
-        return (resources.files("llamabatch.models") / "tiny_prompts.jsonl").read_text(encoding="utf-8")
+        bundled = resources.files("llamabatch.models") / "tiny_prompts.jsonl"
+        if not bundled.is_file():
+            raise SetupError("the bundled prompts are missing from this installation; name a file with --prompts")
+        return bundled.read_text(encoding="utf-8")
     if path.is_dir():
         raise PromptError(f"{path} is a directory; give a file with one prompt a line")
     try:
@@ -98,6 +102,10 @@ def _read(path: Path | None) -> str:
         raise PromptError(f"{path}, line {line}: this is not UTF-8 text; prompts are read as UTF-8") from error
     except OSError as error:
         raise PromptError(f"{path} cannot be read: {error.strerror}; give a file with one prompt a line") from error
+
+
+def _question(prompt: Prompt) -> str:
+    return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
 
 
 def _is_jsonl(path: Path) -> bool | None:

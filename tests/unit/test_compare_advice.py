@@ -69,6 +69,13 @@ def test_a_difference_within_the_noise_goes_to_the_simpler_one():
     assert "2.0 times those of sequential, static is no more than 5 % faster, and batched is simpler" in sentence
 
 
+def test_no_strategy_is_named_twice():
+    _, sentence = chosen(figures("sequential", 100), figures("batched", 400))
+    assert sentence == "For work like this use batched: its 400 tokens/s are 4.0 times those of sequential."
+    _, sentence = chosen(figures("sequential", 10), figures("interleaved", 20), figures("batched", 50))
+    assert sentence.endswith("are 5.0 times those of sequential and 2.5 times those of interleaved, the next best.")
+
+
 def test_interleaved_wins_by_latency_where_nothing_is_faster():
     strategy, _ = chosen(
         figures("sequential", 100, latency=8), figures("interleaved", 97, latency=4), figures("batched", 60, latency=9)

@@ -6,7 +6,7 @@ import pytest
 
 from llamabatch.compare import workload
 from llamabatch.compare.workload import Line, load, parse
-from llamabatch.errors import ConfigError, PromptError
+from llamabatch.errors import ConfigError, PromptError, SetupError
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant"
 
@@ -97,6 +97,19 @@ def test_conversations_need_a_chat_template(tmp_path):
     model.chat_template = None
     with pytest.raises(ConfigError, match=r"line 1: this model has no chat template"):
         load(write(tmp_path, '{"messages": [{"role": "user", "content": "a"}]}', "p.jsonl"), model, 64)
+
+
+def test_bundled_questions_are_continued_by_a_model_without_a_template(monkeypatch):
+    model = FakeModel()
+    model.chat_template = None
+    monkeypatch.setattr(workload, "_read", lambda path: '{"messages": [{"role": "user", "content": "ab"}]}')
+    assert load(None, model, 64) == workload.Workload("bundled", ((1, 97, 98),))
+
+
+def test_missing_bundled_prompts_are_an_installation_error(monkeypatch, tmp_path):
+    monkeypatch.setattr(workload.resources, "files", lambda package: tmp_path)
+    with pytest.raises(SetupError, match="name a file with --prompts"):
+        load(None, FakeModel(), 64)
 
 
 def test_files_that_cannot_be_read(tmp_path):

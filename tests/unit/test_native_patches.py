@@ -176,7 +176,7 @@ def test_the_key_follows_flags_compiler_cpu_and_environment(plan, monkeypatch):
 def test_a_wheel_in_the_cache_is_not_built_again(plan, monkeypatch):
     plan.folder.mkdir(parents=True)
     (plan.folder / "llama.whl").touch()
-    monkeypatch.setattr(build, "_build", lambda plan: pytest.fail("built"))
+    monkeypatch.setattr(build, "_build", lambda plan, python: pytest.fail("built"))
     assert build.wheel(plan) == plan.folder / "llama.whl"
 
 
@@ -184,7 +184,7 @@ def test_force_builds_again(plan, monkeypatch):
     plan.folder.mkdir(parents=True)
     (plan.folder / "llama.whl").touch()
     built = []
-    monkeypatch.setattr(build, "_build", built.append)
+    monkeypatch.setattr(build, "_build", lambda plan, python: built.append(plan))
     build.wheel(plan, force=True)
     assert built == [plan]
 
@@ -202,7 +202,7 @@ def test_the_package_is_marked(plan, tmp_path):
 
 def test_a_failed_build_is_one_sentence_and_leaves_only_the_log(plan, cache, monkeypatch, capsys):
     monkeypatch.setattr(build, "require_space", lambda folder, gigabytes: None)
-    monkeypatch.setattr(source, "fetch", lambda log: Path("package"))
+    monkeypatch.setattr(source, "fetch", lambda log, python: Path("package"))
     monkeypatch.setattr(source, "unpack", lambda package, folder: folder)
     monkeypatch.setattr(source, "apply", lambda patch, tree: None)
     monkeypatch.setattr(build, "_mark", lambda tree, plan: None)
