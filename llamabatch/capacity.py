@@ -254,13 +254,22 @@ def _available_bytes() -> int:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         if limit != "max":
             used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-            limits.append(int(limit) - used)
+            limits.append(int(limit) - used + _reclaimable())
     except (OSError, ValueError):
         pass  # no cgroup v2 here
     address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
     if address_space != resource.RLIM_INFINITY:
         limits.append(address_space - int(psutil.Process().memory_info().vms))
     return max(0, min(limits))
+
+
+def _reclaimable() -> int:
+    """Page cache that the cgroup counts as used but gives back on demand."""
+    for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines():
+        name, _, value = line.partition(" ")
+        if name == "inactive_file":
+            return int(value)
+    return 0
 
 
 def _mib(n_bytes: int) -> str:

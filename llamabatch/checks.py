@@ -4,32 +4,41 @@ from __future__ import annotations
 
 import difflib
 import math
+import reprlib
 from collections.abc import Iterable
 
 from llamabatch.errors import InputError
 
 
+def show(value: object) -> str:
+    """A value for a message: short, whatever it is."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python does not print whole numbers of more than 4,300 digits
+        return f"a number of {value.bit_length()} bits" if isinstance(value, int) else type(value).__name__
+
+
 def integer(error: type[InputError], name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise error(f"{name} is {value!r}; give a whole number from {low} to {high}")
+        raise error(f"{name} is {show(value)}; give a whole number from {low} to {high}")
 
 
 def number(error: type[InputError], name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise error(f"{name} is {value!r}; give a number from {low:g} to {high:g}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or abs(value) == math.inf:
+        raise error(f"{name} is {show(value)}; give a number from {low:g} to {high:g}")
     if not low <= value <= high:
-        raise error(f"{name} is {value!r}; it must lie from {low:g} to {high:g}")
+        raise error(f"{name} is {show(value)}; it must lie from {low:g} to {high:g}")
 
 
 def boolean(error: type[InputError], name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise error(f"{name} is {value!r}; give True or False")
+        raise error(f"{name} is {show(value)}; give True or False")
 
 
 def choice(error: type[InputError], name: str, value: object, known: Iterable[str]) -> None:
     names = list(known)
-    if value not in names:
-        raise error(f"{name} is {value!r}{nearest(str(value), names)}")
+    if not isinstance(value, str) or value not in names:
+        raise error(f"{name} is {show(value)}{nearest(str(value), names)}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

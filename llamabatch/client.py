@@ -6,7 +6,9 @@ SequenceOutputs after each step that brought some, from a thread of the client's
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import queue
 import threading
 import weakref
@@ -18,7 +20,7 @@ from typing import Protocol
 from llamabatch.capacity import Plan
 from llamabatch.config import EngineConfig
 from llamabatch.engine import Engine
-from llamabatch.errors import EngineClosedError, InputError
+from llamabatch.errors import EngineClosedError
 from llamabatch.llama.model import Model
 from llamabatch.request import Request, RequestOutput, SequenceOutput
 from llamabatch.stats import EngineStats
@@ -56,7 +58,10 @@ class EngineClient(Protocol):
         """Counts since the start. Raises EngineClosedError."""
 
     def close(self) -> None:
-        """Ends all requests with finish_reason "abort" and frees everything. May be called twice."""
+        """Ends all requests with finish_reason "abort" (in a child: "error") and frees everything. May be called twice.
+
+        Not from a sink; nor stats().
+        """
 
 
 def failure(request: Request, error: str) -> SequenceOutput:
@@ -84,47 +89,83 @@ class _Stats:
     answer: Future[EngineStats]
 
 
-_Command = _Submit | _Abort | _Stats | None  # None: the end
+_Command = _Submit | _Abort | _Stats
+
+
+class _Mailbox:
+    """Commands for the engine's thread. After `shut` none gets in, so that none is left unanswered."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._shut_because: str | None = None
+
+    def put(self, command: _Command) -> None:
+        """Raises EngineClosedError once it is shut."""
+        with self._lock:
+            if self._shut_because is not None:
+                raise EngineClosedError(self._shut_because)
+            self._queue.put(command)
+
+    def put_end(self) -> None:
+        """The engine's thread ends when it comes to this."""
+        self._queue.put(None)
+
+    def get(self, wait: bool) -> _Command | None:
+        """The next command, None at the end. Raises queue.Empty if there is none and `wait` is False."""
+        return self._queue.get(block=wait)
+
+    def shut(self, reason: str) -> list[_Command]:
+        """Lets nothing more in; returns what had come in before."""
+        with self._lock:
+            self._shut_because = reason
+        left: list[_Command] = []
+        while not self._queue.empty():
+            command = self._queue.get()
+            if command is not None:
+                left.append(command)
+        return left
 
 
 class ThreadClient:
     """An engine in this process, owned by one thread of its own."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._mailbox = _Mailbox()
         started: Future[Engine] = Future()
-        loop = _Loop(config, self._commands)
+        loop = _Loop(config, self._mailbox)
         # a daemon, so that a program which forgets close() can end; the finalizer still closes it in good order
-        self._thread = threading.Thread(target=loop.serve, args=(started,), name="llamabatch-engine", daemon=True)
-        self._thread.start()
-        engine = started.result()
+        thread = threading.Thread(target=loop.serve, args=(started,), name="llamabatch-engine", daemon=True)
+        thread.start()
+        try:
+            engine = started.result()
+        except BaseException:  # refused, or interrupted: then the model is freed as soon as it is loaded
+            self._mailbox.put_end()
+            raise
         self.plan = engine.plan
         self.model = engine.model
-        self._finalizer = weakref.finalize(self, _stop, self._commands, self._thread)
+        self._finalizer = weakref.finalize(self, _stop, self._mailbox, thread, os.getpid())
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
-        self._check_open()
-        self._commands.put(_Submit(requests, sink, stream))
+        self._mailbox.put(_Submit(requests, sink, stream))
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        self._commands.put(_Abort(tuple(request_ids)))
+        with contextlib.suppress(EngineClosedError):  # then they have ended
+            self._mailbox.put(_Abort(tuple(request_ids)))
 
     def stats(self) -> EngineStats:
-        self._check_open()
         answer: Future[EngineStats] = Future()
-        self._commands.put(_Stats(answer))
+        self._mailbox.put(_Stats(answer))
         return answer.result()
 
     def close(self) -> None:
         self._finalizer()
 
-    def _check_open(self) -> None:
-        if not self._finalizer.alive or not self._thread.is_alive():
-            raise EngineClosedError("the engine is closed")
 
-
-def _stop(commands: queue.SimpleQueue[_Command], thread: threading.Thread) -> None:
-    commands.put(None)
+def _stop(mailbox: _Mailbox, thread: threading.Thread, owner: int) -> None:
+    if os.getpid() != owner:  # a fork: the thread did not come along
+        return
+    mailbox.put_end()
     if thread is not threading.current_thread():  # a garbage collection may run on the engine's own thread
         thread.join()
 
@@ -132,10 +173,10 @@ def _stop(commands: queue.SimpleQueue[_Command], thread: threading.Thread) -> No
 class _Loop:
     """What the engine's thread does. It holds no reference to its client, so that a forgotten client is collected."""
 
-    def __init__(self, config: EngineConfig, commands: queue.SimpleQueue[_Command]) -> None:
+    def __init__(self, config: EngineConfig, mailbox: _Mailbox) -> None:
         self._config = config
-        self._commands = commands
-        self._sinks: dict[str, _Submit] = {}
+        self._mailbox = mailbox
+        self._submits: dict[str, _Submit] = {}
         self._requests: dict[str, Request] = {}
 
     def serve(self, started: Future[Engine]) -> None:
@@ -145,23 +186,23 @@ class _Loop:
             started.set_exception(error)
             return
         started.set_result(engine)
-        reason = "the engine is closed"
+        error_text = None
         try:
             while self._obey(engine):
                 if engine.has_work:
                     self._deliver(engine.step())
         except Exception as error:
             logger.exception("the engine failed")
-            reason = f"the engine failed: {error}"
+            error_text = f"the engine failed: {error}"
         finally:
-            self._end(engine, reason)
+            self._end(engine, error_text)
 
     def _obey(self, engine: Engine) -> bool:
-        """Carries out what is in the queue, waiting while there is nothing to compute; False at the end."""
+        """Carries out what is in the mailbox, waiting while there is nothing to compute; False at the end."""
         wait = not engine.has_work
         while True:
             try:
-                command = self._commands.get(block=wait)
+                command = self._mailbox.get(wait)
             except queue.Empty:
                 return True
             if command is None:
@@ -169,7 +210,7 @@ class _Loop:
             self._carry_out(engine, command)
             wait = False
 
-    def _carry_out(self, engine: Engine, command: _Submit | _Abort | _Stats) -> None:
+    def _carry_out(self, engine: Engine, command: _Command) -> None:
         if isinstance(command, _Submit):
             self._take_in(engine, command)
         elif isinstance(command, _Abort):
@@ -183,42 +224,43 @@ class _Loop:
         for request in command.requests:
             try:
                 engine.add(request)
-            except (InputError, ValueError) as error:
+            except ValueError as error:  # PromptError, or an id that is in flight
                 refused.append(failure(request, str(error)))
                 continue
-            self._sinks[request.request_id] = command
+            self._submits[request.request_id] = command
             self._requests[request.request_id] = request
         if refused:
-            _tell(command.sink, refused)
+            tell(command.sink, refused)
 
     def _deliver(self, outputs: list[SequenceOutput]) -> None:
         by_submit: dict[int, tuple[Sink, list[SequenceOutput]]] = {}
         for output in outputs:
-            command = self._sinks[output.request_id]
+            command = self._submits[output.request_id]
             if output.finished is not None:
-                del self._sinks[output.request_id], self._requests[output.request_id]
+                del self._submits[output.request_id], self._requests[output.request_id]
             if command.stream or output.finished is not None:
                 by_submit.setdefault(id(command), (command.sink, []))[1].append(output)
         for sink, told in by_submit.values():
-            _tell(sink, told)
+            tell(sink, told)
 
-    def _end(self, engine: Engine, reason: str) -> None:
-        """Whatever happened: everybody who waits gets an answer, and the memory is given back."""
-        for request_id, request in list(self._requests.items()):
-            _tell(self._sinks[request_id].sink, [failure(request, reason)])
-        engine.close()
-        while True:
+    def _end(self, engine: Engine, error: str | None) -> None:
+        """Whatever happened: everybody who waits gets an answer, with what there is, and the memory is given back."""
+        for request in list(self._requests.values()):
             try:
-                command = self._commands.get_nowait()
-            except queue.Empty:
-                return
+                output = engine.abort(request.request_id, error)
+            except Exception:  # the failure may have left it in any state
+                output = None
+            self._deliver([output or failure(request, error or "the engine is closed")])
+        engine.close()
+        reason = error or "the engine is closed"
+        for command in self._mailbox.shut(reason):
             if isinstance(command, _Submit):
-                _tell(command.sink, [failure(request, reason) for request in command.requests])
+                tell(command.sink, [failure(request, reason) for request in command.requests])
             elif isinstance(command, _Stats):
                 command.answer.set_exception(EngineClosedError(reason))
 
 
-def _tell(sink: Sink, outputs: list[SequenceOutput]) -> None:
+def tell(sink: Sink, outputs: list[SequenceOutput]) -> None:
     """A sink that raises must not take the engine and other people's requests down."""
     try:
         sink(outputs)

@@ -5,11 +5,12 @@ The command line's engine options are generated from the fields below, so that b
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict
 
-from llamabatch.checks import boolean, choice, integer, nearest, number
+from llamabatch.checks import boolean, choice, integer, nearest, number, show
 from llamabatch.errors import ConfigError
 from llamabatch.policies import POLICIES, STRATEGIES
 
@@ -55,12 +56,12 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
-            raise ConfigError(f"model is {self.model!r}; give the path of a .gguf file, or 'tiny'")
+            raise ConfigError(f"model is {show(self.model)}; give the path of a .gguf file, or 'tiny'")
         choice(ConfigError, "strategy", self.strategy, STRATEGIES)
         choice(ConfigError, "instance_strategy", self.instance_strategy, POLICIES)
         for name, low, high in _RANGES:
             value = getattr(self, name)
-            if value != "auto" or name not in _AUTO_NUMBERS:
+            if name not in _AUTO_NUMBERS or not (isinstance(value, str) and value == "auto"):
                 integer(ConfigError, name, value, low, high)
         for name, known in _CHOICES:
             choice(ConfigError, name, getattr(self, name), known)
@@ -74,18 +75,20 @@ class EngineConfig:
             raise ConfigError(f"type_v is {self.type_v!r}, which needs flash attention; flash_attn is 'off'")
         if self.tensor_split is not None:
             if not isinstance(self.tensor_split, tuple) or not 1 <= len(self.tensor_split) <= 16:
-                raise ConfigError(f"tensor_split is {self.tensor_split!r}; give 1 to 16 shares")
+                raise ConfigError(f"tensor_split is {show(self.tensor_split)}; give 1 to 16 shares")
             for share in self.tensor_split:
                 number(ConfigError, "tensor_split", share, 0.0, 1e6)
 
     @classmethod
-    def from_options(cls, model: str, options: Mapping[str, Any]) -> EngineConfig:
+    def from_options(cls, model: str | os.PathLike[str], options: Mapping[str, Any]) -> EngineConfig:
         """A config from options by name; an unknown one is refused with the nearest known name."""
         known = [f.name for f in fields(cls) if f.name != "model"]
         for name in options:
             if name not in known:
                 raise ConfigError(f"there is no option {name!r}{nearest(name, known)}")
         values = dict(options)
+        if isinstance(model, os.PathLike):
+            model = os.fspath(model)
         if isinstance(values.get("flash_attn"), bool):
             values["flash_attn"] = "on" if values["flash_attn"] else "off"
         if isinstance(values.get("tensor_split"), list):

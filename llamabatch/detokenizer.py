@@ -11,7 +11,8 @@ class Detokenizer:
 
     Args:
         token_bytes: id -> the bytes of the token's text.
-        stop: strings that end the text; the earliest in the text wins, at one place the longest.
+        stop: strings that end the text. The first to be complete wins; of several that one token completes, the
+            earliest in the text.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes], stop: tuple[str, ...] = ()) -> None:

@@ -66,17 +66,29 @@ class Engine:
         check_prompt(request.prompt_token_ids, self.model.n_vocab, n_ctx)
         self._scheduler.add(Sequence(request, self.model.vocabulary, n_ctx))
 
-    def abort(self, request_id: str) -> SequenceOutput | None:
-        """Ends a request now, with finish_reason "abort"; None if it is not in flight. Its slot is free at once."""
+    def abort(self, request_id: str, error: str | None = None) -> SequenceOutput | None:
+        """Ends a request now; None if it is not in flight. Its slot is free at once.
+
+        Args:
+            error: None gives finish_reason "abort"; a text gives "error", for those who must say why.
+        """
         self._check_open()
-        return self._scheduler.abort(request_id)
+        return self._scheduler.abort(request_id, error)
 
     def step(self) -> list[SequenceOutput]:
         """One step: at most one chunk of each prompt and one token of each running sequence."""
         self._check_open()
+        self._make_room()
         batch = self._scheduler.schedule()
         results = self._runner.run(batch)
         return self._scheduler.update(batch, results)
+
+    def _make_room(self) -> None:
+        """A larger context, when more requests are there than it has slots. If memory does not allow it, the old one
+        has to do."""
+        wanted = self._scheduler.wanted_slots()
+        if wanted is not None:
+            self._scheduler.resize(self._runner.resize(wanted))
 
     def stats(self) -> EngineStats:
         """What the engine has done so far, and what it holds now."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import os
 import queue
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as ListLike
+from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from llamabatch.capacity import Plan
-from llamabatch.chat import Conversation, render
+from llamabatch.chat import Conversation, to_tokens
+from llamabatch.checks import show
 from llamabatch.client import EngineClient, connect
 from llamabatch.config import EngineConfig
 from llamabatch.errors import InputError, PromptError
@@ -42,7 +45,7 @@ class LLM:
         ModelFileError, ConfigError, MemoryPlanError, SetupError, EngineError.
     """
 
-    def __init__(self, model: str, **options: Unpack[EngineOptions]) -> None:
+    def __init__(self, model: str | os.PathLike[str], **options: Unpack[EngineOptions]) -> None:
         self._client: EngineClient = connect(EngineConfig.from_options(model, options))
 
     @property
@@ -69,7 +72,7 @@ class LLM:
             EngineClosedError: after close().
         """
         alone = isinstance(prompts, str) or _is_token_ids(prompts)
-        items: list[Any] = [prompts] if alone else list(prompts)
+        items: list[Any] = [prompts] if alone else _listed("prompts", prompts)
         return self._run(self._requests(items, params, self._prompt_ids, strict=alone), progress)
 
     def chat(
@@ -87,8 +90,8 @@ class LLM:
         Raises:
             ConfigError: the model has no chat template.
         """
-        alone = bool(conversations) and isinstance(conversations[0], dict)
-        items: list[Any] = [conversations] if alone else list(conversations)
+        alone = _is_conversation(conversations)
+        items: list[Any] = [conversations] if alone else _listed("conversations", conversations)
         return self._run(self._requests(items, params, self._chat_ids, strict=alone), progress)
 
     def stream(self, prompt: Prompt | Conversation, params: SamplingParams | None = None) -> Iterator[SequenceOutput]:
@@ -97,13 +100,16 @@ class LLM:
         Raises:
             PromptError: the prompt cannot be run.
         """
-        is_chat = bool(prompt) and not isinstance(prompt, str) and isinstance(prompt[0], dict)
-        [item] = self._requests([prompt], params, self._chat_ids if is_chat else self._prompt_ids, strict=True)
+        to_ids = self._chat_ids if _is_conversation(prompt) else self._prompt_ids
+        [item] = self._requests([prompt], params, to_ids, strict=True)
         assert isinstance(item, Request)
+        return self._pieces(item)
+
+    def _pieces(self, item: Request) -> Iterator[SequenceOutput]:
         events: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
-        self._client.submit([item], events.put, stream=True)
         finished = False
         try:
+            self._client.submit([item], events.put, stream=True)
             while not finished:
                 for event in events.get():
                     finished = event.finished is not None
@@ -113,7 +119,13 @@ class LLM:
                 self._client.abort([item.request_id])
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Text to token ids; parse_special reads names of special tokens in the text as those tokens."""
+        """Text to token ids; parse_special reads names of special tokens in the text as those tokens.
+
+        Raises:
+            PromptError: not a text, or a text of more than 64 MiB.
+        """
+        if not isinstance(text, str):
+            raise PromptError(f"text is {show(text)}; give a str")
         return self._client.model.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def stats(self) -> EngineStats:
@@ -136,18 +148,13 @@ class LLM:
         if isinstance(prompt, str):
             return prompt, tuple(self._client.model.tokenize(prompt) if prompt else ())
         if _is_token_ids(prompt):
-            return None, tuple(prompt)
-        if prompt == []:
+            return None, tuple(map(int, prompt))
+        if isinstance(prompt, (list, tuple)) and not prompt:
             return None, ()  # refused below, as an empty prompt
-        raise PromptError(f"a prompt is a text or a list of token ids, not {type(prompt).__name__}")
+        raise PromptError(f"a prompt is a text or a list of token ids, not {show(prompt)}")
 
     def _chat_ids(self, conversation: Any) -> tuple[str | None, tuple[int, ...]]:
-        model = self._client.model
-        text = render(model.chat_template, conversation, model.special_token("bos"), model.special_token("eos"))
-        bos = model.special_token("bos")
-        # a template that writes BOS itself must not get a second one
-        add_special = not (bos and text.startswith(bos))
-        return text, tuple(model.tokenize(text, add_special=add_special, parse_special=True))
+        return to_tokens(self._client.model, conversation)
 
     def _requests(self, items: list[Any], params: Params, to_ids: Any, *, strict: bool) -> list[Request | Refused]:
         if not items:
@@ -200,17 +207,32 @@ class Refused:
 
 
 def _is_token_ids(prompt: object) -> TypeGuard[ListLike[int]]:
-    """A non-empty list of whole numbers is one prompt; a list of anything else is a list of prompts."""
-    return isinstance(prompt, (list, tuple)) and bool(prompt) and all(type(token) is int for token in prompt)
+    """A non-empty list, tuple or array of whole numbers is one prompt; a list of anything else is a list of them."""
+    if isinstance(prompt, (str, bytes, Mapping)) or not isinstance(prompt, Iterable) or isinstance(prompt, Iterator):
+        return False
+    tokens = list(prompt)
+    return bool(tokens) and all(isinstance(t, Integral) and not isinstance(t, bool) for t in tokens)
+
+
+def _is_conversation(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and isinstance(value[0], Mapping)
+
+
+def _listed(name: str, values: object) -> list[Any]:
+    """The items of a list that a caller gave."""
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+        raise PromptError(f"{name} is {show(values)}; give one, or a list of them")
+    return list(values)
 
 
 def _params_for(items: list[Any], params: Params) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * len(items)
-    each = list(params)
-    if len(each) != len(items):
-        raise InputError(f"there are {len(each)} SamplingParams for {len(items)} prompts; give one, or one for each")
-    for given in each:
+    if not isinstance(params, (list, tuple)):
+        raise InputError(f"params is {show(params)}; give SamplingParams, or a list with one for each prompt")
+    if len(params) != len(items):
+        raise InputError(f"there are {len(params)} SamplingParams for {len(items)} prompts; give one, or one for each")
+    for given in params:
         if not isinstance(given, SamplingParams):
             raise InputError(f"params holds a {type(given).__name__}; give SamplingParams")
-    return each
+    return list(params)

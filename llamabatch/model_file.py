@@ -6,6 +6,7 @@ import struct
 from importlib import resources
 from pathlib import Path
 
+from llamabatch.checks import show
 from llamabatch.errors import ModelFileError
 
 TINY = "tiny"
@@ -24,8 +25,14 @@ def resolve(model: str) -> Path:
     if model == TINY:
         path = Path(str(resources.files("llamabatch.models") / "tiny.gguf"))
     else:
-        path = Path(model).expanduser()
-    _check(path)
+        path = Path(model)
+    try:
+        path = path.expanduser()
+        _check(path)
+    except (OSError, RuntimeError, ValueError) as error:  # no such home, a name too long, a NUL in it, no permission
+        if isinstance(error, ModelFileError):
+            raise
+        raise ModelFileError(f"{show(model)} cannot be read: {error}") from error
     return path
 
 
@@ -34,11 +41,10 @@ def _check(path: Path) -> None:
         raise ModelFileError(f"{path} is a directory; give the path of a .gguf file, or 'tiny'")
     if not path.exists():
         raise ModelFileError(f"{path} does not exist; give the path of a .gguf file, or 'tiny' for the bundled model")
-    try:
-        with path.open("rb") as file:
-            header = file.read(_HEADER.size)
-    except OSError as error:
-        raise ModelFileError(f"{path} cannot be read: {error.strerror}") from error
+    if not path.is_file():
+        raise ModelFileError(f"{path} is no regular file; give the path of a .gguf file, or 'tiny'")
+    with path.open("rb") as file:
+        header = file.read(_HEADER.size)
     if not header.startswith(_MAGIC):
         raise ModelFileError(f"{path} is not a GGUF file: it starts with {header[:4]!r}, not {_MAGIC!r}")
     if len(header) < _HEADER.size:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from llamabatch.checks import show
 from llamabatch.detokenizer import Detokenizer
 from llamabatch.errors import PromptError
 from llamabatch.sampling_params import SamplingParams
@@ -183,7 +184,7 @@ def check_prompt(token_ids: tuple[int, ...], vocabulary_size: int, n_ctx: int) -
     low, high = min(token_ids), max(token_ids)
     if low < 0 or high >= vocabulary_size:
         bad = low if low < 0 else high
-        raise PromptError(f"token id {bad} is outside the vocabulary; allowed are 0 to {vocabulary_size - 1}")
+        raise PromptError(f"token id {show(bad)} is outside the vocabulary; allowed are 0 to {vocabulary_size - 1}")
 
 
 class Sequence:
@@ -255,8 +256,10 @@ class Sequence:
                 self._finish(FinishReason.STOP, self._detokenizer.stopped)
         return text
 
-    def abort(self) -> str:
-        self._finish(FinishReason.ABORT)
+    def abort(self, error: str | None = None) -> str:
+        """Ends it from outside; returns the text that was held back."""
+        self.error = error
+        self._finish(FinishReason.ABORT if error is None else FinishReason.ERROR)
         return self._detokenizer.flush()
 
     def fail(self, message: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from llamabatch.checks import boolean, integer, nearest, number
+from llamabatch.checks import boolean, integer, nearest, number, show
 from llamabatch.errors import SamplingError
 
 MAX_STOPS = 64
@@ -77,7 +77,7 @@ def _stops(stop: object) -> tuple[str, ...]:
         return ()
     strings = (stop,) if isinstance(stop, str) else stop
     if not isinstance(strings, (tuple, list)) or not all(isinstance(s, str) for s in strings):
-        raise SamplingError(f"stop is {stop!r}; give a string or a list of strings")
+        raise SamplingError(f"stop is {show(stop)}; give a string or a list of strings")
     if len(strings) > MAX_STOPS:
         raise SamplingError(f"stop holds {len(strings)} strings; at most {MAX_STOPS} are allowed")
     for string in strings:

@@ -29,6 +29,7 @@ class Scheduler:
         self.slots = SlotPool(1)
         self._most_slots = 1 if policy.one_slot else limits.n_slots
         self.running: list[Sequence] = []
+        self.num_waiting = 0
         self.num_preemptions = 0
         self.num_shared_tokens = 0
         self._clock = clock
@@ -38,10 +39,6 @@ class Scheduler:
         self._to_clear: set[int] = set()
         self._numbers = itertools.count()
         self._step = 0
-
-    @property
-    def num_waiting(self) -> int:
-        return sum(not s.finished for _, _, s in self._waiting)
 
     @property
     def num_free_slots(self) -> int:
@@ -59,19 +56,43 @@ class Scheduler:
         self._sequences[request_id] = sequence
         self._enqueue(sequence)
 
-    def abort(self, request_id: str) -> SequenceOutput | None:
-        """Ends a request now; None if it is not in flight."""
+    def abort(self, request_id: str, error: str | None = None) -> SequenceOutput | None:
+        """Ends a request now, with finish_reason "error" if an error is given; None if it is not in flight."""
         sequence = self._sequences.get(request_id)
         if sequence is None:
             return None
-        text = sequence.abort()
-        return self._retire(sequence, (), text)
+        if sequence.slot is None:
+            self.num_waiting -= 1  # it stays in the heap, and is passed over there
+        return self._retire(sequence, (), sequence.abort(error))
+
+    def wanted_slots(self) -> int | None:
+        """How many slots the context should have, where that is more than it has: few requests then take little memory
+        and time to start.
+
+        Growing loses all cells. Where nothing runs, the next power of two that is enough; where something does, the
+        most at once, so that running sequences are computed again once in an engine's life at most.
+        """
+        needed = min(len(self.running) + self.num_waiting, self._most_slots)
+        if needed <= self.slots.n_slots or not self.policy.entering(len(self.running), 1):
+            return None
+        enough: int = 1 << (needed - 1).bit_length()
+        return self._most_slots if self.running else min(enough, self._most_slots)
+
+    def resize(self, n_slots: int) -> None:
+        """The context has been made anew with that many slots, and all cells are lost. No more than before means that
+        there is no memory for more."""
+        if n_slots <= self.slots.n_slots:
+            self._most_slots = n_slots
+        for sequence in list(self.running):
+            self._preempt(sequence)
+        self.slots = SlotPool(n_slots)
+        self._sources.clear()
+        self._to_clear.clear()
 
     # --- decide -------------------------------------------------------------------------------------------------
 
     def schedule(self) -> ScheduledBatch:
         self._step += 1
-        self._grow()
         copies = self._copies()  # before anyone enters: a source that has just finished still holds its slot's cells
         self._admit()
         copies += self._copies()
@@ -80,25 +101,10 @@ class Scheduler:
         decoding = [s for s in chosen if s.num_pending == 1]
         # decoding goes first: slots that are still empty can then take a dummy row
         calls = self._decode_calls(decoding)
-        calls += self._prefill_calls([s for s in chosen if s.num_pending > 1], bool(decoding))
+        others_wait = any(s.num_pending == 1 for s in self.running)
+        calls += self._prefill_calls([s for s in chosen if s.num_pending > 1], others_wait)
         cleared, self._to_clear = tuple(sorted(self._to_clear)), set()
-        return ScheduledBatch(self.slots.n_slots, copies, cleared, tuple(calls))
-
-    def _grow(self) -> None:
-        """More slots when more requests wait than there are: few requests then take little memory and time to start.
-
-        Growing loses all cells. Where nothing runs it goes to the next power of two that is enough; where something
-        does, straight to the most, so that running sequences are computed again once in an engine's life at most.
-        """
-        needed = min(len(self.running) + len(self._waiting), self._most_slots)
-        if needed <= self.slots.n_slots or not self.policy.entering(len(self.running), 1):
-            return
-        enough: int = 1 << (needed - 1).bit_length()
-        n_slots = self._most_slots if self.running else min(enough, self._most_slots)
-        for sequence in list(self.running):
-            self._preempt(sequence)
-        self.slots = SlotPool(n_slots)
-        self._to_clear.clear()
+        return ScheduledBatch(copies, cleared, tuple(calls))
 
     def _admit(self) -> None:
         room = self.policy.entering(len(self.running), self.slots.n_free)
@@ -106,6 +112,7 @@ class Scheduler:
             sequence = heapq.heappop(self._waiting)[2]
             if sequence.finished:  # aborted while it waited
                 continue
+            self.num_waiting -= 1
             sequence.admit(self.slots.lease())
             self.running.append(sequence)
             self._look_for_source(sequence)
@@ -213,6 +220,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self._leave(sequence)
         sequence.preempt()
+        self._sources.pop(sequence.request.request_id, None)  # it looks again when it comes back
         self.num_preemptions += 1
         self._enqueue(sequence)
 
@@ -223,6 +231,7 @@ class Scheduler:
         self._to_clear.add(sequence.slot)
 
     def _enqueue(self, sequence: Sequence) -> None:
+        self.num_waiting += 1
         if sequence.number is None:
             sequence.number = next(self._numbers)  # kept when it comes back, so that it is not overtaken
         heapq.heappush(self._waiting, (self.policy.key(sequence), sequence.number, sequence))

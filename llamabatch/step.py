@@ -38,9 +38,8 @@ class PrefixCopy:
 
 @dataclass(frozen=True)
 class ScheduledBatch:
-    """What one step does, in this order: growing to n_slots (all cells are lost), copies, clearing of slots, calls."""
+    """What one step does, in this order: copies, clearing of slots, calls."""
 
-    n_slots: int
     copies: tuple[PrefixCopy, ...] = ()
     cleared_slots: tuple[int, ...] = ()
     calls: tuple[Call, ...] = ()

@@ -33,7 +33,7 @@ class Wire:
 
     def send(self, *message: Any) -> None:
         """Raises OSError when the other side is gone, EngineError for a message above the limit."""
-        data = msgpack.packb(message, use_bin_type=True)
+        data = msgpack.packb(message, unicode_errors="surrogatepass")
         if len(data) > MAX_MESSAGE:
             raise EngineError(f"a message of {len(data)} bytes is too large; allowed are {MAX_MESSAGE}")
         with self._lock:
@@ -50,7 +50,7 @@ class Wire:
         data = self._exactly(length)
         if data is None:
             return None
-        message: list[Any] = msgpack.unpackb(data, raw=False, strict_map_key=False)
+        message: list[Any] = msgpack.unpackb(data, unicode_errors="surrogatepass")
         return message
 
     def close(self) -> None:
@@ -82,12 +82,12 @@ def unpack_config(packed: dict[str, Any]) -> EngineConfig:
 
 
 def pack_request(request: Request) -> list[Any]:
+    """Without the prompt's text: the child has no use for it, and the parent puts it into the result."""
     params = vars(request.params)
     return [
         request.request_id,
         request.prompt_token_ids,
         params,
-        request.prompt,
         request.arrival_s,
         request.group,
         request.seed,
@@ -95,8 +95,8 @@ def pack_request(request: Request) -> list[Any]:
 
 
 def unpack_request(packed: list[Any]) -> Request:
-    request_id, ids, params, prompt, arrival_s, group, seed = packed
-    return Request(request_id, tuple(ids), SamplingParams(**params), prompt, arrival_s, group, seed)
+    request_id, ids, params, arrival_s, group, seed = packed
+    return Request(request_id, tuple(ids), SamplingParams(**params), None, arrival_s, group, seed)
 
 
 def pack_output(output: SequenceOutput) -> list[Any]:

@@ -8,14 +8,14 @@ import socket
 import sys
 
 from llamabatch.client import ThreadClient
-from llamabatch.errors import LlamaBatchError
+from llamabatch.errors import EngineClosedError, LlamaBatchError
 from llamabatch.request import SequenceOutput
 from llamabatch.wire import Wire, pack_output, unpack_config, unpack_request
 
 
 def main(fd: int) -> None:
     """Serves until the parent says close or is gone; then nothing of this process stays behind."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # what an interrupt means is the parent's to decide
     wire = Wire(socket.socket(fileno=fd))
     first = wire.receive()
     if first is None:
@@ -42,11 +42,17 @@ def _serve(wire: Wire, client: ThreadClient) -> bool:
         kind, *rest = message
         if kind == "submit":
             packed, stream = rest
-            client.submit([unpack_request(request) for request in packed], tell, stream=stream)
+            try:
+                client.submit([unpack_request(request) for request in packed], tell, stream=stream)
+            except EngineClosedError:
+                return True  # the engine failed; the end of this process tells those who wait
         elif kind == "abort":
             client.abort(rest[0])
         elif kind == "stats":
-            wire.send("stats", vars(client.stats()))
+            try:
+                wire.send("stats", rest[0], vars(client.stats()))
+            except EngineClosedError:
+                return True
         elif kind == "close":
             return True
     return False

@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -70,7 +71,7 @@ def make_venv(log: Path) -> None:
     if VENV.exists() and not _venv_works():
         if not STAMP.is_file():
             raise SetupFailure(
-                f"The folder {VENV} is there, but its Python is too old, lacks pip or was made elsewhere: remove it first."
+                f"The folder {VENV} is there, but its Python is too old, lacks pip or is not of here: remove it first."
             )
         say("The old .venv does not work here any more, making a new one")
         shutil.rmtree(VENV)
@@ -98,7 +99,7 @@ def _venv_works() -> bool:
         script = (VENV / "bin" / "pip").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
-    return answer.returncode == 0 and str(VENV) in script
+    return answer.returncode == 0 and re.search(rf"[!\"' ]{re.escape(str(VENV))}/", script) is not None
 
 
 def install(wheel: Path, log: Path) -> None:

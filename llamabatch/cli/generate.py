@@ -39,7 +39,7 @@ def generate(
     params = SamplingParams(**sampling)
     if system is not None and not chat:
         raise click.UsageError("--system needs --chat")
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = sys.stdin.buffer.read().decode(errors="replace") if prompt == "-" else prompt
     if not text:
         raise PromptError("the prompt is empty; give at least one character")
     engine.setdefault("n_slots", 1)  # one prompt: more would only cost memory and time to start

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llamabatch.chat import render
+from llamabatch.chat import to_tokens
 from llamabatch.errors import LlamaBatchError, PromptError, SetupError
 from llamabatch.llama.model import Model
 from llamabatch.request import check_prompt
@@ -142,13 +142,11 @@ def _from_json(line: str) -> Prompt:
 def _token_ids(prompt: Prompt, model: Model, n_ctx: int) -> tuple[int, ...]:
     """As LLM.generate does it for a text, and LLM.chat for messages."""
     if isinstance(prompt, str):
-        ids = model.tokenize(prompt) if prompt else []
+        ids = tuple(model.tokenize(prompt)) if prompt else ()
     else:
-        bos = model.special_token("bos")
-        text = render(model.chat_template, prompt, bos, model.special_token("eos"))
-        ids = model.tokenize(text, add_special=not (bos and text.startswith(bos)), parse_special=True)
-    check_prompt(tuple(ids), model.n_vocab, n_ctx)
-    return tuple(ids)
+        ids = to_tokens(model, prompt)[1]
+    check_prompt(ids, model.n_vocab, n_ctx)
+    return ids
 
 
 def _at(name: str, number: int, read: Callable[[], _T]) -> _T:

@@ -116,4 +116,4 @@ class Context:
 
 
 def _ggml_type(lib: Any, name: str) -> int:
-    return int(getattr(lib, f"GGML_TYPE_{name.upper()}"))
+    return 30 if name == "bf16" else int(getattr(lib, f"GGML_TYPE_{name.upper()}"))  # the binding leaves BF16 out

@@ -48,6 +48,16 @@ class Model:
         self.n_vocab = int(self._lib.llama_vocab_n_tokens(self.vocab_handle))
         self._pieces: dict[int, bytes] = {}
         self._eog: dict[int, bool] = {}
+        # has state that cannot be cut at a position (recurrent and hybrid models)
+        self.is_recurrent = bool(
+            self._lib.llama_model_is_recurrent(self.handle) or self._lib.llama_model_is_hybrid(self.handle)
+        )
+        # some layers attend over a sliding window only
+        self.has_window = int(self._lib.llama_model_n_swa(self.handle)) > 0
+        # is a decoder-only text generator: what the step loop can drive
+        self.generates = bool(self._lib.llama_model_has_decoder(self.handle)) and not bool(
+            self._lib.llama_model_has_encoder(self.handle)
+        )
         self.vocabulary = Vocabulary(self.n_vocab, self.is_eog, self.token_bytes)
 
     def close(self) -> None:
@@ -55,6 +65,10 @@ class Model:
             if self.handle:
                 self._lib.llama_model_free(self.handle)
                 self.handle = None
+
+    def _check_open(self) -> None:
+        if not self.handle:
+            raise EngineClosedError("the model is closed")
 
     def _read_metadata(self) -> dict[str, str]:
         lib, pairs = self._lib, {}
@@ -69,25 +83,9 @@ class Model:
         """Does this token end a generation?"""
         known = self._eog.get(token_id)  # asked for each token sampled, and a ctypes call costs more than a dict
         if known is None:
+            self._check_open()
             known = self._eog[token_id] = bool(self._lib.llama_vocab_is_eog(self.vocab_handle, token_id))
         return known
-
-    @property
-    def is_recurrent(self) -> bool:
-        """Has state that cannot be cut at a position (recurrent and hybrid models)."""
-        lib = self._lib
-        return bool(lib.llama_model_is_recurrent(self.handle) or lib.llama_model_is_hybrid(self.handle))
-
-    @property
-    def has_window(self) -> bool:
-        """Some layers attend over a sliding window only."""
-        return int(self._lib.llama_model_n_swa(self.handle)) > 0
-
-    @property
-    def generates(self) -> bool:
-        """Is a decoder-only text generator: what the step loop can drive."""
-        lib = self._lib
-        return bool(lib.llama_model_has_decoder(self.handle)) and not lib.llama_model_has_encoder(self.handle)
 
     @property
     def chat_template(self) -> str | None:
@@ -121,8 +119,7 @@ class Model:
         if len(data) > _MAX_TEXT_BYTES:
             raise PromptError(f"the text has {len(data)} bytes; allowed are up to {_MAX_TEXT_BYTES}")
         with self._lock:  # close() in another thread would take the vocabulary away
-            if not self.handle:
-                raise EngineClosedError("the model is closed")
+            self._check_open()
             return self._tokenize(data, add_special, parse_special)
 
     def _tokenize(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
@@ -143,6 +140,7 @@ class Model:
         return piece
 
     def _piece(self, token_id: int) -> bytes:
+        self._check_open()
         if not 0 <= token_id < self.n_vocab:
             raise PromptError(f"token id {token_id} is outside the vocabulary; allowed are 0 to {self.n_vocab - 1}")
         room = 64

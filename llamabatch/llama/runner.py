@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from llamabatch.config import EngineConfig
-from llamabatch.errors import ConfigError
+from llamabatch.errors import ConfigError, EngineError
 from llamabatch.llama.batch import Batch, count_passes
 from llamabatch.llama.context import Context, DecodeCode
 from llamabatch.llama.library import load
 from llamabatch.llama.model import Model
 from llamabatch.llama.sampler import NO_TOKEN, Draw, sample_rows
 from llamabatch.step import Call, DecodeStatus, Limits, ScheduledBatch, Span, SpanResult
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -62,11 +65,23 @@ class Runner:
     def close(self) -> None:
         self._context.close()
 
+    def resize(self, n_slots: int) -> int:
+        """Makes the context anew, empty, with that many slots; as before where llama.cpp cannot. Returns how many.
+
+        Raises:
+            EngineError: not even one like the old could be made; the engine is lost.
+        """
+        before = self._context.n_slots
+        self._context.close()  # first, so that both never stand in memory at once
+        try:
+            self._context = Context(self.model, self._config, n_slots)
+        except EngineError as error:
+            logger.warning("%s; going on with %d", error, before)
+            self._context = Context(self.model, self._config, before)
+        return self._context.n_slots
+
     def run(self, batch: ScheduledBatch) -> list[SpanResult]:
         """One result for each of batch.spans, in their order."""
-        if batch.n_slots > self._context.n_slots:
-            self._context.close()  # first, so that both never stand in memory at once
-            self._context = Context(self.model, self._config, batch.n_slots)
         for copy in batch.copies:
             self._context.copy_prefix(copy.source, copy.target, copy.count)
         for slot in batch.cleared_slots:

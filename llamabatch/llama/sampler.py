@@ -64,9 +64,8 @@ def distribution(row: Floats, params: SamplingParams) -> tuple[Ids, Floats]:
     vocabulary = len(row)
     k = params.top_k if 0 < params.top_k < vocabulary else vocabulary
     if k == vocabulary and params.top_p >= 1 and params.min_p <= 0:
-        scores = row.astype(np.float64) / params.temperature  # nothing is cut, so nothing has to be sorted
-        weights = np.exp(scores - scores.max())
-        return np.arange(vocabulary), weights / weights.sum()
+        # nothing is cut, so nothing has to be sorted
+        return np.arange(vocabulary), _softmax(row.astype(np.float64), float(row.max()), params.temperature)
     ids = _top(row, min(k, _FIRST_LOOK))
     if k > len(ids):
         ids = _enough(row, ids, k, params)
@@ -80,7 +79,7 @@ def distribution(row: Floats, params: SamplingParams) -> tuple[Ids, Floats]:
         likely = int(np.searchsorted(-scores, -(scores[0] + np.log(params.min_p)), side="right"))
         keep = min(keep, likely)
     keep = max(1, min(keep, len(ids)))
-    return ids[:keep], _softmax(scores[:keep] / params.temperature)
+    return ids[:keep], _softmax(scores[:keep], float(scores[0]), params.temperature)
 
 
 def _enough(row: Floats, ids: Ids, k: int, params: SamplingParams) -> Ids:
@@ -118,8 +117,9 @@ def _sum_exp(row: Floats, top: float) -> float:
     return float(np.exp(row - np.float32(top), dtype=np.float32).sum(dtype=np.float64))
 
 
-def _softmax(scores: Floats) -> Floats:
-    weights = np.exp(scores - scores[0])
+def _softmax(scores: Floats, top: float, temperature: float) -> Floats:
+    # subtracted first: divided by a tiny temperature, the scores themselves would overflow; below 1e-9 it is greedy
+    weights = np.exp((scores - top) / max(temperature, 1e-9))
     result: Floats = weights / weights.sum()
     return result
 

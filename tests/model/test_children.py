@@ -1,6 +1,7 @@
 """Engines in child processes: the same answers, and nothing left behind after any kind of death."""
 
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from conftest import mixed_conversations
 from llamabatch import LLM, ConfigError, EngineClosedError, FinishReason, MemoryPlanError, SamplingParams
 from llamabatch.child_client import ChildClient, RouterClient
 from llamabatch.config import EngineConfig
+from llamabatch.request import Request
 
 LONG = SamplingParams(max_tokens=900, temperature=0, ignore_eos=True)
 
@@ -80,6 +82,8 @@ def test_the_router_shares_the_load_and_outlives_a_child(greedy):
     assert [o.text for o in llm.chat(conversations, greedy)] == wanted
     client.close()
     assert gone(client.pids)
+    with pytest.raises(EngineClosedError):
+        client.stats()
 
 
 def test_close_leaves_no_child():
@@ -123,3 +127,72 @@ def test_a_script_without_a_main_guard_works(tmp_path):
     )
     done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("2\n", "")
+
+
+def test_a_sink_that_raises_harms_nobody(greedy, caplog):
+    client = ChildClient(EngineConfig("tiny", n_slots=2))
+    told = threading.Event()
+
+    def bad_sink(outputs):
+        told.set()
+        raise RuntimeError("a bug of the caller's")
+
+    client.submit([Request("bad", (5, 6), greedy)], bad_sink)
+    assert told.wait(20)
+    llm = LLM.__new__(LLM)
+    llm._client = client
+    assert llm.generate("x", greedy)[0].error is None
+    client.close()
+    assert "could not be delivered" in caplog.text
+
+
+def test_doubled_ids_and_odd_text_cross_the_wire(greedy):
+    with LLM("tiny", isolate=True, n_slots=2) as llm:
+        outputs = llm.generate(["ok", "a\ud800"], SamplingParams(max_tokens=3, stop="\ud800"))
+        assert [o.error for o in outputs] == [None, None]
+        assert outputs[1].prompt == "a\ud800"
+        events = queue.SimpleQueue()
+        llm._client.submit([Request("same", (5, 6), LONG), Request("same", (5, 6), LONG)], events.put)
+        assert "already in flight" in events.get(timeout=20)[0].finished.error
+        llm._client.abort(["same"])
+        assert events.get(timeout=20)[0].finished.finish_reason is FinishReason.ABORT
+
+
+def test_a_long_list_goes_in_many_messages(monkeypatch):
+    monkeypatch.setattr("llamabatch.wire.MAX_MESSAGE", 200_000)
+    with LLM("tiny", isolate=True, n_slots=16) as llm:
+        outputs = llm.generate([[5] * 200] * 600, SamplingParams(max_tokens=1))
+    assert {o.error for o in outputs} == {None}
+
+
+def test_close_ends_a_child_that_hangs_with_a_full_pipe(monkeypatch):
+    monkeypatch.setattr("llamabatch.child._CLOSE_TIMEOUT_S", 1.0)
+    client = ChildClient(EngineConfig("tiny", n_slots=2))
+    os.kill(client.pids[0], signal.SIGSTOP)
+    requests = [Request(f"r{i}", (5,) * 500, LONG) for i in range(3000)]
+    sender = threading.Thread(target=client.submit, args=(requests, lambda outputs: None), daemon=True)
+    sender.start()
+    time.sleep(0.3)
+    start = time.monotonic()
+    client.close()
+    assert time.monotonic() - start < 15
+    assert gone(client.pids)
+    sender.join(10)
+    assert not sender.is_alive()
+
+
+def test_a_fork_of_the_parent_leaves_the_children_alone():
+    code = """
+        import os, sys
+        from llamabatch import LLM, SamplingParams
+        llm = LLM("tiny", isolate=True, n_slots=1)
+        if os.fork() == 0:
+            sys.exit(0)  # with all that a normal end runs
+        os.wait()
+        print(len(llm.generate("x", SamplingParams(max_tokens=2, ignore_eos=True))[0].token_ids))
+        llm.close()
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "2\n", done.stderr

@@ -8,19 +8,25 @@ import sys
 import textwrap
 import threading
 
+import numpy as np
 import pytest
 from conftest import mixed_conversations
 
 from llamabatch import (
     LLM,
     ConfigError,
+    Engine,
     EngineClosedError,
+    EngineConfig,
+    EngineError,
     FinishReason,
     InputError,
     ModelFileError,
     PromptError,
     SamplingParams,
 )
+from llamabatch.config import KV_TYPES
+from llamabatch.llama.context import Context
 from llamabatch.model_file import resolve
 
 HI = [{"role": "user", "content": "What is the capital of France?"}]
@@ -131,7 +137,8 @@ def test_close_ends_what_runs():
     llm.close()
     thread.join(30)
     assert not thread.is_alive()
-    assert any("closed" in (o.error or "") for o in got)
+    assert {o.finish_reason for o in got} == {FinishReason.ABORT}
+    assert any(o.text for o in got), "what was generated before the end is lost"
 
 
 @pytest.mark.parametrize(
@@ -257,3 +264,133 @@ def test_a_fork_of_the_host_program_ends():
     """
     done = subprocess.run(program(code), capture_output=True, text=True, timeout=60)
     assert done.stdout == "0\n"
+
+
+@pytest.mark.parametrize(
+    "prompts", [None, 5, {"a": 1}, b"ab", object(), iter(()), True, [[10**5000]], [{"role": "user", "content": "x"}]]
+)
+def test_prompts_of_the_wrong_type(llm, prompts):
+    try:
+        outputs = llm.generate(prompts)
+    except PromptError:
+        return
+    assert [o.finish_reason for o in outputs] == [FinishReason.ERROR]
+
+
+@pytest.mark.parametrize("conversations", [None, 5, "hi", {"role": "user", "content": "x"}, b"x", [5], ["hi"]])
+def test_conversations_of_the_wrong_type(llm, conversations):
+    try:
+        outputs = llm.chat(conversations)
+    except PromptError:
+        return
+    assert {o.finish_reason for o in outputs} == {FinishReason.ERROR}
+
+
+@pytest.mark.parametrize("content", [None, 5, ["x"]])
+def test_content_that_the_template_cannot_use_is_that_prompts_error(llm, content, greedy):
+    good, bad = llm.chat([HI, [{"role": "user", "content": content}]], greedy)
+    assert good.error is None
+    assert "refuses" in bad.error
+
+
+@pytest.mark.parametrize("params", [5, "x", {"temperature": 1}, [5]])
+def test_params_of_the_wrong_type(llm, params):
+    with pytest.raises(InputError):
+        llm.generate("a", params)
+    with pytest.raises(InputError):
+        llm.stream("a", params)
+
+
+def test_arrays_and_numpy_ids_are_prompts(llm, greedy):
+    ids = llm.tokenize("Once upon a time")
+    wanted = llm.generate([ids], greedy)[0].text
+    assert llm.generate(np.array(ids), greedy)[0].text == wanted
+    assert llm.generate([np.array(ids), tuple(np.array(ids))], greedy)[1].text == wanted
+
+
+@pytest.mark.parametrize("model", ["x" * 5000, "~no such user/x", "a\0b"])
+def test_names_that_no_file_can_have(model):
+    with pytest.raises(ModelFileError):
+        LLM(model)
+
+
+def test_a_path_object_is_a_model():
+    with LLM(resolve("tiny"), n_slots=1) as llm:
+        assert llm.generate("x", SamplingParams(max_tokens=1))
+
+
+@pytest.mark.parametrize("kind", KV_TYPES)
+def test_every_type_of_cache_that_is_offered(kind):
+    with LLM("tiny", n_slots=2, type_k=kind, type_v=kind) as llm:
+        outputs = llm.generate(["Once", "Twice"], SamplingParams(max_tokens=3, ignore_eos=True))
+    assert [o.error for o in outputs] == [None, None]
+
+
+def test_a_prefix_whose_source_ends_while_the_context_grows(llm, greedy):
+    """A source ends with its first token while a follower waits for its prefix, and then another call arrives."""
+    long = llm.tokenize("The quick brown fox jumps over the lazy dog and runs far away. " * 5)
+    follower = [*long, *llm.tokenize(" What is the capital of France?")]
+    wanted = llm.generate(follower, greedy)[0].token_ids
+    for _ in range(5):
+        with LLM("tiny", n_slots=8) as fresh:
+            one = SamplingParams(temperature=0, max_tokens=1)
+            got = []
+            thread = threading.Thread(
+                target=lambda: got.extend(fresh.generate([long, follower], [one, greedy]))  # noqa: B023
+            )
+            thread.start()
+            fresh.generate(["a"] * 3, one)
+            thread.join()
+        assert got[1].token_ids == wanted
+
+
+def test_a_context_that_cannot_grow_goes_on_with_what_there_is(greedy, monkeypatch):
+    made = Context.__init__
+
+    def small_memory(self, model, config, n_slots):
+        if n_slots > 2:
+            raise EngineError("no memory")
+        made(self, model, config, n_slots)
+
+    monkeypatch.setattr(Context, "__init__", small_memory)
+    with LLM("tiny", n_slots=8) as llm:
+        outputs = llm.chat([HI] * 6, greedy)
+        assert llm.stats().free_slots <= 2
+    assert {o.text for o in outputs} == {outputs[0].text}
+    assert outputs[0].error is None
+
+
+def test_ctrl_c_while_a_model_loads_leaves_no_thread():
+    code = """
+        import _thread, threading, time
+        from llamabatch import LLM, engine
+        load = engine.Model.__init__
+        def slow(self, *args):
+            _thread.interrupt_main()
+            time.sleep(0.3)
+            load(self, *args)
+        engine.Model.__init__ = slow
+        try:
+            LLM("tiny")
+        except KeyboardInterrupt:
+            pass
+        deadline = time.monotonic() + 10
+        while threading.active_count() > 1 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        print(threading.active_count())
+    """
+    done = subprocess.run(program(code), capture_output=True, text=True, timeout=60)
+    assert done.stdout == "1\n", done.stderr
+
+
+def test_nothing_native_is_reached_after_close():
+    engine = Engine(EngineConfig("tiny"))
+    engine.close()
+    for call in (
+        lambda: engine.model.token_bytes(5),
+        lambda: engine.model.is_eog(5),
+        lambda: engine.model.tokenize("x"),
+    ):
+        with pytest.raises(EngineClosedError):
+            call()
+    assert engine.model.is_recurrent is False

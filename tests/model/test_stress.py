@@ -61,6 +61,8 @@ def _right(output, request, wanted) -> bool:
     if output.token_ids != wanted.token_ids[:n]:
         return False
     stop = next((s for s in request.params.stop_strings if s in wanted.text), None)
+    if stop is not None and stop in output.text:
+        return False
     if output.finish_reason is FinishReason.ABORT:
         return wanted.text.startswith(output.text)
     if stop is not None and output.outputs[0].stop_reason == stop:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 
-from llamabatch.request import Request, Sequence, Vocabulary
+from llamabatch.request import Request, Sequence, SequenceOutput, Vocabulary
 from llamabatch.sampling_params import SamplingParams
 from llamabatch.scheduler import Scheduler
 from llamabatch.step import Call, DecodeStatus, Limits, ScheduledBatch, SpanResult
@@ -33,22 +33,33 @@ class FakeRunner:
     """Cells as lists of tokens, one a slot.
 
     Args:
-        no_room_every: every so many calls find no cells, 0 for never.
+        no_room_every: every so many calls of several sequences find no cells, 0 for never; 1: no call does.
         bad_token: a span that holds this token fails.
+        memory_for: slots that there is memory for, None for all.
     """
 
-    def __init__(self, limits: Limits, no_room_every: int = 0, bad_token: int | None = None) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        no_room_every: int = 0,
+        bad_token: int | None = None,
+        memory_for: int | None = None,
+    ) -> None:
         self.limits = limits
         self.cells: list[list[int]] = [[]]
         self.calls: list[Call] = []
         self.copied_tokens = 0
         self._no_room_every = no_room_every
         self._bad_token = bad_token
+        self._memory_for = memory_for
+
+    def resize(self, n_slots: int) -> int:
+        assert len(self.cells) < n_slots <= self.limits.n_slots
+        n_slots = min(n_slots, self._memory_for or n_slots)
+        self.cells = [[] for _ in range(max(n_slots, len(self.cells)))]
+        return len(self.cells)
 
     def run(self, batch: ScheduledBatch) -> list[SpanResult]:
-        if batch.n_slots > len(self.cells):
-            self.cells = [[] for _ in range(batch.n_slots)]
-        assert batch.n_slots == len(self.cells) <= self.limits.n_slots
         for copy in batch.copies:
             assert self.limits.can_share
             assert len(self.cells[copy.source]) >= copy.count
@@ -65,7 +76,8 @@ class FakeRunner:
         assert sum(span.count for span in call.spans) + len(call.dummy_slots) <= self.limits.n_batch
         assert all(not self.cells[slot] for slot in call.dummy_slots), "a dummy row over retained cells"
         assert not call.dummy_slots or self.limits.can_pad
-        if self._no_room_every and len(self.calls) % self._no_room_every == 0:
+        short = self._no_room_every and len(self.calls) % self._no_room_every == 0
+        if short and (len(call.spans) > 1 or self._no_room_every == 1):
             return [SpanResult(DecodeStatus.NO_ROOM)] * len(call.spans)
         return [self._run_span(span) for span in call.spans]
 
@@ -89,18 +101,27 @@ def sequence(name: str, prompt: tuple[int, ...], max_tokens: int = 16, *, n_ctx:
     return Sequence(request, VOCABULARY, n_ctx)
 
 
+def step(scheduler: Scheduler, runner: FakeRunner) -> list[SequenceOutput]:
+    """One step, as Engine.step does it."""
+    wanted = scheduler.wanted_slots()
+    if wanted is not None:
+        scheduler.resize(runner.resize(wanted))
+    batch = scheduler.schedule()
+    outputs = scheduler.update(batch, runner.run(batch))
+    scheduler.check_integrity()
+    return outputs
+
+
 def drain(scheduler: Scheduler, runner: FakeRunner, limit: int = 100_000) -> dict[str, object]:
     """Steps until nothing is left; the finished outputs by request id."""
     finished = {}
     for _ in range(limit):
         if not scheduler.has_work:
             break
-        batch = scheduler.schedule()
-        for output in scheduler.update(batch, runner.run(batch)):
+        for output in step(scheduler, runner):
             if output.finished is not None:
                 assert output.request_id not in finished, "a request finished twice"
                 finished[output.request_id] = output.finished
-        scheduler.check_integrity()
     assert not scheduler.has_work, "the scheduler does not come to an end"
     return finished
 

@@ -1,5 +1,6 @@
 import socket
 import threading
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -25,9 +26,14 @@ def across(*message):
     return received
 
 
-@given(st.lists(st.integers(0, 2**31 - 1), max_size=50), st.text(), st.integers(0, 2**64 - 1))
-def test_requests_cross_unchanged(ids, text, seed):
-    request = Request("r", tuple(ids), SamplingParams(seed=seed, stop=["a"], temperature=0.5), text)
+@given(st.lists(st.integers(0, 2**31 - 1), max_size=50), st.characters(), st.integers(0, 2**64 - 1))
+def test_requests_cross_unchanged_but_for_the_text_of_the_prompt(ids, stop, seed):
+    request = Request("r", tuple(ids), SamplingParams(seed=seed, stop=[stop], temperature=0.5), "\ud800")
+    assert unpack_request(across(pack_request(request))[0]) == replace(request, prompt=None)
+
+
+def test_lone_surrogates_cross():
+    request = Request("r", (1,), SamplingParams(stop="\ud800"))
     assert unpack_request(across(pack_request(request))[0]) == request
 
 

@@ -1,0 +1,224 @@
+"""One child process with an engine in it, seen from the parent."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from llamabatch import errors
+from llamabatch.client import Sink, failure, tell
+from llamabatch.config import EngineConfig
+from llamabatch.errors import EngineClosedError, EngineError
+from llamabatch.llama.model import Model
+from llamabatch.request import Request, SequenceOutput
+from llamabatch.stats import EngineStats
+from llamabatch.wire import Wire, pack_config, pack_request, unpack_output
+
+logger = logging.getLogger(__name__)
+
+WORKER = "llamabatch.worker"
+_CLOSE_TIMEOUT_S = 20.0  # a step that is under way may take that long on a slow machine; then it is killed
+_REQUESTS_A_MESSAGE = 256  # keeps messages far below the wire's limit, however long the list
+# The child imports what the parent would, and nothing that happens to lie in the working directory.
+_START = "import sys; sys.path[:] = sys.argv[3:]; import runpy; runpy.run_module(sys.argv[2], run_name='__main__')"
+
+
+@dataclass
+class _Pending:
+    request: Request
+    sink: Sink
+
+
+class Child:
+    """The process, and the thread that reads from it. Holds no reference to its client.
+
+    Args:
+        config: without "auto".
+        environment: variables in addition to this process's.
+        program: the module that the child runs; it speaks the wire.
+    """
+
+    def __init__(self, config: EngineConfig, environment: dict[str, str], program: str = WORKER) -> None:
+        self.load = 0  # tokens expected of what is in flight; the router's figure
+        self.alive = True
+        self._pending: dict[str, _Pending] = {}
+        self._questions: dict[int, Future[EngineStats]] = {}
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START, str(theirs.fileno()), program, *sys.path],
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C reaches the parent alone, which decides what it means
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # stdout belongs to the parent's answer
+                env=os.environ | environment,
+            )
+        self.pid = self._process.pid
+        self._wire = Wire(ours)
+        self._reader = threading.Thread(target=self._read, name=f"llamabatch-child-{self.pid}", daemon=True)
+        with contextlib.suppress(OSError):  # it ended at once; wait_until_ready says so
+            self._wire.send("init", pack_config(config))
+
+    def wait_until_ready(self) -> None:
+        """Raises what the child raised while it started."""
+        message = self._wire.receive()
+        if message is None:
+            self.alive = False
+            raise EngineError(f"the engine process ended while it started: {self._how_it_ended()}")
+        if message[0] == "failed":
+            self.alive = False
+            raise getattr(errors, message[1], EngineError)(message[2])
+        self._reader.start()
+
+    def submit(self, requests: list[Request], sink: Sink, stream: bool) -> None:
+        """As EngineClient.submit."""
+        doubled = []
+        with self._lock:
+            if not self.alive:
+                raise EngineClosedError("the engine process is gone")
+            for request in requests:
+                if request.request_id in self._pending:
+                    doubled.append(request)
+                else:
+                    self._pending[request.request_id] = _Pending(request, sink)
+        if doubled:
+            tell(sink, [failure(r, f"request id {r.request_id!r} is already in flight") for r in doubled])
+        fresh = [request for request in requests if request not in doubled] if doubled else requests
+        try:
+            for start in range(0, len(fresh), _REQUESTS_A_MESSAGE):
+                part = fresh[start : start + _REQUESTS_A_MESSAGE]
+                self._wire.send("submit", [pack_request(request) for request in part], stream)
+        except OSError:
+            pass  # it just died: the reader tells everybody who waits
+        except BaseException:
+            with self._lock:
+                for request in fresh:
+                    self._pending.pop(request.request_id, None)
+            raise
+
+    def abort(self, request_ids: list[str]) -> None:
+        with contextlib.suppress(OSError):
+            self._wire.send("abort", request_ids)
+
+    def stats(self) -> EngineStats:
+        """As EngineClient.stats."""
+        answer: Future[EngineStats] = Future()
+        number = next(self._numbers)
+        with self._lock:
+            if not self.alive:
+                raise EngineClosedError("the engine process is gone")
+            self._questions[number] = answer
+        with contextlib.suppress(OSError):  # it just died: the reader answers
+            self._wire.send("stats", number)
+        return answer.result()
+
+    def ask_to_end(self) -> None:
+        """Returns at once: a child that hangs with a full pipe would block the sender."""
+
+        def send() -> None:
+            with contextlib.suppress(OSError):  # it may have ended already
+                self._wire.send("close")
+
+        threading.Thread(target=send, daemon=True).start()
+
+    def wait(self, deadline: float) -> None:
+        """Until it has ended, or time.monotonic() reaches the deadline."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, deadline - time.monotonic()))
+
+    def end(self) -> None:
+        """Kills it if it still runs, and leaves nothing behind."""
+        self._process.kill()
+        self._process.wait()
+        self.alive = False
+        self._wire.close()
+        if self._reader.is_alive() and self._reader is not threading.current_thread():
+            self._reader.join()
+
+    def _read(self) -> None:
+        try:
+            while (message := self._wire.receive()) is not None:
+                self._obey(message)
+        except Exception:
+            logger.exception("the stream from the engine process is damaged")
+            self._process.kill()
+        finally:
+            self._answer_all()
+
+    def _obey(self, message: list[Any]) -> None:
+        if message[0] == "outputs":
+            self._deliver(message[1])
+        elif message[0] == "stats":
+            with self._lock:
+                answer = self._questions.pop(message[1])
+            answer.set_result(EngineStats(**message[2]))
+
+    def _deliver(self, packed: list[list[Any]]) -> None:
+        by_sink: dict[int, tuple[Sink, list[SequenceOutput]]] = {}
+        with self._lock:
+            for item in packed:
+                pending = self._pending.get(item[0])
+                if pending is None:
+                    continue  # its submit was interrupted
+                output = unpack_output(item, pending.request)
+                if output.finished is not None:
+                    del self._pending[output.request_id]
+                by_sink.setdefault(id(pending.sink), (pending.sink, []))[1].append(output)
+        for sink, outputs in by_sink.values():
+            tell(sink, outputs)
+
+    def _answer_all(self) -> None:
+        """It is gone: nobody may wait for ever."""
+        with self._lock:
+            self.alive = False
+            lost, self._pending = list(self._pending.values()), {}
+            questions, self._questions = list(self._questions.values()), {}
+        reason = f"the engine process ended: {self._how_it_ended()}"
+        for pending in lost:
+            tell(pending.sink, [failure(pending.request, reason)])
+        for question in questions:
+            question.set_exception(EngineClosedError(reason))
+
+    def _how_it_ended(self) -> str:
+        try:
+            code = self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            return "it closed its socket"
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+def close_all(children: Iterable[Child], model: Model, owner: int, *, kill: bool = False) -> None:
+    """Ends children and frees the parent's vocabulary; interrupted, it kills instead of waiting.
+
+    Args:
+        owner: process id of the process that started them; a fork of it must leave them alone.
+        kill: do not wait, for children that are still loading.
+    """
+    if os.getpid() != owner:
+        return
+    children = list(children)
+    try:
+        if not kill:
+            for child in children:
+                child.ask_to_end()
+            deadline = time.monotonic() + _CLOSE_TIMEOUT_S
+            for child in children:
+                child.wait(deadline)
+    finally:
+        for child in children:
+            child.end()
+        model.close()
