@@ -89,7 +89,7 @@ def story_words() -> frozenset[str]:
 
 
 def story_is_well_formed(text: str, name: str, thing: str, place: str, sentences: int | None) -> bool:
-    """Right number of sentences, each begun and ended properly, none twice, no garbled word, and the given three in it."""
+    """Right number of sentences, each begun and ended properly, none twice, no garbled word, the given three in it."""
     parts = split_sentences(text)
     wanted = range(3, 8) if sentences is None else (sentences,)
     if len(parts) not in wanted or len(set(parts)) != len(parts):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class ModelConfig:
-    vocab_size: int = 1536
+    vocab_size: int = 2048
     width: int = 192
     n_layers: int = 6
     n_heads: int = 6
@@ -49,13 +49,14 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention of (batch, length, heads, head_dim), heads sharing the fewer K/V heads; heads joined again.
 
-    Written out for short rows, where PyTorch's fused kernel spends more than it saves on a CPU (its backward pass took
-    a third of the step at 256 tokens); fused for long rows, where the score matrix would not fit in the cache.
+    Written out for short rows under torch.compile, where PyTorch's fused kernel spends more than it saves on a CPU (its
+    backward pass took a third of the step at 256 tokens); fused for long rows, whose score matrix would not fit in the
+    cache, and without the compiler, which leaves the written-out form several times slower.
     """
     batch, length, n_heads, head_dim = q.shape
     n_kv_heads = k.shape[2]
     group = n_heads // n_kv_heads
-    if length > 512:
+    if length > 512 or not torch.compiler.is_compiling():
         k, v = k.repeat_interleave(group, dim=2), v.repeat_interleave(group, dim=2)
         mixed = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True)
         return mixed.transpose(1, 2).flatten(-2)

@@ -1,0 +1,1 @@
+"""Package data: the bundled model `tiny.gguf` and the prompts that `llamabatch compare` runs."""
