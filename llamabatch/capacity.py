@@ -23,6 +23,7 @@ _MOST_SLOTS = 32
 _MOST_CTX = 4096
 _MEMORY_SHARE = 0.5  # of what is free: the rest is for the user's own work
 _MIB = 2**20
+_SMALL_MODEL = 64 * _MIB
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,10 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine) -> Plan:
     elif n_ctx > facts.n_ctx_train:
         raise ConfigError(f"n_ctx is {n_ctx}; {facts.name} was trained for 32 to {facts.n_ctx_train}")
     on_gpu = machine.n_gpus > 0 and config.n_gpu_layers != 0
-    config = replace(config, n_ctx=n_ctx, flash_attn=_flash_attn(config, on_gpu, reasons))
+    small = facts.file_bytes < _SMALL_MODEL
+    config = replace(
+        config, n_ctx=n_ctx, flash_attn=_flash_attn(config, on_gpu, facts.file_bytes < _SMALL_MODEL, reasons)
+    )
     config = replace(config, instances=_instances(config, machine, reasons))
     n_instances = config.number("instances")
     if config.n_slots == "auto":
@@ -168,8 +172,10 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine) -> Plan:
     return Plan(config, need, reasons)
 
 
-def _flash_attn(config: EngineConfig, on_gpu: bool, reasons: dict[str, str]) -> str:
-    """llama.cpp turns flash attention on; on CPUs its kernel reads each key once for every query head."""
+def _flash_attn(config: EngineConfig, on_gpu: bool, small: bool, reasons: dict[str, str]) -> str:
+    """llama.cpp turns flash attention on. On CPUs its kernel reads each key once for every query head, which costs more
+    than it saves unless the keys are few: measured on a 0.5B shape (off is 1.1 to 2 times as fast) and the bundled
+    model (prompts 1.6 to 2 times as fast with it, decoding alike)."""
     if config.flash_attn != "auto":
         return config.flash_attn
     if config.type_v not in ("f32", "f16", "bf16"):
@@ -177,6 +183,9 @@ def _flash_attn(config: EngineConfig, on_gpu: bool, reasons: dict[str, str]) -> 
         return "on"
     if on_gpu:
         return "auto"
+    if small:
+        reasons["flash_attn"] = "in a small model prompts are up to twice as fast with it"
+        return "on"
     reasons["flash_attn"] = "on CPUs batched decode is up to twice as fast without"
     return "off"
 

@@ -18,6 +18,8 @@ from llamabatch.step import Call, DecodeStatus, Limits, PrefixCopy, ScheduledBat
 # An idle slot between two running ones either gets a dummy row or cuts the call in two, and a cut costs a pass over
 # the weights. A row costs about a tenth of a pass (0.5B Q8_0: 23 ms with 1 row, 95 ms with 32).
 MAX_DUMMY_GAP = 8
+# Prompt chunks up to this length go together although their lengths differ: a pass of its own would cost more.
+SHORT_CHUNK = 16
 
 
 class Scheduler:
@@ -146,7 +148,11 @@ class Scheduler:
         return tuple(copies)
 
     def _prefill_calls(self, sequences: ListLike[Sequence], others_wait: bool) -> list[Call]:
-        """Prompt chunks, oldest first, as one call: llama.cpp cuts it into passes of equal chunks by itself."""
+        """Prompt chunks, oldest first; chunks of one length in neighbouring slots share a call.
+
+        llama.cpp cuts a call of unequal chunks into many passes of few tokens each, and one that is larger than
+        n_ubatch into passes that take a few tokens of every sequence; both run at half the speed or less.
+        """
         budget = min(self.limits.prefill_budget, self.limits.n_batch) if others_wait else self.limits.n_batch
         spans = []
         for sequence in sequences:
@@ -155,7 +161,20 @@ class Scheduler:
                 break
             budget -= count
             spans.append(_span(sequence, count))
-        return [Call(tuple(sorted(spans, key=lambda span: span.slot)))] if spans else []
+        spans.sort(key=lambda span: span.slot)
+        groups: list[list[Span]] = []
+        for span in spans:
+            if groups and self._fits(groups[-1], span):
+                groups[-1].append(span)
+            else:
+                groups.append([span])
+        return [Call(tuple(group)) for group in groups]
+
+    def _fits(self, group: list[Span], span: Span) -> bool:
+        """May this prompt chunk share a call with those before it?"""
+        alike = group[0].count == span.count or max(group[0].count, span.count) <= SHORT_CHUNK
+        next_slot = span.slot == group[-1].slot + 1
+        return alike and next_slot and sum(s.count for s in group) + span.count <= self.limits.n_ubatch
 
     def _decode_calls(self, sequences: ListLike[Sequence]) -> list[Call]:
         """One row for each sequence, holes in the ids filled with dummy rows where that is cheaper than a cut."""

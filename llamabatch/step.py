@@ -72,7 +72,7 @@ class Limits:
 
     Attributes:
         n_slots: seq ids of the context at most; it starts with one and grows.
-        n_batch: tokens in one call at most.
+        n_batch: tokens in one call at most. n_ubatch: tokens in one pass over the weights at most.
         prefill_budget: prompt tokens a step at most while others wait for their next token, so that these go on.
         can_share: a prefix can be copied from slot to slot and cut (not with recurrent state).
         can_pad: dummy rows are harmless (not with recurrent state).
@@ -80,6 +80,7 @@ class Limits:
 
     n_slots: int
     n_batch: int
+    n_ubatch: int
     prefill_budget: int
     can_share: bool = True
     can_pad: bool = True

@@ -48,7 +48,7 @@ def environment_defaults(model_bytes: int | None) -> dict[str, str]:
     `GGML_NO_BACKTRACE`: without it an abort inside ggml starts a debugger.
     """
     small = model_bytes is not None and model_bytes < _SMALL_MODEL_BYTES
-    return {"GOMP_SPINCOUNT": "10000" if small else "1000", "GGML_NO_BACKTRACE": "1"}
+    return {"GOMP_SPINCOUNT": "3000" if small else "1000", "GGML_NO_BACKTRACE": "1"}
 
 
 def undecided(model_bytes: int | None, given: Mapping[str, str]) -> dict[str, str]:

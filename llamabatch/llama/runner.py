@@ -57,6 +57,7 @@ class Runner:
         self.limits = Limits(
             n_slots=n_slots,
             n_batch=config.n_batch,
+            n_ubatch=self._n_ubatch,
             prefill_budget=config.n_ubatch,
             can_share=plain and not model.has_window,
             can_pad=plain,

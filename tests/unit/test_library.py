@@ -21,7 +21,7 @@ MB = 1 << 20
 # --- environment --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("size", "spins"), [(3 * MB, "10000"), (600 * MB, "1000"), (None, "1000")])
+@pytest.mark.parametrize(("size", "spins"), [(3 * MB, "3000"), (600 * MB, "1000"), (None, "1000")])
 def test_spins_follow_the_size_of_the_model(size, spins):
     assert library.environment_defaults(size) == {"GOMP_SPINCOUNT": spins, "GGML_NO_BACKTRACE": "1"}
 

@@ -11,7 +11,7 @@ from llamabatch.sampling_params import SamplingParams
 from llamabatch.scheduler import Scheduler
 from llamabatch.step import Limits
 
-LIMITS = Limits(n_slots=8, n_batch=128, prefill_budget=32)
+LIMITS = Limits(n_slots=8, n_batch=128, n_ubatch=64, prefill_budget=32)
 
 
 def run(name: str, sequences: list[Sequence], limits: Limits = LIMITS, **faults):
@@ -35,7 +35,9 @@ def test_every_policy_gives_each_request_what_it_gets_alone(
     seed, name, n_slots, n_batch, can_share, can_pad, no_room_every
 ):
     rng = random.Random(seed)
-    limits = Limits(n_slots, n_batch, prefill_budget=min(32, n_batch), can_share=can_share, can_pad=can_pad)
+    limits = Limits(
+        n_slots, n_batch, min(64, n_batch), prefill_budget=min(32, n_batch), can_share=can_share, can_pad=can_pad
+    )
     prompts = [random_prompt(rng) for _ in range(rng.randrange(1, 25))]
     max_tokens = [rng.randrange(1, 40) for _ in prompts]
     items = [sequence(f"r{i}", p, m) for i, (p, m) in enumerate(zip(prompts, max_tokens, strict=True))]
@@ -159,14 +161,14 @@ def test_holes_get_dummy_rows():
 
 
 def test_no_dummy_rows_where_state_cannot_be_cut():
-    limits = Limits(8, 128, 32, can_pad=False, can_share=False)
+    limits = Limits(8, 128, 64, 32, can_pad=False, can_share=False)
     items = [sequence(f"r{i}", (10 + i, 20), 30 if i in (0, 5) else 2, ignore_eos=True) for i in range(8)]
     _, _, runner = run("static", items, limits)
     assert not any(call.dummy_slots for call in runner.calls)
 
 
 def test_long_prompts_go_in_chunks_while_others_talk():
-    limits = Limits(n_slots=2, n_batch=128, prefill_budget=32)
+    limits = Limits(n_slots=2, n_batch=128, n_ubatch=64, prefill_budget=32)
     scheduler, runner = Scheduler(policy("batched"), limits), FakeRunner(limits)
     scheduler.add(sequence("talker", (1, 2), 100, ignore_eos=True))
     scheduler.add(sequence("other", (3, 4), 2, ignore_eos=True))  # so that the slots have grown
@@ -207,7 +209,7 @@ def test_interleaved_takes_turns():
 
 def test_order_of_entry():
     def entered(name, lengths, groups=None):
-        scheduler, runner = Scheduler(policy(name), Limits(1, 512, 512)), FakeRunner(Limits(1, 512, 512))
+        scheduler, runner = Scheduler(policy(name), Limits(1, 512, 512, 512)), FakeRunner(Limits(1, 512, 512, 512))
         for i, length in enumerate(lengths):
             group = 0 if groups is None else groups[i]
             scheduler.add(sequence(str(i), tuple([10 + i] * length), 2, group=group))
@@ -240,3 +242,14 @@ def test_several_accepted_tokens_stop_at_the_first_end():
     for token in (5, 6, 7):
         item.accept(token, 0.0)
     assert item.finish_reason is FinishReason.LENGTH
+
+
+def test_prompt_chunks_share_a_call_where_they_are_alike():
+    limits = Limits(n_slots=8, n_batch=512, n_ubatch=128, prefill_budget=128, can_share=False)
+    lengths = [60, 60, 60, 90, 3, 9, 16, 40]
+    scheduler, runner = Scheduler(policy("static"), limits), FakeRunner(limits)  # enters shortest first
+    for number, length in enumerate(lengths):
+        scheduler.add(sequence(str(number), tuple([10 + number] * length), 2))
+    step(scheduler, runner)
+    shared = [[span.count for span in call.spans] for call in runner.calls]
+    assert shared == [[3, 9, 16], [40], [60, 60], [60], [90]]
