@@ -33,6 +33,7 @@ model: setup ## train the bundled model again, in an environment of its own
 	.venv-model/bin/python models/train.py
 	.venv-model/bin/python models/export.py
 	.venv/bin/python models/evaluate.py
+	.venv/bin/python models/prompts.py
 
 clean: ## remove the environments and caches of the checkout; the built wheel stays
 	rm -rf .venv .venv-model .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

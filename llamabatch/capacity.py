@@ -149,9 +149,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine) -> Plan:
         raise ConfigError(f"n_ctx is {n_ctx}; {facts.name} was trained for 32 to {facts.n_ctx_train}")
     on_gpu = machine.n_gpus > 0 and config.n_gpu_layers != 0
     small = facts.file_bytes < _SMALL_MODEL
-    config = replace(
-        config, n_ctx=n_ctx, flash_attn=_flash_attn(config, on_gpu, facts.file_bytes < _SMALL_MODEL, reasons)
-    )
+    config = replace(config, n_ctx=n_ctx, flash_attn=_flash_attn(config, on_gpu, small, reasons))
     config = replace(config, instances=_instances(config, machine, reasons))
     n_instances = config.number("instances")
     if config.n_slots == "auto":

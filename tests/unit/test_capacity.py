@@ -80,6 +80,10 @@ def test_a_quantised_v_cache_turns_flash_attention_on():
     assert resolve(EngineConfig("m", type_v="q8_0"), FACTS, MACHINE).config.flash_attn == "on"
 
 
+def test_small_models_take_flash_attention():
+    assert resolve(EngineConfig("m"), replace(FACTS, file_bytes=3_000_000), MACHINE).config.flash_attn == "on"
+
+
 def test_this_machine_has_cores_and_memory():
     here = Machine.here()
     assert here.cores >= 1

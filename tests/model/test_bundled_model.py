@@ -1,0 +1,20 @@
+"""The bundled model keeps what its card promises."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from llamabatch.model_file import resolve
+
+MODELS = Path(__file__).parents[2] / "models"
+
+
+def test_at_most_6_mb():
+    assert resolve("tiny").stat().st_size <= 6_000_000
+
+
+def test_held_out_questions_are_answered_well_enough():
+    """80 % of each kind and 90 % over all; evaluate.py exits with 1 below that."""
+    done = subprocess.run([sys.executable, MODELS / "evaluate.py"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "over all" in done.stdout
