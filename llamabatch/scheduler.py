@@ -39,6 +39,7 @@ class Scheduler:
         self._sequences: dict[str, Sequence] = {}
         self._sources: dict[str, tuple[Sequence, int]] = {}  # request id -> whose prefix it waits to copy, how much
         self._to_clear: set[int] = set()
+        self._is_full = False  # the KV cache had no room for all that run
         self._numbers = itertools.count()
         self._step = 0
 
@@ -100,15 +101,24 @@ class Scheduler:
         copies += self._copies()
         ready = [s for s in self.running if s.request.request_id not in self._sources]
         chosen = self.policy.select(ready)
+        prompts = [s for s in chosen if s.num_pending > 1]
         decoding = [s for s in chosen if s.num_pending == 1]
+        somebody_waits = any(s.num_pending == 1 for s in self.running) and not self._is_one_list()
+        if prompts and not somebody_waits:
+            decoding = []  # prompts first, so that each pass then serves as many rows as there are slots
         # decoding goes first: slots that are still empty can then take a dummy row
         calls = self._decode_calls(decoding)
-        others_wait = any(s.num_pending == 1 for s in self.running)
-        calls += self._prefill_calls([s for s in chosen if s.num_pending > 1], others_wait)
+        calls += self._prefill_calls(prompts, somebody_waits)
         cleared, self._to_clear = tuple(sorted(self._to_clear)), set()
         return ScheduledBatch(copies, cleared, tuple(calls))
 
+    def _is_one_list(self) -> bool:
+        """Are all that run of one call? Then its caller waits for the last of them, not for anybody's next token."""
+        return len({s.request.group for s in self.running}) == 1
+
     def _admit(self) -> None:
+        if self._is_full and self.running:
+            return  # whoever made room would come back to the same lack of it: somebody has to finish first
         room = self.policy.entering(len(self.running), self.slots.n_free)
         while room > 0 and self._waiting:
             sequence = heapq.heappop(self._waiting)[2]
@@ -147,13 +157,13 @@ class Scheduler:
                 self.num_shared_tokens += count
         return tuple(copies)
 
-    def _prefill_calls(self, sequences: ListLike[Sequence], others_wait: bool) -> list[Call]:
+    def _prefill_calls(self, sequences: ListLike[Sequence], somebody_waits: bool) -> list[Call]:
         """Prompt chunks, oldest first; chunks of one length in neighbouring slots share a call.
 
         llama.cpp cuts a call of unequal chunks into many passes of few tokens each, and one that is larger than
         n_ubatch into passes that take a few tokens of every sequence; both run at half the speed or less.
         """
-        budget = min(self.limits.prefill_budget, self.limits.n_batch) if others_wait else self.limits.n_batch
+        budget = min(self.limits.prefill_budget, self.limits.n_batch) if somebody_waits else self.limits.n_batch
         spans = []
         for sequence in sequences:
             count = min(sequence.num_pending, budget)
@@ -199,6 +209,7 @@ class Scheduler:
         alone = len(self.running) == 1
         if any(result.status is DecodeStatus.NO_ROOM for result in results) and not alone:
             self._preempt(self.running[-1])  # the youngest makes room; the others try again in the next step
+            self._is_full = True
         for span, result in zip(batch.spans, results, strict=True):
             output = self._apply(span, result, now, alone)
             if output is not None:
@@ -231,6 +242,7 @@ class Scheduler:
     def _retire(self, sequence: Sequence, token_ids: tuple[int, ...], text: str) -> SequenceOutput:
         request_id = sequence.request.request_id
         del self._sequences[request_id]
+        self._is_full = False
         self._sources.pop(request_id, None)
         if sequence in self.running:
             self._leave(sequence)

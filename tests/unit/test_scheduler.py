@@ -174,14 +174,24 @@ def test_long_prompts_go_in_chunks_while_others_talk():
     scheduler.add(sequence("other", (3, 4), 2, ignore_eos=True))  # so that the slots have grown
     for _ in range(3):
         step(scheduler, runner)
-    scheduler.add(sequence("long", tuple(range(1, 201)), 2))
+    scheduler.add(sequence("long", tuple(range(1, 201)), 2, group=1))  # another call
     steps = 0
     while any(s.num_pending > 1 for s in scheduler.running) or steps == 0:
-        batch = scheduler.schedule()
-        outputs = scheduler.update(batch, runner.run(batch))
+        n_calls = len(runner.calls)
+        outputs = step(scheduler, runner)
         assert any(output.request_id == "talker" for output in outputs), "the talker has to wait"
+        spans = [span for call in runner.calls[n_calls:] for span in call.spans]
+        assert max(span.count for span in spans) <= limits.prefill_budget
         steps += 1
     assert steps == 7  # 200 tokens, 32 a step
+
+
+def test_prompts_of_one_list_go_first_so_that_rows_are_full():
+    limits = Limits(n_slots=4, n_batch=64, n_ubatch=64, prefill_budget=32, can_share=False)
+    items = [sequence(f"r{i}", tuple([10 + i] * 40), 6, ignore_eos=True) for i in range(8)]
+    _, _, runner = run("batched", items, limits)
+    decode_rows = [len(call.spans) for call in runner.calls if all(span.start >= 40 for span in call.spans)]
+    assert set(decode_rows) == {4}
 
 
 def test_static_lets_nobody_enter_before_all_have_finished():
