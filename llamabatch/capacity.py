@@ -156,10 +156,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine) -> Plan:
         n_slots = _slots_that_fit(facts, config, n_ctx, machine, n_instances, reasons)
         config = replace(config, n_slots=n_slots)
     config = replace(config, strategy=_strategy(config, reasons))
-    if config.n_threads == "auto":
-        threads = max(1, machine.cores // n_instances)
-        config = replace(config, n_threads=threads)
-        reasons["n_threads"] = f"{machine.cores} cores for {n_instances} engine{'s' if n_instances > 1 else ''}"
+    config = _threads(config, machine.cores // n_instances, small, reasons)
     need = memory(facts, config, n_ctx, config.number("n_slots"))
     if not on_gpu and need.total * n_instances > machine.available_bytes:
         times = f"{n_instances} engines of " if n_instances > 1 else ""
@@ -168,6 +165,20 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine) -> Plan:
             "are free; lower n_ctx, n_slots or instances"
         )
     return Plan(config, need, reasons)
+
+
+def _threads(config: EngineConfig, cores: int, small: bool, reasons: dict[str, str]) -> EngineConfig:
+    """A row of a small model takes half a millisecond: between two such steps a second thread falls asleep, and waking
+    it takes longer than it helps (measured on the bundled model: 22 ms for a request of 32 tokens, 67 ms with two)."""
+    cores = max(1, cores)
+    if config.n_threads_batch == "auto":
+        given = config.n_threads if config.n_threads != "auto" else cores
+        config = replace(config, n_threads_batch=given)
+        reasons["n_threads_batch"] = "as n_threads" if given is config.n_threads else f"{cores} cores for each engine"
+    if config.n_threads == "auto":
+        config = replace(config, n_threads=1 if small else cores)
+        reasons["n_threads"] = "one row of a small model" if small else f"{cores} cores for each engine"
+    return config
 
 
 def _flash_attn(config: EngineConfig, on_gpu: bool, small: bool, reasons: dict[str, str]) -> str:

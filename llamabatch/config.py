@@ -41,7 +41,8 @@ class EngineConfig:
     n_ctx: int | Auto = _option("auto", "tokens that one request may use, prompt and output; auto: min(trained, 4096)")
     n_batch: int = _option(2048, "tokens in one llama_decode call at most")
     n_ubatch: int = _option(512, "tokens in one pass over the weights at most")
-    n_threads: int | Auto = _option("auto", "threads of one engine; auto: the cores this process may use")
+    n_threads: int | Auto = _option("auto", "threads of a step with one row; auto: the cores, 1 for models below 64 MB")
+    n_threads_batch: int | Auto = _option("auto", "threads of larger steps; auto: n_threads if given, else the cores")
     instances: int | Auto = _option("auto", "child processes of multi-instance")
     instance_strategy: str = _option("batched", "strategy inside each instance of multi-instance")
     n_gpu_layers: int = _option(-1, "layers on the GPU; -1: all, 0: none")
@@ -108,11 +109,12 @@ _RANGES = (
     ("n_batch", 1, MAX_BATCH),
     ("n_ubatch", 1, MAX_BATCH),
     ("n_threads", 1, 512),
+    ("n_threads_batch", 1, 512),
     ("instances", 1, 64),
     ("n_gpu_layers", -1, 10_000),
     ("main_gpu", 0, 15),
 )
-_AUTO_NUMBERS = ("n_slots", "n_ctx", "n_threads", "instances")
+_AUTO_NUMBERS = ("n_slots", "n_ctx", "n_threads", "n_threads_batch", "instances")
 _CHOICES = (
     ("flash_attn", ("auto", "on", "off")),
     ("extra_bufts", ("auto", "on", "off")),
@@ -130,6 +132,7 @@ class EngineOptions(TypedDict, total=False):
     n_batch: int
     n_ubatch: int
     n_threads: int | Auto
+    n_threads_batch: int | Auto
     instances: int | Auto
     instance_strategy: str
     n_gpu_layers: int

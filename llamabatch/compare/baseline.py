@@ -41,8 +41,8 @@ class Loop:
             self._llama = self._module.Llama(
                 str(path),
                 n_ctx=config.number("n_ctx"),
-                n_threads=config.number("n_threads"),
-                n_threads_batch=config.number("n_threads"),
+                n_threads=config.number("n_threads_batch"),  # it gains from all cores where we do not
+                n_threads_batch=config.number("n_threads_batch"),
                 n_gpu_layers=config.n_gpu_layers,
                 main_gpu=config.main_gpu,
                 tensor_split=list(config.tensor_split) if config.tensor_split else None,

@@ -55,7 +55,8 @@ class Context:
         params.n_ubatch = config.n_ubatch
         params.n_seq_max = n_slots
         params.n_outputs_max = n_slots  # one row a sequence in a call; unset it reserves n_batch rows of logits
-        params.n_threads = params.n_threads_batch = config.number("n_threads")
+        params.n_threads = config.number("n_threads")
+        params.n_threads_batch = config.number("n_threads_batch")
         params.flash_attn_type = _FLASH_ATTN[config.flash_attn]
         params.type_k = _ggml_type(lib, config.type_k)
         params.type_v = _ggml_type(lib, config.type_v)

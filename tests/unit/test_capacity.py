@@ -84,6 +84,17 @@ def test_small_models_take_flash_attention():
     assert resolve(EngineConfig("m"), replace(FACTS, file_bytes=3_000_000), MACHINE).config.flash_attn == "on"
 
 
+def test_threads():
+    small = resolve(EngineConfig("m"), replace(FACTS, file_bytes=3_000_000), MACHINE).config
+    assert (small.n_threads, small.n_threads_batch) == (1, 8)
+    large = resolve(EngineConfig("m"), FACTS, MACHINE).config
+    assert (large.n_threads, large.n_threads_batch) == (8, 8)
+    given = resolve(EngineConfig("m", n_threads=3), FACTS, MACHINE).config
+    assert (given.n_threads, given.n_threads_batch) == (3, 3)
+    both = resolve(EngineConfig("m", n_threads=3, n_threads_batch=5), FACTS, MACHINE).config
+    assert (both.n_threads, both.n_threads_batch) == (3, 5)
+
+
 def test_this_machine_has_cores_and_memory():
     here = Machine.here()
     assert here.cores >= 1
