@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import resource
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-
-import psutil
 
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, MemoryPlanError
+from llamabatch.machine import Machine
+from llamabatch.policies import POLICIES
+from llamabatch.profile import Profile
 
 # Bytes an element, from ggml's block layouts (ggml-common.h): bytes of a block / elements in it.
 _TYPE_BYTES = {
@@ -20,6 +19,8 @@ _TYPE_BYTES = {
 }  # fmt: skip
 _CELL_PADDING = 256  # llama.cpp rounds the cells of a slot up to this
 _MOST_SLOTS = 32
+_UBATCH = 512  # llama.cpp's own default
+_FEW_SLOTS = 4  # with fewer slots of n_ctx each, sharing the cells serves more requests at once
 _MOST_CTX = 4096
 _MEMORY_SHARE = 0.5  # of what is free: the rest is for the user's own work
 _MIB = 2**20
@@ -70,41 +71,22 @@ class ModelFacts:
 
 
 @dataclass(frozen=True)
-class Machine:
-    """What this process may use.
-
-    Attributes:
-        cores: from affinity, cgroup quota and physical cores.
-        available_bytes: free memory, cgroup and RLIMIT_AS included.
-        n_gpus: devices that llama.cpp would offload to.
-    """
-
-    cores: int
-    available_bytes: int
-    n_gpus: int = 0
-
-    @classmethod
-    def here(cls, n_gpus: int = 0) -> Machine:
-        return cls(cores=_cores(), available_bytes=_available_bytes(), n_gpus=n_gpus)
-
-
-@dataclass(frozen=True)
 class Memory:
-    """Bytes of one engine."""
+    """Bytes of one engine; `layout` says of what the KV cache consists."""
 
     weights: int
-    kv_per_slot: int
-    n_slots: int
+    kv_cache: int
     compute: int
+    layout: str = ""
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv_per_slot * self.n_slots + self.compute
+        return self.weights + self.kv_cache + self.compute
 
     def describe(self) -> str:
         """The sum, for messages."""
         return (
-            f"{_mib(self.weights)} weights + {self.n_slots} x {_mib(self.kv_per_slot)} KV cache + "
+            f"{_mib(self.weights)} weights + {_mib(self.kv_cache)} KV cache ({self.layout}) + "
             f"{_mib(self.compute)} buffers = {_mib(self.total)}"
         )
 
@@ -124,23 +106,36 @@ class Plan:
 
 
 def memory(facts: ModelFacts, config: EngineConfig, n_ctx: int, n_slots: int) -> Memory:
-    """What one engine takes: weights, KV cells rounded to 256 a slot, logits and attention scores of one pass."""
-    cells = -(-n_ctx // _CELL_PADDING) * _CELL_PADDING
+    """What one engine takes: weights, KV cells rounded to 256 (a slot, or in all if kv is "unified"), logits and
+    attention scores of one pass."""
+    unified = config.kv == "unified"
+    cells = _padded(config.number("kv_cells") if unified else n_ctx)  # what one pass can attend to
     per_cell = facts.k_values * _TYPE_BYTES[config.type_k] + facts.v_values * _TYPE_BYTES[config.type_v]
     logits = n_slots * facts.n_vocab * 4
-    activations = config.n_ubatch * facts.n_embd * 4 * 16
-    scores = 0 if config.flash_attn == "on" else config.n_ubatch * cells * facts.n_head * 4
-    return Memory(facts.file_bytes, int(cells * per_cell), n_slots, logits + activations + scores + 16 * _MIB)
+    n_ubatch = _ubatch(config)
+    activations = n_ubatch * facts.n_embd * 4 * 16
+    scores = 0 if config.flash_attn == "on" else n_ubatch * cells * facts.n_head * 4
+    return Memory(
+        facts.file_bytes,
+        int((1 if unified else n_slots) * cells * per_cell),
+        logits + activations + scores + 16 * _MIB,
+        f"{cells:,} cells shared by {n_slots}" if unified else f"{n_slots} x {cells:,} cells",
+    )
 
 
-def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine) -> Plan:
-    """Fills in what is "auto".
+def _padded(n_cells: int) -> int:
+    return -(-n_cells // _CELL_PADDING) * _CELL_PADDING
+
+
+def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: Profile | None = None) -> Plan:
+    """Fills in what is "auto": from the profile where there is one, else by rule.
 
     Raises:
         ConfigError: n_ctx is above what the model was trained for.
         MemoryPlanError: it does not fit in the memory that is free; the message shows the sum.
     """
-    reasons: dict[str, str] = {}
+    config, reasons = profile.fill(config) if profile is not None else (config, {})
+    config = replace(config, n_ubatch=_ubatch(config))
     n_ctx = facts.n_ctx_train if config.n_ctx == "auto" else config.n_ctx
     if config.n_ctx == "auto":
         n_ctx = max(32, min(facts.n_ctx_train, _MOST_CTX))
@@ -152,9 +147,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine) -> Plan:
     config = replace(config, n_ctx=n_ctx, flash_attn=_flash_attn(config, on_gpu, small, reasons))
     config = replace(config, instances=_instances(config, machine, reasons))
     n_instances = config.number("instances")
-    if config.n_slots == "auto":
-        n_slots = _slots_that_fit(facts, config, n_ctx, machine, n_instances, reasons)
-        config = replace(config, n_slots=n_slots)
+    config = _kv_cache(facts, config, machine, reasons, profile if n_instances == 1 else None)
     config = replace(config, strategy=_strategy(config, reasons))
     config = _threads(config, machine.cores // n_instances, small, reasons)
     need = memory(facts, config, n_ctx, config.number("n_slots"))
@@ -162,9 +155,13 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine) -> Plan:
         times = f"{n_instances} engines of " if n_instances > 1 else ""
         raise MemoryPlanError(
             f"{times}{need.describe()} need {_mib(need.total * n_instances)}, but {_mib(machine.available_bytes)} "
-            "are free; lower n_ctx, n_slots or instances"
+            "are free; lower n_ctx, n_slots, kv_cells or instances"
         )
     return Plan(config, need, reasons)
+
+
+def _ubatch(config: EngineConfig) -> int:
+    return min(_UBATCH, config.n_batch) if config.n_ubatch == "auto" else config.n_ubatch
 
 
 def _threads(config: EngineConfig, cores: int, small: bool, reasons: dict[str, str]) -> EngineConfig:
@@ -212,16 +209,65 @@ def _instances(config: EngineConfig, machine: Machine, reasons: dict[str, str]) 
     return instances
 
 
-def _slots_that_fit(
-    facts: ModelFacts, config: EngineConfig, n_ctx: int, machine: Machine, instances: int, reasons: dict[str, str]
-) -> int:
-    most = min(_MOST_SLOTS, config.n_batch)
-    budget = machine.available_bytes * _MEMORY_SHARE / instances
-    fitting = [n for n in range(1, most + 1) if memory(facts, config, n_ctx, n).total <= budget]
-    n_slots = fitting[-1] if fitting else 1
-    each = f" for each of {instances} engines" if instances > 1 else ""
-    reasons["n_slots"] = f"what fits in {_mib(int(budget))}{each} (half of what is free), at most {most}"
-    return n_slots
+def _kv_cache(
+    facts: ModelFacts, config: EngineConfig, machine: Machine, reasons: dict[str, str], profile: Profile | None
+) -> EngineConfig:
+    """Fills in kv, n_slots and kv_cells.
+
+    Split is the faster one (a sequence's attention reads its own cells only); unified is for what does not fit so: the
+    cells then go to whoever needs them.
+    """
+    n_ctx, instances = config.number("n_ctx"), config.number("instances")
+    measured = max((stair.rows for stair in profile.stairs), default=_MOST_SLOTS) if profile else _MOST_SLOTS
+    most = min(measured, config.n_batch)
+    budget = int(machine.available_bytes * _MEMORY_SHARE / instances)
+    share = f"{_mib(budget)}{f' for each of {instances} engines' if instances > 1 else ''} (half of what is free)"
+    split = replace(config, kv="split", kv_cells="auto")
+    fitting = max((n for n in range(1, most + 1) if memory(facts, split, n_ctx, n).total <= budget), default=0)
+    if _wants_unified(facts, config, fitting, machine, reasons):
+        n_slots = most if config.n_slots == "auto" else config.n_slots
+        config = replace(config, kv="unified", n_slots=n_slots)
+        if config.kv_cells == "auto":
+            config = replace(config, kv_cells=_cells_that_fit(facts, config, budget))
+            reasons["kv_cells"] = f"what fits in {share}, at least n_ctx, at most n_slots x n_ctx"
+        elif config.kv_cells < n_ctx:
+            raise ConfigError(f"kv_cells is {config.kv_cells}; it must be at least n_ctx, {n_ctx}")
+        return config
+    if config.n_slots == "auto":
+        best = profile.best_rows(lambda rows: rows <= fitting) if profile else None
+        split = replace(split, n_slots=best or max(1, fitting))
+        reasons["n_slots"] = f"what fits in {share}, at most {most}"
+        if profile and best:
+            reasons["n_slots"] = f"{profile.source}: the most tokens/s of what fits in {share}"
+    return split
+
+
+def _wants_unified(
+    facts: ModelFacts, config: EngineConfig, fitting: int, machine: Machine, reasons: dict[str, str]
+) -> bool:
+    if config.kv != "auto" or config.kv_cells != "auto":
+        return config.kv != "split"
+    if config.strategy in POLICIES and POLICIES[config.strategy].one_slot:
+        return False
+    if config.n_slots == "auto":
+        if 0 < fitting < _FEW_SLOTS:
+            reasons["kv"] = f"only {fitting} slots of {config.n_ctx} tokens would fit"
+        return 0 < fitting < _FEW_SLOTS
+    split = memory(facts, replace(config, kv="split"), config.number("n_ctx"), config.n_slots)
+    too_large = split.total * config.number("instances") > machine.available_bytes
+    if too_large and config.n_slots > 1:
+        reasons["kv"] = f"{config.n_slots} slots of {config.n_ctx} tokens each would not fit"
+    return too_large and config.n_slots > 1
+
+
+def _cells_that_fit(facts: ModelFacts, config: EngineConfig, budget: int) -> int:
+    n_ctx, n_slots = config.number("n_ctx"), config.number("n_slots")
+    least, most = _padded(n_ctx) // _CELL_PADDING, _padded(n_ctx) * n_slots // _CELL_PADDING
+
+    def total(pages: int) -> int:
+        return memory(facts, replace(config, kv_cells=pages * _CELL_PADDING), n_ctx, n_slots).total
+
+    return (least + max(0, bisect_right(range(least, most + 1), budget, key=total) - 1)) * _CELL_PADDING
 
 
 def _strategy(config: EngineConfig, reasons: dict[str, str]) -> str:
@@ -246,48 +292,6 @@ def _first_int(text: str, default: int) -> int:
 def _ints(text: str) -> list[int]:
     """Whole numbers of a metadata value: "8" or "[8, 8, 4]"."""
     return [int(part) for part in text.strip("[] ").replace(",", " ").split() if part.isdigit()]
-
-
-def _cores() -> int:
-    try:
-        allowed = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS
-        allowed = os.cpu_count() or 1
-    physical = psutil.cpu_count(logical=False) or allowed
-    return max(1, min(allowed, physical, _cgroup_cores() or allowed))
-
-
-def _cgroup_cores() -> int | None:
-    """The cgroup's CPU quota in whole cores."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return None if quota == "max" else max(1, int(quota) // int(period))
-    except (OSError, ValueError):
-        return None
-
-
-def _available_bytes() -> int:
-    limits = [int(psutil.virtual_memory().available)]
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        if limit != "max":
-            used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-            limits.append(int(limit) - used + _reclaimable())
-    except (OSError, ValueError):
-        pass  # no cgroup v2 here
-    address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if address_space != resource.RLIM_INFINITY:
-        limits.append(address_space - int(psutil.Process().memory_info().vms))
-    return max(0, min(limits))
-
-
-def _reclaimable() -> int:
-    """Page cache that the cgroup counts as used but gives back on demand."""
-    for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines():
-        name, _, value = line.partition(" ")
-        if name == "inactive_file":
-            return int(value)
-    return 0
 
 
 def _mib(n_bytes: int) -> str:

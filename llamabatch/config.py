@@ -18,6 +18,7 @@ Auto = Literal["auto"]
 
 # KV cache types that llama.cpp's CPU, CUDA and Metal attention all read (common/arg.cpp, kv_cache_types).
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+KV_LAYOUTS = ("auto", "split", "unified")
 MIN_CTX = 32  # n_ctx = 1 aborts llama.cpp; nothing below this is of use
 MAX_CTX = 2**24
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ; seq ids beyond it abort the process
@@ -40,7 +41,7 @@ class EngineConfig:
     n_slots: int | Auto = _option("auto", f"sequences at once, 1..{MAX_SLOTS}; auto: what fits, at most 32")
     n_ctx: int | Auto = _option("auto", "tokens that one request may use, prompt and output; auto: min(trained, 4096)")
     n_batch: int = _option(2048, "tokens in one llama_decode call at most")
-    n_ubatch: int = _option(512, "tokens in one pass over the weights at most")
+    n_ubatch: int | Auto = _option("auto", "tokens in one pass over the weights at most; auto: 512, or n_batch if less")
     n_threads: int | Auto = _option("auto", "threads of a step with one row; auto: the cores, 1 for models below 64 MB")
     n_threads_batch: int | Auto = _option("auto", "threads of larger steps; auto: n_threads if given, else the cores")
     instances: int | Auto = _option("auto", "child processes of multi-instance")
@@ -49,11 +50,14 @@ class EngineConfig:
     main_gpu: int = _option(0, "index of the GPU that holds what is not split")
     tensor_split: tuple[float, ...] | None = _option(None, "share of the model for each GPU, as 3,1")
     flash_attn: str = _option("auto", "flash attention: on, off, or auto: off where only the CPU computes")
+    kv: str = _option("auto", "KV cache: split (cells for each slot), unified (shared by all), or auto: what fits")
+    kv_cells: int | Auto = _option("auto", "cells of a unified KV cache, at least n_ctx; auto: what fits")
     type_k: str = _option("f16", f"type of the K cache: {', '.join(KV_TYPES)}")
     type_v: str = _option("f16", "type of the V cache; a quantised one needs flash attention")
     use_mmap: bool = _option(True, "map the file instead of reading it")
     extra_bufts: str = _option("auto", "repacked weights (AMX, AVX, NEON): on, off, or auto: on where they are safe")
     isolate: bool = _option(False, "run llama.cpp in a child process")
+    profile: bool = _option(True, "let what `llamabatch tune` found for this model and machine fill in what is open")
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
@@ -66,12 +70,17 @@ class EngineConfig:
                 integer(ConfigError, name, value, low, high)
         for name, known in _CHOICES:
             choice(ConfigError, name, getattr(self, name), known)
-        for name in ("use_mmap", "isolate"):
+        for name in ("use_mmap", "isolate", "profile"):
             boolean(ConfigError, name, getattr(self, name))
-        if self.n_ubatch > self.n_batch:
+        if self.n_ubatch != "auto" and self.n_ubatch > self.n_batch:
             raise ConfigError(f"n_ubatch is {self.n_ubatch}; it must not exceed n_batch, {self.n_batch}")
         if self.n_slots != "auto" and self.n_slots > self.n_batch:
             raise ConfigError(f"n_slots is {self.n_slots}; it must not exceed n_batch, {self.n_batch}")
+        if self.kv_cells != "auto":
+            if self.kv == "split":
+                raise ConfigError(f"kv_cells is {self.kv_cells}; it is for kv='unified', and kv is 'split'")
+            if self.n_ctx != "auto" and self.kv_cells < self.n_ctx:
+                raise ConfigError(f"kv_cells is {self.kv_cells}; it must be at least n_ctx, {self.n_ctx}")
         if self.type_v not in ("f32", "f16", "bf16") and self.flash_attn == "off":
             raise ConfigError(f"type_v is {self.type_v!r}, which needs flash attention; flash_attn is 'off'")
         if self.tensor_split is not None:
@@ -106,6 +115,7 @@ class EngineConfig:
 _RANGES = (
     ("n_slots", 1, MAX_SLOTS),
     ("n_ctx", MIN_CTX, MAX_CTX),
+    ("kv_cells", MIN_CTX, MAX_CTX),
     ("n_batch", 1, MAX_BATCH),
     ("n_ubatch", 1, MAX_BATCH),
     ("n_threads", 1, 512),
@@ -114,10 +124,11 @@ _RANGES = (
     ("n_gpu_layers", -1, 10_000),
     ("main_gpu", 0, 15),
 )
-_AUTO_NUMBERS = ("n_slots", "n_ctx", "n_threads", "n_threads_batch", "instances")
+_AUTO_NUMBERS = ("n_slots", "n_ctx", "kv_cells", "n_ubatch", "n_threads", "n_threads_batch", "instances")
 _CHOICES = (
     ("flash_attn", ("auto", "on", "off")),
     ("extra_bufts", ("auto", "on", "off")),
+    ("kv", KV_LAYOUTS),
     ("type_k", KV_TYPES),
     ("type_v", KV_TYPES),
 )
@@ -130,7 +141,7 @@ class EngineOptions(TypedDict, total=False):
     n_slots: int | Auto
     n_ctx: int | Auto
     n_batch: int
-    n_ubatch: int
+    n_ubatch: int | Auto
     n_threads: int | Auto
     n_threads_batch: int | Auto
     instances: int | Auto
@@ -139,8 +150,11 @@ class EngineOptions(TypedDict, total=False):
     main_gpu: int
     tensor_split: tuple[float, ...] | list[float] | None
     flash_attn: str | bool
+    kv: str
+    kv_cells: int | Auto
     type_k: str
     type_v: str
     use_mmap: bool
     extra_bufts: str
     isolate: bool
+    profile: bool

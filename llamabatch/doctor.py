@@ -18,10 +18,10 @@ from typing import Any
 import psutil
 
 from llamabatch import __version__, paths
-from llamabatch.capacity import Machine
 from llamabatch.errors import SetupError
 from llamabatch.llama import extra_bufts, library
 from llamabatch.llama.library import LibraryInfo
+from llamabatch.machine import Machine
 
 SETUP = "run `make setup` in a checkout of llamabatch"
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from llamabatch.capacity import Machine, ModelFacts, Plan, resolve
+from llamabatch.capacity import ModelFacts, Plan, resolve
 from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineClosedError
 from llamabatch.llama.library import gpu_count
 from llamabatch.llama.model import Model
+from llamabatch.llama.profiles import profile_for
 from llamabatch.llama.runner import Runner
+from llamabatch.machine import Machine
 from llamabatch.model_file import resolve as resolve_path
 from llamabatch.policies import policy
 from llamabatch.request import Request, Sequence, SequenceOutput, check_prompt
@@ -127,4 +129,4 @@ class Engine:
 def plan(config: EngineConfig, model: Model) -> Plan:
     """Fills in "auto" for this model on this machine."""
     facts = ModelFacts.from_metadata(model.metadata, model.path.stat().st_size, model.n_vocab)
-    return resolve(config, facts, Machine.here(gpu_count()))
+    return resolve(config, facts, Machine.here(gpu_count()), profile_for(model.path, config))

@@ -30,6 +30,7 @@ class Policy:
         entering: (running, free slots) -> how many may enter now.
         select: running sequences that could compute -> those that do in this step.
         one_slot: one slot is all it uses.
+        by_family: the key uses Sequence.family.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Policy:
     entering: Entering
     select: Select
     one_slot: bool = False
+    by_family: bool = False
 
 
 def by_arrival(sequence: Sequence) -> tuple[Any, ...]:
@@ -49,8 +51,10 @@ def shortest_prompt_first(sequence: Sequence) -> tuple[Any, ...]:
 
 
 def longest_first(sequence: Sequence) -> tuple[Any, ...]:
-    """Longest expected first: the short ones then fill the tail, where slots would otherwise stand empty."""
-    return (sequence.request.group, -sequence.request.expected_tokens)
+    """Longest expected first: the short ones then fill the tail, where slots would otherwise stand empty. Prompts that
+    begin alike stay together, so that one of them is there to copy from."""
+    longest, first = sequence.family
+    return (sequence.request.group, -longest, first, -sequence.request.expected_tokens)
 
 
 def whenever_free(running: int, free: int) -> int:
@@ -92,7 +96,9 @@ POLICIES: dict[str, Policy] = {
             when_all_have_finished,
             everyone,
         ),
-        Policy("batched", "N slots, enter and leave at any step", longest_first, whenever_free, everyone),
+        Policy(
+            "batched", "N slots, enter and leave at any step", longest_first, whenever_free, everyone, by_family=True
+        ),
     )
 }
 

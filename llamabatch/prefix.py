@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as ListLike
 
@@ -24,6 +25,25 @@ def common_length(a: ListLike[int], b: ListLike[int]) -> int:
         else:
             high = middle
     return low
+
+
+def prefix_families(prompts: ListLike[ListLike[int]]) -> list[list[int]]:
+    """Indices of prompts that belong together: neighbours in sorted order that share at least half of the shorter one,
+    and at least MIN_SHARED tokens. Each prompt is in one family; families and members come in order of index."""
+    # any order that puts equal beginnings side by side will do; that of raw bytes compares fastest
+    raw = [array("i", prompt).tobytes() for prompt in prompts]
+    order = sorted(range(len(raw)), key=raw.__getitem__)
+    families: list[list[int]] = []
+    for before, i in zip([None, *order], order, strict=False):
+        if before is None or not _are_family(prompts[before], prompts[i]):
+            families.append([])
+        families[-1].append(i)
+    return sorted(sorted(family) for family in families)
+
+
+def _are_family(a: ListLike[int], b: ListLike[int]) -> bool:
+    needed = max(MIN_SHARED, (min(len(a), len(b)) + 1) // 2)
+    return min(len(a), len(b)) >= needed and a[:needed] == b[:needed]
 
 
 def best_source(sequence: Sequence, running: Iterable[Sequence]) -> tuple[Sequence, int] | None:

@@ -199,6 +199,8 @@ class Sequence:
         self.num_computed = 0
         self.slot: int | None = None
         self.number: int | None = None  # order of arrival at the scheduler
+        # (most expected tokens, first number) of the requests of its list that begin alike
+        self.family = (request.expected_tokens, 0)
         self.last_step = -1  # when it computed last; round robin goes by it
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
@@ -214,6 +216,11 @@ class Sequence:
     @property
     def num_prompt(self) -> int:
         return self._num_prompt
+
+    @property
+    def most_cells(self) -> int:
+        """Cells of the KV cache that it can come to use."""
+        return self._num_prompt + self._max_output - 1
 
     @property
     def num_output(self) -> int:

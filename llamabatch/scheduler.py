@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as ListLike
-from typing import Any
 
 from llamabatch.policies import Policy
 from llamabatch.prefix import best_source
 from llamabatch.request import FinishReason, Sequence, SequenceOutput
 from llamabatch.slots import SlotPool
 from llamabatch.step import Call, DecodeStatus, Limits, PrefixCopy, ScheduledBatch, Span, SpanResult
+from llamabatch.waiting import WaitingQueue
 
 # An idle slot between two running ones either gets a dummy row or cuts the call in two, and a cut costs a pass over
 # the weights. A row costs about a tenth of a pass (0.5B Q8_0: 23 ms with 1 row, 95 ms with 32).
@@ -31,22 +30,24 @@ class Scheduler:
         self.slots = SlotPool(1)
         self._most_slots = 1 if policy.one_slot else limits.n_slots
         self.running: list[Sequence] = []
-        self.num_waiting = 0
         self.num_preemptions = 0
         self.num_shared_tokens = 0
         self._clock = clock
-        self._waiting: list[tuple[tuple[Any, ...], int, Sequence]] = []  # a heap by policy key, then arrival
+        self._waiting = WaitingQueue(policy.key, policy.by_family and limits.can_share)
         self._sequences: dict[str, Sequence] = {}
         self._sources: dict[str, tuple[Sequence, int]] = {}  # request id -> whose prefix it waits to copy, how much
         self._to_clear: set[int] = set()
         self._is_full = False  # the KV cache had no room for all that run
-        self._numbers = itertools.count()
         self._step = 0
 
     @property
     def num_free_slots(self) -> int:
         """Slots that further requests can take, those counted that the context has not grown to yet."""
         return self._most_slots - len(self.slots.leased)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
 
     @property
     def has_work(self) -> bool:
@@ -57,7 +58,7 @@ class Scheduler:
         if request_id in self._sequences:
             raise ValueError(f"request id {request_id!r} is already in flight")
         self._sequences[request_id] = sequence
-        self._enqueue(sequence)
+        self._waiting.add(sequence)
 
     def abort(self, request_id: str, error: str | None = None) -> SequenceOutput | None:
         """Ends a request now, with finish_reason "error" if an error is given; None if it is not in flight."""
@@ -65,7 +66,7 @@ class Scheduler:
         if sequence is None:
             return None
         if sequence.slot is None:
-            self.num_waiting -= 1  # it stays in the heap, and is passed over there
+            self._waiting.forget(sequence)
         return self._retire(sequence, (), sequence.abort(error))
 
     def wanted_slots(self) -> int | None:
@@ -75,7 +76,7 @@ class Scheduler:
         Growing loses all cells. Where nothing runs, the next power of two that is enough; where something does, the
         most at once, so that running sequences are computed again once in an engine's life at most.
         """
-        needed = min(len(self.running) + self.num_waiting, self._most_slots)
+        needed = min(len(self.running) + len(self._waiting), self._most_slots)
         if needed <= self.slots.n_slots or not self.policy.entering(len(self.running), 1):
             return None
         enough: int = 1 << (needed - 1).bit_length()
@@ -119,16 +120,20 @@ class Scheduler:
     def _admit(self) -> None:
         if self._is_full and self.running:
             return  # whoever made room would come back to the same lack of it: somebody has to finish first
-        room = self.policy.entering(len(self.running), self.slots.n_free)
-        while room > 0 and self._waiting:
-            sequence = heapq.heappop(self._waiting)[2]
-            if sequence.finished:  # aborted while it waited
-                continue
-            self.num_waiting -= 1
+        for _ in range(self.policy.entering(len(self.running), self.slots.n_free)):
+            sequence = self._waiting.pop(self._has_cells_for)
+            if sequence is None:
+                break
             sequence.admit(self.slots.lease())
             self.running.append(sequence)
             self._look_for_source(sequence)
-            room -= 1
+
+    def _has_cells_for(self, sequence: Sequence) -> bool:
+        """A slot of a split cache has n_ctx cells, which the request was held to; in a unified one, whoever enters must
+        find room for all that it can come to use beside all that the others can."""
+        if self.limits.n_cells is None:
+            return True
+        return sum(s.most_cells for s in self.running) + sequence.most_cells <= self.limits.n_cells
 
     def _look_for_source(self, sequence: Sequence) -> None:
         if not self.limits.can_share:
@@ -184,7 +189,8 @@ class Scheduler:
         """May this prompt chunk share a call with those before it?"""
         alike = group[0].count == span.count or max(group[0].count, span.count) <= SHORT_CHUNK
         next_slot = span.slot == group[-1].slot + 1
-        return alike and next_slot and sum(s.count for s in group) + span.count <= self.limits.n_ubatch
+        one_pass = sum(s.count for s in group) + span.count <= self.limits.n_ubatch
+        return one_pass and (self.limits.is_unified or (alike and next_slot))
 
     def _decode_calls(self, sequences: ListLike[Sequence]) -> list[Call]:
         """One row for each sequence, holes in the ids filled with dummy rows where that is cheaper than a cut."""
@@ -234,10 +240,9 @@ class Scheduler:
             if sequence.finished:
                 break
         accepted = tuple(result.token_ids[:taken])
-        return self._retire(sequence, accepted, text) if sequence.finished else self._progress(sequence, accepted, text)
-
-    def _progress(self, sequence: Sequence, token_ids: tuple[int, ...], text: str) -> SequenceOutput:
-        return SequenceOutput(sequence.request.request_id, token_ids, text)
+        if sequence.finished:
+            return self._retire(sequence, accepted, text)
+        return SequenceOutput(sequence.request.request_id, accepted, text)
 
     def _retire(self, sequence: Sequence, token_ids: tuple[int, ...], text: str) -> SequenceOutput:
         request_id = sequence.request.request_id
@@ -253,19 +258,13 @@ class Scheduler:
         sequence.preempt()
         self._sources.pop(sequence.request.request_id, None)  # it looks again when it comes back
         self.num_preemptions += 1
-        self._enqueue(sequence)
+        self._waiting.add(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
         self.running.remove(sequence)
         self.slots.release(sequence.slot)
         self._to_clear.add(sequence.slot)
-
-    def _enqueue(self, sequence: Sequence) -> None:
-        self.num_waiting += 1
-        if sequence.number is None:
-            sequence.number = next(self._numbers)  # kept when it comes back, so that it is not overtaken
-        heapq.heappush(self._waiting, (self.policy.key(sequence), sequence.number, sequence))
 
     def check_integrity(self) -> None:
         """Raises ValueError if slots and running sequences disagree: a bug of ours."""

@@ -74,6 +74,7 @@ class Limits:
         n_slots: seq ids of the context at most; it starts with one and grows.
         n_batch: tokens in one call at most. n_ubatch: tokens in one pass over the weights at most.
         prefill_budget: prompt tokens a step at most while others wait for their next token, so that these go on.
+        n_cells: cells of a unified KV cache, which all share; None: a split one, each slot with cells of its own.
         can_share: a prefix can be copied from slot to slot and cut (not with recurrent state).
         can_pad: dummy rows are harmless (not with recurrent state).
     """
@@ -82,5 +83,10 @@ class Limits:
     n_batch: int
     n_ubatch: int
     prefill_budget: int
+    n_cells: int | None = None
     can_share: bool = True
     can_pad: bool = True
+
+    @property
+    def is_unified(self) -> bool:
+        return self.n_cells is not None

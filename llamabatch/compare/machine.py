@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 
 import llamabatch
-from llamabatch.capacity import Machine
 from llamabatch.llama import library
+from llamabatch.machine import Machine
 
 
 @dataclass(frozen=True)

@@ -62,12 +62,15 @@ def _in_slot_order(call: Call) -> list[tuple[int, Span | None]]:
     return sorted(rows, key=lambda row: row[0])
 
 
-def count_passes(call: Call, n_ubatch: int) -> int:
-    """How many passes over the weights a call takes with a split KV cache.
+def count_passes(call: Call, n_ubatch: int, unified: bool = False) -> int:
+    """How many passes over the weights a call takes.
 
-    The rule is llama.cpp's (llama-batch.cpp, split_equal with sequential=true): a pass takes the first run of
-    consecutive ids that still have tokens, and equally many tokens of each, up to n_ubatch in all.
+    With a unified KV cache, as many as its tokens fill. With a split one the rule is llama.cpp's (llama-batch.cpp,
+    split_equal with sequential=true): a pass takes the first run of consecutive ids that still have tokens, and equally
+    many tokens of each, up to n_ubatch in all.
     """
+    if unified:
+        return -(-sum(span.count for span in call.spans) // n_ubatch)
     left = [(slot, 1 if span is None else span.count) for slot, span in _in_slot_order(call)]
     passes = 0
     while left:

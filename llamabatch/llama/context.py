@@ -30,12 +30,13 @@ class DecodeCode(IntEnum):
 
 
 class Context:
-    """Owns a llama_context with a split KV cache. One thread at a time; close it before its model.
+    """Owns a llama_context. One thread at a time; close it before its model.
 
     Args:
         model: stays open as long as this.
         config: resolved, without "auto".
-        n_slots: sequences, each with its own n_ctx cells.
+        n_slots: sequences: each with its own n_ctx cells, or with as many together if config.kv is "unified", though
+            never more than kv_cells.
 
     Raises:
         EngineError: llama.cpp could not make it (memory, types that do not go together).
@@ -49,10 +50,13 @@ class Context:
         n_ctx = config.number("n_ctx")
         params = lib.llama_context_default_params()
         self.n_slots = n_slots
+        self._unified = config.kv == "unified"
         # llama.cpp divides its n_ctx among the sequences; ours is what one request may use
-        params.n_ctx = -(-n_ctx // _CELL_PADDING) * _CELL_PADDING * n_slots
+        params.n_ctx = _padded(n_ctx) * n_slots
+        if self._unified:
+            params.n_ctx = min(params.n_ctx, _padded(config.number("kv_cells")))
         params.n_batch = config.n_batch
-        params.n_ubatch = config.n_ubatch
+        params.n_ubatch = config.number("n_ubatch")
         params.n_seq_max = n_slots
         params.n_outputs_max = n_slots  # one row a sequence in a call; unset it reserves n_batch rows of logits
         params.n_threads = config.number("n_threads")
@@ -60,7 +64,7 @@ class Context:
         params.flash_attn_type = _FLASH_ATTN[config.flash_attn]
         params.type_k = _ggml_type(lib, config.type_k)
         params.type_v = _ggml_type(lib, config.type_v)
-        params.kv_unified = False
+        params.kv_unified = self._unified
         params.no_perf = True
         library.recent_complaints()
         self.handle = lib.llama_init_from_model(model.handle, params)
@@ -98,10 +102,15 @@ class Context:
     def copy_prefix(self, source: int, target: int, count: int) -> None:
         """Makes the first `count` tokens of slot `source` those of slot `target`.
 
-        Between the streams of a split cache only whole sequences can be copied; a part aborts the process.
+        Between the streams of a split cache only whole sequences can be copied; a part aborts the process. In a
+        unified one the copy shares its cells with the source, and takes no time.
         """
         self._check(source)
         self._check(target)
+        if self._unified:
+            self.clear(target)
+            self._lib.llama_memory_seq_cp(self._memory, source, target, 0, count)
+            return
         self._lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
         if not self.clear(target, count):
             raise EngineError(f"the copy of {count} tokens from slot {source} to {target} cannot be cut")
@@ -114,6 +123,10 @@ class Context:
     def _check(self, slot: int) -> None:
         if not 0 <= slot < self.n_slots:  # llama.cpp would abort the process
             raise ValueError(f"slot {slot} is out of range; allowed are 0 to {self.n_slots - 1}")
+
+
+def _padded(n_cells: int) -> int:
+    return -(-n_cells // _CELL_PADDING) * _CELL_PADDING
 
 
 def _ggml_type(lib: Any, name: str) -> int:

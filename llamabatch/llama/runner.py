@@ -49,7 +49,7 @@ class Runner:
             raise ConfigError(f"{model.path.name} is no decoder-only text model; llamabatch cannot generate with it")
         self.model = model
         self.counts = RunnerCounts()
-        self._n_ubatch = min(config.n_ubatch, config.n_batch)
+        self._n_ubatch = config.number("n_ubatch")
         self._config = config
         self._context = Context(model, config, 1)
         self._batch = Batch(load(), config.n_batch)
@@ -58,9 +58,10 @@ class Runner:
             n_slots=n_slots,
             n_batch=config.n_batch,
             n_ubatch=self._n_ubatch,
-            prefill_budget=config.n_ubatch,
+            prefill_budget=self._n_ubatch,
+            n_cells=config.number("kv_cells") if config.kv == "unified" else None,
             can_share=plain and not model.has_window,
-            can_pad=plain,
+            can_pad=plain and config.kv != "unified",
         )
 
     def close(self) -> None:
@@ -123,7 +124,7 @@ class Runner:
         return [result for span in call.spans for result in self._run_call(Call((span,)))]
 
     def _count(self, call: Call) -> None:
-        counts, passes = self.counts, count_passes(call, self._n_ubatch)
+        counts, passes = self.counts, count_passes(call, self._n_ubatch, self.limits.is_unified)
         counts.dummy_rows += len(call.dummy_slots)
         if all(span.count == 1 for span in call.spans):
             counts.decode_calls += 1

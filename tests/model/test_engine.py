@@ -130,7 +130,8 @@ def test_after_close(engine):
         closed.model.tokenize("x")
 
 
-def test_counted_passes_are_llama_cpps():
+@pytest.mark.parametrize("unified", [False, True])
+def test_counted_passes_are_llama_cpps(unified):
     """count_passes against the number of graphs that llama.cpp computes, seen through its evaluation callback."""
     lib = load()
     config = EngineConfig("tiny")
@@ -146,6 +147,7 @@ def test_counted_passes_are_llama_cpps():
 
     params = lib.llama_context_default_params()
     params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = 16 * 256, 512, 32, 16
+    params.kv_unified = unified
     params.cb_eval = ctypes.cast(watch, type(params.cb_eval))
     context = lib.llama_init_from_model(model.handle, params)
     batch, rng = Batch(lib, 512), random.Random(1)
@@ -158,11 +160,12 @@ def test_counted_passes_are_llama_cpps():
                 sequence = Sequence(Request("r", tuple([5] * length)), model.vocabulary, 256)
                 spans.append(Span(sequence, slot, 0, length, True))
             free = [s for s in range(16) if s not in slots]
-            call = Call(tuple(spans), tuple(rng.sample(free, rng.randrange(0, len(free) + 1))))
+            dummies = () if unified else rng.sample(free, rng.randrange(0, len(free) + 1))
+            call = Call(tuple(spans), tuple(dummies))
             lib.llama_memory_clear(lib.llama_get_memory(context), False)
             seen.clear()
             assert lib.llama_decode(context, batch.fill(call)[0]) == 0
-            assert count_passes(call, 32) == len(seen), call
+            assert count_passes(call, 32, unified) == len(seen), call
     finally:
         lib.llama_free(context)
         model.close()
@@ -185,3 +188,17 @@ def test_the_context_grows_and_loses_nothing(reference, greedy, assert_equal_by_
         assert engine.stats().preemptions == 1
     assert sizes == {1, 16}
     assert_equal_by_the_rule([finished[f"r{i}"] for i in range(14)], wanted, least=0.9)
+
+
+def test_one_long_beside_many_short_in_a_unified_cache(reference):
+    """1,024 cells for 8 slots of up to 512: all run at once, nobody is preempted, and the texts are right."""
+    with Engine(EngineConfig("tiny", kv="unified", n_slots=8, n_ctx=512, kv_cells=1024)) as engine:
+        prompts = {"long": ids(engine, 400, seed=1)} | {f"s{i}": ids(engine, 20, seed=i) for i in range(7)}
+        for name, prompt in prompts.items():
+            engine.add(Request(name, prompt, SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)))
+        engine.step()
+        assert engine.stats().running == 8
+        outputs = finish(engine)
+        stats = engine.stats()
+    assert (stats.preemptions, stats.passes_per_step, len(outputs)) == (0, 1, 8)
+    assert all(len(output.token_ids) == 40 for output in outputs.values())

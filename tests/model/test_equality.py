@@ -21,7 +21,9 @@ def test_200_prompts_of_mixed_length(strategy, wanted, greedy, assert_equal_by_t
         assert_equal_by_the_rule(llm.chat(mixed_conversations(200), greedy), wanted)
 
 
-@pytest.mark.parametrize("options", [{"n_batch": 64, "n_ubatch": 16}, {"flash_attn": "on"}, {"isolate": True}])
+@pytest.mark.parametrize(
+    "options", [{"n_batch": 64, "n_ubatch": 16}, {"flash_attn": "off"}, {"isolate": True}, {"kv": "unified"}]
+)
 def test_other_shapes_of_the_batch(options, wanted, greedy, assert_equal_by_the_rule):
     with LLM("tiny", n_slots=8, **options) as llm:
         assert_equal_by_the_rule(llm.chat(mixed_conversations(200)[:60], greedy), wanted[:60], least=0.98)

@@ -83,7 +83,7 @@ def measurement(strategy: str, n_slots: int = 32, work=None, row_ms: float = 0.4
     )
     stats = EngineStats(decode_calls=calls, decode_rows=rows, decode_passes=calls)
     memory = (60 + 2 * n_slots) * 2**20
-    return Measurement(outputs, clock, memory, stats, Plan(config, Memory(1, 1, n_slots, 1), {}))
+    return Measurement(outputs, clock, memory, stats, Plan(config, Memory(1, n_slots, 1), {}))
 
 
 def report(strategies=(BASELINE, *STRATEGIES), sizes=(), **machine) -> Report:

@@ -63,6 +63,7 @@ class FakeRunner:
         for copy in batch.copies:
             assert self.limits.can_share
             assert len(self.cells[copy.source]) >= copy.count
+            assert copy.target != copy.source
             self.cells[copy.target] = self.cells[copy.source][: copy.count]
             self.copied_tokens += copy.count
         for slot in batch.cleared_slots:
@@ -90,6 +91,8 @@ class FakeRunner:
         if self._bad_token in tokens:
             return SpanResult(DecodeStatus.FAILED, error="bad token")
         cells.extend(tokens)
+        if self.limits.n_cells is not None:
+            assert sum(map(len, self.cells)) <= self.limits.n_cells, "the unified cache overflows"
         if not span.output:
             return SpanResult(DecodeStatus.OK)
         assert len(cells) == len(known), "only the last token of a sequence has an output row"

@@ -2,9 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from llamabatch.capacity import Machine, ModelFacts, memory, resolve
+from llamabatch.capacity import ModelFacts, memory, resolve
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, MemoryPlanError
+from llamabatch.machine import Machine
 
 GIB = 2**30
 # Qwen2.5-0.5B: 24 layers, 14 heads on 2 KV heads of 64
@@ -31,9 +32,9 @@ def test_facts_from_metadata():
 def test_kv_cache_is_what_llama_cpp_allocates():
     # llama.cpp's log for this shape: 4096 cells, 24 layers, K (f16) 24.00 MiB, V (f16) 24.00 MiB
     need = memory(FACTS, EngineConfig("m"), 4096, 1)
-    assert need.kv_per_slot == 48 * 2**20
-    assert memory(FACTS, EngineConfig("m"), 300, 1).kv_per_slot == 512 * 24 * 2 * 64 * 2 * 2
-    assert memory(FACTS, EngineConfig("m", type_k="q8_0"), 4096, 1).kv_per_slot == (24 + 12.75) * 2**20
+    assert need.kv_cache == 48 * 2**20
+    assert memory(FACTS, EngineConfig("m"), 300, 1).kv_cache == 512 * 24 * 2 * 64 * 2 * 2
+    assert memory(FACTS, EngineConfig("m", type_k="q8_0"), 4096, 1).kv_cache == (24 + 12.75) * 2**20
 
 
 def test_defaults():
@@ -52,9 +53,10 @@ def test_fewer_slots_where_memory_is_short():
 
 
 def test_what_does_not_fit_is_refused_with_the_sum():
-    with pytest.raises(MemoryPlanError, match=r"505 MiB weights \+ 64 x 384 MiB KV cache .* = .* are free"):
-        resolve(EngineConfig("m", n_slots=64, n_ctx=32_768), FACTS, MACHINE)
-    config = EngineConfig("m", strategy="multi-instance", instances=20, n_slots=8)
+    the_sum = r"505 MiB weights \+ 24,576 MiB KV cache \(64 x 32,768 cells\) .* = .* are free"
+    with pytest.raises(MemoryPlanError, match=the_sum):
+        resolve(EngineConfig("m", n_slots=64, n_ctx=32_768, kv="split"), FACTS, MACHINE)
+    config = EngineConfig("m", strategy="multi-instance", instances=20, n_slots=8, kv="split")
     with pytest.raises(MemoryPlanError, match="20 engines of"):
         resolve(config, FACTS, MACHINE)
 
@@ -99,3 +101,46 @@ def test_this_machine_has_cores_and_memory():
     here = Machine.here()
     assert here.cores >= 1
     assert here.available_bytes > 0
+
+
+def test_unified_takes_what_split_refuses():
+    # one request of 8k beside 31 of 256: 16,128 cells are enough, 32 x 8,192 are not to be had
+    little = Machine(8, 3 * GIB)
+    with pytest.raises(MemoryPlanError, match="32 x 8,192 cells"):
+        resolve(EngineConfig("m", n_slots=32, n_ctx=8192, kv="split", flash_attn="on"), FACTS, little)
+    plan = resolve(EngineConfig("m", n_slots=32, n_ctx=8192, flash_attn="on"), FACTS, little)
+    assert (plan.config.kv, plan.config.n_slots) == ("unified", 32)
+    assert 8192 + 31 * 256 <= plan.config.kv_cells < 32 * 8192
+    assert (
+        plan.memory.total
+        <= 1.5 * GIB
+        < memory(FACTS, replace(plan.config, kv_cells=plan.config.kv_cells + 256), 8192, 32).total
+    )
+    assert "would not fit" in plan.reasons["kv"]
+
+
+def test_unified_is_chosen_where_only_a_few_slots_would_fit():
+    few = resolve(EngineConfig("m", n_ctx=32_768, flash_attn="on"), FACTS, Machine(8, 3 * GIB)).config
+    assert (few.kv, few.n_slots, few.kv_cells % 256) == ("unified", 32, 0)
+    assert few.kv_cells >= 32_768
+    assert resolve(EngineConfig("m", n_ctx=4096), FACTS, MACHINE).config.kv == "split"
+    one = EngineConfig("m", n_ctx=32_768, flash_attn="on", strategy="sequential")
+    assert resolve(one, FACTS, Machine(8, 3 * GIB)).config.kv == "split"
+
+
+def test_unified_by_request():
+    given = resolve(EngineConfig("m", kv="unified", n_slots=8, n_ctx=1000, kv_cells=3000), FACTS, MACHINE)
+    assert (given.config.kv, given.config.kv_cells) == ("unified", 3000)
+    assert "3,072 cells shared by 8" in given.memory.describe()
+    most = resolve(EngineConfig("m", kv="unified", n_slots=8, n_ctx=1000), FACTS, MACHINE).config
+    assert most.kv_cells == 8 * 1024
+    assert resolve(EngineConfig("m", kv_cells=9000), FACTS, MACHINE).config.kv == "unified"
+
+
+def test_kv_cells_out_of_place():
+    with pytest.raises(ConfigError, match="kv_cells is 500; it must be at least n_ctx, 4096"):
+        resolve(EngineConfig("m", kv_cells=500), FACTS, MACHINE)
+    with pytest.raises(ConfigError, match="at least n_ctx, 600"):
+        EngineConfig("m", kv_cells=500, n_ctx=600)
+    with pytest.raises(ConfigError, match="kv is 'split'"):
+        EngineConfig("m", kv_cells=500, kv="split")
