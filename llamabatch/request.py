@@ -232,6 +232,11 @@ class Sequence:
         return len(self.token_ids) - self.num_computed
 
     @property
+    def most_steps_left(self) -> int:
+        """Output tokens that it can still bring."""
+        return self._max_output - self.num_output
+
+    @property
     def finished(self) -> bool:
         return self.finish_reason is not None
 

@@ -7,18 +7,17 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 
+from llamabatch.packing import decode_calls, prefill_calls
 from llamabatch.policies import Policy
 from llamabatch.prefix import best_source
 from llamabatch.request import FinishReason, Sequence, SequenceOutput
 from llamabatch.slots import SlotPool
-from llamabatch.step import Call, DecodeStatus, Limits, PrefixCopy, ScheduledBatch, Span, SpanResult
+from llamabatch.step import DecodeStatus, Limits, PrefixCopy, ScheduledBatch, Span, SpanResult
 from llamabatch.waiting import WaitingQueue
 
-# An idle slot between two running ones either gets a dummy row or cuts the call in two, and a cut costs a pass over
-# the weights. A row costs about a tenth of a pass (0.5B Q8_0: 23 ms with 1 row, 95 ms with 32).
-MAX_DUMMY_GAP = 8
-# Prompt chunks up to this length go together although their lengths differ: a pass of its own would cost more.
-SHORT_CHUNK = 16
+# A sequence moves into a hole below it if it may go on for this many steps: moving costs as much as 1 to 8 dummy rows
+# (0.5B Q8_0: 2 ms with slots of 512 cells, 15 to 35 ms with 4,096; a dummy row 2.3 ms a step).
+MIN_STEPS_TO_MOVE = 16
 
 
 class Scheduler:
@@ -102,16 +101,23 @@ class Scheduler:
         copies += self._copies()
         ready = [s for s in self.running if s.request.request_id not in self._sources]
         chosen = self.policy.select(ready)
+        if len(chosen) == len(self.running):
+            copies += self._moves()
         prompts = [s for s in chosen if s.num_pending > 1]
         decoding = [s for s in chosen if s.num_pending == 1]
         somebody_waits = any(s.num_pending == 1 for s in self.running) and not self._is_one_list()
         if prompts and not somebody_waits:
             decoding = []  # prompts first, so that each pass then serves as many rows as there are slots
         # decoding goes first: slots that are still empty can then take a dummy row
-        calls = self._decode_calls(decoding)
-        calls += self._prefill_calls(prompts, somebody_waits)
+        occupied = {s.slot for s in self.running if s.num_computed and s.slot is not None}
+        calls = decode_calls(decoding, occupied, self.limits)
+        calls += prefill_calls(prompts, self._prefill_budget(somebody_waits), self.limits)
         cleared, self._to_clear = tuple(sorted(self._to_clear)), set()
         return ScheduledBatch(copies, cleared, tuple(calls))
+
+    def _prefill_budget(self, somebody_waits: bool) -> int:
+        """Prompt tokens of this step."""
+        return min(self.limits.prefill_budget, self.limits.n_batch) if somebody_waits else self.limits.n_batch
 
     def _is_one_list(self) -> bool:
         """Are all that run of one call? Then its caller waits for the last of them, not for anybody's next token."""
@@ -162,49 +168,21 @@ class Scheduler:
                 self.num_shared_tokens += count
         return tuple(copies)
 
-    def _prefill_calls(self, sequences: ListLike[Sequence], somebody_waits: bool) -> list[Call]:
-        """Prompt chunks, oldest first; chunks of one length in neighbouring slots share a call.
-
-        llama.cpp cuts a call of unequal chunks into many passes of few tokens each, and one that is larger than
-        n_ubatch into passes that take a few tokens of every sequence; both run at half the speed or less.
-        """
-        budget = min(self.limits.prefill_budget, self.limits.n_batch) if somebody_waits else self.limits.n_batch
-        spans = []
-        for sequence in sequences:
-            count = min(sequence.num_pending, budget)
-            if count == 0:
+    def _moves(self) -> tuple[PrefixCopy, ...]:
+        """Closes the holes that nobody waits to fill: those on top move down, so that a step needs no dummy rows."""
+        if self._waiting or self.limits.is_unified or not self.limits.can_share:
+            return ()
+        copies = []
+        for sequence in sorted(self.running, key=lambda s: s.slot or 0, reverse=True):
+            old = sequence.slot
+            if old is None or old < len(self.running):
                 break
-            budget -= count
-            spans.append(_span(sequence, count))
-        spans.sort(key=lambda span: span.slot)
-        groups: list[list[Span]] = []
-        for span in spans:
-            if groups and self._fits(groups[-1], span):
-                groups[-1].append(span)
-            else:
-                groups.append([span])
-        return [Call(tuple(group)) for group in groups]
-
-    def _fits(self, group: list[Span], span: Span) -> bool:
-        """May this prompt chunk share a call with those before it?"""
-        alike = group[0].count == span.count or max(group[0].count, span.count) <= SHORT_CHUNK
-        next_slot = span.slot == group[-1].slot + 1
-        one_pass = sum(s.count for s in group) + span.count <= self.limits.n_ubatch
-        return one_pass and (self.limits.is_unified or (alike and next_slot))
-
-    def _decode_calls(self, sequences: ListLike[Sequence]) -> list[Call]:
-        """One row for each sequence, holes in the ids filled with dummy rows where that is cheaper than a cut."""
-        spans = sorted((_span(s, 1) for s in sequences), key=lambda span: span.slot)
-        if not spans:
-            return []
-        dummies: list[int] = []
-        if self.limits.can_pad:
-            used = {s.slot for s in self.running if s.num_computed}  # a row over cells widens attention for all
-            for left, right in itertools.pairwise(span.slot for span in spans):
-                gap = range(left + 1, right)
-                if len(gap) <= MAX_DUMMY_GAP and used.isdisjoint(gap):
-                    dummies.extend(gap)
-        return [Call(tuple(spans), tuple(dummies))]
+            if sequence.num_pending == 1 and sequence.most_steps_left >= MIN_STEPS_TO_MOVE:
+                sequence.slot = self.slots.lease()
+                copies.append(PrefixCopy(old, sequence.slot, sequence.num_computed))
+                self._to_clear.discard(sequence.slot)
+                self._vacate(old)
+        return tuple(copies)
 
     # --- apply --------------------------------------------------------------------------------------------------
 
@@ -263,17 +241,14 @@ class Scheduler:
     def _leave(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
         self.running.remove(sequence)
-        self.slots.release(sequence.slot)
-        self._to_clear.add(sequence.slot)
+        self._vacate(sequence.slot)
+
+    def _vacate(self, slot: int) -> None:
+        self.slots.release(slot)
+        self._to_clear.add(slot)
 
     def check_integrity(self) -> None:
         """Raises ValueError if slots and running sequences disagree: a bug of ours."""
         self.slots.check_integrity()
         if sorted(s.slot for s in self.running if s.slot is not None) != sorted(self.slots.leased):
             raise ValueError("leased slots and running sequences differ")
-
-
-def _span(sequence: Sequence, count: int) -> Span:
-    assert sequence.slot is not None
-    start = sequence.num_computed
-    return Span(sequence, sequence.slot, start, count, output=start + count == len(sequence.token_ids))

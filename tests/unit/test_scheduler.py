@@ -1,14 +1,14 @@
 import random
 
 import pytest
-from fakes import VOCABULARY, FakeRunner, drain, expected_output, random_prompt, sequence, step
+from fakes import VOCABULARY, FakeRunner, drain, expected_output, next_token, random_prompt, sequence, step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamabatch.policies import POLICIES, policy
 from llamabatch.request import FinishReason, Request, Sequence
 from llamabatch.sampling_params import SamplingParams
-from llamabatch.scheduler import Scheduler
+from llamabatch.scheduler import MIN_STEPS_TO_MOVE, Scheduler
 from llamabatch.step import Limits
 
 LIMITS = Limits(n_slots=8, n_batch=128, n_ubatch=64, prefill_budget=32)
@@ -263,3 +263,50 @@ def test_prompt_chunks_share_a_call_where_they_are_alike():
     step(scheduler, runner)
     shared = [[span.count for span in call.spans] for call in runner.calls]
     assert shared == [[3, 9, 16], [40], [60, 60], [60], [90]]
+
+
+def running_ones(n: int, max_tokens: int):
+    """A scheduler with n sequences under way, one a slot."""
+    scheduler, runner = Scheduler(policy("batched"), LIMITS), FakeRunner(LIMITS)
+    prompts = {f"{i}": (60 - i,) * 5 for i in range(n)}
+    for name, prompt in prompts.items():
+        scheduler.add(sequence(name, prompt, max_tokens, ignore_eos=True))
+    for _ in range(3):
+        step(scheduler, runner)
+    return scheduler, runner, prompts
+
+
+def slots_of_next_call(scheduler, runner) -> list[int]:
+    runner.calls.clear()
+    step(scheduler, runner)
+    (call,) = runner.calls
+    assert not call.dummy_slots
+    return [span.slot for span in call.spans]
+
+
+def test_holes_are_closed_by_moving_when_nobody_waits():
+    scheduler, runner, prompts = running_ones(8, 60)
+    for slot in (0, 2, 5):
+        scheduler.abort(next(s.request.request_id for s in scheduler.running if s.slot == slot))
+    assert slots_of_next_call(scheduler, runner) == [0, 1, 2, 3, 4]
+    for name, output in drain(scheduler, runner).items():  # the runner has checked each cell of those that moved
+        tokens = list(prompts[name])
+        while len(tokens) < 5 + 60:
+            tokens.append(next_token(tokens))
+        assert list(output.token_ids) == tokens[5:]
+
+
+def test_nobody_moves_who_is_about_to_end():
+    scheduler, runner, _ = running_ones(4, MIN_STEPS_TO_MOVE)
+    scheduler.abort(next(s.request.request_id for s in scheduler.running if s.slot == 0))
+    assert slots_of_next_call(scheduler, runner) == [1, 2, 3]
+    drain(scheduler, runner)
+
+
+def test_nobody_moves_while_somebody_waits_for_the_slot():
+    scheduler, runner, _ = running_ones(8, 60)
+    scheduler.add(sequence("waits", (5,) * 9, 60, ignore_eos=True))
+    scheduler.abort(next(s.request.request_id for s in scheduler.running if s.slot == 3))
+    step(scheduler, runner)
+    assert {s.request.request_id for s in scheduler.running if s.slot == 3} == {"waits"}
+    drain(scheduler, runner)
