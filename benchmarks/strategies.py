@@ -18,6 +18,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -27,7 +28,7 @@ from llamabatch import EngineConfig, Request, SamplingParams
 from llamabatch.child_client import ChildClient, RouterClient
 from llamabatch.compare.machine import MachineFacts
 from llamabatch.compare.measure import BASELINE, BASELINE_PROGRAM
-from llamabatch.request import new_group
+from llamabatch.request import SequenceOutput, new_group
 
 STRATEGIES = (BASELINE, "sequential", "length-sorted", "interleaved", "static", "batched", "multi-instance", "auto")
 Client = ChildClient | RouterClient
@@ -72,12 +73,13 @@ def requests(shapes: list[Shape], n_vocab: int, rng: random.Random) -> list[Requ
 def together(client: Client, shapes: list[Shape], rng: random.Random) -> float:
     """Generated tokens/s of a list that is handed over at once."""
     todo = requests(shapes, client.model.n_vocab, rng)
-    events: queue.SimpleQueue = queue.SimpleQueue()
+    events: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
     start = time.perf_counter()
     client.submit(todo, events.put)
     tokens = done = 0
     while done < len(todo):
         for event in events.get():
+            assert event.finished is not None
             assert event.finished.error is None, event.finished.error
             tokens += len(event.finished.token_ids)
             done += 1
@@ -86,17 +88,17 @@ def together(client: Client, shapes: list[Shape], rng: random.Random) -> float:
 
 def one_by_one(client: Client, shapes: list[Shape], rng: random.Random, gap_s: float) -> float:
     """Requests over their summed latency, when one arrives every gap_s seconds."""
-    events: queue.SimpleQueue = queue.SimpleQueue()
+    events: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
     for shape in shapes:
         client.submit(requests([shape], client.model.n_vocab, rng), events.put)
         time.sleep(gap_s)
     latencies: list[float] = []
     while len(latencies) < len(shapes):
-        latencies += [event.finished.timings.total_s for event in events.get()]
+        latencies += [event.finished.timings.total_s for event in events.get() if event.finished]
     return len(latencies) / sum(latencies)
 
 
-def measure(strategy: str, config: dict, seed: int, gap_s: float | None) -> dict[str, float]:
+def measure(strategy: str, config: dict[str, Any], seed: int, gap_s: float | None) -> dict[str, float]:
     """One round of one strategy, in fresh children, after a warm-up."""
     client = connect(strategy, config)
     rng = random.Random(seed)
@@ -111,7 +113,7 @@ def measure(strategy: str, config: dict, seed: int, gap_s: float | None) -> dict
         client.close()
 
 
-def connect(strategy: str, config: dict) -> Client:
+def connect(strategy: str, config: dict[str, Any]) -> Client:
     if strategy == BASELINE:
         return ChildClient(EngineConfig.from_options(config["model"], {**options(config), "strategy": "sequential"}),
                            program=BASELINE_PROGRAM)  # fmt: skip
@@ -119,7 +121,7 @@ def connect(strategy: str, config: dict) -> Client:
     return RouterClient(engine) if strategy == "multi-instance" else ChildClient(engine)
 
 
-def options(config: dict) -> dict:
+def options(config: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name != "model"}
 
 

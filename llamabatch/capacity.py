@@ -144,7 +144,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
         raise ConfigError(f"n_ctx is {n_ctx}; {facts.name} was trained for 32 to {facts.n_ctx_train}")
     on_gpu = machine.n_gpus > 0 and config.n_gpu_layers != 0
     small = facts.file_bytes < _SMALL_MODEL
-    config = replace(config, n_ctx=n_ctx, flash_attn=_flash_attn(config, on_gpu, small, reasons))
+    config = replace(config, n_ctx=n_ctx, flash_attn=_flash_attn(config, on_gpu, small, machine, reasons))
     config = replace(config, instances=_instances(config, machine, reasons))
     n_instances = config.number("instances")
     config = _kv_cache(facts, config, machine, reasons, profile if n_instances == 1 else None)
@@ -178,10 +178,10 @@ def _threads(config: EngineConfig, cores: int, small: bool, reasons: dict[str, s
     return config
 
 
-def _flash_attn(config: EngineConfig, on_gpu: bool, small: bool, reasons: dict[str, str]) -> str:
-    """llama.cpp turns flash attention on. On CPUs its kernel reads each key once for every query head, which costs more
-    than it saves unless the keys are few: measured on a 0.5B shape (off is 1.1 to 2 times as fast) and the bundled
-    model (prompts 1.6 to 2 times as fast with it, decoding alike)."""
+def _flash_attn(config: EngineConfig, on_gpu: bool, small: bool, machine: Machine, reasons: dict[str, str]) -> str:
+    """llama.cpp turns flash attention on. On CPUs its own kernel reads each key once for every query head, which costs
+    more than it saves unless the keys are few: measured on a 0.5B shape (off is 1.1 to 2 times as fast) and the bundled
+    model (prompts 1.6 to 2 times as fast with it, decoding alike). Our kernel reads each key once."""
     if config.flash_attn != "auto":
         return config.flash_attn
     if config.type_v not in ("f32", "f16", "bf16"):
@@ -189,10 +189,13 @@ def _flash_attn(config: EngineConfig, on_gpu: bool, small: bool, reasons: dict[s
         return "on"
     if on_gpu:
         return "auto"
+    if machine.fast_attention:
+        reasons["flash_attn"] = "this build's kernel for CPUs reads each key once"
+        return "on"
     if small:
         reasons["flash_attn"] = "in a small model prompts are up to twice as fast with it"
         return "on"
-    reasons["flash_attn"] = "on CPUs batched decode is up to twice as fast without"
+    reasons["flash_attn"] = "on CPUs llama.cpp's own kernel makes batched decode up to twice as slow"
     return "off"
 
 

@@ -49,7 +49,7 @@ class EngineConfig:
     n_gpu_layers: int = _option(-1, "layers on the GPU; -1: all, 0: none")
     main_gpu: int = _option(0, "index of the GPU that holds what is not split")
     tensor_split: tuple[float, ...] | None = _option(None, "share of the model for each GPU, as 3,1")
-    flash_attn: str = _option("auto", "flash attention: on, off, or auto: off where only the CPU computes")
+    flash_attn: str = _option("auto", "flash attention: on, off, or auto: on where it is fast")
     kv: str = _option("auto", "KV cache: split (cells for each slot), unified (shared by all), or auto: what fits")
     kv_cells: int | Auto = _option("auto", "cells of a unified KV cache, at least n_ctx; auto: what fits")
     type_k: str = _option("f16", f"type of the K cache: {', '.join(KV_TYPES)}")

@@ -8,16 +8,15 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import psutil
 
-from llamabatch import __version__, paths
+from llamabatch import __version__, paths, profile_store
+from llamabatch.cpu import cpu_flags, cpu_name
 from llamabatch.errors import SetupError
 from llamabatch.llama import extra_bufts, library
 from llamabatch.llama.library import LibraryInfo
@@ -75,7 +74,7 @@ def examine(environment: Mapping[str, str] | None = None) -> Report:
         checks.append(Check("library", Status.ERROR, problem, SETUP))
     else:
         checks += [*_library(info), _build(info), _instructions(info, flags), _extra_buffers(info), _gpu(info)]
-    return Report((*checks, *_environment(given), _packages(), _model(), _cache()), _facts(info, flags))
+    return Report((*checks, *_environment(given), _packages(), _model(), _profiles(), _cache()), _facts(info, flags))
 
 
 def _facts(info: LibraryInfo | None, flags: frozenset[str]) -> dict[str, Any]:
@@ -84,7 +83,7 @@ def _facts(info: LibraryInfo | None, flags: frozenset[str]) -> dict[str, Any]:
         "llamabatch": __version__,
         "python": platform.python_version(),
         "system": platform.platform(),
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cpu_features": [words for flag, words in _NOTEWORTHY.items() if flag in flags],
         "cores": machine.cores,
         "available_bytes": machine.available_bytes,
@@ -128,27 +127,9 @@ _NOTEWORTHY = {
 }  # fmt: skip
 
 
-def cpu_flags() -> frozenset[str]:
-    """What the CPU can do, in Linux's names; empty where it cannot be told."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return _sysctl_flags() if sys.platform == "darwin" else frozenset()
-    line = next((line for line in text.splitlines() if line.startswith(("flags", "Features"))), "")
-    return frozenset(line.partition(":")[2].split())
-
-
-def _sysctl_flags() -> frozenset[str]:
-    names = {
-        "hw.optional.AdvSIMD": "asimd", "hw.optional.arm.FEAT_DotProd": "asimddp", "hw.optional.arm.FEAT_I8MM": "i8mm",
-        "hw.optional.arm.FEAT_SME": "sme", "hw.optional.avx2_0": "avx2", "hw.optional.avx512f": "avx512f",
-    }  # fmt: skip
-    return frozenset(flag for name, flag in names.items() if _output("sysctl", "-n", name).strip() == "1")
-
-
 def _machine(flags: frozenset[str]) -> Iterator[Check]:
     known = [words for flag, words in _NOTEWORTHY.items() if flag in flags]
-    yield Check("cpu", Status.OK, f"{_cpu_name()}: {', '.join(known) or 'features unknown'}")
+    yield Check("cpu", Status.OK, f"{cpu_name()}: {', '.join(known) or 'features unknown'}")
     machine = Machine.here()
     load = psutil.getloadavg()[0]
     busy = load > max(1.0, 0.5 * machine.cores)
@@ -168,14 +149,6 @@ def _machine(flags: frozenset[str]) -> Iterator[Check]:
         f"{_gib(free)} available of {_gib(psutil.virtual_memory().total)}",
         "close programs or raise the limit of the container" if scarce else "",
     )
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return _output("sysctl", "-n", "machdep.cpu.brand_string").strip() or platform.processor() or "unknown CPU"
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")
 
 
 # --- the native library -------------------------------------------------------------------------------------------
@@ -294,6 +267,14 @@ def _model() -> Check:
     if magic != b"GGUF":
         return Check("bundled model", Status.ERROR, f"{path} is not a GGUF file", "install llamabatch again")
     return Check("bundled model", Status.OK, f"tiny, {size / 1e6:.1f} MB")
+
+
+def _profiles() -> Check:
+    """What `llamabatch tune` has kept for this machine and this build."""
+    found = profile_store.here()
+    if not found:
+        return Check("profiles", Status.OK, "none: `llamabatch tune -m MODEL` measures what is fastest here")
+    return Check("profiles", Status.OK, "; ".join(f"{profile.model} ({profile.created})" for profile in found))
 
 
 def _cache() -> Check:

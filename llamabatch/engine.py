@@ -5,14 +5,14 @@ from __future__ import annotations
 from llamabatch.capacity import ModelFacts, Plan, resolve
 from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineClosedError
-from llamabatch.llama.library import gpu_count
+from llamabatch.llama.library import gpu_count, has_fast_attention
 from llamabatch.llama.model import Model
 from llamabatch.llama.profiles import profile_for
 from llamabatch.llama.runner import Runner
 from llamabatch.machine import Machine
 from llamabatch.model_file import resolve as resolve_path
 from llamabatch.policies import policy
-from llamabatch.request import Request, Sequence, SequenceOutput, check_prompt
+from llamabatch.request import Request, Sequence, SequenceOutput, check_params, check_prompt
 from llamabatch.scheduler import Scheduler
 from llamabatch.stats import EngineStats
 
@@ -61,11 +61,13 @@ class Engine:
 
         Raises:
             PromptError: the prompt is empty, longer than n_ctx, or holds ids outside the vocabulary.
+            SamplingError: the parameters name token ids outside the vocabulary.
             ValueError: a request of that id is in flight.
         """
         self._check_open()
         n_ctx = self.config.number("n_ctx")
         check_prompt(request.prompt_token_ids, self.model.n_vocab, n_ctx)
+        check_params(request.params, self.model.n_vocab)
         self._scheduler.add(Sequence(request, self.model.vocabulary, n_ctx))
 
     def abort(self, request_id: str, error: str | None = None) -> SequenceOutput | None:
@@ -129,4 +131,4 @@ class Engine:
 def plan(config: EngineConfig, model: Model) -> Plan:
     """Fills in "auto" for this model on this machine."""
     facts = ModelFacts.from_metadata(model.metadata, model.path.stat().st_size, model.n_vocab)
-    return resolve(config, facts, Machine.here(gpu_count()), profile_for(model.path, config))
+    return resolve(config, facts, Machine.here(gpu_count(), has_fast_attention()), profile_for(model.path, config))

@@ -18,15 +18,17 @@ class Machine:
         cores: from affinity, cgroup quota and physical cores.
         available_bytes: free memory, cgroup and RLIMIT_AS included.
         n_gpus: devices that llama.cpp would offload to.
+        fast_attention: the llama.cpp in use has our flash attention for CPUs (native_patches/0003).
     """
 
     cores: int
     available_bytes: int
     n_gpus: int = 0
+    fast_attention: bool = False
 
     @classmethod
-    def here(cls, n_gpus: int = 0) -> Machine:
-        return cls(cores=_cores(), available_bytes=_available_bytes(), n_gpus=n_gpus)
+    def here(cls, n_gpus: int = 0, fast_attention: bool = False) -> Machine:
+        return cls(_cores(), _available_bytes(), n_gpus, fast_attention)
 
 
 def _cores() -> int:

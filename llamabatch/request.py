@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from llamabatch.checks import show
 from llamabatch.detokenizer import Detokenizer
-from llamabatch.errors import PromptError
+from llamabatch.errors import PromptError, SamplingError
 from llamabatch.sampling_params import SamplingParams
+from llamabatch.token_counts import TokenCounts
 
 _group_numbers = itertools.count()
 
@@ -187,6 +189,13 @@ def check_prompt(token_ids: tuple[int, ...], vocabulary_size: int, n_ctx: int) -
         raise PromptError(f"token id {show(bad)} is outside the vocabulary; allowed are 0 to {vocabulary_size - 1}")
 
 
+def check_params(params: SamplingParams, vocabulary_size: int) -> None:
+    """Refuses token ids that this vocabulary does not have. Raises SamplingError."""
+    for name, ids in (("logit_bias", [i for i, _ in params.biases]), ("allowed_token_ids", params.allowed_ids or ())):
+        if ids and ids[-1] >= vocabulary_size:  # they rise
+            raise SamplingError(f"{name} has token id {ids[-1]}; this model's ids are 0 to {vocabulary_size - 1}")
+
+
 class Sequence:
     """The running state of one request. One object a sequence; everything else is derived.
 
@@ -205,6 +214,10 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.error: str | None = None
+        self.token_counts: TokenCounts | None = None  # kept for penalties only
+        self.draw: Any = None  # what the runner keeps for sampling it
+        if request.params.penalised:
+            self.token_counts = TokenCounts(request.prompt_token_ids)
         self._vocabulary = vocabulary
         self._num_prompt = len(request.prompt_token_ids)
         room = n_ctx + 1 - self._num_prompt  # the last token sampled is never computed: it needs no cell
@@ -254,6 +267,8 @@ class Sequence:
         """Take a sampled token in; returns the text that is now safe to show, and may set finish_reason."""
         self.token_ids.append(token_id)
         self._token_times.append(now)
+        if self.token_counts is not None:
+            self.token_counts.add(token_id)
         params = self.request.params
         if self._vocabulary.is_eog(token_id) and not params.ignore_eos:
             self._finish(FinishReason.STOP, token_id)

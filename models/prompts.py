@@ -2,7 +2,8 @@
 
     python models/prompts.py            # through llamabatch; --peer as in evaluate.py
 
-Worded like the held-out questions, but drawn with another seed. Answers run from one word to a paragraph.
+Worded like the held-out questions, but drawn with another seed. Answers run from one word to a paragraph; every other
+question without worked examples asks for a story, since what people wait for is mostly generated text.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ OUT = DEFAULT_MODEL.with_name("tiny_prompts.jsonl")
 SEED = 640
 # shape -> how many of the 64; a shape is (worked examples, turns before, system message)
 SHAPES: list[tuple[int, tuple[range, range, bool]]] = [
-    (24, (range(1), range(1), False)),
-    (10, (range(1), range(1), True)),
-    (12, (range(2, 5), range(1), False)),
-    (8, (range(5, 10), range(1), False)),
+    (30, (range(1), range(1), False)),
+    (14, (range(1), range(1), True)),
+    (6, (range(2, 5), range(1), False)),
+    (4, (range(5, 10), range(1), False)),
     (10, (range(1), range(1, 5), True)),
 ]
 CANDIDATES = 3  # times as many as are needed are asked
@@ -55,8 +56,9 @@ def main() -> None:
     ask = ask_llama_cpp if args.peer else ask_llamabatch
     chosen: list[list[Message]] = []
     for count, shape in SHAPES:
-        # Worked examples for a story would be longer than all else together.
-        kinds = [kind for kind in KINDS if kind != "stories" or shape[0] == range(1)]
+        kinds = [kind for kind in KINDS if kind != "stories"]
+        if shape[0] == range(1):  # worked examples for a story would be longer than all else together
+            kinds = [kind for other in kinds for kind in ("stories", other)]
         drawn = [draw(rng, shape, kinds[i % len(kinds)]) for i in range(count * CANDIDATES)]
         answers = ask(args.model, [messages for _, messages in drawn])
         right = [

@@ -54,8 +54,10 @@ def require_python() -> None:
 
 def stamp_text(wheel: Path) -> str:
     """What the environment was made from. The folder counts, since a moved environment's commands break."""
+    compiled = [ROOT / "hatch_build.py", *sorted((ROOT / "native_patches" / "native").iterdir())]
     facts = {
         "project": hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest(),
+        "helper": hashlib.sha256(b"".join(path.read_bytes() for path in compiled)).hexdigest(),
         "wheel": wheel.name,
         "folder": str(VENV),
     }

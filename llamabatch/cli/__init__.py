@@ -14,7 +14,7 @@ import click
 
 from llamabatch.errors import InputError, LlamaBatchError
 
-COMMANDS = ("generate", "compare", "doctor", "synth")
+COMMANDS = ("generate", "compare", "tune", "doctor", "synth")
 
 
 class LazyGroup(click.Group):

@@ -18,7 +18,7 @@ from llamabatch.compare.measure import BASELINE
 from llamabatch.compare.report import REFERENCE, Report, Row, Sweep
 from llamabatch.compare.style import INK, PALE, color, tint
 
-_STYLE = {
+STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
     "axes.titlesize": 11.5,
@@ -36,7 +36,7 @@ _LOG_FROM = 4.0  # largest over smallest figure: above this an axis is logarithm
 
 def draw(report: Report, path: Path) -> None:
     """Writes the picture; its kind follows from the ending of the name."""
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         figure(report).savefig(path, dpi=140, facecolor="white")
 
 
@@ -104,7 +104,7 @@ def _scatter(ax: Any, report: Report) -> None:
     _label(ax, rows)
     ax.set_xlabel("latency of a request in seconds: point p50, line to p95")
     ax.set_ylabel("generated tokens/s")
-    _tidy(ax)
+    tidy(ax)
 
 
 def _finding(rows: list[Row]) -> str:
@@ -182,7 +182,7 @@ def _finished(ax: Any, report: Report) -> None:
     ax.set_title("Requests done over time")
     ax.set_xlabel("seconds since all prompts were handed over")
     ax.set_ylabel("requests done")
-    _tidy(ax)
+    tidy(ax)
 
 
 # --- batch sizes ----------------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def _by_size(upper: Any, lower: Any, sweep: Sweep) -> None:
         ax.xaxis.set_minor_formatter(NullFormatter())
         if sweep.knee:
             ax.axvline(sweep.knee, color=INK, lw=1, ls="--")
-        _tidy(ax)
+        tidy(ax)
     upper.tick_params(labelbottom=False)
     if sweep.knee:
         upper.annotate(" knee", (sweep.knee, 1), xycoords=("data", "axes fraction"), va="top", style="italic")
@@ -236,7 +236,7 @@ def _paying(knee: int | None, slots: list[int]) -> str:
 # --- details --------------------------------------------------------------------------------------------------------
 
 
-def _tidy(ax: Any) -> None:
+def tidy(ax: Any) -> None:
     """Plain numbers at the ticks, also on logarithmic axes, and no frame where no axis is."""
     ax.grid(color=PALE, linewidth=0.8)
     ax.set_axisbelow(True)

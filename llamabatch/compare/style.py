@@ -6,14 +6,16 @@ from llamabatch.compare.report import Row
 
 INK = "#333333"
 PALE = "#E3E3E3"
+OURS = "#D55E00"
+THEIRS = "#777777"
 
 _COLORS = {
-    "baseline": "#777777",
+    "baseline": THEIRS,
     "sequential": "#0072B2",
     "length-sorted": "#56B4E9",
     "interleaved": "#CC79A7",
     "static": "#E69F00",
-    "batched": "#D55E00",
+    "batched": OURS,
     "multi-instance": "#009E73",
     "auto": "#000000",
 }

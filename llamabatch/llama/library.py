@@ -28,6 +28,7 @@ from llamabatch.llama.layout import check_layout
 logger = logging.getLogger(__name__)
 llama_logger = logging.getLogger("llamabatch.llama_cpp")
 
+ATTENTION_PATCH = "0003-flash-attention-decode.patch"
 MARKER = "llamabatch_build.json"
 """The file that native_patches/build.py puts into the llama_cpp package: patches, flags, compiler."""
 
@@ -39,31 +40,33 @@ _lock = threading.Lock()
 _module: ModuleType | None = None
 
 
-def environment_defaults(model_bytes: int | None) -> dict[str, str]:
+def environment_defaults(model_bytes: int | None, spins: int | None = None) -> dict[str, str]:
     """The variables that llama.cpp should run with, for a model file of this size; a user's own settings win.
 
     `GOMP_SPINCOUNT`: how long an OpenMP thread spins at a barrier before it sleeps. libgomp's default is about 3 ms,
     which costs 60 % to 90 % of the speed once any other process wants a core. Short spins cost nothing where a
-    step takes milliseconds; a model below 64 MB has steps of microseconds and needs the longer spin.
+    step takes milliseconds; a model below 64 MB has steps of microseconds and needs the longer spin. `spins`: what
+    was measured on this machine instead (llamabatch/profile.py).
     `GGML_NO_BACKTRACE`: without it an abort inside ggml starts a debugger.
     """
     small = model_bytes is not None and model_bytes < _SMALL_MODEL_BYTES
-    return {"GOMP_SPINCOUNT": "3000" if small else "1000", "GGML_NO_BACKTRACE": "1"}
+    rule = 3000 if small else 1000
+    return {"GOMP_SPINCOUNT": str(rule if spins is None else spins), "GGML_NO_BACKTRACE": "1"}
 
 
-def undecided(model_bytes: int | None, given: Mapping[str, str]) -> dict[str, str]:
+def undecided(model_bytes: int | None, given: Mapping[str, str], spins: int | None = None) -> dict[str, str]:
     """Those of `environment_defaults` that the user's environment `given` leaves open."""
-    defaults = environment_defaults(model_bytes)
+    defaults = environment_defaults(model_bytes, spins)
     if "OMP_WAIT_POLICY" in given:  # says how to wait, too: GOMP_SPINCOUNT would overrule it
         del defaults["GOMP_SPINCOUNT"]
     return {name: value for name, value in defaults.items() if name not in given}
 
 
 @contextlib.contextmanager
-def _environment(model_bytes: int | None) -> Iterator[None]:
+def _environment(model_bytes: int | None, spins: int | None = None) -> Iterator[None]:
     """Set in os.environ what the user has left open. libgomp reads its variable while it is loaded and never again,
     so that one goes away afterwards: our child programs, and the user's, must not take it for the user's wish."""
-    missing = undecided(model_bytes, os.environ)
+    missing = undecided(model_bytes, os.environ, spins)
     if "GOMP_SPINCOUNT" in missing and _is_mapped("libgomp.so"):
         logger.debug("libgomp was loaded before llamabatch, so GOMP_SPINCOUNT comes too late; set it yourself")
     os.environ.update(missing)
@@ -74,10 +77,11 @@ def _environment(model_bytes: int | None) -> Iterator[None]:
             os.environ.pop("GOMP_SPINCOUNT", None)
 
 
-def load(model_bytes: int | None = None) -> ModuleType:
+def load(model_bytes: int | None = None, spins: int | None = None) -> ModuleType:
     """Return the llama_cpp module, ready for use. May be called often and from any thread.
 
-    The size of the model file counts in the first call of a process only, since libgomp reads its environment once.
+    The size of the model file, and the spin count of its profile, count in the first call of a process only, since
+    libgomp reads its environment once.
     Raises SetupError where llama_cpp is missing or does not fit.
     """
     global _module
@@ -85,7 +89,7 @@ def load(model_bytes: int | None = None) -> ModuleType:
         return _module
     with _lock:
         if _module is None:
-            with _environment(model_bytes):
+            with _environment(model_bytes, spins):
                 module = _import_llama_cpp()
                 check_layout(module)
                 _forward_log(module)
@@ -297,6 +301,24 @@ def extra_bufts_safe() -> bool:
     return extra_bufts.safe(load())
 
 
+def has_fast_attention() -> bool:
+    """Whether this build has our flash attention for CPUs."""
+    marker = build_marker(load())
+    return marker is not None and ATTENTION_PATCH in marker.get("patches", {})
+
+
 def gpu_count() -> int:
     """Devices that layers can be offloaded to."""
-    return sum(device.kind in ("gpu", "integrated gpu") for device in _devices(load()))
+    return len(gpu_names())
+
+
+def gpu_names() -> tuple[str, ...]:
+    """What these devices are called."""
+    gpus = (device for device in _devices(load()) if device.kind in ("gpu", "integrated gpu"))
+    return tuple(device.description or device.name for device in gpus)
+
+
+def uses_libgomp() -> bool:
+    """Whether GOMP_SPINCOUNT means anything to the library that is loaded (Linux; False where it cannot be told)."""
+    load()
+    return _is_mapped("libgomp")

@@ -12,6 +12,7 @@ from typing import Any
 from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineClosedError, ModelFileError, PromptError
 from llamabatch.llama import library
+from llamabatch.llama.profiles import profile_for
 from llamabatch.request import Vocabulary
 
 _MAX_TEXT_BYTES = 64 * 2**20  # llama_tokenize takes 8 s for 20 MB, and its length is an int32
@@ -31,11 +32,14 @@ class Model:
     def __init__(self, path: Path, config: EngineConfig | None = None) -> None:
         self.path = path
         self._lock = threading.Lock()
+        profile = profile_for(path, config) if config is not None else None  # first: it sets how the library is loaded
         self._lib = library.load(path.stat().st_size)
         params = self._lib.llama_model_default_params()
         if config is None:
             params.vocab_only = True
         else:
+            if profile is not None:
+                config, _ = profile.fill(config)
             self._tensor_split = _place(self._lib, params, config)  # kept: llama.cpp reads it through a pointer
         library.recent_complaints()  # forget what is not about this file
         self.handle = self._lib.llama_model_load_from_file(os.fsencode(path), params)

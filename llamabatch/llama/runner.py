@@ -12,6 +12,7 @@ from llamabatch.llama.context import Context, DecodeCode
 from llamabatch.llama.library import load
 from llamabatch.llama.model import Model
 from llamabatch.llama.sampler import NO_TOKEN, Draw, sample_rows
+from llamabatch.request import Sequence
 from llamabatch.step import Call, DecodeStatus, Limits, ScheduledBatch, Span, SpanResult
 
 logger = logging.getLogger(__name__)
@@ -103,11 +104,10 @@ class Runner:
     def _sample(self, call: Call, sampled: list[Span]) -> list[SpanResult]:
         tokens = {}
         if sampled:
-            draws = [
-                Draw(span.sequence.request.params, span.sequence.request.seed, span.sequence.num_output)
-                for span in sampled
-            ]
-            tokens = dict(zip(map(id, sampled), sample_rows(self._context.logits(len(sampled)), draws), strict=True))
+            draws = [_draw(span.sequence) for span in sampled]
+            logits = self._context.logits(len(sampled))
+            chosen = sample_rows(logits, draws, self._config.number("n_threads_batch"))
+            tokens = dict(zip(map(id, sampled), chosen, strict=True))
         return [_result(tokens.get(id(span))) for span in call.spans]
 
     def _recover(self, call: Call, code: DecodeCode) -> list[SpanResult]:
@@ -134,6 +134,15 @@ class Runner:
             counts.prefill_calls += 1
             counts.prefill_tokens += sum(span.count for span in call.spans)
             counts.prefill_passes += passes
+
+
+def _draw(sequence: Sequence) -> Draw:
+    """Made once for a sequence, so that a step has little to do for each row."""
+    draw: Draw | None = sequence.draw
+    if draw is None:
+        draw = sequence.draw = Draw(sequence.request.params, sequence.request.seed, counts=sequence.token_counts)
+    draw.index = sequence.num_output
+    return draw
 
 
 def _result(token: int | None) -> SpanResult:

@@ -35,7 +35,7 @@ def test_what_the_child_refuses_is_raised_here(tmp_path):
     with pytest.raises(ConfigError, match="n_ctx"):
         LLM("tiny", isolate=True, n_ctx=10**6)
     with pytest.raises(MemoryPlanError, match="64 engines of"):
-        LLM("tiny", strategy="multi-instance", instances=64, n_slots=256, n_ctx=1024)
+        LLM("tiny", strategy="multi-instance", instances=64, n_slots=256, n_ctx=1024, kv="split")
 
 
 def test_streams_and_aborts_cross_the_wire(greedy):

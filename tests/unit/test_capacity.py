@@ -46,6 +46,14 @@ def test_defaults():
     assert "KV cache" in plan.describe()
 
 
+def test_flash_attention_where_it_is_fast():
+    stock, patched = Machine(8, 16 * GIB), Machine(8, 16 * GIB, fast_attention=True)
+    assert resolve(EngineConfig("m"), FACTS, stock).config.flash_attn == "off"
+    assert resolve(EngineConfig("m"), FACTS, patched).config.flash_attn == "on"
+    assert resolve(EngineConfig("m", flash_attn="off"), FACTS, patched).config.flash_attn == "off"
+    assert resolve(EngineConfig("m"), replace(FACTS, file_bytes=3_000_000), stock).config.flash_attn == "on"
+
+
 def test_fewer_slots_where_memory_is_short():
     small = resolve(EngineConfig("m"), FACTS, Machine(8, 3 * GIB)).config
     assert 1 < small.n_slots < 32

@@ -1,0 +1,109 @@
+"""How often greedy texts part between strategies on the bundled model, and how close the two best logits then were.
+
+    python benchmarks/equality.py -n 2000 --json benchmarks/results/equality-tiny.json
+
+Random token ids of the vocabulary, where the model is least sure, and the held-out questions, where users are. Each
+prompt runs alone in a sequential engine first; then all of them with each way to run them together. The largest gap is
+what the bound of the rule of equality (docs/architecture.md, tests/model/conftest.py) is set by.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from llamabatch import LLM, EngineConfig, RequestOutput, SamplingParams
+from llamabatch.engine import plan
+from llamabatch.llama.batch import Batch
+from llamabatch.llama.context import Context
+from llamabatch.llama.library import load
+from llamabatch.llama.model import Model
+from llamabatch.model_file import resolve
+from llamabatch.request import Request, Sequence
+from llamabatch.step import Call, Span
+
+HELDOUT = Path(__file__).parents[1] / "models" / "heldout.jsonl"
+GREEDY = SamplingParams(temperature=0, max_tokens=48)
+WAYS: dict[str, dict[str, object]] = {
+    "interleaved, 16 slots": {"strategy": "interleaved", "n_slots": 16},
+    "batched, 4 slots": {"strategy": "batched", "n_slots": 4},
+    "batched, 32 slots": {"strategy": "batched", "n_slots": 32},
+    "batched, unified": {"strategy": "batched", "n_slots": 32, "kv": "unified"},
+    "batched, n_ubatch 16": {"strategy": "batched", "n_slots": 16, "n_batch": 64, "n_ubatch": 16},
+    "batched, other attention": {"strategy": "batched", "n_slots": 16},
+}
+
+
+def prompts(kind: str, n: int, llm: LLM, size: int) -> list[list[int]]:
+    """n lists of token ids; `size` is that of the vocabulary."""
+    rng = random.Random(7)
+    if kind == "random ids":
+        return [[rng.randrange(300, size - 300) for _ in range(rng.randrange(4, 200))] for _ in range(n)]
+    questions = [json.loads(line)["messages"] for line in HELDOUT.read_text(encoding="utf-8").splitlines()]
+    chosen = [questions[i % len(questions)] for i in range(n)]
+    return [list(output.prompt_token_ids) for output in llm.chat(chosen, SamplingParams(temperature=0, max_tokens=1))]
+
+
+class LogitGap:
+    """The distance between the two best logits after a text, computed alone."""
+
+    def __init__(self) -> None:
+        config = EngineConfig("tiny", n_slots=1)
+        self._model = Model(resolve("tiny"), config)
+        resolved = plan(config, self._model).config
+        self._context = Context(self._model, resolved, 1)
+        self._batch = Batch(load(), resolved.n_batch)
+        self.n_vocab = self._model.n_vocab
+
+    def __call__(self, token_ids: tuple[int, ...]) -> float:
+        sequence = Sequence(Request("gap", token_ids), self._model.vocabulary, 10**6)
+        self._context.clear(0)
+        self._context.decode(self._batch.fill(Call((Span(sequence, 0, 0, len(token_ids), True),)))[0])
+        second, best = np.partition(self._context.logits(1)[0], -2)[-2:]
+        return float(best - second)
+
+
+def gaps(got: list[RequestOutput], wanted: list[RequestOutput], gap: LogitGap) -> list[float]:
+    """One figure for each pair of outputs that differ."""
+    found = []
+    for one, other in zip(got, wanted, strict=True):
+        if one.token_ids != other.token_ids:
+            pairs = enumerate(zip(one.token_ids, other.token_ids, strict=False))
+            at = next((i for i, (a, b) in pairs if a != b), min(len(one.token_ids), len(other.token_ids)))
+            found.append(gap((*one.prompt_token_ids, *one.token_ids[:at])))
+    return found
+
+
+@click.command(help=__doc__)
+@click.option("-n", "--number", default=2000, show_default=True, help="prompts of each kind")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path))
+def main(number: int, json_path: Path | None) -> None:
+    gap, rows = LogitGap(), []
+    for kind in ("random ids", "questions"):
+        with LLM("tiny", strategy="sequential") as llm:
+            asked = prompts(kind, number, llm, gap.n_vocab)
+            wanted = llm.generate(asked, GREEDY)
+            other = "off" if llm.plan.config.flash_attn == "on" else "on"
+        for name, options in WAYS.items():
+            if "attention" in name:
+                options = {**options, "flash_attn": other}
+            with LLM("tiny", **options) as llm:  # type: ignore[arg-type]
+                found = gaps(llm.generate(asked, GREEDY), wanted, gap)
+            rows.append({"prompts": kind, "way": name, "n": number, "differ": len(found), "gaps": sorted(found)})
+    table = Table("prompts", "way", "outputs", "equal", "largest gap")
+    for row in rows:
+        equal, largest = 1 - row["differ"] / row["n"], max(row["gaps"], default=0.0)
+        table.add_row(row["prompts"], row["way"], str(row["n"]), f"{equal:.2%}", f"{largest:.3f}")
+    Console().print(table)
+    if json_path:
+        json_path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

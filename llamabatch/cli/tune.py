@@ -1,0 +1,52 @@
+"""`llamabatch tune`: measures what is fastest for a model on this machine, and keeps it as a profile."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from llamabatch.cli.options import engine_options, model_option
+from llamabatch.compare.output import check
+from llamabatch.config import EngineConfig
+from llamabatch.tuning.output import write
+from llamabatch.tuning.progress import StderrProgress
+from llamabatch.tuning.run import NORMAL_S, QUICK_S, Settings, run
+
+_FILE = click.Path(path_type=Path, allow_dash=True)
+# what tuning does not choose, and what decides its figures
+_GIVEN = ("n_gpu_layers", "main_gpu", "tensor_split", "type_k", "type_v")
+
+
+@click.command()
+@model_option
+@click.option("--json", "json_file", type=_FILE, help="Write everything as JSON; '-': to stdout, instead of the table.")
+@click.option("--plot", "plot_file", type=_FILE, help="Draw a picture: .png, .svg or .pdf. Needs llamabatch[tools].")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help=f"Take about {QUICK_S:.0f} s instead of {NORMAL_S:.0f} s: fewer, shorter measurements.",
+)
+@click.option(
+    "--allow-numerics", is_flag=True, help="Choose the types of the KV cache, too, which changes what is computed."
+)
+@engine_options(exclude=tuple(field.name for field in fields(EngineConfig) if field.name not in _GIVEN))
+def tune(
+    model: str,
+    json_file: Path | None,
+    plot_file: Path | None,
+    quick: bool,
+    allow_numerics: bool,
+    engine: dict[str, Any],
+) -> None:
+    """Measure what is fastest for a model on this machine, and keep it: engines use it from then on.
+
+    A choice is taken only if it is better than the rule by more than the noise.
+    """
+    settings = Settings(model, QUICK_S if quick else NORMAL_S, allow_numerics, engine)
+    check(json_file, plot_file)
+    with StderrProgress() as progress:
+        report = run(settings, progress)
+    write(report, json_file, plot_file)

@@ -1,0 +1,28 @@
+"""The distinct tokens of a sequence, and how often each is in its output: what penalties need."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+
+
+class TokenCounts:
+    """Two arrays side by side, which the sampler reads where they lie; a new token costs the same however long the text.
+
+    Attributes:
+        ids: the distinct tokens of prompt and output, in order of their first appearance; int32.
+        counts: how often each is in the output; int32. 0 for tokens of the prompt alone.
+    """
+
+    def __init__(self, prompt_token_ids: Iterable[int] = ()) -> None:
+        self._places = {token_id: place for place, token_id in enumerate(dict.fromkeys(prompt_token_ids))}
+        self.ids = array("i", self._places)
+        self.counts = array("i", bytes(self.ids.itemsize * len(self.ids)))
+
+    def add(self, token_id: int) -> None:
+        """One more token of the output."""
+        place = self._places.setdefault(token_id, len(self.ids))
+        if place == len(self.ids):
+            self.ids.append(token_id)
+            self.counts.append(0)
+        self.counts[place] += 1

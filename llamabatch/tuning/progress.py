@@ -1,0 +1,56 @@
+"""How far tuning is, on stderr: a bar on a terminal, and a line for each part that is over."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+
+class StderrProgress:
+    """The Progress of the command line; a context manager."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._title, self._share, self._done, self._before = "", 0.0, 0.0, 0.0
+        self._bar: Progress | None = None
+        if self._console.is_terminal:
+            self._bar = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TaskProgressColumn(),
+                TimeElapsedColumn(),
+                console=self._console,
+                transient=True,
+            )
+            self._task = self._bar.add_task("loading", total=1.0)
+
+    def start(self, title: str, share: float) -> None:
+        self._title, self._share, self._done = title, share, 0.0
+        self._show()
+
+    def advance(self, share: float) -> None:
+        self._done = min(1.0, self._done + share)
+        self._show()
+
+    def end(self, outcome: str) -> None:
+        self._before += self._share
+        self._share = 0.0
+        self._console.print(f"{escape(self._title)}: {escape(outcome)}")
+
+    def _show(self) -> None:
+        if self._bar is not None:
+            completed = self._before + self._share * self._done
+            self._bar.update(self._task, description=escape(self._title), completed=completed)
+
+    def __enter__(self) -> StderrProgress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()

@@ -1,0 +1,116 @@
+"""What tuning found, as an object and as a JSON document."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llamabatch.compare.machine import MachineFacts
+from llamabatch.profile import Profile, Stair, best_rows
+from llamabatch.tuning.choose import Choice
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """The answer to one question.
+
+    Attributes:
+        title, measures, only_on_request: as in Stage.
+        failures: why a candidate could not be measured, by label.
+    """
+
+    title: str
+    measures: tuple[str, ...]
+    choice: Choice
+    failures: Mapping[str, str] = field(default_factory=dict)
+    only_on_request: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything.
+
+    Attributes:
+        results: in the order of the questions.
+        stairs: decode steps with what was chosen, by rising number of rows.
+        gain: what was chosen against llama.cpp's defaults.
+        many: rows of the steps called "many".
+        file: where the profile was kept.
+        seconds: that it took.
+        load: of the machine when it began, in processes that wanted a core.
+        cut_short: something was measured less often than planned, because the time was over.
+    """
+
+    machine: MachineFacts
+    results: tuple[Result, ...]
+    stairs: tuple[Stair, ...]
+    gain: Result
+    many: int
+    profile: Profile
+    file: Path
+    seconds: float
+    cut_short: bool
+    load: float
+
+    @property
+    def best_rows(self) -> int:
+        """The rows that pay, memory aside."""
+        return best_rows(list(self.stairs)) or 1
+
+    def speed_up(self, measure: str) -> float:
+        """How many times as fast as llama.cpp's defaults what was chosen is."""
+        default, chosen = (self.gain.choice.median(label) for label in (self.gain.choice.default, CHOSEN))
+        return default[measure] / chosen[measure]
+
+
+CHOSEN, LLAMA_CPP = "chosen", "llama.cpp"
+
+
+def document(report: Report) -> dict[str, Any]:
+    """For `--json`; docs/tune.md describes it."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "machine": {name: value for name, value in dataclasses.asdict(report.machine).items() if name != "versions"},
+        "versions": report.machine.versions,
+        "seconds": report.seconds,
+        "cut_short": report.cut_short,
+        "load": report.load,
+        "many_rows": report.many,
+        "questions": [_result(result) for result in report.results],
+        "stairs": [
+            {"rows": stair.rows, "step_ms": stair.step_ms, "tokens_per_s": stair.tokens_per_s}
+            for stair in report.stairs
+        ],
+        "best_rows": report.best_rows,
+        "against_llama_cpp": {
+            **_result(report.gain),
+            "speed_up": {name: report.speed_up(name) for name in report.gain.measures},
+        },
+        "profile": report.profile.to_json(),
+    }
+
+
+def _result(result: Result) -> dict[str, Any]:
+    choice = result.choice
+    return {
+        "title": result.title,
+        "default": choice.default,
+        "chosen": choice.chosen,
+        "only_on_request": result.only_on_request,
+        "candidates": [
+            {
+                "label": label,
+                "gain": choice.gains[label],
+                "noise": choice.noise[label],
+                "median_ms": choice.median(label),
+                "rounds_ms": [dict(figures) for figures in rounds],
+                "error": result.failures.get(label),
+            }
+            for label, rounds in choice.rounds.items()
+        ],
+    }

@@ -1,0 +1,158 @@
+"""`llamabatch tune` on the bundled model: end to end in a few seconds, and what engines then do."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from llamabatch import LLM, EngineConfig, profile_store
+from llamabatch.errors import EngineError
+from llamabatch.model_file import resolve
+from llamabatch.profile import Profile, Stair
+from llamabatch.tuning.children import Children, busy_neighbour
+from llamabatch.tuning.run import Settings, run
+from llamabatch.tuning.settings import Job, Setting
+from llamabatch.tuning.stages import STAIRS
+
+SETTING = Setting("on", 1000, "off", "f16", "f16", 512, 1, 1)
+JOB = Job(prompt=24, rows=(1, 4), n_ctx=32, n_slots=4, seconds=0.01)
+
+
+class Silent:
+    def start(self, title, share):
+        pass
+
+    def advance(self, share):
+        pass
+
+    def end(self, outcome):
+        pass
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def keep(**values):
+    key = profile_store.key_of(resolve("tiny"), "f16", "f16")
+    profile_store.keep(Profile(key, "2026-01-02", "tiny", **values))
+
+
+def test_tuned_once_used_from_then_on(cache):
+    report = run(Settings("tiny", seconds=1), Silent())
+    assert [stair.rows for stair in report.stairs] == list(STAIRS)
+    assert all(stair.step_ms > 0 for stair in report.stairs)
+    assert report.file.is_relative_to(cache)
+    assert profile_store.find(resolve("tiny"), "f16", "f16") == report.profile
+    assert psutil.Process().children() == []
+    with LLM("tiny", n_ctx=256) as llm:
+        assert llm.plan.config.n_slots == report.best_rows
+        assert report.profile.source in llm.plan.reasons["n_slots"]
+        assert llm.generate("Hello")[0].error is None
+    with LLM("tiny", n_ctx=256, profile=False) as llm:
+        assert llm.plan.config.n_slots == 32
+        assert not any("profile" in why for why in llm.plan.reasons.values())
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_an_engine_runs_as_its_profile_says(cache, isolate):
+    keep(
+        flash_attn="off", extra_bufts="off", n_threads=2, n_threads_batch=1, n_ubatch=64, stairs=(Stair(3, 1.0),)
+    )  # fmt: skip
+    with LLM("tiny", isolate=isolate) as llm:
+        config = llm.plan.config
+        assert (config.flash_attn, config.extra_bufts, config.n_threads) == ("off", "off", 2)
+        assert (config.n_threads_batch, config.n_ubatch, config.n_slots) == (1, 64, 3)
+        assert all(output.error is None for output in llm.generate(["Hello " * 200] * 4))
+    with LLM("tiny", isolate=isolate, n_ubatch=128, flash_attn="on") as llm:
+        assert (llm.plan.config.n_ubatch, llm.plan.config.flash_attn, llm.plan.config.n_threads) == (128, "on", 2)
+
+
+@pytest.mark.parametrize(("option", "spins"), [("True", "77"), ("False", "3000")])
+def test_the_spin_count_is_set_while_libgomp_is_loaded(cache, option, spins):
+    keep(spins=77)
+    code = (
+        "import os, sys\n"
+        "from llamabatch.llama import library\n"
+        "real = library._import_llama_cpp\n"
+        "library._import_llama_cpp = lambda: (print(os.environ['GOMP_SPINCOUNT']), real())[1]\n"
+        "from llamabatch import Engine, EngineConfig\n"
+        "assert 'llama_cpp' not in sys.modules\n"
+        f"Engine(EngineConfig('tiny', profile={option})).close()\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.split()) == (0, [spins]), done.stderr
+
+
+def test_a_profile_for_other_devices_is_not_believed(cache):
+    keep(flash_attn="off", gpus=("A GPU",))
+    with LLM("tiny", n_ctx=256) as llm:
+        assert "profile" not in llm.plan.describe()
+
+
+def test_a_child_that_dies_is_an_error_and_the_next_call_survives():
+    with Children(EngineConfig("tiny"), 2) as children:
+        assert set(children.measure(SETTING, JOB)) == {"prompt", "1", "4"}
+        (child,) = psutil.Process().children()
+        child.kill()
+        child.wait()
+        with pytest.raises(EngineError, match="ended"):
+            children.measure(SETTING, JOB)
+        figures = children.measure(SETTING, replace(JOB, time_prompt=False))
+        assert set(figures) == {"1", "4"}
+        assert all(ms > 0 for ms in figures.values())
+
+
+def test_no_more_processes_than_there_is_room_for():
+    with Children(EngineConfig("tiny"), 1) as children, busy_neighbour():
+        for spins in (1000, 2000, 1000):
+            children.measure(replace(SETTING, spins=spins), JOB)
+            assert len(psutil.Process().children()) == 2  # with the neighbour
+    assert psutil.Process().children() == []
+
+
+def test_ctrl_c_leaves_no_process_and_no_profile(cache):
+    command = [sys.executable, "-m", "llamabatch", "tune", "--json", "-"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not (children := psutil.Process(process.pid).children(recursive=True)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, b"")
+    assert b"Traceback" not in err
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert list(cache.glob("profiles/*.json")) == []
+
+
+def test_the_command_writes_json_and_refuses_bad_input(cache):
+    def tune(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "llamabatch", "tune", *arguments], capture_output=True, text=True, timeout=60
+        )
+
+    for bad, words in (
+        (("-m", "nowhere.gguf"), "nowhere.gguf"),
+        (("--plot", "x.doc"), "x.doc"),
+        (("--type-k", "q3"), "type_k"),
+    ):
+        done = tune(*bad)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert words in done.stderr
+    (cache / "profiles").write_text("in the way")
+    done = tune()
+    assert done.returncode == 3
+    assert "LLAMABATCH_CACHE" in done.stderr
+    doctor = [sys.executable, "-m", "llamabatch", "doctor", "--json"]
+    checks = json.loads(subprocess.run(doctor, capture_output=True, text=True, timeout=60).stdout)["checks"]
+    assert [check["status"] for check in checks if check["name"] == "profiles"] == ["ok"]
