@@ -8,10 +8,10 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 p
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup compare test model clean
+.PHONY: help setup compare test bench bench-quick bench-ab model clean
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 13
 	@echo 'Options: BACKEND=cpu|cuda|metal picks the build (default: what the machine has), ARGS="..." goes to compare.'
 
 setup: ## make .venv, build what must be built, install llamabatch
@@ -27,6 +27,16 @@ test: setup ## all checks: ruff, mypy, the whole test suite
 	.venv/bin/mypy
 	.venv/bin/python -m pytest
 
+bench: setup ## ours and its peers on this machine (ARGS="..."; docs/benchmarks.md)
+	@.venv/bin/python -m benchmarks.bench $(ARGS)
+
+bench-quick: setup ## a cut of it, in under five minutes
+	@.venv/bin/python -m benchmarks.bench --quick $(ARGS)
+
+bench-ab: setup ## this working tree beside another revision, REF=HEAD~3
+	@test -n "$(REF)" || { echo 'Name the other revision: make bench-ab REF=HEAD~3' >&2; exit 1; }
+	@.venv/bin/python -m benchmarks.ab $(REF) $(ARGS)
+
 model: setup ## train the bundled model again, in an environment of its own
 	@test -d .venv-model || .venv/bin/python -m venv .venv-model
 	.venv-model/bin/python -m pip install --disable-pip-version-check --quiet -r models/requirements.txt
@@ -36,4 +46,4 @@ model: setup ## train the bundled model again, in an environment of its own
 	.venv/bin/python models/prompts.py
 
 clean: ## remove the environments and caches of the checkout; the built wheel stays
-	rm -rf .venv .venv-model .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .venv-model .venv-bench .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

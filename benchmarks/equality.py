@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -84,7 +85,8 @@ def gaps(got: list[RequestOutput], wanted: list[RequestOutput], gap: LogitGap) -
 @click.option("-n", "--number", default=2000, show_default=True, help="prompts of each kind")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path))
 def main(number: int, json_path: Path | None) -> None:
-    gap, rows = LogitGap(), []
+    gap = LogitGap()
+    rows: list[dict[str, Any]] = []
     for kind in ("random ids", "questions"):
         with LLM("tiny", strategy="sequential") as llm:
             asked = prompts(kind, number, llm, gap.n_vocab)

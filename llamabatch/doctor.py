@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from llamabatch import __version__, paths, profile_store
+from llamabatch import __version__, native, paths, profile_store
 from llamabatch.cpu import cpu_flags, cpu_name
 from llamabatch.errors import SetupError
 from llamabatch.llama import extra_bufts, library
@@ -74,6 +74,7 @@ def examine(environment: Mapping[str, str] | None = None) -> Report:
         checks.append(Check("library", Status.ERROR, problem, SETUP))
     else:
         checks += [*_library(info), _build(info), _instructions(info, flags), _extra_buffers(info), _gpu(info)]
+    checks.append(_sampler())  # after the library, so that libgomp is loaded with llama.cpp's settings
     return Report((*checks, *_environment(given), _packages(), _model(), _profiles(), _cache()), _facts(info, flags))
 
 
@@ -210,6 +211,16 @@ def _gpu(info: LibraryInfo) -> Check:
             "gpu", Status.WARN, "an NVIDIA GPU is here, but this build does not use it", f"{SETUP} BACKEND=cuda"
         )
     return Check("gpu", Status.OK, "none, or none that this build can use")
+
+
+def _sampler() -> Check:
+    reason = native.why_not()
+    if not reason:
+        return Check("sampler", Status.OK, f"compiled: {native.PATH.name}")
+    cure = "install a C++ compiler (Debian and Ubuntu: apt install g++), then install llamabatch again"
+    if native.VARIABLE in reason:
+        cure = f"unset {native.VARIABLE}"
+    return Check("sampler", Status.WARN, f"numpy, several times slower: the compiled helper is {reason}", cure)
 
 
 # --- surroundings -------------------------------------------------------------------------------------------------

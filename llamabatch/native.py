@@ -160,11 +160,14 @@ def sample_rows(logits: Floats, draws: Sequence[Draw], n_threads: int) -> list[i
     params = array("Q", [draw.prepared.address for draw in draws])
     seeds = array("Q", [draw.seed for draw in draws])
     indices = array("Q", [draw.index for draw in draws])
+    counts, given = [draw.counts for draw in draws], [draw.mask for draw in draws]
     histories = masks = None
-    if any([draw.counts is not None for draw in draws]):
-        histories = array("Q", [word for draw in draws for word in _history(draw.counts)])
-    if any([draw.mask is not None for draw in draws]):
-        masks = array("Q", [0 if draw.mask is None else _address(draw.mask) for draw in draws])
+    n_mask_words = 0
+    if any(counts):
+        histories = array("Q", [word for each in counts for word in _history(each)])
+    if [mask for mask in given if mask is not None]:
+        masks = array("Q", [0 if mask is None else _address(mask) for mask in given])
+        n_mask_words = _mask_words(given)
     failed = _helper().library.lb_sample_rows(
         _address(logits),
         logits.strides[0] // 4,
@@ -175,7 +178,7 @@ def sample_rows(logits: Floats, draws: Sequence[Draw], n_threads: int) -> list[i
         indices.buffer_info()[0],
         None if histories is None else histories.buffer_info()[0],
         None if masks is None else masks.buffer_info()[0],
-        _mask_words(draws),
+        n_mask_words,
         n_threads,
         tokens.buffer_info()[0],
     )
@@ -194,7 +197,7 @@ def candidates(row: Floats, draw: Draw) -> tuple[array[int], array[float]]:
         draw.prepared.address,
         None if history is None else history.buffer_info()[0],
         None if draw.mask is None else _address(draw.mask),
-        _mask_words([draw]),
+        _mask_words([draw.mask]),
         ids.buffer_info()[0],
         weights.buffer_info()[0],
     )
@@ -211,8 +214,8 @@ def _history(counts: TokenCounts | None) -> tuple[int, int, int]:
     return ids, counts.counts.buffer_info()[0], n
 
 
-def _mask_words(draws: Sequence[Draw]) -> int:
-    lengths = {len(draw.mask) for draw in draws if draw.mask is not None}
+def _mask_words(masks: Sequence[Mask | None]) -> int:
+    lengths = {len(mask) for mask in masks if mask is not None}
     if len(lengths) > 1:
         raise ValueError(f"masks of one call have {sorted(lengths)} words; they must have equally many")
     return max(lengths, default=0)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class TokenCounts:
-    """Two arrays side by side, which the sampler reads where they lie; a new token costs the same however long the text.
+    """Two arrays side by side, which the sampler reads where they lie; adding does not grow with the text.
 
     Attributes:
         ids: the distinct tokens of prompt and output, in order of their first appearance; int32.

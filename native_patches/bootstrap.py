@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from native_patches import build
+from native_patches import build, helper
 from native_patches.tools import SetupFailure, cache_dir, explain, main_guard, make_folder, run_logged, say
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,10 +54,9 @@ def require_python() -> None:
 
 def stamp_text(wheel: Path) -> str:
     """What the environment was made from. The folder counts, since a moved environment's commands break."""
-    compiled = [ROOT / "hatch_build.py", *sorted((ROOT / "native_patches" / "native").iterdir())]
     facts = {
         "project": hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest(),
-        "helper": hashlib.sha256(b"".join(path.read_bytes() for path in compiled)).hexdigest(),
+        "helper": hashlib.sha256(b"".join(path.read_bytes() for path in helper.sources())).hexdigest(),
         "wheel": wheel.name,
         "folder": str(VENV),
     }

@@ -1,6 +1,6 @@
 """Builds llama-cpp-python from its source package with our patches and this CPU's instructions, once.
 
-    python -m native_patches.build [--backend auto|cpu|cuda|metal] [--force] [--print-wheel]
+    python -m native_patches.build [--backend auto|cpu|cuda|metal] [--force] [--print-wheel] [--programs]
 
 The wheel goes to the user's cache, in a folder named by everything that shapes it: the source, the patches, the
 flags, the compiler, what the compiler knows about this CPU, and the backend.
@@ -185,11 +185,11 @@ def _mark(tree: Path, plan: Plan) -> None:
 
 def _build_environment(plan: Plan) -> dict[str, str]:
     environment = {**os.environ, "CMAKE_ARGS": shlex.join(plan.flags)}
-    environment.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(_jobs()))
+    environment.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(jobs()))
     return environment
 
 
-def _jobs() -> int:
+def jobs() -> int:
     """One compiler a core that we may use, and no more than memory allows at about 1 GB each."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(ValueError, OSError):
@@ -253,7 +253,13 @@ def main() -> None:
     parser.add_argument("--backend", choices=("auto", *BACKENDS), default="auto", help="default: what this machine has")
     parser.add_argument("--force", action="store_true", help="build even where the cache has the wheel")
     parser.add_argument("--print-wheel", action="store_true", help="print the path of the wheel to standard output")
+    parser.add_argument("--programs", action="store_true", help="build llama-server and llama-batched-bench instead")
     options = parser.parse_args()
+    if options.programs:
+        from native_patches.programs import programs  # it imports this module
+
+        print(programs(make_plan(options.backend), options.force))
+        return
     built = wheel(make_plan(options.backend), options.force)
     if options.print_wheel:
         print(built)

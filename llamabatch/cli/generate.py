@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from llamabatch.cli.options import engine_options, model_option
+from llamabatch.cli.options import Bias, engine_options, model_option
 from llamabatch.errors import PromptError
 from llamabatch.llm import LLM
 from llamabatch.request import FinishReason, SequenceOutput
@@ -27,6 +27,21 @@ _DEFAULTS = {f.name: f.default for f in fields(SamplingParams) if f.default is n
 @click.option("--top-k", type=int, default=_DEFAULTS["top_k"], show_default=True)
 @click.option("--top-p", type=float, default=_DEFAULTS["top_p"], show_default=True)
 @click.option("--min-p", type=float, default=_DEFAULTS["min_p"], show_default=True)
+@click.option(
+    "--repetition-penalty", type=float, default=_DEFAULTS["repetition_penalty"], show_default=True,
+    help="Above 1: makes tokens of prompt and output less likely.",
+)  # fmt: skip
+@click.option(
+    "--presence-penalty", type=float, default=_DEFAULTS["presence_penalty"], show_default=True,
+    help="Taken from the logit of each token of the output.",
+)  # fmt: skip
+@click.option(
+    "--frequency-penalty", type=float, default=_DEFAULTS["frequency_penalty"], show_default=True,
+    help="The same for each time that it is in the output.",
+)  # fmt: skip
+@click.option(
+    "--logit-bias", type=Bias(), multiple=True, help="Added to the logit of a token; may be given several times."
+)
 @click.option("--seed", type=int, help="Same seed, same text; without one each run draws anew.")
 @click.option("--stop", multiple=True, help="End the text before this string; may be given several times.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after an end-of-generation token.")

@@ -46,6 +46,19 @@ class Shares(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is not a list of numbers such as 3,1", param, ctx)
 
 
+class Bias(click.ParamType):  # type: ignore[type-arg]
+    """A token id and what is added to its logit."""
+
+    name = "id=bias"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        token_id, _, bias = value.partition("=")
+        try:
+            return int(token_id), float(bias)
+        except ValueError:
+            self.fail(f"{value!r} is not a token id and a bias such as 13=-5.5", param, ctx)
+
+
 def engine_options(exclude: tuple[str, ...] = ()) -> Callable[[Command], Command]:
     """Adds an option for each field of EngineConfig but `model`; the command gets `engine`, a dict of those given."""
     chosen = [field for field in fields(EngineConfig) if field.name not in ("model", *exclude)]

@@ -67,9 +67,7 @@ def sample_rows(logits: npt.NDArray[np.float32], draws: list[Draw], n_threads: i
     return [sampler_numpy.sample_row(row, draw) for row, draw in zip(logits, draws, strict=True)]
 
 
-def distribution(
-    row: npt.NDArray[np.float32], draw: Draw
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+def distribution(row: npt.NDArray[np.float32], draw: Draw) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """The tokens that a row may draw, in order of their ids, and their probabilities, which sum to 1.
 
     A token less than 2^-34 times as likely as the likeliest has probability 0. Both are empty where the logits are

@@ -21,15 +21,16 @@ namespace {
 
 constexpr int NO_TOKEN = -1;
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
-constexpr int WIDE = 128, NARROW = 16; // tokens in a chunk
+constexpr int WIDE = 128, NARROW = 16;     // tokens in a chunk
 constexpr int64_t PARALLEL_FROM = 1 << 18; // logits in a step that more than one thread samples
-constexpr float COLDEST = 1e-9f;       // below this temperature sampling is greedy
-constexpr double UNIT = 8589934592.0;  // 2^33: the weight of the likeliest token
+constexpr float COLDEST = 1e-9f;           // below this temperature sampling is greedy
+constexpr uint32_t UNIT_BITS = 33;         // the likeliest token weighs 2^33
 
 // --- arithmetic that numpy repeats bit for bit ----------------------------------------------------------------------
 
-// exp(x) for x <= 0, from -25 on; the polynomial is that of Cephes' expf (Moshier), good to 2 units in the last place.
-LB_INLINE float exp_below(float x) {
+// exp(x) * 2^33 for x <= 0, from -25 on; the polynomial is that of Cephes' expf (Moshier), good to about 2 units in the
+// last place.
+LB_INLINE float scaled_exp(float x) {
     x = x > -25.0f ? x : -25.0f;
     const float shifted = x * 1.44269504f + 12582912.0f; // adding 1.5 * 2^23 rounds to a whole number
     const float n = shifted - 12582912.0f;
@@ -44,19 +45,19 @@ LB_INLINE float exp_below(float x) {
     uint32_t bits, power;
     std::memcpy(&bits, &p, 4);
     std::memcpy(&power, &shifted, 4);
-    bits += power << 23; // times 2^n
+    bits += (power + UNIT_BITS) << 23; // times 2^n * 2^33
     std::memcpy(&p, &bits, 4);
     return p;
 }
 
-LB_INLINE double whole_number(float weight) {
+LB_INLINE double whole_number(double weight) {
     constexpr double rounder = 6755399441055744.0; // 1.5 * 2^52
-    return (static_cast<double>(weight) * UNIT + rounder) - rounder;
+    return (weight + rounder) - rounder;
 }
 
 // Division by the temperature is a multiplication with 1 / temperature in float32.
 LB_INLINE double weight_of(float x, float top, float coldness) {
-    return whole_number(exp_below((x - top) * coldness));
+    return whole_number(scaled_exp((x - top) * coldness));
 }
 
 // A number in [0, 1) from (seed, index) alone: splitmix64 (Steele, Lea, Flood 2014), its top 53 bits.

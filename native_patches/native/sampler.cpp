@@ -2,9 +2,9 @@
 //
 // llamabatch/llama/sampler_numpy.py is the same in numpy, and both must choose the same tokens on every machine. So
 // there is one order of steps, float32 arithmetic without contraction (-ffp-contract=off), one exponential written
-// out below, and weights that are whole numbers: exp(x - top) * 2^33, rounded. Sums of whole numbers below 2^53 are
-// exact in doubles, whatever their order, so that vector width, threads and numpy cannot change a cut or a draw.
-// Tokens less than 2^-34 times as likely as the likeliest have weight 0.
+// out below, and weights that are whole numbers: exp(x - top) * 2^33, rounded. Sums of whole numbers up to 2^53,
+// that is of 2^20 tokens, are exact in doubles whatever their order, so that vector width, threads and numpy cannot
+// change a cut or a draw, and u * total is below the total for every u below 1. Tokens less than 2^-34 times as likely as the likeliest have weight 0.
 
 #include <algorithm>
 #include <cmath>

@@ -38,6 +38,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(library, "extra_bufts_safe", lambda: machine.safe)
     monkeypatch.setattr(doctor, "cpu_flags", lambda: frozenset({"avx2", "fma", "avx512f", "amx_int8"}))
     monkeypatch.setattr(doctor, "_output", lambda *command: "")
+    monkeypatch.setattr(doctor.native, "why_not", lambda: "")
     monkeypatch.setattr(doctor.psutil, "getloadavg", lambda: (0.1, 0.1, 0.1))
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: object())
     return machine
@@ -90,6 +91,17 @@ def test_a_gpu_that_the_build_ignores(machine, monkeypatch):
     assert "BACKEND=cuda" in finding("gpu").cure
     machine.info = info(supports_gpu_offload=True)
     assert finding("gpu").status is Status.OK
+
+
+@pytest.mark.parametrize(
+    ("reason", "cure"),
+    [("not compiled when llamabatch was installed", "install a C++ compiler"), ("LLAMABATCH_NATIVE is 0", "unset")],
+)
+def test_sampling_with_numpy_is_told(machine, monkeypatch, reason, cure):
+    assert finding("sampler").status is Status.OK
+    monkeypatch.setattr(doctor.native, "why_not", lambda: reason)
+    check = finding("sampler")
+    assert (check.status, reason in check.detail, check.cure.startswith(cure)) == (Status.WARN, True, True)
 
 
 def test_a_busy_machine_is_told(machine, monkeypatch):

@@ -1,12 +1,16 @@
 """SamplingParams and EngineConfig: checked once, refused by name with value and range."""
 
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, fields, replace
 from typing import get_type_hints
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llamabatch import ConfigError, EngineConfig, LlamaBatchError, SamplingError, SamplingParams
 from llamabatch.config import EngineOptions
+from llamabatch.request import check_params
+from llamabatch.token_counts import TokenCounts
 
 BAD_NUMBERS = [float("nan"), float("inf"), -float("inf"), -0.1, 1e300, "1", None, True, [], 2**64]
 
@@ -23,6 +27,57 @@ def test_bad_numbers(field, value):
 def test_bad_whole_numbers(field, value):
     with pytest.raises(SamplingError, match=field):
         SamplingParams(**{field: value})
+
+
+@pytest.mark.parametrize("field", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -2.5, 101, "1", None, True, []])
+def test_bad_penalties(field, value):
+    with pytest.raises(SamplingError, match=field):
+        SamplingParams(**{field: value})
+
+
+@pytest.mark.parametrize(
+    "bias",
+    [
+        5, "1=2", {1}, [1], [(1, 2, 3)], {-1: 1.0}, {2**20: 1.0}, {"1": 1.0}, {True: 1.0}, {1: 100.5},
+        {1: float("nan")}, {1: "2"}, [(1, 1.0), (1, 2.0)], dict.fromkeys(range(1025), 1.0),
+    ],
+)  # fmt: skip
+def test_bad_biases(bias):
+    with pytest.raises(SamplingError, match="logit_bias"):
+        SamplingParams(logit_bias=bias)
+
+
+@pytest.mark.parametrize("ids", [5, "12", b"12", {1: 2}, [], [-1], [2**20], [1.0], [True], ["1"]])
+def test_bad_lists_of_allowed_tokens(ids):
+    with pytest.raises(SamplingError, match="allowed_token_ids"):
+        SamplingParams(allowed_token_ids=ids)
+
+
+def test_token_ids_are_kept_in_order_and_can_be_hashed():
+    params = SamplingParams(logit_bias={7: 1, 3: -0.5}, allowed_token_ids=[9, 3, 9])
+    assert (params.biases, params.allowed_ids) == (((3, -0.5), (7, 1.0)), (3, 9))
+    assert params == replace(params)
+    assert {params: 1}[SamplingParams(logit_bias=[(3, -0.5), (7, 1)], allowed_token_ids=(3, 9))] == 1
+    assert SamplingParams(logit_bias=None, allowed_token_ids=None) == SamplingParams()
+
+
+def test_ids_outside_the_vocabulary_are_refused_by_name():
+    check_params(SamplingParams(logit_bias={99: 1.0}, allowed_token_ids=[0, 99]), 100)
+    with pytest.raises(SamplingError, match="logit_bias has token id 100; this model's ids are 0 to 99"):
+        check_params(SamplingParams(logit_bias={0: 1.0, 100: 1.0}), 100)
+    with pytest.raises(SamplingError, match="allowed_token_ids has token id 100"):
+        check_params(SamplingParams(allowed_token_ids=[100, 1]), 100)
+
+
+@given(st.lists(st.integers(0, 50)), st.lists(st.integers(0, 50)))
+def test_token_counts_are_those_of_the_text(prompt, output):
+    counts = TokenCounts(prompt)
+    for token_id in output:
+        counts.add(token_id)
+    wanted = {token_id: output.count(token_id) for token_id in {*prompt, *output}}
+    assert dict(zip(counts.ids, counts.counts, strict=True)) == wanted
+    assert len(counts.ids) == len(wanted)
 
 
 @pytest.mark.parametrize("stop", [5, [5], [""], ["x"] * 65, "x" * 257, {"a": 1}, [None]])

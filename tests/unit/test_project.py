@@ -46,6 +46,7 @@ def test_the_scheduling_rooms_are_pure():
         "waiting",
         "packing",
         "request",
+        "token_counts",
         "detokenizer",
         "sampling_params",
         "config",
@@ -57,7 +58,7 @@ def test_the_scheduling_rooms_are_pure():
 def test_imports_go_one_way():
     order = [
         {"errors", "checks"},
-        {"sampling_params", "detokenizer", "stats"},
+        {"sampling_params", "token_counts", "detokenizer", "stats"},
         {"request"},
         {"slots", "prefix", "policies"},
         {"config", "step", "waiting"},

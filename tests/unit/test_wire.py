@@ -32,6 +32,14 @@ def test_requests_cross_unchanged_but_for_the_text_of_the_prompt(ids, stop, seed
     assert unpack_request(across(pack_request(request))[0]) == replace(request, prompt=None)
 
 
+def test_all_of_the_parameters_cross():
+    params = SamplingParams(
+        repetition_penalty=1.1, presence_penalty=-1.0, frequency_penalty=0.5, logit_bias={7: -1.5, 3: 2.0},
+        allowed_token_ids=[5, 1],
+    )  # fmt: skip
+    assert unpack_request(across(pack_request(Request("r", (1,), params)))[0]).params == params
+
+
 def test_lone_surrogates_cross():
     request = Request("r", (1,), SamplingParams(stop="\ud800"))
     assert unpack_request(across(pack_request(request))[0]) == request

@@ -1,0 +1,63 @@
+"""What a figure was measured with: machine, instructions of its CPU, versions, revision, command."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.places import ROOT
+from llamabatch.compare.machine import MachineFacts
+
+_INSTRUCTIONS = ("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512", "amx", "asimd", "sve", "i8mm", "bf16")
+
+
+def facts(command: str) -> dict[str, Any]:
+    """Everything that belongs beside a figure, as JSON. `command`: what the user typed, without folders."""
+    machine = MachineFacts.here()
+    machine_facts = dataclasses.asdict(machine)
+    versions = machine_facts.pop("versions")
+    return {
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": command,
+        "revision": revision(),
+        "machine": machine_facts,
+        "cpu_flags": cpu_flags(),
+        "load_average": [round(load, 2) for load in psutil.getloadavg()],
+        "versions": versions,
+    }
+
+
+def command_line(program: str) -> str:
+    return " ".join([program, shlex.join(sys.argv[1:])]).rstrip()
+
+
+def revision() -> str:
+    """The commit, and whether files were changed after it; empty where there is no repository."""
+    found = _git("rev-parse", "--short=12", "HEAD")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", "llamabatch", "native_patches")
+    return f"{found} with changes" if found and changed else found
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def cpu_flags() -> list[str]:
+    """The vector and matrix instructions that the CPU announces; empty where the system does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
+    return sorted(flag for flag in flags if flag.startswith(_INSTRUCTIONS))

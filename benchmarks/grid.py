@@ -1,0 +1,87 @@
+"""Which flags of llama-server are best for a workload, out of a fixed grid; and the memory of what was found.
+
+Each combination runs the workload in a cut-down form, once. What was found is kept in the user's cache for the build,
+the model and the number of threads, and used until one of them changes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.base import Result
+from benchmarks.process import PeerFailure
+from benchmarks.workloads import Workload
+
+GRID: tuple[tuple[tuple[str, ...], ...], ...] = (
+    (("-kvu",), ("-no-kvu",)),
+    (("-fa", "on"), ("-fa", "off")),
+    (("--cache-ram", "0"),),
+    (("-ub", "512"), ("-ub", "2048")),
+)
+# What wins most often on CPUs: for runs that have no time for the grid, until a full run has found something else.
+USUAL = ("-no-kvu", "-fa", "off", "--cache-ram", "0", "-ub", "512")
+
+Flags = tuple[str, ...]
+
+
+def combinations() -> list[Flags]:
+    """The defaults, and every combination of the grid."""
+    return [(), *(tuple(itertools.chain(*chosen)) for chosen in itertools.product(*GRID))]
+
+
+def choose(workload: Workload, figures: Mapping[Flags, Result]) -> Flags:
+    """The fastest; where tokens are delivered one by one, the one with the smallest p95 gap between them."""
+    if workload.streamed:
+        return min(figures, key=lambda flags: figures[flags].p95_gap_s or float("inf"))
+    return max(figures, key=lambda flags: figures[flags].tokens_per_s)
+
+
+class Remembered:
+    """Best flags by workload, in a file.
+
+    Args:
+        key: what they hold for; flags found for another key are not used.
+    """
+
+    def __init__(self, path: Path, key: str) -> None:
+        self._path, self._key = path, key
+        self.found: dict[str, dict[str, Any]] = {}
+        if path.is_file():
+            self.found = json.loads(path.read_text(encoding="utf-8")).get(key, {})
+
+    def flags(self, name: str) -> Flags:
+        """The best ones of a workload, or the usual ones where no grid was run."""
+        return tuple(self.found[name]["flags"]) if name in self.found else USUAL
+
+    def search(self, workload: Workload, run: Callable[[Flags, Workload], Result], say: Callable[[str], None]) -> None:
+        """Run the grid for a workload and keep what it finds. A combination that fails drops out.
+
+        Args:
+            run: measures llama-server with these flags; raises PeerFailure.
+        """
+        figures: dict[Flags, Result] = {}
+        failures: dict[Flags, str] = {}
+        for flags in combinations():
+            try:
+                figures[flags] = run(flags, workload.cut())
+                say(f"  {workload.name}, {text(flags)}: {figures[flags].tokens_per_s:,.0f} tokens/s")
+            except PeerFailure as failure:
+                failures[flags] = str(failure)
+                say(f"  {workload.name}, {text(flags)}: failed, {failure}")
+        if not figures:
+            return
+        measured = [
+            {"flags": list(f), "tokens_per_s": r.tokens_per_s, "p95_gap_s": r.p95_gap_s} for f, r in figures.items()
+        ]
+        failed = [{"flags": list(flags), "failure": why} for flags, why in failures.items()]
+        self.found[workload.name] = {"flags": list(choose(workload, figures)), "measured": measured, "failed": failed}
+        known = json.loads(self._path.read_text(encoding="utf-8")) if self._path.is_file() else {}
+        self._path.write_text(json.dumps({**known, self._key: self.found}, indent=1) + "\n", encoding="utf-8")
+
+
+def text(flags: Flags) -> str:
+    return " ".join(flags) or "defaults"

@@ -1,0 +1,162 @@
+"""What all peers have in common: a session that runs jobs, and one measurement of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from benchmarks.process import PeerFailure, neighbour
+from benchmarks.workloads import Job, Workload
+from llamabatch.compare.processes import PeakMemory
+
+SAMPLING = {"temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.0}
+LOAD_TIMEOUT_S = 120.0
+_LEAST_TOKENS = 0.99  # of those asked for; a peer that makes fewer has ended early and is not comparable
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model file. n_vocab: ids run from 0 to n_vocab - 1; eog: ids that end a generation."""
+
+    path: Path
+    n_vocab: int
+    eog: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all measurements of a run share.
+
+    Attributes:
+        env: the environment that programs start with.
+        python: the interpreter with llamabatch; its llama-cpp-python is also the loop's.
+        bench_python: the interpreter with the peers' packages; None: they are not installed.
+        programs: folder of llama-server and llama-batched-bench; None: not built.
+        lcp_server: examples/server/server.py of llama-cpp-python; None: not unpacked.
+        logs: folder for what programs write to standard error.
+        threads: of every peer, for single rows and for batches.
+        timeout_s: of one peer on one workload.
+    """
+
+    models: Mapping[str, Model]
+    env: Mapping[str, str]
+    python: Path
+    bench_python: Path | None
+    programs: Path | None
+    lcp_server: Path | None
+    logs: Path
+    threads: int
+    timeout_s: float
+
+    def program(self, name: str) -> Path:
+        if self.programs is None:
+            raise PeerFailure(f"{name} is not built")
+        return self.programs / name
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one measurement gave.
+
+    Attributes:
+        wall_s: from the start to the last token.
+        tokens: generated, for each job.
+        gaps_s: between the tokens of the talkers, where tokens were delivered one by one.
+        peak_memory_bytes: resident, largest, of the peer's processes together; its load and warm-up included.
+        client_cpu_s: processor time of the benchmark itself while it waited.
+        facts: what the peer says about itself: options, load time, counts.
+    """
+
+    wall_s: float
+    tokens: list[int]
+    gaps_s: list[float] = field(default_factory=list)
+    peak_memory_bytes: int | None = None
+    client_cpu_s: float = 0.0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(self.tokens) / self.wall_s
+
+    @property
+    def p95_gap_s(self) -> float | None:
+        """The gap that 95 % of the gaps do not exceed (nearest rank)."""
+        ordered = sorted(self.gaps_s)
+        return ordered[math.ceil(0.95 * len(ordered)) - 1] if ordered else None
+
+
+class Session(Protocol):
+    """A peer that has loaded its model."""
+
+    facts: dict[str, Any]
+
+    @property
+    def pids(self) -> list[int]: ...
+
+    def run(self, jobs: list[Job], *, streamed: bool, timeout_s: float) -> Result: ...
+
+    def close(self) -> None: ...
+
+
+class Peer(Protocol):
+    """Who is measured."""
+
+    @property
+    def name(self) -> str: ...
+
+    def applies(self, workload: Workload) -> bool: ...
+
+    def measure(self, setup: Setup, workload: Workload, rng: random.Random) -> Result: ...
+
+
+class Opens(Protocol):
+    """A peer that is measured through a session."""
+
+    @property
+    def name(self) -> str: ...
+
+    def open(self, setup: Setup, workload: Workload) -> Session: ...
+
+
+def measure(peer: Opens, setup: Setup, workload: Workload, rng: random.Random, *, n_warm_up: int = 32) -> Result:
+    """Start a peer, warm it up, run the workload once, end it. Raises PeerFailure."""
+    model = setup.models[workload.model]
+    session = peer.open(setup, workload)
+    try:
+        warm_up = workload.warm_up(rng, model.n_vocab, n_warm_up)
+        session.run(warm_up, streamed=False, timeout_s=LOAD_TIMEOUT_S)
+        jobs = workload.jobs(rng, model.n_vocab)
+        with neighbour(workload.neighbour, setup.env), PeakMemory(session.pids) as memory:
+            cpu = time.process_time()
+            result = session.run(jobs, streamed=workload.streamed, timeout_s=setup.timeout_s)
+            cpu = time.process_time() - cpu
+            peak = memory.read()
+        check_tokens(result.tokens, jobs)
+        facts = {**session.facts, **result.facts}
+        return dataclasses.replace(result, peak_memory_bytes=peak, client_cpu_s=cpu, facts=facts)
+    finally:
+        session.close()
+
+
+def check_tokens(tokens: list[int], jobs: list[Job]) -> None:
+    """Raises PeerFailure if a peer generated less than it was asked for."""
+    wanted = sum(job.generate for job in jobs)
+    if sum(tokens) < _LEAST_TOKENS * wanted:
+        raise PeerFailure(f"it generated {sum(tokens)} of {wanted} tokens")
+
+
+def gaps(times: list[list[float]], jobs: list[Job]) -> list[float]:
+    """Seconds between neighbouring tokens of the talkers."""
+    return [
+        later - earlier
+        for seen, job in zip(times, jobs, strict=True)
+        if job.talker
+        for earlier, later in itertools.pairwise(seen)
+    ]

@@ -1,0 +1,70 @@
+"""llamabatch through its public names, as a child program. `make bench-ab` runs it with other revisions, too."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from lines import Handler, serve  # type: ignore[import-not-found]  # beside this file
+
+
+def start(options: dict[str, Any]) -> tuple[dict[str, Any], Handler]:
+    began = time.perf_counter()
+    import llamabatch
+    from llamabatch import LLM, SamplingParams
+
+    imported = time.perf_counter()
+    llm = LLM(options["model"], **options["engine"])
+    loaded = time.perf_counter()
+
+    def params(job: dict[str, Any]) -> SamplingParams:
+        return SamplingParams(max_tokens=job["generate"], ignore_eos=True, **options["sampling"])
+
+    def together(jobs: list[dict[str, Any]]) -> dict[str, Any]:
+        before = vars(llm.stats()).copy()
+        begin = time.perf_counter()
+        outputs = llm.generate([job["prompt"] for job in jobs], [params(job) for job in jobs])
+        wall_s = time.perf_counter() - begin
+        failed = [output.error for output in outputs if output.error]
+        if failed:
+            raise RuntimeError(failed[0])
+        counts = {name: count - before[name] for name, count in vars(llm.stats()).items()}
+        return {"wall_s": wall_s, "tokens": [len(output.token_ids) for output in outputs], "counts": counts}
+
+    def streamed(jobs: list[dict[str, Any]]) -> dict[str, Any]:
+        times: list[list[float]] = [[] for _ in jobs]
+        errors: list[str] = []
+        begin = time.perf_counter()
+
+        def one(job: dict[str, Any], seen: list[float]) -> None:
+            time.sleep(max(0.0, begin + job["arrival_s"] - time.perf_counter()))
+            try:
+                for event in llm.stream(job["prompt"], params(job)):
+                    seen += [time.perf_counter() - begin] * len(event.token_ids)
+                    if event.finished is not None and event.finished.error:
+                        errors.append(event.finished.error)
+            except Exception as error:
+                errors.append(f"{type(error).__name__}: {error}")
+
+        threads = [threading.Thread(target=one, args=pair) for pair in zip(jobs, times)]  # noqa: B905
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        wall_s = time.perf_counter() - begin
+        if errors:
+            raise RuntimeError(errors[0])
+        return {"wall_s": wall_s, "tokens": [len(seen) for seen in times], "times": times}
+
+    def handle(message: dict[str, Any]) -> dict[str, Any]:
+        jobs = message["jobs"]
+        return streamed(jobs) if message["streamed"] else together(jobs)
+
+    config = {name: value for name, value in vars(llm.plan.config).items() if name != "model"}
+    facts = {"import_s": imported - began, "load_s": loaded - imported, "options": config}
+    return {**facts, "folder": llamabatch.__path__[0]}, handle
+
+
+if __name__ == "__main__":
+    serve(start)

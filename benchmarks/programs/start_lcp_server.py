@@ -1,0 +1,28 @@
+"""Starts llama-cpp-python's examples/server/server.py: `start_lcp_server.py SERVER_PY -C CONFIG`.
+
+It imports the multimodal library, which our wheel leaves out and which text requests do not call: an empty module
+takes its place.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import types
+
+import llama_cpp
+
+
+class _Absent(types.ModuleType):
+    def __getattr__(self, name: str) -> type:
+        """Its classes are named in annotations and base classes only."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
+
+
+absent = _Absent("llama_cpp.mtmd_cpp")
+sys.modules["llama_cpp.mtmd_cpp"] = absent
+llama_cpp.mtmd_cpp = absent  # type: ignore[attr-defined]
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")

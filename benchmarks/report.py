@@ -1,0 +1,201 @@
+"""Medians, ratios and targets, as data, as a table and as JSON."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.rounds import Series
+from llamabatch.compare.figures import seconds, significant
+
+OURS, BEST, DEFAULTS, LOOP, LIMIT = "ours", "llama-server, best flags", "llama-server", "Llama loop", "limit"
+SCHEMA_VERSION = 1
+
+# Tokens/s of ours over the peer's, at least.
+TARGETS: Mapping[str, Mapping[str, float]] = {
+    "burst": {BEST: 1.15, DEFAULTS: 1.55, LOOP: 4.5, LIMIT: 0.95},
+    "ragged": {BEST: 1.75, DEFAULTS: 2.0, LOOP: 3.5},
+    "shared prefix": {BEST: 3.3, DEFAULTS: 6.0, LOOP: 4.0},
+    "long prompt among talkers": {BEST: 1.0, DEFAULTS: 1.0},
+    "busy laptop": {BEST: 1.5, DEFAULTS: 3.0, LOOP: 5.0},
+    "tiny": {BEST: 1.5, DEFAULTS: 1.5, LOOP: 5.0, LIMIT: 0.85},
+}
+# Figures of ours over the peer's, at most.
+MOST_GAP = 0.5  # p95 gap between tokens, over either llama-server's
+MOST_MEMORY = 1.0  # peak memory, over either llama-server's
+MOST_FIRST_TOKEN = 1.1  # of a single request, over the loop's
+MOST_MORE_LOAD_S = 0.3  # load time, beyond the loop's
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Ours over a peer, both medians, and what is asked for."""
+
+    workload: str
+    figure: str
+    peer: str
+    ours: float
+    theirs: float
+    target: float | None = None
+    at_most: bool = False
+
+    @property
+    def ratio(self) -> float:
+        return self.ours / self.theirs
+
+    @property
+    def met(self) -> bool | None:
+        if self.target is None:
+            return None
+        return self.ratio <= self.target if self.at_most else self.ratio >= self.target
+
+
+def median_tps(series: Series) -> float | None:
+    return statistics.median(r.tokens_per_s for r in series.results) if series.results else None
+
+
+def median_gap(series: Series) -> float | None:
+    found = [r.p95_gap_s for r in series.results if r.p95_gap_s is not None]
+    return statistics.median(found) if found else None
+
+
+def median_memory(series: Series) -> float | None:
+    found = [r.peak_memory_bytes for r in series.results if r.peak_memory_bytes]
+    return statistics.median(found) if found else None
+
+
+def compare(series: Sequence[Series]) -> list[Comparison]:
+    """Ours over every other peer, workload by workload; nothing where ours or the peer has no figure."""
+    ours = {row.workload: row for row in series if row.peer == OURS}
+    found: list[Comparison] = []
+    for row in series:
+        if row.peer == OURS or row.workload not in ours:
+            continue
+        mine, server = ours[row.workload], row.peer in (BEST, DEFAULTS)
+        target = TARGETS.get(row.workload, {}).get(row.peer)
+        for figure, median, aim, at_most in (
+            ("tokens/s", median_tps, target, False),
+            ("p95 gap", median_gap, MOST_GAP if server else None, True),
+            ("memory", median_memory, MOST_MEMORY if server else None, True),
+        ):
+            left, right = median(mine), median(row)
+            if left and right:
+                found.append(Comparison(row.workload, figure, row.peer, left, right, aim, at_most))
+    return found
+
+
+def table(series: Sequence[Series], comparisons: Sequence[Comparison], workload: str) -> Table:
+    """One workload: a row a peer."""
+    rows = [row for row in series if row.workload == workload]
+    ratios = {(c.peer, c.figure): c for c in comparisons if c.workload == workload}
+    streamed = any(median_gap(row) for row in rows)
+    shown = Table("peer", title=workload, title_justify="left", title_style="bold")
+    for name in ("tokens/s", "lowest–highest", "ours is", "target", *(["p95 gap", "ours is"] if streamed else []),
+                 "memory", "ours is"):  # fmt: skip
+        shown.add_column(name, justify="right")
+    for row in rows:
+        cells = [row.peer, *_speed(row, ratios.get((row.peer, "tokens/s")))]
+        if streamed:
+            gap = median_gap(row)
+            cells += [seconds(gap) if gap else "", _times(ratios.get((row.peer, "p95 gap")))]
+        memory = median_memory(row)
+        cells += [f"{memory / 2**20:,.0f} MiB" if memory else "", _times(ratios.get((row.peer, "memory")))]
+        shown.add_row(*cells)
+    return shown
+
+
+def _speed(row: Series, comparison: Comparison | None) -> list[str]:
+    if row.failure is not None and not row.results:
+        return [f"failed: {row.failure[:60]}", "", "", ""]
+    speeds = sorted(r.tokens_per_s for r in row.results)
+    cells = [significant(statistics.median(speeds)), f"{significant(speeds[0])}–{significant(speeds[-1])}"]
+    if comparison is None:
+        return [*cells, "", ""]
+    target = "" if comparison.target is None else f"{comparison.target:.2f} {_mark(comparison)}"
+    return [*cells, f"{comparison.ratio:.2f}×", target]
+
+
+def _times(comparison: Comparison | None) -> str:
+    return "" if comparison is None else f"{comparison.ratio:.2f}× {_mark(comparison)}".rstrip()
+
+
+def _mark(comparison: Comparison) -> str:
+    return {None: "", True: "✓", False: "✗"}[comparison.met]
+
+
+def document(
+    facts: Mapping[str, Any], options: Mapping[str, Any], series: Sequence[Series], more: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The JSON file. Seconds, bytes, tokens/s; docs/benchmarks.md describes it."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **facts,
+        "options": dict(options),
+        "series": [_series(row) for row in series],
+        "comparisons": [_comparison(c) for c in compare(series)],
+        **more,
+    }
+
+
+def _series(row: Series) -> dict[str, Any]:
+    return {
+        "workload": row.workload,
+        "peer": row.peer,
+        "failure": row.failure,
+        "median": {
+            "tokens_per_s": _rounded(median_tps(row)),
+            "p95_gap_s": _rounded(median_gap(row)),
+            "peak_memory_bytes": median_memory(row),
+        },
+        "facts": _facts(row),
+        "rounds": [
+            {
+                "tokens_per_s": _rounded(r.tokens_per_s),
+                "generated": sum(r.tokens),
+                "wall_s": _rounded(r.wall_s),
+                "p95_gap_s": _rounded(r.p95_gap_s),
+                "peak_memory_bytes": r.peak_memory_bytes,
+                "client_cpu_s": _rounded(r.client_cpu_s),
+                "counts": r.facts.get("counts"),
+            }
+            for r in row.results
+        ],
+    }
+
+
+def _facts(row: Series) -> dict[str, Any]:
+    """What the peer said of itself in its last round, without what belongs to one round or to one machine's folders."""
+    said = row.results[-1].facts if row.results else {}
+    return {name: value for name, value in said.items() if name not in ("counts", "folder", "first_token_s", "address")}
+
+
+def _comparison(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "workload": comparison.workload, "figure": comparison.figure, "peer": comparison.peer,
+        "ratio": round(comparison.ratio, 4), "target": comparison.target, "at_most": comparison.at_most,
+        "met": comparison.met,
+    }  # fmt: skip
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
+
+
+def idle_table(idle: Mapping[str, Any]) -> Table:
+    """A single request and the load, from idle.document."""
+    shown = Table("one request, nothing else running", "ours", "Llama loop", "target")
+    ours, loop = idle["median"]["ours"], idle["median"]["Llama loop"]
+    ratio, more = idle["ttft_ratio"], idle["more_load_s"]
+    met = {True: "✓", False: "✗"}
+    targets = {
+        "ttft_s": f"{ratio['value']:.2f}×, at most {ratio['at_most']:.2f} {met[ratio['met']]}",
+        "load_s": f"{more['value']:+.2f} s, at most {more['at_most']:+.2f} {met[more['met']]}",
+    }
+    titles = {"ttft_s": "first token", "first_s": "first token after the load", "load_s": "load", "import_s": "import"}
+    for name, title in titles.items():
+        shown.add_row(title, seconds(ours[name]), seconds(loop[name]), targets.get(name, ""))
+    return shown

@@ -1,0 +1,67 @@
+"""Alternating rounds: every peer once, then every peer again, so that drift of the machine meets all alike."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.peers.base import Peer, Result, Setup
+from benchmarks.process import PeerFailure
+from benchmarks.workloads import Workload
+
+
+@dataclass
+class Series:
+    """What one peer gave on one workload, round by round. It is measured no more once it has failed."""
+
+    peer: str
+    workload: str
+    results: list[Result] = field(default_factory=list)
+    failure: str | None = None
+
+
+def run(
+    setup: Setup,
+    workloads: Sequence[Workload],
+    peers: Sequence[Peer],
+    rounds: int,
+    *,
+    say: Callable[[str], None],
+    after_round: Callable[[list[Series]], None],
+    seed: int = 0,
+) -> list[Series]:
+    """All peers on all workloads, so many rounds; the ids of a round are the same for all peers.
+
+    Args:
+        after_round: is given what there is, after each round of a workload.
+    """
+    series: list[Series] = []
+    for workload in workloads:
+        rows = [Series(peer.name, workload.name) for peer in peers if peer.applies(workload)]
+        measured = [peer for peer in peers if peer.applies(workload)]
+        series += rows
+        for number in range(rounds):
+            # each peer begins once: whoever runs first meets a colder machine
+            for at in _turned(len(rows), number):
+                if rows[at].failure is None:
+                    _measure(setup, workload, measured[at], rows[at], f"{seed}-{workload.name}-{number}", say)
+            after_round(series)
+    return series
+
+
+def _turned(n: int, by: int) -> list[int]:
+    return [(i + by) % n for i in range(n)]
+
+
+def _measure(setup: Setup, workload: Workload, peer: Peer, row: Series, seed: str, say: Callable[[str], None]) -> None:
+    where = f"{workload.name}, round {len(row.results) + 1}, {peer.name}"
+    try:
+        result = peer.measure(setup, workload, random.Random(seed))
+    except PeerFailure as failure:
+        row.failure = str(failure)
+        say(f"{where}: failed, {failure}")
+        return
+    row.results.append(result)
+    gap = result.p95_gap_s
+    say(f"{where}: {result.tokens_per_s:,.1f} tokens/s" + (f", p95 gap {gap * 1000:,.0f} ms" if gap else ""))

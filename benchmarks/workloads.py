@@ -1,0 +1,138 @@
+"""What is asked of every peer: lengths and arrival times. The token ids are drawn afresh for each round."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from dataclasses import dataclass
+
+N_SLOTS = 32
+TALKERS = 16
+_SPECIAL = 300  # neither end of a vocabulary is drawn from: bytes and special tokens live there
+_MOST_CUT = 48  # requests that a cut workload keeps
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One request: tokens of its prompt, tokens to generate, seconds after the start at which it arrives."""
+
+    prompt: int
+    generated: int
+    arrival_s: float = 0.0
+    talker: bool = True
+    """Whether the gaps between its tokens count."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A Shape with its token ids."""
+
+    prompt: list[int]
+    generate: int
+    arrival_s: float
+    talker: bool
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A row of the table in docs/benchmarks.md.
+
+    Attributes:
+        model: "synth" or "tiny".
+        n_ctx: tokens that one request may use; a multiple of 256, to which llama.cpp rounds.
+        shared: tokens at the front of every prompt that are the same in all of them.
+        neighbour: one other process uses a whole core meanwhile.
+        streamed: tokens are delivered one by one, and the gaps between them are measured.
+        loop_every: the loop over llama_cpp.Llama runs only every n-th request, by length: its speed depends on the
+            lengths, not on how many follow one another.
+    """
+
+    name: str
+    model: str
+    shapes: tuple[Shape, ...]
+    n_ctx: int
+    shared: int = 0
+    neighbour: bool = False
+    streamed: bool = False
+    loop_every: int = 4
+
+    @property
+    def n_generated(self) -> int:
+        return sum(shape.generated for shape in self.shapes)
+
+    def outline(self) -> dict[str, object]:
+        """What was asked, in numbers."""
+        return {
+            "model": self.model, "requests": len(self.shapes), "n_ctx": self.n_ctx, "shared": self.shared,
+            "prompt_tokens": sum(shape.prompt for shape in self.shapes), "generated_tokens": self.n_generated,
+        }  # fmt: skip
+
+    def jobs(self, rng: random.Random, n_vocab: int) -> list[Job]:
+        """The requests with fresh random token ids."""
+        common = _ids(rng, n_vocab, self.shared)
+        return [
+            Job([*common, *_ids(rng, n_vocab, s.prompt - self.shared)], s.generated, s.arrival_s, s.talker)
+            for s in self.shapes
+        ]
+
+    def warm_up(self, rng: random.Random, n_vocab: int, n: int = N_SLOTS) -> list[Job]:
+        """Requests that touch the weights and every slot, with ids that nothing measured shares."""
+        return [Job(_ids(rng, n_vocab, 32), 4, 0.0, True) for _ in range(n)]
+
+    def cut(self) -> Workload:
+        """The same kind of work in about a fifth of the time: fewer requests, and a third of the generated tokens.
+
+        Requests that arrive later do so sooner, as there is less to meet.
+        """
+        kept = [s for i, s in enumerate(self.shapes) if not s.arrival_s or i % 2]
+        shorter = tuple(
+            dataclasses.replace(s, generated=max(4, s.generated // 3), arrival_s=s.arrival_s / 3)
+            for s in evenly(kept, _MOST_CUT)
+        )
+        return dataclasses.replace(self, shapes=shorter)
+
+    def every(self, n: int) -> Workload:
+        """Every n-th request in the order of their lengths, beginning in the middle of the first n."""
+        by_length = sorted(self.shapes, key=lambda s: (s.generated, s.prompt))
+        return dataclasses.replace(self, shapes=tuple(by_length[n // 2 :: n]) or self.shapes[:1])
+
+
+def evenly(shapes: list[Shape], most: int) -> list[Shape]:
+    """At most so many of them, evenly spread."""
+    if len(shapes) <= most:
+        return shapes
+    return [shapes[i * len(shapes) // most] for i in range(most)]
+
+
+def _ids(rng: random.Random, n_vocab: int, n: int) -> list[int]:
+    return [rng.randrange(_SPECIAL, n_vocab - _SPECIAL) for _ in range(n)]
+
+
+def _ragged(n: int, prompts: tuple[int, int], generated: tuple[int, int]) -> tuple[Shape, ...]:
+    """Log-uniform lengths. The seed is fixed: every round and every machine has the same lengths."""
+    rng = random.Random(1)
+
+    def draw(low: int, high: int) -> int:
+        return round(math.exp(rng.uniform(math.log(low), math.log(high))))
+
+    return tuple(Shape(draw(*prompts), draw(*generated)) for _ in range(n))
+
+
+_BURST = tuple([Shape(64, 64)] * 32)
+_TALK = (
+    *[Shape(64, 128)] * TALKERS,
+    *[Shape(2000, 16, arrival_s, talker=False) for arrival_s in (1.5, 3.0, 4.5, 6.0)],
+)
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload("burst", "synth", _BURST, n_ctx=256),
+        Workload("ragged", "synth", _ragged(96, (16, 256), (8, 256)), n_ctx=512, loop_every=8),
+        Workload("shared prefix", "synth", tuple([Shape(544, 64)] * 32), n_ctx=768, shared=512),
+        Workload("long prompt among talkers", "synth", _TALK, n_ctx=2048, streamed=True),
+        Workload("busy laptop", "synth", _BURST, n_ctx=256, neighbour=True, loop_every=16),
+        Workload("tiny", "tiny", _ragged(256, (16, 256), (8, 256)), n_ctx=512, loop_every=8),
+    )
+}

@@ -1,0 +1,154 @@
+"""Builds llama-server and llama-batched-bench from the same patched source and with the same flags as the wheel.
+
+    python -m native_patches.programs [--backend auto|cpu|cuda|metal] [--force]
+
+`python -m native_patches.build --programs` does the same. The benchmarks compare with these programs. They go to the
+user's cache, under the key of the wheel; they are linked statically, so that they run from there. The folder of the
+programs is printed to standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from native_patches import build, source
+from native_patches.tools import (
+    SetupFailure,
+    cache_dir,
+    explain,
+    lock,
+    main_guard,
+    make_folder,
+    require_space,
+    run_logged,
+    say,
+)
+
+PROGRAMS = ("llama-server", "llama-batched-bench")
+GIGABYTES = 3.0
+
+# In place of the wheel's own choice of targets. Nothing is downloaded: no TLS, no web page for the server.
+_FLAGS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DBUILD_SHARED_LIBS=OFF",
+    "-DLLAMA_BUILD_COMMON=ON",
+    "-DLLAMA_BUILD_TOOLS=ON",
+    "-DLLAMA_BUILD_SERVER=ON",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_APP=OFF",
+    "-DLLAMA_BUILD_UI=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
+    "-DLLAMA_OPENSSL=OFF",
+)
+_TARGETS_OF_THE_WHEEL = ("-DLLAMA_BUILD_", "-DLLAVA_BUILD=")
+
+
+def folder(key: str) -> Path:
+    """Where the programs of a plan with this key are, or will be."""
+    return cache_dir() / "programs" / key / "bin"
+
+
+def flags(plan: build.Plan) -> tuple[str, ...]:
+    """The flags of the wheel, but for those that say what is built."""
+    return (*(flag for flag in plan.flags if not flag.startswith(_TARGETS_OF_THE_WHEEL)), *_FLAGS)
+
+
+def marker(plan: build.Plan) -> str:
+    """What the programs were made from; others with another marker are not taken for these."""
+    return plan.marker() + "\n".join(flags(plan)) + "\n"
+
+
+def is_current(plan: build.Plan) -> bool:
+    stamp = folder(plan.key) / build.MARKER
+    return (
+        stamp.is_file()
+        and stamp.read_text(encoding="utf-8") == marker(plan)
+        and all((folder(plan.key) / name).is_file() for name in PROGRAMS)
+    )
+
+
+def programs(plan: build.Plan, force: bool = False) -> Path:
+    """The folder with the programs: from the cache, or built now. Raises SetupFailure."""
+    if not force and is_current(plan):
+        return folder(plan.key)
+    make_folder(cache_dir() / "programs")
+    with lock(cache_dir() / "programs" / "lock"):
+        if force or not is_current(plan):  # another build may have made them while we waited
+            _build(plan)
+    return folder(plan.key)
+
+
+def _build(plan: build.Plan) -> None:
+    home = cache_dir() / "programs"
+    require_space(home, GIGABYTES)
+    log = make_folder(cache_dir() / "logs") / f"programs-{plan.key}.log"
+    log.write_text(marker(plan), encoding="utf-8")
+    start = time.monotonic()
+    say(f"Building {' and '.join(PROGRAMS)} ({plan.backend}), once; this takes some minutes. Log: {log}")
+    with tempfile.TemporaryDirectory(dir=home, prefix="build-", ignore_cleanup_errors=True) as temporary:
+        place = Path(temporary)
+        tree = source.unpack(source.fetch(log), place)
+        for patch in source.patches():
+            source.apply(patch, tree)
+        _compile(plan, tree / "vendor" / "llama.cpp", place, log)
+        ready = make_folder(place / "ready")
+        for name in PROGRAMS:
+            shutil.copy2(place / "build" / "bin" / name, ready / name)
+        (ready / build.MARKER).write_text(marker(plan), encoding="utf-8")
+        target = folder(plan.key)
+        if target.exists():
+            shutil.rmtree(target)
+        make_folder(target.parent)
+        os.replace(ready, target)
+    minutes, seconds = divmod(int(time.monotonic() - start), 60)
+    say(f"Built in {minutes}:{seconds:02d}, kept in {folder(plan.key)}")
+
+
+def _compile(plan: build.Plan, tree: Path, place: Path, log: Path) -> None:
+    environment = _with_cmake(place, log)
+    target = place / "build"
+    generator = ("-G", "Ninja") if shutil.which("ninja", path=environment["PATH"]) else ()
+    jobs = environment.get("CMAKE_BUILD_PARALLEL_LEVEL", str(build.jobs()))
+    commands: tuple[list[str | Path], ...] = (
+        ["cmake", "-S", tree, "-B", target, *generator, *flags(plan)],
+        ["cmake", "--build", target, "--config", "Release", "--parallel", jobs, "--target", *PROGRAMS],
+    )
+    for command in commands:
+        if run_logged(command, log, "building llama.cpp's programs", environment) != 0:
+            reason = explain(log, "the compiler or cmake stopped, see the end of the log")
+            raise SetupFailure(f"The build of llama.cpp's programs failed: {reason} (log: {log}).")
+
+
+def _with_cmake(place: Path, log: Path) -> dict[str, str]:
+    """The environment, with a cmake on its PATH: the system's, or PyPI's in a folder that goes with the build."""
+    if shutil.which("cmake"):
+        return dict(os.environ)
+    venv = place / "cmake"
+    commands: tuple[list[str | Path], ...] = (
+        [sys.executable, "-m", "venv", venv],
+        [venv / "bin" / "pip", "install", "--disable-pip-version-check", "--no-input", "cmake", "ninja"],
+    )
+    for command in commands:
+        if run_logged(command, log, "installing cmake") != 0:
+            reason = explain(log, "pip failed")
+            raise SetupFailure(f"cmake is missing and could not be installed: {reason} (log: {log}).")
+    return {**os.environ, "PATH": os.pathsep.join([str(venv / "bin"), os.environ.get("PATH", os.defpath)])}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m native_patches.programs", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--backend", choices=("auto", *build.BACKENDS), default="auto", help="default: what is here")
+    parser.add_argument("--force", action="store_true", help="build even where the cache has them")
+    options = parser.parse_args()
+    print(programs(build.make_plan(options.backend), options.force))
+
+
+if __name__ == "__main__":
+    sys.exit(main_guard(main))

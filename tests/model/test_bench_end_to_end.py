@@ -1,0 +1,58 @@
+"""The benchmark end to end: ours and the loop over llama_cpp.Llama on the bundled model, a few requests."""
+
+import dataclasses
+import os
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks import report, rounds
+from benchmarks.peers.base import Setup
+from benchmarks.peers.child import LlamaLoop, Ours
+from benchmarks.places import describe_model
+from benchmarks.process import PeerFailure, environment
+from benchmarks.workloads import Shape, Workload
+from llamabatch.model_file import resolve
+
+SMALL = Workload("tiny", "tiny", tuple(Shape(16 + i, 4 + i) for i in range(12)), n_ctx=256, loop_every=3)
+TALK = Workload("talk", "tiny", (Shape(8, 6), Shape(8, 6), Shape(64, 4, 0.05, talker=False)), n_ctx=256, streamed=True)
+
+
+@pytest.fixture
+def setup(tmp_path):
+    model = describe_model(resolve("tiny"))
+    env = environment(os.environ)
+    return Setup({"tiny": model}, env, Path(sys.executable), None, None, None, tmp_path, 1, 120.0)
+
+
+def test_ours_and_the_loop_are_measured(setup):
+    peers = [Ours(), LlamaLoop()]
+    found = rounds.run(setup, [SMALL, TALK], peers, 1, say=lambda text: None, after_round=lambda series: None)
+    ours, loop, talk = found
+    assert [row.failure for row in found] == [None] * 3
+    assert sum(ours.results[0].tokens) == SMALL.n_generated
+    assert len(loop.results[0].tokens) == 4
+    assert ours.results[0].facts["options"]["n_slots"] == 32
+    assert ours.results[0].facts["counts"]["decode_calls"] > 0
+    assert 2**20 < ours.results[0].peak_memory_bytes < 2**32
+    assert len(talk.results[0].gaps_s) == 10
+    assert talk.results[0].tokens == [6, 6, 4]
+    assert {(c.workload, c.peer) for c in report.compare(found) if c.figure == "tokens/s"} == {("tiny", report.LOOP)}
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_a_refused_option_is_a_failure_with_its_reason(setup):
+    found = rounds.run(
+        setup, [SMALL], [Ours(options={"n_slotz": 2})], 1, say=lambda text: None, after_round=lambda series: None
+    )
+    assert found[0].results == []
+    assert "n_slotz" in found[0].failure
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_a_program_that_cannot_start_is_a_failure(setup):
+    missing = dataclasses.replace(setup.models["tiny"], path=Path("/no/such.gguf"))
+    with pytest.raises(PeerFailure, match="no/such"):
+        Ours().open(dataclasses.replace(setup, models={"tiny": missing}), SMALL)

@@ -1,0 +1,127 @@
+"""Child programs of the benchmark: answers, failures, time limits, HTTP, and that nothing stays behind."""
+
+import json
+import os
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import psutil
+import pytest
+
+from benchmarks.peers.client import HttpSession
+from benchmarks.process import PeerFailure, Program, neighbour
+from benchmarks.workloads import Job
+
+ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
+SLEEP = "import time; time.sleep(60)"
+
+
+def start(tmp_path, code, lines=True):
+    return Program("a peer", [sys.executable, "-c", code], os.environ, tmp_path / "log", lines=lines)
+
+
+def test_a_program_answers(tmp_path):
+    program = start(tmp_path, ECHO)
+    try:
+        assert program.ask({"a": 1}, 20) == {"a": 1}
+        with pytest.raises(PeerFailure, match="out of luck"):
+            program.ask({"error": "out of luck"}, 20)
+    finally:
+        program.close()
+    assert program.ended
+
+
+def test_a_program_that_dies_says_how(tmp_path):
+    program = start(tmp_path, "import os, sys; sys.stderr.write('no such instruction'); sys.stderr.flush(); os.abort()")
+    with pytest.raises(PeerFailure, match="SIGABRT: no such instruction"):
+        program.ask({}, 20)
+    program.close()
+
+
+def test_a_program_that_hangs_is_killed_with_its_children(tmp_path):
+    code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}]); {SLEEP}"
+    program = start(tmp_path, code)
+    deadline = time.monotonic() + 20
+    while len(program.pids) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    pids = program.pids
+    assert len(pids) == 2
+    with pytest.raises(PeerFailure, match=r"longer than 0\.3 s"):
+        program.ask({}, 0.3)
+    program.close()
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=20)
+    assert alive == []
+
+
+def test_the_neighbour_works_and_goes():
+    with neighbour(True, os.environ):
+        [process] = psutil.Process().children()
+        time.sleep(0.3)
+        assert sum(process.cpu_times()[:2]) > 0.02
+    assert not process.is_running()
+    with neighbour(False, os.environ):
+        assert psutil.Process().children() == []
+
+
+class Handler(BaseHTTPRequestHandler):
+    """As llama-server: one answer, or a line a token and a summary."""
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(500 if body["prompt"] == [13] else 200)
+        self.end_headers()
+        if not body["stream"]:
+            self.wfile.write(json.dumps({"tokens_predicted": body["n"]}).encode())
+            return
+        for _ in range(body["n"]):
+            self.wfile.write(b'data: {"content": "x"}\n\n')
+            self.wfile.flush()
+            time.sleep(0.02)
+        self.wfile.write(b'data: {"stop": true, "tokens_predicted": %d}\n\ndata: [DONE]\n\n' % body["n"])
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def session(tmp_path):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    program = start(tmp_path, SLEEP, lines=False)
+
+    def payload(job, streamed):
+        return {"prompt": job.prompt, "n": job.generate, "stream": streamed}
+
+    yield HttpSession(program, server.server_address, "/", payload, lambda answer, job: answer["tokens_predicted"], {})
+    program.close()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_the_client_counts_tokens(session):
+    jobs = [Job([1], n, 0.0, True) for n in (3, 5)]
+    assert session.run(jobs, streamed=False, timeout_s=20).tokens == [3, 5]
+
+
+def test_the_client_times_tokens_and_waits_for_arrivals(session):
+    jobs = [Job([1], 4, 0.0, True), Job([1], 2, 0.3, False)]
+    result = session.run(jobs, streamed=True, timeout_s=20)
+    assert result.tokens == [4, 2]
+    assert len(result.gaps_s) == 3
+    assert all(0.005 < gap < 5 for gap in result.gaps_s)
+    assert result.wall_s > 0.3
+
+
+def test_a_server_that_dies_in_a_stream_is_a_failure(session):
+    threading.Timer(0.2, session.close).start()
+    with pytest.raises(PeerFailure, match="SIGKILL"):
+        session.run([Job([1], 30, 0.0, True)], streamed=True, timeout_s=20)
+
+
+def test_the_client_passes_refusals_on(session):
+    with pytest.raises(PeerFailure, match="HTTP 500"):
+        session.run([Job([13], 1, 0.0, True)], streamed=False, timeout_s=20)
