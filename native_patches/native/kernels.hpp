@@ -94,12 +94,23 @@ LB_KERNEL void weigh(const float *x, int64_t n, float top, float coldness, doubl
         weights[i] = weight_of(x[i], top, coldness);
 }
 
-LB_KERNEL double sum_weights(const float *x, int64_t n, float top, float coldness) {
-    double sum = 0;
+template <int CHUNK>
+LB_INLINE void sums_of(const float *x, int n_chunks, float top, float coldness, double *sums) {
+    for (int c = 0; c < n_chunks; c++, x += CHUNK) {
+        double sum = 0;
 #pragma omp simd reduction(+ : sum) // any order: the sums are exact
-    for (int64_t i = 0; i < n; i++)
-        sum += weight_of(x[i], top, coldness);
-    return sum;
+        for (int i = 0; i < CHUNK; i++)
+            sum += weight_of(x[i], top, coldness);
+        sums[c] = sum;
+    }
+}
+
+// What the tokens of each chunk weigh together.
+LB_KERNEL void chunk_sums(const float *x, int n_chunks, int chunk, float top, float coldness, double *sums) {
+    if (chunk == WIDE)
+        sums_of<WIDE>(x, n_chunks, top, coldness, sums);
+    else
+        sums_of<NARROW>(x, n_chunks, top, coldness, sums);
 }
 
 // Appends what is `bound` or more of a chunk to values and ids, the first of which is `first`; returns how many. Both

@@ -126,12 +126,15 @@ class Row {
     double sum_all(float coldness) const {
         s.sums.resize(n_chunks);
         float buffer[WIDE];
-        double sum = 0;
-        for (int c = 0; c < n_chunks; c++) {
-            s.sums[c] = s.states[c] == EMPTY ? 0 : sum_weights(view(c, buffer), chunk, top, coldness);
-            sum += s.sums[c];
+        for (int c = 0, end; c < n_chunks; c = end) { // chunks in a row that are read in place go together
+            for (end = c + 1; s.states[c] == PLAIN && end < n_chunks && s.states[end] == PLAIN; end++) {
+            }
+            if (s.states[c] == EMPTY)
+                s.sums[c] = 0;
+            else
+                chunk_sums(view(c, buffer), end - c, chunk, top, coldness, &s.sums[c]);
         }
-        return sum;
+        return sum_of(s.sums.data(), n_chunks);
     }
 
     int n_chunks, chunk;

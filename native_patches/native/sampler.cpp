@@ -4,7 +4,8 @@
 // there is one order of steps, float32 arithmetic without contraction (-ffp-contract=off), one exponential written
 // out below, and weights that are whole numbers: exp(x - top) * 2^33, rounded. Sums of whole numbers up to 2^53,
 // that is of 2^20 tokens, are exact in doubles whatever their order, so that vector width, threads and numpy cannot
-// change a cut or a draw, and u * total is below the total for every u below 1. Tokens less than 2^-34 times as likely as the likeliest have weight 0.
+// change a cut or a draw, and u * total is below the total for every u below 1. Tokens less than 2^-34 times as likely
+// as the likeliest have weight 0.
 
 #include <algorithm>
 #include <cmath>
@@ -29,7 +30,7 @@ class Candidates {
         if (p.top_k > 0 && p.top_k < n_vocab) {
             cut_count(p.top_k);
             if (p.top_p < 1)
-                cut_mass(p.top_p * sum_weights(s.values.get(), n, row.top, 1.0f));
+                cut_mass(p.top_p * weigh_all(1.0f));
         } else if (p.top_p < 1) {
             const double whole = row.sum_all(1.0f), target = p.top_p * whole;
             gather_mass(target, whole);
@@ -39,16 +40,22 @@ class Candidates {
         }
         if (floor > NEVER)
             keep([lowest = floor](float value, int) { return value >= lowest; });
-        weigh(s.values.get(), n, row.top, coldness(p), s.weights.get());
+        weigh_all(coldness(p));
     }
 
     int draw(double u) const {
-        return s.ids[place_of(s.weights.get(), n, u * sum_of(s.weights.get(), n))];
+        return s.ids[place_of(s.weights.get(), n, u * total)];
     }
 
     int n = 0;
+    double total = 0; // of the weights
 
   private:
+    double weigh_all(float coldness) {
+        weigh(s.values.get(), n, row.top, coldness, s.weights.get());
+        return total = sum_of(s.weights.get(), n);
+    }
+
     static float float_from(double limit) { // the least float that is not below the limit
         const float nearest = static_cast<float>(limit);
         return nearest < limit ? std::nextafter(nearest, FLT_MAX) : nearest;
@@ -95,11 +102,11 @@ class Candidates {
     }
 
     // Candidates that weigh at least `target` together, or all from the floor on. First those that reach the median of
-    // the chunks' maxima, which is enough but for flat rows; for these every 8th chunk tells about how far to go.
+    // the chunks' maxima, which is enough but for flat rows; for these every 16th chunk tells about how far to go.
     void gather_mass(double target, double whole) {
         const float head = nth_maximum((row.n_chunks + 1) / 2);
         n = row.collect(std::max(head, floor));
-        const double mass = sum_weights(s.values.get(), n, row.top, 1.0f);
+        const double mass = weigh_all(1.0f);
         if (mass >= target || head <= floor)
             return;
         double histogram[BUCKETS] = {};
@@ -114,15 +121,14 @@ class Candidates {
         }
         double guess = mass;
         int b = bucket(head);
-        while (b + 1 < BUCKETS && guess < target + (whole - target) / 4)
+        while (b + 1 < BUCKETS && guess < target + (whole - target) / 3)
             guess += histogram[b++];
-        for (float bound = head; bound > floor && b < BUCKETS; b += PER_UNIT / 2) { // further down while it falls short
+        for (float bound = head; bound > floor && b < BUCKETS; b += 12) { // further down while it falls short
             bound = row.top - static_cast<float>(b + 1) / PER_UNIT;
             n = row.collect(std::max(bound, floor));
-            if (sum_weights(s.values.get(), n, row.top, 1.0f) >= target)
+            if (weigh_all(1.0f) >= target)
                 return;
         }
-        n = row.collect(floor);
     }
 
     int bucket(float value) const {
@@ -131,9 +137,9 @@ class Candidates {
     }
 
     // The fewest likeliest candidates that weigh `target` together: whole buckets, then a sort within the last.
+    // Their weights at temperature 1 have been computed.
     void cut_mass(double target) {
         double histogram[BUCKETS] = {};
-        weigh(s.values.get(), n, row.top, 1.0f, s.weights.get());
         s.buckets.resize(n);
         for (int i = 0; i < n; i++) {
             s.buckets[i] = static_cast<int16_t>(bucket(s.values[i]));
@@ -157,7 +163,7 @@ class Candidates {
             }
     }
 
-    static constexpr int SAMPLED = 8, PER_UNIT = 32, BUCKETS = 25 * PER_UNIT; // below -25 nothing has a weight
+    static constexpr int SAMPLED = 16, PER_UNIT = 32, BUCKETS = 25 * PER_UNIT; // below -25 nothing has a weight
     const Row &row;
     Scratch &s;
     const float floor; // what min_p leaves
