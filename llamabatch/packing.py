@@ -63,9 +63,9 @@ def prefill_calls(sequences: ListLike[Sequence], budget: int, limits: Limits) ->
 
 def _fits(group: list[Span], span: Span, limits: Limits) -> bool:
     """May this prompt chunk share a call with those before it?"""
-    if sum(s.count for s in group) + span.count > limits.n_ubatch:
+    if sum(s.length for s in group) + span.length > limits.n_ubatch:
         return False
-    alike = group[0].count == span.count or max(group[0].count, span.count) <= SHORT_CHUNK
+    alike = group[0].length == span.length or max(group[0].length, span.length) <= SHORT_CHUNK
     return limits.is_unified or (alike and span.slot == group[-1].slot + 1)
 
 

@@ -208,7 +208,7 @@ class Scheduler:
         if result.status is not DecodeStatus.OK:
             sequence.fail(result.error or "there is no room for it in the KV cache, even alone")
             return self._retire(sequence, (), "")
-        sequence.num_computed = span.start + span.count
+        sequence.num_computed = span.start + span.length
         if not result.token_ids:
             return None
         text, taken = "", 0

@@ -1,21 +1,26 @@
-"""What passes between scheduler and runner: one step's work, and what came of it. Pure Python."""
+"""What passes between scheduler and runner: one step's work, and what came of it. Pure Python.
+
+Spans and their results are named tuples, which are made three times as fast as frozen dataclasses: a step of a small
+model takes 3 ms, and makes one of each for every row.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import cached_property
+from typing import NamedTuple
 
 from llamabatch.request import Sequence
 
 
-@dataclass(frozen=True)
-class Span:
-    """`count` tokens of a sequence from position `start` on; `output`: the row of the last one is sampled."""
+class Span(NamedTuple):
+    """`length` tokens of a sequence from position `start` on; `output`: the row of the last one is sampled."""
 
     sequence: Sequence
     slot: int
     start: int
-    count: int
+    length: int
     output: bool
 
 
@@ -25,6 +30,11 @@ class Call:
 
     spans: tuple[Span, ...]
     dummy_slots: tuple[int, ...] = ()
+
+    @cached_property
+    def is_decode(self) -> bool:
+        """Does it only continue sequences, one row each?"""
+        return all(span.length == 1 for span in self.spans)
 
 
 @dataclass(frozen=True)
@@ -57,8 +67,7 @@ class DecodeStatus(Enum):
     FAILED = auto()  # the span itself cannot be computed
 
 
-@dataclass(frozen=True)
-class SpanResult:
+class SpanResult(NamedTuple):
     """A span's status, and the zero to k tokens that were accepted after it."""
 
     status: DecodeStatus

@@ -34,10 +34,12 @@ class Batch:
 
     def fill(self, call: Call) -> tuple[Any, list[Span]]:
         """The C struct of a call, and the spans that have an output row, in the order of the rows."""
+        if call.is_decode and not call.dummy_slots:
+            return self._fill_rows(call.spans)
         at = 0
         sampled = []
         for slot, span in _in_slot_order(call):
-            count = 1 if span is None else span.count
+            count = 1 if span is None else span.length
             end = at + count
             self._slots[at:end] = slot
             self._outputs[at:end] = 0
@@ -53,6 +55,16 @@ class Batch:
             at = end
         self._struct.n_tokens = at
         return self._struct, sampled
+
+    def _fill_rows(self, spans: tuple[Span, ...]) -> tuple[Any, list[Span]]:
+        """The same for one row a sequence, which is most calls, in few operations."""
+        n = len(spans)
+        self._tokens[:n] = [span.sequence.token_ids[span.start] for span in spans]
+        self._positions[:n] = [span.start for span in spans]
+        self._slots[:n] = [span.slot for span in spans]
+        self._outputs[:n] = [span.output for span in spans]
+        self._struct.n_tokens = n
+        return self._struct, [span for span in spans if span.output]
 
 
 def _in_slot_order(call: Call) -> list[tuple[int, Span | None]]:
@@ -70,8 +82,14 @@ def count_passes(call: Call, n_ubatch: int, unified: bool = False) -> int:
     many tokens of each, up to n_ubatch in all.
     """
     if unified:
-        return -(-sum(span.count for span in call.spans) // n_ubatch)
-    left = [(slot, 1 if span is None else span.count) for slot, span in _in_slot_order(call)]
+        return -(-sum(span.length for span in call.spans) // n_ubatch)
+    if (
+        call.is_decode
+        and not call.dummy_slots
+        and call.spans[-1].slot - call.spans[0].slot < len(call.spans) <= n_ubatch
+    ):
+        return 1  # the usual case, dense and in order
+    left = [(slot, 1 if span is None else span.length) for slot, span in _in_slot_order(call)]
     passes = 0
     while left:
         run = _first_run(left, n_ubatch)

@@ -126,13 +126,13 @@ class Runner:
     def _count(self, call: Call) -> None:
         counts, passes = self.counts, count_passes(call, self._n_ubatch, self.limits.is_unified)
         counts.dummy_rows += len(call.dummy_slots)
-        if all(span.count == 1 for span in call.spans):
+        if call.is_decode:
             counts.decode_calls += 1
             counts.decode_rows += len(call.spans)
             counts.decode_passes += passes
         else:
             counts.prefill_calls += 1
-            counts.prefill_tokens += sum(span.count for span in call.spans)
+            counts.prefill_tokens += sum(span.length for span in call.spans)
             counts.prefill_passes += passes
 
 

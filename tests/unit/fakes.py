@@ -74,7 +74,7 @@ class FakeRunner:
         self.calls.append(call)
         slots = [span.slot for span in call.spans]
         assert slots == sorted(set(slots)), "spans come in order of their slots, one a slot"
-        assert sum(span.count for span in call.spans) + len(call.dummy_slots) <= self.limits.n_batch
+        assert sum(span.length for span in call.spans) + len(call.dummy_slots) <= self.limits.n_batch
         assert all(not self.cells[slot] for slot in call.dummy_slots), "a dummy row over retained cells"
         assert not call.dummy_slots or self.limits.can_pad
         short = self._no_room_every and len(self.calls) % self._no_room_every == 0
@@ -86,7 +86,7 @@ class FakeRunner:
         cells = self.cells[span.slot]
         known = span.sequence.token_ids
         assert cells == known[: span.start], "the cells are those of another sequence, or of another position"
-        tokens = known[span.start : span.start + span.count]
+        tokens = known[span.start : span.start + span.length]
         assert tokens
         if self._bad_token in tokens:
             return SpanResult(DecodeStatus.FAILED, error="bad token")

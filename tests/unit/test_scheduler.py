@@ -131,7 +131,7 @@ def test_a_shared_prefix_is_computed_once():
     items = [sequence(f"r{i}", (*head, 70 + i)) for i in range(8)]
     outputs, scheduler, runner = run("batched", items)
     assert runner.copied_tokens == 7 * len(head) == scheduler.num_shared_tokens
-    prompt_tokens = sum(span.count for call in runner.calls for span in call.spans if span.start < len(head) + 1)
+    prompt_tokens = sum(span.length for call in runner.calls for span in call.spans if span.start < len(head) + 1)
     assert prompt_tokens == len(head) + 8
     assert list(outputs["r7"].token_ids) == expected_output((*head, 77), 16)
 
@@ -181,7 +181,7 @@ def test_long_prompts_go_in_chunks_while_others_talk():
         outputs = step(scheduler, runner)
         assert any(output.request_id == "talker" for output in outputs), "the talker has to wait"
         spans = [span for call in runner.calls[n_calls:] for span in call.spans]
-        assert max(span.count for span in spans) <= limits.prefill_budget
+        assert max(span.length for span in spans) <= limits.prefill_budget
         steps += 1
     assert steps == 7  # 200 tokens, 32 a step
 
@@ -261,7 +261,7 @@ def test_prompt_chunks_share_a_call_where_they_are_alike():
     for number, length in enumerate(lengths):
         scheduler.add(sequence(str(number), tuple([10 + number] * length), 2))
     step(scheduler, runner)
-    shared = [[span.count for span in call.spans] for call in runner.calls]
+    shared = [[span.length for span in call.spans] for call in runner.calls]
     assert shared == [[3, 9, 16], [40], [60, 60], [60], [90]]
 
 
