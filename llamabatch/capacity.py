@@ -136,6 +136,8 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
     """
     config, reasons = profile.fill(config) if profile is not None else (config, {})
     config = replace(config, n_ubatch=_ubatch(config))
+    if config.prefill_budget == "auto":
+        config = replace(config, prefill_budget=config.n_ubatch)
     n_ctx = facts.n_ctx_train if config.n_ctx == "auto" else config.n_ctx
     if config.n_ctx == "auto":
         n_ctx = max(32, min(facts.n_ctx_train, _MOST_CTX))

@@ -42,6 +42,9 @@ class EngineConfig:
     n_ctx: int | Auto = _option("auto", "tokens that one request may use, prompt and output; auto: min(trained, 4096)")
     n_batch: int = _option(2048, "tokens in one llama_decode call at most")
     n_ubatch: int | Auto = _option("auto", "tokens in one pass over the weights at most; auto: 512, or n_batch if less")
+    prefill_budget: int | Auto = _option(
+        "auto", "prompt tokens in a step at most while others wait for their next token; auto: n_ubatch"
+    )
     n_threads: int | Auto = _option("auto", "threads of a step with one row; auto: the cores, 1 for models below 64 MB")
     n_threads_batch: int | Auto = _option("auto", "threads of larger steps; auto: n_threads if given, else the cores")
     instances: int | Auto = _option("auto", "child processes of multi-instance")
@@ -118,13 +121,23 @@ _RANGES = (
     ("kv_cells", MIN_CTX, MAX_CTX),
     ("n_batch", 1, MAX_BATCH),
     ("n_ubatch", 1, MAX_BATCH),
+    ("prefill_budget", 1, MAX_BATCH),
     ("n_threads", 1, 512),
     ("n_threads_batch", 1, 512),
     ("instances", 1, 64),
     ("n_gpu_layers", -1, 10_000),
     ("main_gpu", 0, 15),
 )
-_AUTO_NUMBERS = ("n_slots", "n_ctx", "kv_cells", "n_ubatch", "n_threads", "n_threads_batch", "instances")
+_AUTO_NUMBERS = (
+    "n_slots",
+    "n_ctx",
+    "kv_cells",
+    "n_ubatch",
+    "prefill_budget",
+    "n_threads",
+    "n_threads_batch",
+    "instances",
+)
 _CHOICES = (
     ("flash_attn", ("auto", "on", "off")),
     ("extra_bufts", ("auto", "on", "off")),
@@ -142,6 +155,7 @@ class EngineOptions(TypedDict, total=False):
     n_ctx: int | Auto
     n_batch: int
     n_ubatch: int | Auto
+    prefill_budget: int | Auto
     n_threads: int | Auto
     n_threads_batch: int | Auto
     instances: int | Auto

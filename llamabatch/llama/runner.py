@@ -59,7 +59,7 @@ class Runner:
             n_slots=n_slots,
             n_batch=config.n_batch,
             n_ubatch=self._n_ubatch,
-            prefill_budget=self._n_ubatch,
+            prefill_budget=config.number("prefill_budget"),
             n_cells=config.number("kv_cells") if config.kv == "unified" else None,
             can_share=plain and not model.has_window,
             can_pad=plain and config.kv != "unified",
