@@ -22,6 +22,7 @@ _MOST_SLOTS = 32
 _UBATCH = 512  # llama.cpp's own default
 _FEW_SLOTS = 4  # with fewer slots of n_ctx each, sharing the cells serves more requests at once
 _MOST_CTX = 4096
+_MOST_ENGINES = 4  # in one process: each holds Python's lock for about a tenth of its time
 _MEMORY_SHARE = 0.5  # of what is free: the rest is for the user's own work
 _MIB = 2**20
 _SMALL_MODEL = 64 * _MIB
@@ -99,6 +100,14 @@ class Plan:
     memory: Memory
     reasons: Mapping[str, str]
 
+    def part(self) -> EngineConfig:
+        """The options of one of several engines in one process: the slots are dealt out. Otherwise the config."""
+        config = self.config
+        n = config.number("instances")
+        if n == 1 or config.strategy == "multi-instance":
+            return config
+        return replace(config, instances=1, n_slots=-(-config.number("n_slots") // n))
+
     def describe(self) -> str:
         """What was chosen, one option a line."""
         lines = [f"{name} = {getattr(self.config, name)}: {why}" for name, why in self.reasons.items()]
@@ -147,7 +156,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
     on_gpu = machine.n_gpus > 0 and config.n_gpu_layers != 0
     small = facts.file_bytes < _SMALL_MODEL
     config = replace(config, n_ctx=n_ctx, flash_attn=_flash_attn(config, on_gpu, small, machine, reasons))
-    config = replace(config, instances=_instances(config, machine, reasons))
+    config = replace(config, instances=_instances(config, machine, small and not on_gpu, reasons))
     n_instances = config.number("instances")
     config = _kv_cache(facts, config, machine, reasons, profile if n_instances == 1 else None)
     config = replace(config, strategy=_strategy(config, reasons))
@@ -201,17 +210,29 @@ def _flash_attn(config: EngineConfig, on_gpu: bool, small: bool, machine: Machin
     return "off"
 
 
-def _instances(config: EngineConfig, machine: Machine, reasons: dict[str, str]) -> int:
-    if config.strategy != "multi-instance":
-        return 1
+def _instances(config: EngineConfig, machine: Machine, small_on_cpu: bool, reasons: dict[str, str]) -> int:
     if config.instances != "auto":
         return config.instances
+    if config.strategy != "multi-instance":
+        return _engines_here(config, machine, reasons) if small_on_cpu and config.strategy == "auto" else 1
     if machine.n_gpus > 1 and config.n_gpu_layers != 0:
         reasons["instances"] = f"one for each of {machine.n_gpus} GPUs"
         return machine.n_gpus
     instances = max(2, machine.cores // 4)
     reasons["instances"] = f"{machine.cores} cores, 4 for each, at least 2 engines"
     return instances
+
+
+def _engines_here(config: EngineConfig, machine: Machine, reasons: dict[str, str]) -> int:
+    """A step of a small model is a hundred operations of microseconds: its threads mostly wait for each other. On the
+    bundled model 2 threads make a step of 32 rows 1.2 times as fast, 2 engines of one thread each 1.5 times."""
+    if config.n_threads != "auto" or config.n_threads_batch != "auto":
+        return 1
+    slots = _MOST_SLOTS if config.n_slots == "auto" else config.n_slots
+    engines = max(1, min(machine.cores, _MOST_ENGINES, slots // 2))
+    if engines > 1:
+        reasons["instances"] = "engines that share the weights: in a small model the threads of one wait for each other"
+    return engines
 
 
 def _kv_cache(

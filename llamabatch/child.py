@@ -51,7 +51,6 @@ class Child:
     """
 
     def __init__(self, config: EngineConfig, environment: dict[str, str], program: str = WORKER) -> None:
-        self.load = 0  # tokens expected of what is in flight; the router's figure
         self.alive = True
         self._pending: dict[str, _Pending] = {}
         self._questions: dict[int, Future[EngineStats]] = {}
@@ -84,7 +83,7 @@ class Child:
             raise getattr(errors, message[1], EngineError)(message[2])
         self._reader.start()
 
-    def submit(self, requests: list[Request], sink: Sink, stream: bool) -> None:
+    def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
         """As EngineClient.submit."""
         doubled = []
         with self._lock:
@@ -110,9 +109,9 @@ class Child:
                     self._pending.pop(request.request_id, None)
             raise
 
-    def abort(self, request_ids: list[str]) -> None:
+    def abort(self, request_ids: Iterable[str]) -> None:
         with contextlib.suppress(OSError):
-            self._wire.send("abort", request_ids)
+            self._wire.send("abort", list(request_ids))
 
     def stats(self) -> EngineStats:
         """As EngineClient.stats."""

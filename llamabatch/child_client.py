@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections.abc import Iterable
 from dataclasses import replace
 
 from llamabatch.child import WORKER, Child, close_all
-from llamabatch.client import Sink, failure
+from llamabatch.client import Sink
 from llamabatch.config import EngineConfig
 from llamabatch.engine import plan
-from llamabatch.errors import EngineClosedError, LlamaBatchError
 from llamabatch.llama.library import gpu_count
 from llamabatch.llama.model import Model
 from llamabatch.model_file import resolve as resolve_path
-from llamabatch.request import Request, SequenceOutput
+from llamabatch.request import Request
+from llamabatch.router import Router
 from llamabatch.stats import EngineStats
 
 
@@ -44,10 +43,10 @@ class ChildClient:
         self._finalizer = weakref.finalize(self, close_all, children, self.model, os.getpid())
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
-        self._child.submit(requests, sink, stream)
+        self._child.submit(requests, sink, stream=stream)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        self._child.abort(list(request_ids))
+        self._child.abort(request_ids)
 
     def stats(self) -> EngineStats:
         return self._child.stats()
@@ -61,7 +60,7 @@ class ChildClient:
         self._finalizer()
 
 
-class RouterClient:
+class RouterClient(Router):
     """Several engines, each in a child with its share of the cores or a GPU of its own; the least loaded gets the next.
 
     Raises:
@@ -86,54 +85,9 @@ class RouterClient:
         except BaseException:
             close_all(children, self.model, os.getpid(), kill=True)
             raise
+        super().__init__(children)
         self._children = children
-        self._owners: dict[str, tuple[Child, int]] = {}  # who has a request, and how much it adds to its load
-        self._lock = threading.Lock()
         self._finalizer = weakref.finalize(self, close_all, children, self.model, os.getpid())
-
-    def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
-        shares: dict[int, list[Request]] = {}
-        with self._lock:
-            alive = [child for child in self._children if child.alive]
-            if not alive:
-                raise EngineClosedError("all engine processes are gone")
-            for request in requests:
-                child = min(alive, key=lambda c: c.load)
-                child.load += request.expected_tokens
-                self._owners[request.request_id] = (child, request.expected_tokens)
-                shares.setdefault(alive.index(child), []).append(request)
-
-        def tell(outputs: list[SequenceOutput]) -> None:
-            self._account(outputs)
-            sink(outputs)
-
-        for number, share in shares.items():
-            try:
-                alive[number].submit(share, tell, stream)
-            except LlamaBatchError as error:  # it died a moment ago, say: the other shares go on
-                tell([failure(request, str(error)) for request in share])
-
-    def _account(self, outputs: list[SequenceOutput]) -> None:
-        with self._lock:
-            for output in outputs:
-                if output.finished is not None and output.request_id in self._owners:
-                    owner, load = self._owners.pop(output.request_id)
-                    owner.load -= load
-
-    def abort(self, request_ids: Iterable[str]) -> None:
-        by_child: dict[Child, list[str]] = {}
-        with self._lock:
-            for request_id in request_ids:
-                if request_id in self._owners:
-                    by_child.setdefault(self._owners[request_id][0], []).append(request_id)
-        for child, ids in by_child.items():
-            child.abort(ids)
-
-    def stats(self) -> EngineStats:
-        alive = [child for child in self._children if child.alive]
-        if not alive:
-            raise EngineClosedError("all engine processes are gone")
-        return sum((child.stats() for child in alive), EngineStats())
 
     @property
     def pids(self) -> list[int]:

@@ -115,6 +115,10 @@ class _Mailbox:
         """The next command, None at the end. Raises queue.Empty if there is none and `wait` is False."""
         return self._queue.get(block=wait)
 
+    @property
+    def is_shut(self) -> bool:
+        return self._shut_because is not None
+
     def shut(self, reason: str) -> list[_Command]:
         """Lets nothing more in; returns what had come in before."""
         with self._lock:
@@ -128,12 +132,12 @@ class _Mailbox:
 
 
 class ThreadClient:
-    """An engine in this process, owned by one thread of its own."""
+    """An engine in this process, owned by one thread of its own. The arguments are those of Engine."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, model: Model | None = None, alone: bool = True) -> None:
         self._mailbox = _Mailbox()
         started: Future[Engine] = Future()
-        loop = _Loop(config, self._mailbox)
+        loop = _Loop(lambda: Engine(config, model=model, alone=alone), self._mailbox)
         # a daemon, so that a program which forgets close() can end; the finalizer still closes it in good order
         thread = threading.Thread(target=loop.serve, args=(started,), name="llamabatch-engine", daemon=True)
         thread.start()
@@ -145,6 +149,10 @@ class ThreadClient:
         self.plan = engine.plan
         self.model = engine.model
         self._finalizer = weakref.finalize(self, _stop, self._mailbox, thread, os.getpid())
+
+    @property
+    def alive(self) -> bool:
+        return not self._mailbox.is_shut
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
         self._mailbox.put(_Submit(requests, sink, stream))
@@ -173,15 +181,15 @@ def _stop(mailbox: _Mailbox, thread: threading.Thread, owner: int) -> None:
 class _Loop:
     """What the engine's thread does. It holds no reference to its client, so that a forgotten client is collected."""
 
-    def __init__(self, config: EngineConfig, mailbox: _Mailbox) -> None:
-        self._config = config
+    def __init__(self, make_engine: Callable[[], Engine], mailbox: _Mailbox) -> None:
+        self._make_engine = make_engine
         self._mailbox = mailbox
         self._submits: dict[str, _Submit] = {}
         self._requests: dict[str, Request] = {}
 
     def serve(self, started: Future[Engine]) -> None:
         try:
-            engine = Engine(self._config)
+            engine = self._make_engine()
         except BaseException as error:
             started.set_exception(error)
             return
@@ -277,4 +285,12 @@ def connect(config: EngineConfig) -> EngineClient:
 
     if config.strategy == "multi-instance":
         return RouterClient(config)
-    return ChildClient(config) if config.isolate else ThreadClient(config)
+    return ChildClient(config) if config.isolate else connect_here(config)
+
+
+def connect_here(config: EngineConfig) -> EngineClient:
+    """One engine in this process, or as many as the plan says, which share the weights."""
+    from llamabatch.threads_client import ThreadsClient
+
+    first = ThreadClient(config, alone=False)
+    return first if first.plan.config.instances == 1 else ThreadsClient(first)

@@ -47,7 +47,9 @@ class EngineConfig:
     )
     n_threads: int | Auto = _option("auto", "threads of a step with one row; auto: the cores, 1 for models below 64 MB")
     n_threads_batch: int | Auto = _option("auto", "threads of larger steps; auto: n_threads if given, else the cores")
-    instances: int | Auto = _option("auto", "child processes of multi-instance")
+    instances: int | Auto = _option(
+        "auto", "engines: child processes of multi-instance, else in this process and with shared weights"
+    )
     instance_strategy: str = _option("batched", "strategy inside each instance of multi-instance")
     n_gpu_layers: int = _option(-1, "layers on the GPU; -1: all, 0: none")
     main_gpu: int = _option(0, "index of the GPU that holds what is not split")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llamabatch.capacity import ModelFacts, Plan, resolve
 from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineClosedError
@@ -31,17 +33,18 @@ class Engine:
 
     Args:
         config: "auto" values are filled in; `engine.plan` tells with what, and why. One of the policies, or "auto".
+        model: use these weights, which another engine has loaded with the same config.
+        alone: False: one of the plan's instances, with its part of the slots.
 
     Raises:
         ModelFileError, ConfigError, MemoryPlanError, SetupError, EngineError: before anything is left behind.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
-        path = resolve_path(config.model)
-        self.model = Model(path, config)
+    def __init__(self, config: EngineConfig, *, model: Model | None = None, alone: bool = True) -> None:
+        self.model = Model(resolve_path(config.model), config) if model is None else model.share()
         try:
-            self.plan = plan(config, self.model)
-            self.config = self.plan.config
+            self.plan = plan(replace(config, instances=1) if alone else config, self.model)
+            self.config = self.plan.part()
             chosen = policy(self.config.strategy)
             n_slots = 1 if chosen.one_slot else self.config.number("n_slots")
             self._runner = Runner(self.model, self.config, n_slots)

@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 
-from llamabatch.client import ThreadClient
+from llamabatch.client import EngineClient, connect_here
 from llamabatch.errors import EngineClosedError, LlamaBatchError
 from llamabatch.request import SequenceOutput
 from llamabatch.wire import Wire, pack_output, unpack_config, unpack_request
@@ -21,7 +21,7 @@ def main(fd: int) -> None:
     if first is None:
         return
     try:
-        client = ThreadClient(unpack_config(first[1]))
+        client = connect_here(unpack_config(first[1]))
     except LlamaBatchError as error:
         wire.send("failed", type(error).__name__, str(error))
         return
@@ -32,7 +32,7 @@ def main(fd: int) -> None:
         os._exit(1)  # the parent is gone: do not wait for the step that is under way
 
 
-def _serve(wire: Wire, client: ThreadClient) -> bool:
+def _serve(wire: Wire, client: EngineClient) -> bool:
     """Carries out messages; True when told to close, False when the parent is gone."""
 
     def tell(outputs: list[SequenceOutput]) -> None:

@@ -77,7 +77,7 @@ def measure(
 
 def slots_of(plan: Plan) -> int:
     """Sequences that one engine of this plan can hold at once."""
-    config = plan.config
+    config = plan.part()
     inner = config.instance_strategy if config.strategy == "multi-instance" else config.strategy
     return 1 if POLICIES[inner].one_slot else config.number("n_slots")
 

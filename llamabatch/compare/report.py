@@ -71,7 +71,10 @@ class Row:
     @property
     def name(self) -> str:
         """For people: "auto (batched)"."""
-        return f"{self.strategy} ({self.chosen})" if self.chosen else self.strategy
+        if not self.chosen:
+            return self.strategy
+        several = f" × {self.instances}" if self.instances > 1 and self.chosen != "multi-instance" else ""
+        return f"{self.strategy} ({self.chosen}{several})"
 
     @property
     def measured(self) -> bool:

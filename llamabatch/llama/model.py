@@ -32,6 +32,7 @@ class Model:
     def __init__(self, path: Path, config: EngineConfig | None = None) -> None:
         self.path = path
         self._lock = threading.Lock()
+        self._owners = 1
         profile = profile_for(path, config) if config is not None else None  # first: it sets how the library is loaded
         self._lib = library.load(path.stat().st_size)
         params = self._lib.llama_model_default_params()
@@ -64,9 +65,17 @@ class Model:
         )
         self.vocabulary = Vocabulary(self.n_vocab, self.is_eog, self.token_bytes)
 
+    def share(self) -> Model:
+        """The same model for one more owner; each must close it."""
+        with self._lock:
+            self._check_open()
+            self._owners += 1
+        return self
+
     def close(self) -> None:
         with self._lock:
-            if self.handle:
+            self._owners -= 1
+            if self.handle and self._owners == 0:
                 self._lib.llama_model_free(self.handle)
                 self.handle = None
 

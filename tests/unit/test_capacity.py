@@ -95,7 +95,7 @@ def test_small_models_take_flash_attention():
 
 
 def test_threads():
-    small = resolve(EngineConfig("m"), replace(FACTS, file_bytes=3_000_000), MACHINE).config
+    small = resolve(EngineConfig("m", strategy="batched"), replace(FACTS, file_bytes=3_000_000), MACHINE).config
     assert (small.n_threads, small.n_threads_batch) == (1, 8)
     large = resolve(EngineConfig("m"), FACTS, MACHINE).config
     assert (large.n_threads, large.n_threads_batch) == (8, 8)
@@ -152,3 +152,31 @@ def test_kv_cells_out_of_place():
         EngineConfig("m", kv_cells=500, n_ctx=600)
     with pytest.raises(ConfigError, match="kv is 'split'"):
         EngineConfig("m", kv_cells=500, kv="split")
+
+
+def test_several_engines_share_the_weights_of_a_small_model():
+    small = replace(FACTS, file_bytes=3_000_000)
+    plan = resolve(EngineConfig("m"), small, Machine(2, 16 * GIB))
+    config, part = plan.config, plan.part()
+    assert (config.strategy, config.instances, config.n_slots) == ("batched", 2, 32)
+    assert (part.instances, part.n_slots, part.n_threads, part.n_threads_batch) == (1, 16, 1, 1)
+    assert "wait for each other" in plan.reasons["instances"]
+    assert resolve(EngineConfig("m"), small, Machine(64, 64 * GIB)).config.instances == 4
+    assert resolve(EngineConfig("m", n_slots=5), small, Machine(64, 64 * GIB)).config.instances == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"strategy": "batched"}, {"strategy": "sequential"}, {"n_threads": 2}, {"n_threads_batch": 2}, {"n_slots": 1}],
+)
+def test_one_engine_where_the_caller_says_how_to_compute(options):
+    small = replace(FACTS, file_bytes=3_000_000)
+    assert resolve(EngineConfig("m", **options), small, Machine(2, 16 * GIB)).config.instances == 1
+
+
+def test_instances_by_request():
+    plan = resolve(EngineConfig("m", strategy="batched", instances=3, n_slots=32), FACTS, MACHINE)
+    assert (plan.config.instances, plan.part().n_slots, plan.part().n_threads) == (3, 11, 2)
+    assert resolve(EngineConfig("m"), FACTS, MACHINE).config.instances == 1  # a large one keeps its threads busy
+    on_gpu = resolve(EngineConfig("m"), replace(FACTS, file_bytes=3_000_000), replace(MACHINE, n_gpus=1))
+    assert on_gpu.config.instances == 1

@@ -1,0 +1,80 @@
+"""Sends requests to the least loaded of several engines."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from llamabatch.client import Sink, failure
+from llamabatch.errors import EngineClosedError, LlamaBatchError
+from llamabatch.request import Request, SequenceOutput
+from llamabatch.stats import EngineStats
+
+
+class Member(Protocol):
+    """An engine somewhere; the methods are those of EngineClient."""
+
+    @property
+    def alive(self) -> bool: ...
+
+    def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None: ...
+
+    def abort(self, request_ids: Iterable[str]) -> None: ...
+
+    def stats(self) -> EngineStats: ...
+
+
+class Router:
+    """What an EngineClient does, over several engines. Safe to call from any thread."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self._members = list(members)
+        self._loads = [0] * len(self._members)  # tokens expected of what is in flight
+        self._owners: dict[str, tuple[int, int]] = {}  # who has a request, and how much it adds to its load
+        self._lock = threading.Lock()
+
+    def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
+        shares: dict[int, list[Request]] = {}
+        with self._lock:
+            alive = self._alive()
+            for request in requests:
+                number = min(alive, key=self._loads.__getitem__)
+                self._loads[number] += request.expected_tokens
+                self._owners[request.request_id] = (number, request.expected_tokens)
+                shares.setdefault(number, []).append(request)
+
+        def tell(outputs: list[SequenceOutput]) -> None:
+            self._account(outputs)
+            sink(outputs)
+
+        for number, share in shares.items():
+            try:
+                self._members[number].submit(share, tell, stream=stream)
+            except LlamaBatchError as error:  # it died a moment ago, say: the other shares go on
+                tell([failure(request, str(error)) for request in share])
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        by_member: dict[int, list[str]] = {}
+        with self._lock:
+            for request_id in request_ids:
+                if request_id in self._owners:
+                    by_member.setdefault(self._owners[request_id][0], []).append(request_id)
+        for number, ids in by_member.items():
+            self._members[number].abort(ids)
+
+    def stats(self) -> EngineStats:
+        return sum((self._members[number].stats() for number in self._alive()), EngineStats())
+
+    def _alive(self) -> list[int]:
+        alive = [number for number, member in enumerate(self._members) if member.alive]
+        if not alive:
+            raise EngineClosedError("all engines are gone")
+        return alive
+
+    def _account(self, outputs: list[SequenceOutput]) -> None:
+        with self._lock:
+            for output in outputs:
+                if output.finished is not None and output.request_id in self._owners:
+                    number, load = self._owners.pop(output.request_id)
+                    self._loads[number] -= load

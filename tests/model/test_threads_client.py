@@ -1,0 +1,70 @@
+"""Several engines in one process that share the weights."""
+
+import gc
+import threading
+import time
+
+import pytest
+from conftest import mixed_conversations
+
+from llamabatch import LLM, EngineClosedError, EngineConfig, FinishReason, Request, SamplingParams
+from llamabatch.client import ThreadClient, connect
+from llamabatch.threads_client import ThreadsClient
+
+TWO = {"strategy": "batched", "instances": 2, "n_slots": 8}
+
+
+def test_texts_are_those_of_one_engine_and_both_work(reference, greedy, assert_equal_by_the_rule):
+    conversations = mixed_conversations(60)
+    with LLM("tiny", **TWO) as llm:
+        assert isinstance(llm._client, ThreadsClient)
+        assert_equal_by_the_rule(llm.chat(conversations, greedy), reference.chat(conversations, greedy))
+        loads = [client.stats().decode_rows for client in llm._client._clients]
+        assert min(loads) > 0.25 * sum(loads)
+        assert llm.stats().decode_rows == sum(loads)
+        assert llm.stats().free_slots == 8
+
+
+def test_abort_reaches_the_engine_that_has_it():
+    client = connect(EngineConfig.from_options("tiny", TWO))
+    done, outputs = threading.Event(), []
+
+    def sink(batch):
+        outputs.extend(o.finished for o in batch if o.finished)
+        if len(outputs) == 2:
+            done.set()
+
+    requests = [Request(f"{i}", (5, 6, 7), SamplingParams(max_tokens=4000, ignore_eos=True)) for i in range(2)]
+    client.submit(requests, sink)
+    client.abort(["0", "1", "unknown"])
+    assert done.wait(20)
+    assert {o.finish_reason for o in outputs} == {FinishReason.ABORT}
+    client.close()
+    client.close()
+    with pytest.raises(EngineClosedError):
+        client.submit(requests, sink)
+    with pytest.raises(EngineClosedError):
+        client.stats()
+
+
+def test_the_weights_go_with_the_last_engine():
+    first = ThreadClient(EngineConfig("tiny", strategy="batched", n_slots=2))
+    second = ThreadClient(EngineConfig("tiny", strategy="batched", n_slots=2), model=first.model)
+    assert second.model is first.model
+    first.close()
+    assert second.model.tokenize("still there")
+    second.close()
+    with pytest.raises(EngineClosedError):
+        second.model.tokenize("gone")
+
+
+def test_a_forgotten_one_ends_its_threads():
+    before = threading.active_count()
+    llm = LLM("tiny", **TWO)
+    assert threading.active_count() == before + 2
+    del llm
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
