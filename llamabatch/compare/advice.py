@@ -28,7 +28,7 @@ def advise(rows: Iterable[Row]) -> Advice | None:
         rows: of one comparison; those with errors are passed over. None comes back if nothing is left.
     """
     measured = [row for row in rows if row.measured and row.error is None]
-    ours = [row for row in measured if row.strategy not in (BASELINE, "auto")]
+    ours = [row for row in measured if row.strategy != BASELINE and not _is_double(row)]
     ours = ours or [row for row in measured if row.strategy == "auto"]
     if not ours:
         return None
@@ -44,6 +44,11 @@ def advise(rows: Iterable[Row]) -> Advice | None:
     why = _speed(pick, slow) + (_among_equals(pick, near, best) if len(near) > 1 else _ahead(pick, others))
     but = _memory(pick, ours) + _first_words(pick, near) + _texts(pick)
     return Advice(pick.strategy, f"For work like this use {pick.name}: {why}{but}.")
+
+
+def _is_double(row: Row) -> bool:
+    """"auto" that chose what another row is; several engines in one process are what no other row is."""
+    return row.strategy == "auto" and (row.instances == 1 or row.chosen == "multi-instance")
 
 
 def _for_the_loop(loop: Row, best: Row) -> str:

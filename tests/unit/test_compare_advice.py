@@ -58,6 +58,15 @@ def test_multi_instance_ahead():
     assert "2.5 times the memory of batched" in sentence
 
 
+def test_auto_counts_where_it_runs_several_engines():
+    strategy, sentence = chosen(
+        figures("batched", 400, latency=2),
+        figures("auto", 600, latency=1.4, chosen="batched", instances=2),
+    )
+    assert strategy == "auto"
+    assert sentence.startswith("For work like this use auto (batched × 2): ")
+
+
 def test_a_difference_within_the_noise_goes_to_the_simpler_one():
     strategy, sentence = chosen(figures("sequential", 100, latency=2), figures("batched", 104, latency=1.95))
     assert strategy == "sequential"
