@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.peers.base import LOAD_TIMEOUT_S, SAMPLING, Result, Setup, gaps, measure
 from benchmarks.process import Program
 from benchmarks.workloads import N_SLOTS, Job, Workload
+from llamabatch.machine import Machine
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 
@@ -51,7 +52,8 @@ class ChildSession:
 
 @dataclass(frozen=True)
 class Ours:
-    """`LLM` with continuous batching. Threads, slots and context are given; everything else is its own choice.
+    """`LLM` as it is. Slots and context are given, and threads where they are not as many as there are cores;
+    everything else is its own choice.
 
     Attributes:
         options: more options of LLM.
@@ -64,14 +66,10 @@ class Ours:
         return True
 
     def open(self, setup: Setup, workload: Workload) -> ChildSession:
-        engine = {
-            "strategy": "batched",
-            "n_slots": N_SLOTS,
-            "n_ctx": workload.n_ctx,
-            "n_threads": setup.threads,
-            "n_threads_batch": setup.threads,
-            **self.options,
-        }
+        engine: dict[str, Any] = {"n_slots": N_SLOTS, "n_ctx": workload.n_ctx}
+        if setup.threads != Machine.here().cores:
+            engine |= {"n_threads": setup.threads, "n_threads_batch": setup.threads}
+        engine |= self.options
         start = {"model": str(setup.models[workload.model].path), "engine": engine, "sampling": SAMPLING}
         return ChildSession(self.name, PROGRAMS / "ours.py", start, setup)
 
