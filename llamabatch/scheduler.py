@@ -13,6 +13,7 @@ from llamabatch.prefix import best_source
 from llamabatch.request import FinishReason, Sequence, SequenceOutput
 from llamabatch.slots import SlotPool
 from llamabatch.step import DecodeStatus, Limits, PrefixCopy, ScheduledBatch, Span, SpanResult
+from llamabatch.turns import Turns
 from llamabatch.waiting import WaitingQueue
 
 # A sequence moves into a hole below it if it may go on for this many steps: moving costs as much as 1 to 8 dummy rows
@@ -35,6 +36,7 @@ class Scheduler:
         self._waiting = WaitingQueue(policy.key, policy.by_family and limits.can_share)
         self._sequences: dict[str, Sequence] = {}
         self._sources: dict[str, tuple[Sequence, int]] = {}  # request id -> whose prefix it waits to copy, how much
+        self._turns = Turns(limits)
         self._to_clear: set[int] = set()
         self._is_full = False  # the KV cache had no room for all that run
         self._step = 0
@@ -111,13 +113,11 @@ class Scheduler:
         # decoding goes first: slots that are still empty can then take a dummy row
         occupied = {s.slot for s in self.running if s.num_computed and s.slot is not None}
         calls = decode_calls(decoding, occupied, self.limits)
-        calls += prefill_calls(prompts, self._prefill_budget(somebody_waits), self.limits)
+        # where the policy lets one sequence compute at a time, there is nobody in this step to go easy on
+        prompts, budget = self._turns.choose(prompts, somebody_waits and bool(decoding))
+        calls += prefill_calls(prompts, budget, self.limits)
         cleared, self._to_clear = tuple(sorted(self._to_clear)), set()
         return ScheduledBatch(copies, cleared, tuple(calls))
-
-    def _prefill_budget(self, somebody_waits: bool) -> int:
-        """Prompt tokens of this step."""
-        return min(self.limits.prefill_budget, self.limits.n_batch) if somebody_waits else self.limits.n_batch
 
     def _is_one_list(self) -> bool:
         """Are all that run of one call? Then its caller waits for the last of them, not for anybody's next token."""
