@@ -47,7 +47,7 @@ def advise(rows: Iterable[Row]) -> Advice | None:
 
 
 def _is_double(row: Row) -> bool:
-    """"auto" that chose what another row is; several engines in one process are what no other row is."""
+    """ "auto" that chose what another row is; several engines in one process are what no other row is."""
     return row.strategy == "auto" and (row.instances == 1 or row.chosen == "multi-instance")
 
 
