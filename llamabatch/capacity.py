@@ -143,7 +143,14 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
         ConfigError: n_ctx is above what the model was trained for.
         MemoryPlanError: it does not fit in the memory that is free; the message shows the sum.
     """
-    config, reasons = profile.fill(config) if profile is not None else (config, {})
+    reasons: dict[str, str] = {}
+    on_gpu = machine.n_gpus > 0 and config.n_gpu_layers != 0
+    small = facts.file_bytes < _SMALL_MODEL
+    config = replace(config, instances=_instances(config, machine, small and not on_gpu, reasons))
+    n_instances = config.number("instances")
+    if profile is not None:
+        config, measured = profile.fill(config)
+        reasons |= measured
     config = replace(config, n_ubatch=_ubatch(config))
     if config.prefill_budget == "auto":
         config = replace(config, prefill_budget=config.n_ubatch)
@@ -153,11 +160,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
         reasons["n_ctx"] = f"the smaller of {facts.n_ctx_train} (trained) and {_MOST_CTX}"
     elif n_ctx > facts.n_ctx_train:
         raise ConfigError(f"n_ctx is {n_ctx}; {facts.name} was trained for 32 to {facts.n_ctx_train}")
-    on_gpu = machine.n_gpus > 0 and config.n_gpu_layers != 0
-    small = facts.file_bytes < _SMALL_MODEL
     config = replace(config, n_ctx=n_ctx, flash_attn=_flash_attn(config, on_gpu, small, machine, reasons))
-    config = replace(config, instances=_instances(config, machine, small and not on_gpu, reasons))
-    n_instances = config.number("instances")
     config = _kv_cache(facts, config, machine, reasons, profile if n_instances == 1 else None)
     config = replace(config, strategy=_strategy(config, reasons))
     config = _threads(config, machine.cores // n_instances, small, reasons)

@@ -140,8 +140,8 @@ class ThreadClient:
         loop = _Loop(lambda: Engine(config, model=model, alone=alone), self._mailbox)
         # a daemon, so that a program which forgets close() can end; the finalizer still closes it in good order
         thread = threading.Thread(target=loop.serve, args=(started,), name="llamabatch-engine", daemon=True)
-        thread.start()
         try:
+            thread.start()  # an interrupt may come before it returns, when the thread already runs
             engine = started.result()
         except BaseException:  # refused, or interrupted: then the model is freed as soon as it is loaded
             self._mailbox.put_end()

@@ -115,7 +115,7 @@ class Profile:
         found: dict[str, Any] = {"flash_attn": self.flash_attn, "extra_bufts": self.extra_bufts}
         if self.n_ubatch is not None:
             found["n_ubatch"] = min(self.n_ubatch, config.n_batch)
-        if config.strategy != "multi-instance" and config.n_threads == "auto":
+        if config.instances == 1 and config.n_threads == "auto":
             found |= {"n_threads": self.n_threads, "n_threads_batch": self.n_threads_batch}
         open_options = {
             name: value for name, value in found.items() if value is not None and getattr(config, name) == "auto"

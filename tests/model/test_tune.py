@@ -53,7 +53,7 @@ def test_tuned_once_used_from_then_on(cache):
     assert report.file.is_relative_to(cache)
     assert profile_store.find(resolve("tiny"), "f16", "f16") == report.profile
     assert psutil.Process().children() == []
-    with LLM("tiny", n_ctx=256) as llm:
+    with LLM("tiny", strategy="batched", n_ctx=256) as llm:
         assert llm.plan.config.n_slots == report.best_rows
         assert report.profile.source in llm.plan.reasons["n_slots"]
         assert llm.generate("Hello")[0].error is None
@@ -67,12 +67,12 @@ def test_an_engine_runs_as_its_profile_says(cache, isolate):
     keep(
         flash_attn="off", extra_bufts="off", n_threads=2, n_threads_batch=1, n_ubatch=64, stairs=(Stair(3, 1.0),)
     )  # fmt: skip
-    with LLM("tiny", isolate=isolate) as llm:
+    with LLM("tiny", strategy="batched", isolate=isolate) as llm:
         config = llm.plan.config
         assert (config.flash_attn, config.extra_bufts, config.n_threads) == ("off", "off", 2)
         assert (config.n_threads_batch, config.n_ubatch, config.n_slots) == (1, 64, 3)
         assert all(output.error is None for output in llm.generate(["Hello " * 200] * 4))
-    with LLM("tiny", isolate=isolate, n_ubatch=128, flash_attn="on") as llm:
+    with LLM("tiny", strategy="batched", isolate=isolate, n_ubatch=128, flash_attn="on") as llm:
         assert (llm.plan.config.n_ubatch, llm.plan.config.flash_attn, llm.plan.config.n_threads) == (128, "on", 2)
 
 
@@ -95,7 +95,7 @@ def test_the_spin_count_is_set_while_libgomp_is_loaded(cache, option, spins):
 
 def test_a_profile_for_other_devices_is_not_believed(cache):
     keep(flash_attn="off", gpus=("A GPU",))
-    with LLM("tiny", n_ctx=256) as llm:
+    with LLM("tiny", strategy="batched", n_ctx=256) as llm:
         assert "profile" not in llm.plan.describe()
 
 
