@@ -5,6 +5,7 @@ python -m benchmarks.bench [--quick] [--workload NAME]... [--peer NAME]... [--ro
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -70,8 +71,9 @@ def make_setup(
 def search_flags(setup: Setup, workloads: Sequence[Workload], best: grid.Remembered, again: bool) -> None:
     """Run the grid of llama-server's flags for the workloads that it has not been run for."""
 
-    def one(flags: grid.Flags, workload: Workload) -> Result:
-        return LlamaServer("llama-server, grid", flags=flags).measure(setup, workload, random.Random(repr(flags)))
+    def one(flags: grid.Flags, workload: Workload, timeout_s: float) -> Result:
+        hasty = dataclasses.replace(setup, timeout_s=min(timeout_s, setup.timeout_s))
+        return LlamaServer("llama-server, grid", flags=flags).measure(hasty, workload, random.Random(repr(flags)))
 
     for workload in workloads:
         if again or workload.name not in best.found:

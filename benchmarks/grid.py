@@ -23,7 +23,11 @@ GRID: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("-ub", "512"), ("-ub", "2048")),
 )
 # What wins most often on CPUs: for runs that have no time for the grid, until a full run has found something else.
-USUAL = ("-no-kvu", "-fa", "off", "--cache-ram", "0", "-ub", "512")
+USUAL = ("-no-kvu", "-fa", "on", "--cache-ram", "0", "-ub", "512")
+# A combination that takes this many times as long as the best so far is given up: without flash attention some take
+# fifteen times as long.
+_GIVE_UP = 1.5
+_LEAST_S = 20.0
 
 Flags = tuple[str, ...]
 
@@ -57,17 +61,20 @@ class Remembered:
         """The best ones of a workload, or the usual ones where no grid was run."""
         return tuple(self.found[name]["flags"]) if name in self.found else USUAL
 
-    def search(self, workload: Workload, run: Callable[[Flags, Workload], Result], say: Callable[[str], None]) -> None:
+    def search(
+        self, workload: Workload, run: Callable[[Flags, Workload, float], Result], say: Callable[[str], None]
+    ) -> None:
         """Run the grid for a workload and keep what it finds. A combination that fails drops out.
 
         Args:
-            run: measures llama-server with these flags; raises PeerFailure.
+            run: measures llama-server with these flags, in so many seconds at most; raises PeerFailure.
         """
         figures: dict[Flags, Result] = {}
         failures: dict[Flags, str] = {}
         for flags in combinations():
             try:
-                figures[flags] = run(flags, workload.cut())
+                best = min((figure.wall_s for figure in figures.values()), default=float("inf"))
+                figures[flags] = run(flags, workload.cut(), max(_LEAST_S, best * _GIVE_UP))
                 say(f"  {workload.name}, {text(flags)}: {figures[flags].tokens_per_s:,.0f} tokens/s")
             except PeerFailure as failure:
                 failures[flags] = str(failure)

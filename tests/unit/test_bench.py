@@ -180,8 +180,11 @@ def test_best_flags_are_remembered_for_their_build_only(tmp_path):
     path = tmp_path / "flags.json"
     wanted = ("-kvu", "-fa", "on", "--cache-ram", "0", "-ub", "2048")
 
-    def measure(flags, workload):
+    limits = []
+
+    def measure(flags, workload, timeout_s):
         assert workload.n_generated < WORKLOADS["burst"].n_generated
+        limits.append(timeout_s)
         if "off" in flags:
             raise PeerFailure("no")
         return result(9.0 if flags == wanted else 3.0)
@@ -191,6 +194,7 @@ def test_best_flags_are_remembered_for_their_build_only(tmp_path):
     best.search(WORKLOADS["burst"], measure, lambda text: None)
     assert best.flags("burst") == wanted
     assert len(best.found["burst"]["failed"]) == 4
+    assert limits[0] == float("inf") > limits[1]  # what is much slower than the best so far is given up
     again = grid.Remembered(path, "one build")
     assert (again.flags("burst"), again.flags("tiny")) == (wanted, grid.USUAL)
     assert grid.Remembered(path, "another build").found == {}

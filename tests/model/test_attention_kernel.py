@@ -1,0 +1,31 @@
+"""Our flash attention for CPUs against float64: compiles native_patches/tests against the library in use, and runs it."""
+
+import os
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from llamabatch.llama import library
+
+SOURCE = Path(__file__).parents[2] / "native_patches" / "tests" / "flash_attention_check.cpp"
+COMPILER = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
+@pytest.mark.skipif(not library.has_fast_attention(), reason="llama.cpp is not the patched build")
+def test_types_shapes_masks_and_threads(tmp_path):
+    libraries = library.library_dir(library.load())
+    program = tmp_path / "check"
+    include = Path(sysconfig.get_path("platlib")) / "include"
+    command = [
+        COMPILER, "-O2", "-std=c++17", f"-I{include}", str(SOURCE), "-o", str(program),
+        f"-L{libraries}", "-lggml-cpu", "-lggml-base", "-lggml",
+    ]  # fmt: skip
+    subprocess.run(command, check=True, timeout=300)
+    environment = os.environ | {"LD_LIBRARY_PATH": str(libraries), "GOMP_SPINCOUNT": "1000"}
+    done = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "case" in done.stdout
