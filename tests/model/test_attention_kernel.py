@@ -1,4 +1,4 @@
-"""Our flash attention for CPUs against float64: compiles native_patches/tests against the library in use, and runs it."""
+"""Our flash attention for CPUs against float64: native_patches/tests, compiled for the library in use, and run."""
 
 import os
 import shutil
