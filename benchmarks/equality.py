@@ -22,7 +22,7 @@ from rich.table import Table
 from llamabatch import LLM, EngineConfig, RequestOutput, SamplingParams
 from llamabatch.engine import plan
 from llamabatch.llama.batch import Batch
-from llamabatch.llama.context import Context
+from llamabatch.llama.context import Context, DecodeCode
 from llamabatch.llama.library import load
 from llamabatch.llama.model import Model
 from llamabatch.model_file import resolve
@@ -65,9 +65,21 @@ class LogitGap:
     def __call__(self, token_ids: tuple[int, ...]) -> float:
         sequence = Sequence(Request("gap", token_ids), self._model.vocabulary, 10**6)
         self._context.clear(0)
-        self._context.decode(self._batch.fill(Call((Span(sequence, 0, 0, len(token_ids), True),)))[0])
+        struct, _ = self._batch.fill(Call((Span(sequence, 0, 0, len(token_ids), True),)))
+        if self._context.decode(struct) is not DecodeCode.OK:
+            raise RuntimeError("llama_decode failed")
         second, best = np.partition(self._context.logits(1)[0], -2)[-2:]
         return float(best - second)
+
+    def close(self) -> None:
+        self._context.close()
+        self._model.close()
+
+
+def parting(one: RequestOutput, other: RequestOutput) -> int:
+    """Index of the first output token in which they differ."""
+    pairs = enumerate(zip(one.token_ids, other.token_ids, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one.token_ids), len(other.token_ids)))
 
 
 def gaps(got: list[RequestOutput], wanted: list[RequestOutput], gap: LogitGap) -> list[float]:
@@ -75,9 +87,7 @@ def gaps(got: list[RequestOutput], wanted: list[RequestOutput], gap: LogitGap) -
     found = []
     for one, other in zip(got, wanted, strict=True):
         if one.token_ids != other.token_ids:
-            pairs = enumerate(zip(one.token_ids, other.token_ids, strict=False))
-            at = next((i for i, (a, b) in pairs if a != b), min(len(one.token_ids), len(other.token_ids)))
-            found.append(gap((*one.prompt_token_ids, *one.token_ids[:at])))
+            found.append(gap((*one.prompt_token_ids, *one.token_ids[: parting(one, other)])))
     return found
 
 
@@ -98,6 +108,7 @@ def main(number: int, json_path: Path | None) -> None:
             with LLM("tiny", **options) as llm:  # type: ignore[arg-type]
                 found = gaps(llm.generate(asked, GREEDY), wanted, gap)
             rows.append({"prompts": kind, "way": name, "n": number, "differ": len(found), "gaps": sorted(found)})
+    gap.close()
     table = Table("prompts", "way", "outputs", "equal", "largest gap")
     for row in rows:
         equal, largest = 1 - row["differ"] / row["n"], max(row["gaps"], default=0.0)

@@ -7,13 +7,13 @@ import datetime
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from benchmarks.places import ROOT
 from llamabatch.compare.machine import MachineFacts
+from llamabatch.cpu import cpu_flags
 
 _INSTRUCTIONS = ("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512", "amx", "asimd", "sve", "i8mm", "bf16")
 
@@ -28,7 +28,7 @@ def facts(command: str) -> dict[str, Any]:
         "command": command,
         "revision": revision(),
         "machine": machine_facts,
-        "cpu_flags": cpu_flags(),
+        "cpu_flags": vector_flags(),
         "load_average": [round(load, 2) for load in psutil.getloadavg()],
         "versions": versions,
     }
@@ -53,11 +53,6 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def cpu_flags() -> list[str]:
+def vector_flags() -> list[str]:
     """The vector and matrix instructions that the CPU announces; empty where the system does not tell."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-    flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
-    return sorted(flag for flag in flags if flag.startswith(_INSTRUCTIONS))
+    return sorted(flag for flag in cpu_flags() if flag.startswith(_INSTRUCTIONS))

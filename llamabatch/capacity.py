@@ -227,8 +227,8 @@ def _instances(config: EngineConfig, machine: Machine, small_on_cpu: bool, reaso
 
 
 def _engines_here(config: EngineConfig, machine: Machine, reasons: dict[str, str]) -> int:
-    """A step of a small model is a hundred operations of microseconds: its threads mostly wait for each other. On the
-    bundled model 2 threads make a step of 32 rows 1.2 times as fast, 2 engines of one thread each 1.5 times."""
+    """A step of a small model is a hundred operations of microseconds, whose threads mostly wait for each other. On the
+    bundled model and 2 cores, 2 engines make 1.3 times the tokens/s of one: benchmarks/results/strategies-tiny.json."""
     if config.n_threads != "auto" or config.n_threads_batch != "auto":
         return 1
     slots = _MOST_SLOTS if config.n_slots == "auto" else config.n_slots

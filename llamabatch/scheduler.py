@@ -173,10 +173,8 @@ class Scheduler:
         if self._waiting or self.limits.is_unified or not self.limits.can_share:
             return ()
         copies = []
-        for sequence in sorted(self.running, key=lambda s: s.slot or 0, reverse=True):
-            old = sequence.slot
-            if old is None or old < len(self.running):
-                break
+        above = [(s.slot, s) for s in self.running if s.slot is not None and s.slot >= len(self.running)]
+        for old, sequence in sorted(above, key=lambda each: each[0], reverse=True):
             if sequence.num_pending == 1 and sequence.most_steps_left >= MIN_STEPS_TO_MOVE:
                 sequence.slot = self.slots.lease()
                 copies.append(PrefixCopy(old, sequence.slot, sequence.num_computed))

@@ -1,15 +1,13 @@
 """Builds llama-server and llama-batched-bench from the same patched source and with the same flags as the wheel.
 
-    python -m native_patches.programs [--backend auto|cpu|cuda|metal] [--force]
+    python -m native_patches.build --programs [--backend auto|cpu|cuda|metal] [--force]
 
-`python -m native_patches.build --programs` does the same. The benchmarks compare with these programs. They go to the
-user's cache, under the key of the wheel; they are linked statically, so that they run from there. The folder of the
-programs is printed to standard output.
+The benchmarks compare with these programs. They go to the user's cache, under the key of the wheel; they are linked
+statically, so that they run from there.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import sys
@@ -23,7 +21,6 @@ from native_patches.tools import (
     cache_dir,
     explain,
     lock,
-    main_guard,
     make_folder,
     require_space,
     run_logged,
@@ -140,15 +137,3 @@ def _with_cmake(place: Path, log: Path) -> dict[str, str]:
             reason = explain(log, "pip failed")
             raise SetupFailure(f"cmake is missing and could not be installed: {reason} (log: {log}).")
     return {**os.environ, "PATH": os.pathsep.join([str(venv / "bin"), os.environ.get("PATH", os.defpath)])}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m native_patches.programs", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--backend", choices=("auto", *build.BACKENDS), default="auto", help="default: what is here")
-    parser.add_argument("--force", action="store_true", help="build even where the cache has them")
-    options = parser.parse_args()
-    print(programs(build.make_plan(options.backend), options.force))
-
-
-if __name__ == "__main__":
-    sys.exit(main_guard(main))

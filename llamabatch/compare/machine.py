@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import platform
-import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
 import llamabatch
+from llamabatch.cpu import cpu_name
 from llamabatch.llama import library
 from llamabatch.machine import Machine
 
@@ -46,7 +45,7 @@ class MachineFacts:
     def here(cls) -> MachineFacts:
         info = library.library_info()
         return cls(
-            cpu=_cpu_name(),
+            cpu=cpu_name(),
             cores=Machine.here().cores,
             logical_cores=psutil.cpu_count() or 1,
             memory_bytes=int(psutil.virtual_memory().total),
@@ -60,19 +59,3 @@ class MachineFacts:
             },
             patches=None if info.marker is None else tuple(info.marker.get("patches", ())),
         )
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass  # not Linux
-    if platform.system() == "Darwin":
-        asked = subprocess.run(
-            ["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False
-        )
-        if asked.returncode == 0:
-            return asked.stdout.strip()
-    return platform.processor() or platform.machine()

@@ -7,6 +7,7 @@ import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -47,16 +48,22 @@ def write(report: Report, json_file: Path | None, plot_file: Path | None) -> Non
     """The table to stdout, unless JSON goes there; JSON and picture to their files."""
     if str(json_file) != "-":
         show(report, console())
-    if json_file is not None:
-        text = json.dumps(document(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        if str(json_file) == "-":
-            sys.stdout.write(text)
-        else:
-            json_file.write_text(text, encoding="utf-8")
+    write_json(document(report), json_file)
     if plot_file is not None:
         from llamabatch.compare.plot import draw  # matplotlib is optional, and takes a second to import
 
         draw(report, plot_file)
+
+
+def write_json(content: dict[str, Any], file: Path | None) -> None:
+    """To a file, to stdout if that is "-", nowhere if None."""
+    if file is None:
+        return
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    if str(file) == "-":
+        sys.stdout.write(text)
+    else:
+        file.write_text(text, encoding="utf-8")
 
 
 def console() -> Console:

@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from llamabatch import paths
+from llamabatch.cpu import cpu_flags
 from llamabatch.llama import library
 
 logger = logging.getLogger(__name__)
@@ -132,9 +133,4 @@ def _cpu_library(module: ModuleType) -> Path:
 
 
 def _cpu_has_amx() -> bool:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as cpuinfo:
-            flags = next((line for line in cpuinfo if line.startswith("flags")), "")
-    except OSError:
-        return False  # not Linux: no kernel but Linux's lets llama.cpp use AMX
-    return {"amx_tile", "amx_int8"} <= set(flags.split())
+    return {"amx_tile", "amx_int8"} <= cpu_flags()

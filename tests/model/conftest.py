@@ -6,18 +6,10 @@ import json
 import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from llamabatch import LLM, EngineConfig, RequestOutput, SamplingParams
-from llamabatch.engine import plan
-from llamabatch.llama.batch import Batch
-from llamabatch.llama.context import Context, DecodeCode
-from llamabatch.llama.library import load
-from llamabatch.llama.model import Model
-from llamabatch.model_file import resolve
-from llamabatch.request import Request, Sequence
-from llamabatch.step import Call, Span
+from benchmarks.equality import LogitGap, parting
+from llamabatch import LLM, RequestOutput, SamplingParams
 
 HELDOUT = Path(__file__).parents[2] / "models" / "heldout.jsonl"
 
@@ -54,29 +46,6 @@ def reference():
         yield llm
 
 
-class LogitGap:
-    """The distance between the two best logits after a text, computed alone in a context of its own."""
-
-    def __init__(self) -> None:
-        config = EngineConfig("tiny", n_slots=1)
-        self._model = Model(resolve("tiny"), config)
-        resolved = plan(config, self._model).config
-        self._context = Context(self._model, resolved, 1)
-        self._batch = Batch(load(), resolved.n_batch)
-
-    def __call__(self, token_ids: tuple[int, ...]) -> float:
-        sequence = Sequence(Request("gap", token_ids), self._model.vocabulary, 10**6)
-        self._context.clear(0)
-        struct, _ = self._batch.fill(Call((Span(sequence, 0, 0, len(token_ids), True),)))
-        assert self._context.decode(struct) is DecodeCode.OK
-        second, best = np.partition(self._context.logits(1)[0], -2)[-2:]
-        return float(best - second)
-
-    def close(self) -> None:
-        self._context.close()
-        self._model.close()
-
-
 @pytest.fixture(scope="session")
 def logit_gap():
     gap = LogitGap()
@@ -97,8 +66,7 @@ def assert_equal_by_the_rule(logit_gap):
                 assert one.text == other.text
                 continue
             differing += 1
-            pairs = enumerate(zip(one.token_ids, other.token_ids, strict=False))
-            at = next((i for i, (a, b) in pairs if a != b), min(len(one.token_ids), len(other.token_ids)))
+            at = parting(one, other)
             gap = logit_gap((*one.prompt_token_ids, *one.token_ids[:at]))
             assert gap < MAX_GAP, f"{one.text!r} and {other.text!r} part at token {at}, where the gap is {gap}"
         assert differing <= (1 - least) * len(got), f"{differing} of {len(got)} outputs differ"
