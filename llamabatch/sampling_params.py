@@ -1,90 +1,236 @@
-"""How one request is sampled: vLLM's names, llama.cpp's defaults."""
+"""How one request is sampled, and when it stops: vLLM's names, llama.cpp's defaults."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
-from llamabatch.checks import boolean, integer, nearest, number, show
+from llamabatch.checks import boolean, choice, integer, nearest, number
 from llamabatch.errors import SamplingError
+from llamabatch.sampling_checks import biases, processors, strings, token_ids
 
-MAX_STOPS = 64
-MAX_STOP_CHARS = 256
+MAX_N = 256  # copies of one prompt
+MAX_LOGPROBS = 1024
 MAX_TOP_K = 2**31 - 1
-MAX_BIASES = 1024
-MAX_TOKEN_ID = 2**20 - 1  # larger than any vocabulary; the engine refuses what its model does not have
+MAX_STOPS = 64
+MAX_BAD_WORDS = 1024
+OVERFLOWS = ("refuse", "truncate", "shift")
 
 LogitBias = Mapping[int, float] | Iterable[tuple[int, float]] | None
+Strings = tuple[str, ...] | list[str] | str | None
+TokenIds = Iterable[int] | None
+LogitsProcessor = Callable[[list[int], Any], Any]
+
+# Other libraries' names for fields of ours: llama.cpp and llama_cpp.Llama, Hugging Face's generate, OpenAI.
+ALIASES = {
+    "n_predict": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "num_return_sequences": "n",
+    "temp": "temperature",
+    "typical": "typical_p",
+    "typ_p": "typical_p",
+    "repeat_penalty": "repetition_penalty",
+    "penalty_repeat": "repetition_penalty",
+    "penalty_present": "presence_penalty",
+    "penalty_freq": "frequency_penalty",
+    "mirostat_mode": "mirostat",
+    "mirostat_ent": "mirostat_tau",
+    "mirostat_lr": "mirostat_eta",
+    "top_nsigma": "top_n_sigma",
+    "dynatemp_exp": "dynatemp_exponent",
+    "dry_sequence_breaker": "dry_sequence_breakers",
+    "stop_strings": "stop",
+    "stop_sequences": "stop",
+    "top_logprobs": "logprobs",
+    "n_probs": "logprobs",
+    "bad_words_ids": "bad_words",
+    "logits_processor": "logits_processors",
+}
+
+_NUMBERS = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "typical_p": (0.0, 1.0),
+    "top_n_sigma": (-1.0, 1000.0),
+    "xtc_probability": (0.0, 1.0),
+    "xtc_threshold": (0.0, 1.0),
+    "dry_multiplier": (0.0, 100.0),
+    "dry_base": (1.0, 100.0),
+    "mirostat_tau": (0.0, 100.0),
+    "mirostat_eta": (0.0, 1.0),
+    "dynatemp_range": (0.0, 100.0),
+    "dynatemp_exponent": (0.01, 100.0),
+    "repetition_penalty": (0.01, 100.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+}
+_INTEGERS = {
+    "n": (1, MAX_N),
+    "min_tokens": (0, 2**31 - 1),
+    "top_k": (-1, MAX_TOP_K),
+    "dry_allowed_length": (1, 2**31 - 1),
+    "dry_penalty_last_n": (-1, 2**31 - 1),
+    "mirostat": (0, 2),
+    "priority": (-(2**31), 2**31 - 1),
+}
+_OPTIONAL_INTEGERS = {
+    "best_of": (1, MAX_N),
+    "max_tokens": (1, 2**31 - 1),
+    "seed": (0, 2**64 - 1),
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+}
+_BOOLEANS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "background")
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """What to sample, and when to stop. Checked once, when it is made; raises SamplingError.
 
-    The chain is llama.cpp's: logit_bias, the penalties (repetition, frequency, presence), allowed_token_ids, top_k,
-    then top_p, then min_p on the untempered probabilities, then temperature, then one draw. Penalties are vLLM's and
-    OpenAI's. Defaults are those of llama.cpp's command line (common/common.h), but for max_tokens.
+    The chain is llama.cpp's (common/sampling.cpp): logit_bias, the penalties, DRY, allowed_token_ids and other masks,
+    top_n_sigma, top_k, typical_p, top_p, min_p on the untempered probabilities, XTC, temperature, then one draw.
+    Penalties are vLLM's and OpenAI's. Defaults are those of llama.cpp's command line (common/common.h), but for
+    max_tokens.
 
     Attributes:
+        n: continuations of the prompt, 1 .. 256; they share the prompt's KV cells.
+        best_of: generate so many and give the n with the highest mean logprob of their tokens; None: n.
         max_tokens: tokens to generate at most, the end-of-generation token included; None: until the model stops or
             the request has used its n_ctx.
+        min_tokens: before so many tokens nothing ends the text: no end-of-generation token, stop token or stop string.
         temperature: 0 is greedy: the likeliest token, the lowest id where two are equal.
         top_k: keep the k likeliest tokens; 0 or -1: all.
         top_p: keep the fewest tokens whose probabilities sum to at least top_p; 1: all.
         min_p: keep tokens at least min_p times as probable as the likeliest; 0: all.
+        typical_p: keep the tokens whose surprise is nearest to the entropy, up to this mass (locally typical
+            sampling); 1: all.
+        top_n_sigma: keep logits within so many standard deviations of the largest; 0 or below: all.
+        xtc_probability, xtc_threshold: with this probability, drop all tokens above the threshold but the least
+            likely of them ("exclude top choices"); a threshold above 0.5 never drops any.
+        dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, dry_sequence_breakers: "don't repeat
+            yourself": a token that would repeat a run of more than dry_allowed_length tokens loses multiplier * base **
+            (run - allowed length); last_n: tokens looked at, -1: all; 0 of multiplier or last_n: off.
+        mirostat, mirostat_tau, mirostat_eta: 1 or 2: hold the surprise near tau bits, learning at rate eta, in place of
+            the cuts above; 0: off.
+        dynatemp_range, dynatemp_exponent: temperature between temperature - range and + range, by entropy; 0: off.
         seed: 0 .. 2**64-1; the draw of output token i depends on (seed, i) alone, so that company, retries and
-            preemption never shift it. None: a fresh random seed for each request.
+            preemption never shift it. None: a fresh random seed for each request. Continuation k draws with seed + k.
         stop: strings that end the text; the text is cut before the first of them.
+        stop_token_ids: tokens that end the text as an end-of-generation token does.
+        include_stop_str_in_output: leave the stop string, or the text of the stop token, in the text.
         ignore_eos: go on after an end-of-generation token, which then counts as any other.
+        bad_words: strings that the tokens of the text never spell; each is looked for as the vocabulary writes it, with
+            and without a space before it.
         repetition_penalty: the logit of each token that is in prompt or output is divided by it where positive, else
             multiplied; 0.01 .. 100, 1: none.
         presence_penalty: taken from the logit of each token that is in the output; -2 .. 2.
         frequency_penalty: the same for each time that the token is in the output; -2 .. 2.
         logit_bias: {token id: what is added to its logit, -100 .. 100}, at most 1024 ids; kept as a tuple of pairs.
         allowed_token_ids: only these may come; None: all.
+        logprobs: give the logprob of each output token, and of the so many likeliest; 0 .. 1024, None: none.
+        prompt_logprobs: the same for the tokens of the prompt.
+        skip_special_tokens: leave the names of special tokens out of the text.
+        logits_processors: called as f(output token ids, logits) before each token; logits is a copy of the row,
+            numpy float32 of shape (vocabulary,); what f returns is sampled. Not where a child process does the work.
+        priority: who waits with the lower number enters first, as in vLLM.
+        background: for the rows that others leave free.
+        deadline_s: seconds from the asking after which the request ends as an error; None: never.
+        overflow: a request that outgrows n_ctx: "refuse" it, or end it there; "truncate" the prompt at its left;
+            "shift": drop the oldest tokens and go on.
     """
 
+    n: int = 1
+    best_of: int | None = None
     max_tokens: int | None = 256
+    min_tokens: int = 0
     temperature: float = 0.8
     top_k: int = 40
     top_p: float = 0.95
     min_p: float = 0.05
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: Strings = ("\n", ":", '"', "*")
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
     seed: int | None = None
-    stop: tuple[str, ...] | list[str] | str | None = ()
+    stop: Strings = ()
+    stop_token_ids: TokenIds = ()
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    bad_words: Strings = ()
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: LogitBias = ()
-    allowed_token_ids: Iterable[int] | None = None
+    allowed_token_ids: TokenIds = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    logits_processors: tuple[LogitsProcessor, ...] | list[LogitsProcessor] | None = ()
+    priority: int = 0
+    background: bool = False
+    deadline_s: float | None = None
+    overflow: str = "refuse"
 
     def __post_init__(self) -> None:
-        number(SamplingError, "temperature", self.temperature, 0.0, 100.0)
-        number(SamplingError, "top_p", self.top_p, 0.0, 1.0)
-        number(SamplingError, "min_p", self.min_p, 0.0, 1.0)
-        integer(SamplingError, "top_k", self.top_k, -1, MAX_TOP_K)
-        if self.max_tokens is not None:
-            integer(SamplingError, "max_tokens", self.max_tokens, 1, 2**31 - 1)
-        if self.seed is not None:
-            integer(SamplingError, "seed", self.seed, 0, 2**64 - 1)
-        boolean(SamplingError, "ignore_eos", self.ignore_eos)
-        number(SamplingError, "repetition_penalty", self.repetition_penalty, 0.01, 100.0)
-        number(SamplingError, "presence_penalty", self.presence_penalty, -2.0, 2.0)
-        number(SamplingError, "frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        for name, (least, most) in _NUMBERS.items():
+            number(SamplingError, name, getattr(self, name), least, most)
+        for name, (low, high) in _INTEGERS.items():
+            integer(SamplingError, name, getattr(self, name), low, high)
+        for name, (low, high) in _OPTIONAL_INTEGERS.items():
+            if getattr(self, name) is not None:
+                integer(SamplingError, name, getattr(self, name), low, high)
+        for name in _BOOLEANS:
+            boolean(SamplingError, name, getattr(self, name))
+        if self.deadline_s is not None:
+            number(SamplingError, "deadline_s", self.deadline_s, 0.0, 1e9)
+        choice(SamplingError, "overflow", self.overflow, OVERFLOWS)
         # the only normalisations: afterwards always tuples, so that parameters can be compared and hashed
-        object.__setattr__(self, "stop", _stops(self.stop))
-        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
-        object.__setattr__(self, "allowed_token_ids", _allowed(self.allowed_token_ids))
+        self._keep("stop", strings("stop", self.stop, MAX_STOPS))
+        self._keep("bad_words", strings("bad_words", self.bad_words, MAX_BAD_WORDS))
+        self._keep("dry_sequence_breakers", strings("dry_sequence_breakers", self.dry_sequence_breakers, MAX_STOPS))
+        self._keep("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids) or ())
+        self._keep("logit_bias", biases(self.logit_bias))
+        self._keep("allowed_token_ids", token_ids("allowed_token_ids", self.allowed_token_ids, least=1))
+        self._keep("logits_processors", processors(self.logits_processors))
+        self._check_together()
+
+    def _keep(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_together(self) -> None:
+        if self.best_of is not None and self.best_of < self.n:
+            raise SamplingError(f"best_of is {self.best_of}; it must be at least n, {self.n}")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise SamplingError(f"min_tokens is {self.min_tokens}; it must not exceed max_tokens, {self.max_tokens}")
 
     @classmethod
     def from_options(cls, **options: object) -> SamplingParams:
-        """SamplingParams from a mapping with names from outside; an unknown name is refused with the nearest one."""
+        """SamplingParams from names from outside, ALIASES included; an unknown one is refused with the nearest."""
         known = [field.name for field in fields(cls)]
-        for name in options:
+        values: dict[str, object] = {}
+        for given, value in options.items():
+            name = ALIASES.get(given, given)
             if name not in known:
-                raise SamplingError(f"SamplingParams has no field {name!r}{nearest(name, known)}")
-        return cls(**options)  # type: ignore[arg-type]  # checked by __post_init__
+                raise SamplingError(f"SamplingParams has no field {given!r}{nearest(given, [*known, *ALIASES])}")
+            if name in values:
+                raise SamplingError(f"{name} is given twice, once as {given!r}; give it once")
+            values[name] = value
+        return cls(**values)  # type: ignore[arg-type]  # checked by __post_init__
 
     @property
     def greedy(self) -> bool:
@@ -116,46 +262,3 @@ class SamplingParams:
     def stop_strings(self) -> tuple[str, ...]:
         assert isinstance(self.stop, tuple)
         return self.stop
-
-
-def _stops(stop: object) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    strings = (stop,) if isinstance(stop, str) else stop
-    if not isinstance(strings, (tuple, list)) or not all(isinstance(s, str) for s in strings):
-        raise SamplingError(f"stop is {show(stop)}; give a string or a list of strings")
-    if len(strings) > MAX_STOPS:
-        raise SamplingError(f"stop holds {len(strings)} strings; at most {MAX_STOPS} are allowed")
-    for string in strings:
-        if not 1 <= len(string) <= MAX_STOP_CHARS:
-            raise SamplingError(f"a stop string has {len(string)} characters; allowed are 1 to {MAX_STOP_CHARS}")
-    return tuple(strings)
-
-
-def _biases(given: object) -> tuple[tuple[int, float], ...]:
-    if given is None:
-        return ()
-    pairs = list(given.items()) if isinstance(given, Mapping) else given
-    if not isinstance(pairs, (tuple, list)) or not all(isinstance(p, (tuple, list)) and len(p) == 2 for p in pairs):
-        raise SamplingError(f"logit_bias is {show(given)}; give a mapping from token id to bias")
-    if len(pairs) > MAX_BIASES:
-        raise SamplingError(f"logit_bias holds {len(pairs)} ids; at most {MAX_BIASES} are allowed")
-    for token_id, bias in pairs:
-        integer(SamplingError, "a token id of logit_bias", token_id, 0, MAX_TOKEN_ID)
-        number(SamplingError, f"logit_bias of token {token_id}", bias, -100.0, 100.0)
-    if len({token_id for token_id, _ in pairs}) < len(pairs):
-        raise SamplingError("logit_bias names a token id twice; give each once")
-    return tuple(sorted((token_id, float(bias)) for token_id, bias in pairs))
-
-
-def _allowed(given: object) -> tuple[int, ...] | None:
-    if given is None:
-        return None
-    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
-        raise SamplingError(f"allowed_token_ids is {show(given)}; give a list of token ids")
-    ids = list(given)
-    if not 1 <= len(ids) <= MAX_TOKEN_ID + 1:
-        raise SamplingError(f"allowed_token_ids holds {len(ids)} ids; give 1 to {MAX_TOKEN_ID + 1}, or None for all")
-    for token_id in ids:
-        integer(SamplingError, "an id of allowed_token_ids", token_id, 0, MAX_TOKEN_ID)
-    return tuple(sorted(set(ids)))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from llamabatch import ConfigError, EngineConfig, LlamaBatchError, SamplingError, SamplingParams
 from llamabatch.config import EngineOptions
 from llamabatch.request import check_params
+from llamabatch.sampling_params import ALIASES
 from llamabatch.token_counts import TokenCounts
 
 BAD_NUMBERS = [float("nan"), float("inf"), -float("inf"), -0.1, 1e300, "1", None, True, [], 2**64]
@@ -92,6 +93,40 @@ def test_good_values():
     assert params.greedy
     with pytest.raises(FrozenInstanceError):
         params.top_k = 3
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 0), ("n", 257), ("best_of", 0), ("min_tokens", -1), ("typical_p", 1.1), ("top_n_sigma", -2),
+        ("xtc_probability", 2), ("xtc_threshold", -1), ("dry_multiplier", -1), ("dry_base", 0.5),
+        ("dry_allowed_length", 0), ("dry_penalty_last_n", -2), ("dry_sequence_breakers", [1]), ("mirostat", 3),
+        ("mirostat_tau", -1), ("mirostat_eta", 2), ("dynatemp_range", -1), ("dynatemp_exponent", 0),
+        ("stop_token_ids", [-1]), ("stop_token_ids", "12"), ("include_stop_str_in_output", 1), ("bad_words", [""]),
+        ("bad_words", ["x"] * 1025), ("logprobs", -1), ("logprobs", True), ("prompt_logprobs", 1025),
+        ("skip_special_tokens", 0), ("logits_processors", [3]), ("priority", 1.5), ("background", 1),
+        ("deadline_s", -1), ("deadline_s", float("inf")), ("overflow", "drop"),
+    ],
+)  # fmt: skip
+def test_bad_values_name_their_field(field, value):
+    with pytest.raises(SamplingError, match=field):
+        SamplingParams(**{field: value})
+
+
+def test_fields_that_contradict_each_other():
+    with pytest.raises(SamplingError, match="best_of is 2; it must be at least n, 3"):
+        SamplingParams(n=3, best_of=2)
+    with pytest.raises(SamplingError, match="min_tokens is 9; it must not exceed max_tokens, 8"):
+        SamplingParams(max_tokens=8, min_tokens=9)
+
+
+def test_names_of_other_libraries():
+    params = SamplingParams.from_options(n_predict=7, repeat_penalty=1.2, temp=0)
+    assert params == SamplingParams(max_tokens=7, repetition_penalty=1.2, temperature=0)
+    assert SamplingParams.from_options(max_new_tokens=9).max_tokens == 9
+    assert set(ALIASES.values()) <= {field.name for field in fields(SamplingParams)}
+    with pytest.raises(SamplingError, match="max_tokens is given twice"):
+        SamplingParams.from_options(n_predict=7, max_tokens=8)
 
 
 def test_unknown_names_are_refused_with_the_nearest():

@@ -50,6 +50,7 @@ def test_the_scheduling_rooms_are_pure():
         "token_counts",
         "detokenizer",
         "sampling_params",
+        "sampling_checks",
         "config",
     ):
         assert top_level(PACKAGE / f"{name}.py").isdisjoint({"llama_cpp", "numpy", "ctypes"}), name

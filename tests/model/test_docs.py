@@ -1,0 +1,25 @@
+"""The Python in docs/*.md runs: the blocks of a page one after another, as a reader would type them."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGES = {
+    page: re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.S)
+    for page in sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
+}
+# what is no program to run: three lines of the engine, quoted
+QUOTES = {"architecture.md"}
+
+
+@pytest.mark.parametrize(
+    "page", [page for page, blocks in PAGES.items() if blocks and page.name not in QUOTES], ids=lambda p: p.stem
+)
+def test_page(page, tmp_path):
+    code = "\n".join(PAGES[page])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
