@@ -7,6 +7,7 @@ from dataclasses import replace
 from llamabatch.capacity import ModelFacts, Plan, resolve
 from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineClosedError
+from llamabatch.fanout import Fans
 from llamabatch.llama.library import gpu_count, has_fast_attention
 from llamabatch.llama.model import Model
 from llamabatch.llama.profiles import profile_for
@@ -52,6 +53,7 @@ class Engine:
             self.model.close()
             raise
         self._scheduler = Scheduler(chosen, self._runner.limits)
+        self._fans = Fans()
         self._closed = False
 
     @property
@@ -71,7 +73,10 @@ class Engine:
         n_ctx = self.config.number("n_ctx")
         check_prompt(request.prompt_token_ids, self.model.n_vocab, n_ctx)
         check_params(request.params, self.model.n_vocab)
-        self._scheduler.add(Sequence(request, self.model.vocabulary, n_ctx))
+        if request.request_id in self._fans:
+            raise ValueError(f"request id {request.request_id!r} is already in flight")
+        for each in [request] if request.params.n_copies == 1 else self._fans.split(request):
+            self._scheduler.add(Sequence(each, self.model.vocabulary, n_ctx))
 
     def abort(self, request_id: str, error: str | None = None) -> SequenceOutput | None:
         """Ends a request now; None if it is not in flight. Its slot is free at once.
@@ -80,7 +85,10 @@ class Engine:
             error: None gives finish_reason "abort"; a text gives "error", for those who must say why.
         """
         self._check_open()
-        return self._scheduler.abort(request_id, error)
+        if request_id not in self._fans:
+            return self._scheduler.abort(request_id, error)
+        ended = [self._scheduler.abort(each, error) for each in self._fans.copies_of(request_id)]
+        return self._fans.merge([output for output in ended if output is not None])[-1]
 
     def step(self) -> list[SequenceOutput]:
         """One step: at most one chunk of each prompt and one token of each running sequence."""
@@ -88,7 +96,8 @@ class Engine:
         self._make_room()
         batch = self._scheduler.schedule()
         results = self._runner.run(batch)
-        return self._scheduler.update(batch, results)
+        outputs = self._scheduler.update(batch, results)
+        return self._fans.merge(outputs) if self._fans else outputs
 
     def _make_room(self) -> None:
         """A larger context, when more requests are there than it has slots. If memory does not allow it, the old one

@@ -61,7 +61,7 @@ class Request:
     @property
     def expected_tokens(self) -> int:
         """Tokens that this request will occupy at most, as far as is known now: the measure of load."""
-        return len(self.prompt_token_ids) + (self.params.max_tokens or 256)
+        return len(self.prompt_token_ids) + self.params.n_copies * (self.params.max_tokens or 256)
 
 
 def new_group() -> int:
@@ -153,12 +153,18 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class SequenceOutput:
-    """What one step brought one sequence: new tokens, text that is safe to show, and at its end the whole output."""
+    """What one step brought one sequence: new tokens, text that is safe to show, and at its end the whole output.
+
+    Attributes:
+        index: which continuation of the prompt it belongs to.
+        finished: the output of the request, when its last continuation has ended.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
     text: str
     finished: RequestOutput | None = None
+    index: int = 0
 
 
 @dataclass(frozen=True)

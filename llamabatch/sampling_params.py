@@ -233,6 +233,11 @@ class SamplingParams:
         return cls(**values)  # type: ignore[arg-type]  # checked by __post_init__
 
     @property
+    def n_copies(self) -> int:
+        """Continuations to generate."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
     def greedy(self) -> bool:
         return self.temperature == 0
 

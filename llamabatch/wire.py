@@ -110,14 +110,14 @@ def pack_output(output: SequenceOutput) -> list[Any]:
             finished.error,
             [timings.queued_s, timings.ttft_s, timings.total_s, timings.token_times_s],
         ]
-    return [output.request_id, output.token_ids, output.text, packed]
+    return [output.request_id, output.token_ids, output.text, packed, output.index]
 
 
 def unpack_output(packed: list[Any], request: Request) -> SequenceOutput:
     """The other side of pack_output; what the parent knows already (the prompt) did not travel."""
-    request_id, token_ids, text, finished = packed
+    request_id, token_ids, text, finished, number = packed
     if finished is None:
-        return SequenceOutput(request_id, tuple(token_ids), text)
+        return SequenceOutput(request_id, tuple(token_ids), text, index=number)
     completions, error, (queued_s, ttft_s, total_s, times) = finished
     outputs = tuple(
         CompletionOutput(index, text_, tuple(ids), FinishReason(reason), stop)
@@ -125,4 +125,4 @@ def unpack_output(packed: list[Any], request: Request) -> SequenceOutput:
     )
     timings = Timings(queued_s, ttft_s, total_s, tuple(times))
     whole = RequestOutput(request_id, request.prompt, request.prompt_token_ids, outputs, error, timings)
-    return SequenceOutput(request_id, tuple(token_ids), text, whole)
+    return SequenceOutput(request_id, tuple(token_ids), text, whole, number)

@@ -394,3 +394,13 @@ def test_nothing_native_is_reached_after_close():
         with pytest.raises(EngineClosedError):
             call()
     assert engine.model.is_recurrent is False
+
+
+def test_several_continuations_of_one_prompt(llm):
+    prompt = "Once upon a time there was a small bird that lived in a tall tree near the old stone bridge by the river"
+    alone = [llm.generate(prompt, SamplingParams(seed=7 + k, max_tokens=12))[0].token_ids for k in range(3)]
+    out, other = llm.generate([prompt, "Hello"], SamplingParams(n=3, seed=7, max_tokens=12))
+    assert [completion.index for completion in out.outputs] == [0, 1, 2]
+    assert sum(c.token_ids == wanted for c, wanted in zip(out.outputs, alone, strict=True)) >= 2
+    assert len({completion.token_ids for completion in out.outputs}) == 3
+    assert len(other.outputs) == 3

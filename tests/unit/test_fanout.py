@@ -1,0 +1,65 @@
+"""Several continuations of one prompt: split into sequences, merged into one output."""
+
+from dataclasses import replace
+
+import pytest
+
+from llamabatch.fanout import Fans
+from llamabatch.policies import POLICIES
+from llamabatch.request import FinishReason, Request, Sequence
+from llamabatch.sampling_params import SamplingParams
+from llamabatch.scheduler import Scheduler
+from llamabatch.step import Limits
+from tests.unit.fakes import VOCABULARY, FakeRunner, expected_output, step
+
+LIMITS = Limits(n_slots=8, n_batch=64, n_ubatch=64, prefill_budget=64)
+PROMPT = tuple(range(1, 51))
+
+
+def run(request: Request, abort_after: int | None = None):
+    """All pieces of a request with some company, and how many prompt tokens were copied."""
+    fans, scheduler, runner = Fans(), Scheduler(POLICIES["batched"], LIMITS), FakeRunner(LIMITS)
+    for each in [*fans.split(request), Request("company", (5, 6, 7), SamplingParams(max_tokens=20))]:
+        scheduler.add(Sequence(each, VOCABULARY, 512))
+    pieces = []
+    for number in range(200):
+        if number == abort_after:
+            ended = [scheduler.abort(each) for each in fans.copies_of(request.request_id)]
+            pieces += fans.merge(ended)
+        if not scheduler.has_work:
+            break
+        pieces += fans.merge(step(scheduler, runner))
+    assert not fans
+    return [piece for piece in pieces if piece.request_id == request.request_id], scheduler.num_shared_tokens
+
+
+def test_continuations_share_the_prompt_and_come_as_one_output():
+    pieces, shared = run(Request("a", PROMPT, SamplingParams(n=3, max_tokens=9)))
+    wholes = [piece.finished for piece in pieces if piece.finished is not None]
+    assert len(wholes) == 1
+    assert pieces[-1].finished is wholes[0]
+    assert [completion.index for completion in wholes[0].outputs] == [0, 1, 2]
+    assert all(list(c.token_ids) == expected_output(PROMPT, 9) for c in wholes[0].outputs)
+    assert wholes[0].request_id == "a"
+    assert shared == 2 * (len(PROMPT) - 1)
+
+
+def test_each_streams_under_its_own_index():
+    pieces, _ = run(Request("a", PROMPT, SamplingParams(n=2, max_tokens=9)))
+    for index in (0, 1):
+        tokens = [token for piece in pieces if piece.index == index for token in piece.token_ids]
+        assert tokens == expected_output(PROMPT, 9)
+
+
+def test_each_draws_with_a_seed_of_its_own():
+    request = Request("a", PROMPT, SamplingParams(n=3, seed=2**64 - 1))
+    assert [each.seed for each in Fans().split(request)] == [2**64 - 1, 0, 1]
+    assert all(each.params == replace(request.params, n=1) for each in Fans().split(request))
+
+
+@pytest.mark.parametrize("after", [0, 1, 4])
+def test_an_abort_ends_all_that_still_run(after):
+    pieces, _ = run(Request("a", PROMPT, SamplingParams(n=3, max_tokens=30)), abort_after=after)
+    [whole] = [piece.finished for piece in pieces if piece.finished is not None]
+    assert {completion.finish_reason for completion in whole.outputs} == {FinishReason.ABORT}
+    assert len(whole.outputs) == 3
