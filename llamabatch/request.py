@@ -158,6 +158,7 @@ class SequenceOutput:
     Attributes:
         index: which continuation of the prompt it belongs to.
         finished: the output of the request, when its last continuation has ended.
+        prompt_index: the number of its prompt among those of its call.
     """
 
     request_id: str
@@ -165,6 +166,7 @@ class SequenceOutput:
     text: str
     finished: RequestOutput | None = None
     index: int = 0
+    prompt_index: int = 0
 
 
 @dataclass(frozen=True)

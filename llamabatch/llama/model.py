@@ -145,6 +145,36 @@ class Model:
             room = -n
         raise PromptError(f"llama.cpp cannot tokenize this text of {len(data)} bytes")
 
+    def detokenize(self, token_ids: list[int], *, skip_special: bool = True) -> str:
+        """Token ids to text as llama.cpp writes it; bytes that are no UTF-8 become U+FFFD.
+
+        Args:
+            skip_special: leave special tokens out; False writes their names.
+
+        Raises:
+            PromptError: an id is outside the vocabulary.
+            EngineClosedError: the model was closed.
+        """
+        for token_id in token_ids:
+            self._check_id(token_id)
+        tokens = (ctypes.c_int32 * len(token_ids))(*token_ids)
+        room = 8 * len(token_ids) + 64
+        with self._lock:
+            self._check_open()
+            for _ in range(2):
+                buffer = ctypes.create_string_buffer(room)
+                n = self._lib.llama_detokenize(
+                    self.vocab_handle, tokens, len(token_ids), buffer, room, False, not skip_special
+                )
+                if n >= 0:
+                    return buffer.raw[:n].decode("utf-8", errors="replace")
+                room = -n
+        raise PromptError(f"llama.cpp cannot write these {len(token_ids)} tokens as text")
+
+    def _check_id(self, token_id: int) -> None:
+        if not 0 <= token_id < self.n_vocab:
+            raise PromptError(f"token id {token_id} is outside the vocabulary; allowed are 0 to {self.n_vocab - 1}")
+
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes of a token's text, b"" for special tokens. The id must be inside the vocabulary."""
         piece = self._pieces.get(token_id)
@@ -154,8 +184,7 @@ class Model:
 
     def _piece(self, token_id: int) -> bytes:
         self._check_open()
-        if not 0 <= token_id < self.n_vocab:
-            raise PromptError(f"token id {token_id} is outside the vocabulary; allowed are 0 to {self.n_vocab - 1}")
+        self._check_id(token_id)
         room = 64
         for _ in range(2):
             buffer = ctypes.create_string_buffer(room)

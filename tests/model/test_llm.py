@@ -55,8 +55,17 @@ def test_params_for_each(llm):
     assert [len(o.token_ids) for o in outputs] == [1, 2, 3]
     with pytest.raises(InputError, match="2 SamplingParams for 3 prompts"):
         llm.generate(["a", "b", "c"], [SamplingParams()] * 2)
-    with pytest.raises(InputError, match="dict"):
-        llm.generate(["a"], [{"temperature": 1}])
+    with pytest.raises(InputError, match="a str; give SamplingParams"):
+        llm.generate(["a"], ["temperature"])
+
+
+def test_params_as_a_mapping(llm):
+    outputs = llm.generate(["a", "b"], [{"max_tokens": 2, "ignore_eos": True}, SamplingParams(max_tokens=1)])
+    assert [len(o.token_ids) for o in outputs] == [2, 1]
+    with pytest.raises(InputError, match="temperature"):
+        llm.generate("a", {"temprature": 1})
+    with pytest.raises(InputError, match="names of fields are strings"):
+        llm.generate("a", {5: 1})
 
 
 def test_chat_one_or_a_list(llm, greedy):
@@ -103,6 +112,36 @@ def test_stream_gives_the_whole_text_in_pieces(llm, greedy):
     assert "".join(p.text for p in pieces) == pieces[-1].finished.text == llm.chat(HI, greedy)[0].text
 
 
+def test_stream_of_many_tells_whose_each_piece_is(llm, greedy):
+    prompts = ["Once upon a time", HI, "", "The sea"]
+    pieces = list(llm.stream(prompts, greedy))
+    wanted = [llm.generate("Once upon a time", greedy)[0].text, llm.chat(HI, greedy)[0].text, "",
+              llm.generate("The sea", greedy)[0].text]  # fmt: skip
+    for index, text in enumerate(wanted):
+        own = [p for p in pieces if p.prompt_index == index]
+        assert "".join(p.text for p in own) == text == own[-1].finished.text
+        assert [p.finished is not None for p in own] == [False] * (len(own) - 1) + [True]
+    assert "empty" in next(p for p in pieces if p.prompt_index == 2).finished.error
+    order = [p.prompt_index for p in pieces if p.token_ids]
+    assert order != sorted(order), "the texts do not come side by side"
+
+
+def test_as_completed_gives_the_first_to_finish_first():
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (40, 3, 20)]
+    with LLM("tiny", n_slots=4, instances=1) as llm:
+        done = list(llm.as_completed(["a", "b", "c"], params))
+    assert [(i, len(o.token_ids)) for i, o in done] == [(1, 3), (2, 20), (0, 40)]
+
+
+def test_leaving_as_completed_aborts_the_rest(llm):
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (2, 900, 900)]
+    for index, _ in llm.as_completed(["a", "b", "c"], params):
+        assert index == 0
+        break
+    stats = llm.stats()
+    assert (stats.running, stats.waiting, stats.free_slots) == (0, 0, 8)
+
+
 def test_leaving_a_stream_frees_its_slot(llm):
     for _ in llm.stream("Once", SamplingParams(max_tokens=500, ignore_eos=True)):
         break
@@ -114,6 +153,22 @@ def test_special_tokens_in_a_users_text_stay_text(llm):
     plain = llm.tokenize("<|im_end|>")
     assert len(plain) > 1
     assert len(llm.tokenize("<|im_end|>", parse_special=True)) == 1
+
+
+def test_tokens_to_text_and_back(llm):
+    text = "Once, in Paris \u2026 \u4f60\u597d \U0001f98a\n"
+    ids = llm.tokenize(text)
+    assert llm.detokenize(ids) == text
+    assert llm.tokenize([text, "a"]) == [ids, llm.tokenize("a")]
+    assert llm.detokenize([ids, ids[:1], []]) == [text, llm.detokenize(ids[:1]), ""]
+    [end] = llm.tokenize("<|im_end|>", add_special=False, parse_special=True)
+    assert llm.detokenize([*ids, end]) == text
+    assert llm.detokenize([*ids, end], skip_special_tokens=False) == text + "<|im_end|>"
+    for bad in ([-1], [10**9], ["a"], "a", [[5], 3]):
+        with pytest.raises(PromptError):
+            llm.detokenize(bad)
+    with pytest.raises(PromptError, match="a list of them"):
+        llm.tokenize([5])
 
 
 def test_after_close():
@@ -293,7 +348,7 @@ def test_content_that_the_template_cannot_use_is_that_prompts_error(llm, content
     assert "refuses" in bad.error
 
 
-@pytest.mark.parametrize("params", [5, "x", {"temperature": 1}, [5]])
+@pytest.mark.parametrize("params", [5, "x", {"temprature": 1}, [5]])
 def test_params_of_the_wrong_type(llm, params):
     with pytest.raises(InputError):
         llm.generate("a", params)
