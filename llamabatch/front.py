@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, replace
+from functools import partial
 from numbers import Integral
 from typing import Any, TypeGuard
 
-from llamabatch.chat import Conversation, to_tokens
+from llamabatch.chat import ChatOptions, Conversation, to_tokens
 from llamabatch.checks import show
 from llamabatch.client import EngineClient, failure
 from llamabatch.errors import InputError, PromptError
@@ -86,16 +87,17 @@ class Front:
         alone = isinstance(prompts, str) or is_token_ids(prompts)
         return self._submission([prompts] if alone else listed("prompts", prompts), params, self._prompt_ids, alone)
 
-    def conversations(self, conversations: object, params: Params) -> Submission:
+    def conversations(self, conversations: object, params: Params, options: ChatOptions) -> Submission:
         """Of one conversation, or a list of them."""
         alone = is_conversation(conversations)
         items = [conversations] if alone else listed("conversations", conversations)
-        return self._submission(items, params, self._chat_ids, alone)
+        return self._submission(items, params, partial(self._chat_ids, options), alone)
 
-    def either(self, prompts: object, params: Params) -> Submission:
+    def either(self, prompts: object, params: Params, options: ChatOptions) -> Submission:
         """Of one prompt or conversation, or a list that may hold both."""
         alone = isinstance(prompts, str) or is_token_ids(prompts) or is_conversation(prompts)
-        return self._submission([prompts] if alone else listed("prompts", prompts), params, self._either_ids, alone)
+        items = [prompts] if alone else listed("prompts", prompts)
+        return self._submission(items, params, partial(self._either_ids, options), alone)
 
     def detokenize(self, token_ids: Any, skip_special_tokens: bool) -> str | list[str]:
         """As LLM.detokenize."""
@@ -113,11 +115,11 @@ class Front:
             return None, ()  # refused below, as an empty prompt
         raise PromptError(f"a prompt is a text or a list of token ids, not {show(prompt)}")
 
-    def _chat_ids(self, conversation: Any) -> _Ids:
-        return to_tokens(self._model, conversation)
+    def _chat_ids(self, options: ChatOptions, conversation: Any) -> _Ids:
+        return to_tokens(self._model, conversation, options)
 
-    def _either_ids(self, prompt: object) -> _Ids:
-        return self._chat_ids(prompt) if is_conversation(prompt) else self._prompt_ids(prompt)
+    def _either_ids(self, options: ChatOptions, prompt: object) -> _Ids:
+        return self._chat_ids(options, prompt) if is_conversation(prompt) else self._prompt_ids(prompt)
 
     def _submission(self, items: list[Any], params: Params, to_ids: _ToIds, alone: bool) -> Submission:
         """Args:

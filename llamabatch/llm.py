@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from collections.abc import Sequence as ListLike
 from types import TracebackType
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from llamabatch.capacity import Plan
-from llamabatch.chat import Conversation
+from llamabatch.chat import ChatOptions, Conversation
 from llamabatch.checks import show
 from llamabatch.client import EngineClient, connect
 from llamabatch.config import EngineConfig
@@ -72,20 +72,31 @@ class LLM:
         conversations: Conversation | ListLike[Conversation],
         params: Params = None,
         *,
+        tools: ListLike[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         progress: bool = False,
     ) -> list[RequestOutput]:
         """Answers conversations through the model's own chat template. As `generate`, but for:
 
         Args:
             conversations: one conversation, a list of {"role": …, "content": …}, or a list of conversations.
+            tools: functions that the model may call, as OpenAI's API describes them, for the template.
+            chat_template_kwargs: variables of the template, such as {"enable_thinking": False}, of those in
+                llamabatch.chat.TEMPLATE_KWARGS. What the model's template does not read is refused.
 
         Raises:
             ConfigError: the model has no chat template.
         """
-        return self._run(self._front.conversations(conversations, params), progress)
+        options = ChatOptions(tools, chat_template_kwargs or {})
+        return self._run(self._front.conversations(conversations, params, options), progress)
 
     def stream(
-        self, prompts: Prompt | Conversation | ListLike[Prompt | Conversation], params: Params = None
+        self,
+        prompts: Prompt | Conversation | ListLike[Prompt | Conversation],
+        params: Params = None,
+        *,
+        tools: ListLike[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Iterator[SequenceOutput]:
         """One prompt or conversation, or many at once, token by token as they come.
 
@@ -96,13 +107,20 @@ class LLM:
             PromptError: there is no prompt, or the only one (not in a list) cannot be run. One of a list that cannot
                 be run is one piece, finished with its error.
         """
-        return self._events(self._front.either(prompts, params), stream=True)
+        options = ChatOptions(tools, chat_template_kwargs or {})
+        return self._events(self._front.either(prompts, params, options), stream=True)
 
     def as_completed(
-        self, prompts: Prompt | Conversation | ListLike[Prompt | Conversation], params: Params = None
+        self,
+        prompts: Prompt | Conversation | ListLike[Prompt | Conversation],
+        params: Params = None,
+        *,
+        tools: ListLike[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Pairs of a prompt's index and its output, the first to finish first. Otherwise as `stream`."""
-        return self._completed(self._front.either(prompts, params))
+        options = ChatOptions(tools, chat_template_kwargs or {})
+        return self._completed(self._front.either(prompts, params, options))
 
     @overload
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]: ...

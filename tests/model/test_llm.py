@@ -345,7 +345,7 @@ def test_conversations_of_the_wrong_type(llm, conversations):
 def test_content_that_the_template_cannot_use_is_that_prompts_error(llm, content, greedy):
     good, bad = llm.chat([HI, [{"role": "user", "content": content}]], greedy)
     assert good.error is None
-    assert "refuses" in bad.error
+    assert "refuses" in bad.error or "content" in bad.error
 
 
 @pytest.mark.parametrize("params", [5, "x", {"temprature": 1}, [5]])
