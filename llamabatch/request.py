@@ -131,14 +131,17 @@ class RequestOutput:
 
     @property
     def text(self) -> str:
+        """Text of the first continuation."""
         return self.outputs[0].text
 
     @property
     def token_ids(self) -> tuple[int, ...]:
+        """Tokens of the first continuation."""
         return self.outputs[0].token_ids
 
     @property
     def finish_reason(self) -> FinishReason:
+        """Why the first continuation ended."""
         return self.outputs[0].finish_reason
 
     @classmethod

@@ -47,7 +47,6 @@ ALIASES = {
     "stop_sequences": "stop",
     "top_logprobs": "logprobs",
     "n_probs": "logprobs",
-    "bad_words_ids": "bad_words",
     "logits_processor": "logits_processors",
 }
 
