@@ -21,6 +21,7 @@ from llamabatch import errors
 from llamabatch.client import Sink, failure, tell
 from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineClosedError, EngineError
+from llamabatch.lifetime import Home
 from llamabatch.llama.model import Model
 from llamabatch.request import Request, SequenceOutput
 from llamabatch.stats import EngineStats
@@ -52,6 +53,8 @@ class Child:
 
     def __init__(self, config: EngineConfig, environment: dict[str, str], program: str = WORKER) -> None:
         self.alive = True
+        self._dropped = False
+        self._home = Home()
         self._pending: dict[str, _Pending] = {}
         self._questions: dict[int, Future[EngineStats]] = {}
         self._numbers = itertools.count()
@@ -85,6 +88,7 @@ class Child:
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
         """As EngineClient.submit."""
+        self._home.check()
         doubled = []
         with self._lock:
             if not self.alive:
@@ -110,11 +114,13 @@ class Child:
             raise
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        with contextlib.suppress(OSError):
-            self._wire.send("abort", list(request_ids))
+        if self._home.is_here:
+            with contextlib.suppress(OSError):
+                self._wire.send("abort", list(request_ids))
 
     def stats(self) -> EngineStats:
         """As EngineClient.stats."""
+        self._home.check()
         answer: Future[EngineStats] = Future()
         number = next(self._numbers)
         with self._lock:
@@ -148,6 +154,15 @@ class Child:
         if self._reader.is_alive() and self._reader is not threading.current_thread():
             self._reader.join()
 
+    def drop(self) -> None:
+        """Kills it and waits for nobody; the reading thread clears up."""
+        self._dropped = True
+        self._process.kill()
+
+    @property
+    def ended(self) -> bool:
+        return not self.alive and not self._reader.is_alive()
+
     def _read(self) -> None:
         try:
             while (message := self._wire.receive()) is not None:
@@ -157,6 +172,8 @@ class Child:
             self._process.kill()
         finally:
             self._answer_all()
+            if self._dropped:
+                self._wire.close()
 
     def _obey(self, message: list[Any]) -> None:
         if message[0] == "outputs":
@@ -200,24 +217,38 @@ class Child:
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
-def close_all(children: Iterable[Child], model: Model, owner: int, *, kill: bool = False) -> None:
-    """Ends children and frees the parent's vocabulary; interrupted, it kills instead of waiting.
+class Children:
+    """Child processes and the parent's vocabulary, ended together: an Endable."""
 
-    Args:
-        owner: process id of the process that started them; a fork of it must leave them alone.
-        kill: do not wait, for children that are still loading.
-    """
-    if os.getpid() != owner:
-        return
-    children = list(children)
-    try:
-        if not kill:
-            for child in children:
+    def __init__(self, model: Model) -> None:
+        self.list: list[Child] = []
+        self._model = model
+
+    def start(self, config: EngineConfig, environment: dict[str, str], program: str = WORKER) -> None:
+        """One more; the arguments are those of Child."""
+        self.list.append(Child(config, environment, program))
+
+    def drop(self) -> None:
+        for child in self.list:
+            child.drop()
+
+    def end(self) -> None:
+        """Waits for steps that are under way; interrupted, it kills instead."""
+        try:
+            for child in self.list:
                 child.ask_to_end()
             deadline = time.monotonic() + _CLOSE_TIMEOUT_S
-            for child in children:
+            for child in self.list:
                 child.wait(deadline)
-    finally:
-        for child in children:
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """Does not wait, for children that are still loading."""
+        for child in self.list:
             child.end()
-        model.close()
+        self._model.close()
+
+    @property
+    def ended(self) -> bool:
+        return all(child.ended for child in self.list)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Iterable
 from dataclasses import replace
 
-from llamabatch.child import WORKER, Child, close_all
+from llamabatch.child import WORKER, Children
 from llamabatch.client import Sink
 from llamabatch.config import EngineConfig
 from llamabatch.engine import plan
+from llamabatch.lifetime import Lifetime
 from llamabatch.llama.library import gpu_count
 from llamabatch.llama.model import Model
 from llamabatch.model_file import resolve as resolve_path
@@ -31,16 +31,16 @@ class ChildClient:
 
     def __init__(self, config: EngineConfig, program: str = WORKER) -> None:
         self.model = Model(resolve_path(config.model))  # the vocabulary alone
-        children: list[Child] = []
+        children = Children(self.model)
         try:
             self.plan = plan(config, self.model)
-            children.append(Child(self.plan.config, {}, program))
-            children[0].wait_until_ready()
+            children.start(self.plan.config, {}, program)
+            [self._child] = children.list
+            self._child.wait_until_ready()
         except BaseException:
-            close_all(children, self.model, os.getpid(), kill=True)
+            children.kill()
             raise
-        self._child = children[0]
-        self._finalizer = weakref.finalize(self, close_all, children, self.model, os.getpid())
+        self._lifetime = Lifetime(self, children)
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
         self._child.submit(requests, sink, stream=stream)
@@ -57,7 +57,7 @@ class ChildClient:
         return [self._child.pid]
 
     def close(self) -> None:
-        self._finalizer()
+        self._lifetime.end()
 
 
 class RouterClient(Router):
@@ -69,7 +69,7 @@ class RouterClient(Router):
 
     def __init__(self, config: EngineConfig) -> None:
         self.model = Model(resolve_path(config.model))
-        children: list[Child] = []
+        children = Children(self.model)
         try:
             self.plan = plan(config, self.model)
             one = replace(self.plan.config, strategy=config.instance_strategy, instances=1)
@@ -77,17 +77,17 @@ class RouterClient(Router):
             for number in range(self.plan.config.number("instances")):
                 if gpus:  # each instance sees one GPU only; untested where there are several
                     environment = {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]}
-                    children.append(Child(replace(one, main_gpu=0, tensor_split=None), environment))
+                    children.start(replace(one, main_gpu=0, tensor_split=None), environment)
                 else:
-                    children.append(Child(one, {}))
-            for child in children:  # they load side by side
+                    children.start(one, {})
+            for child in children.list:  # they load side by side
                 child.wait_until_ready()
         except BaseException:
-            close_all(children, self.model, os.getpid(), kill=True)
+            children.kill()
             raise
-        super().__init__(children)
-        self._children = children
-        self._finalizer = weakref.finalize(self, close_all, children, self.model, os.getpid())
+        super().__init__(children.list)
+        self._children = children.list
+        self._lifetime = Lifetime(self, children)
 
     @property
     def pids(self) -> list[int]:
@@ -95,7 +95,7 @@ class RouterClient(Router):
         return [child.pid for child in self._children]
 
     def close(self) -> None:
-        self._finalizer()
+        self._lifetime.end()
 
 
 def _visible_gpus(config: EngineConfig) -> list[str]:

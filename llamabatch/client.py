@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import queue
 import threading
-import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from llamabatch.capacity import Plan
 from llamabatch.config import EngineConfig
 from llamabatch.engine import Engine
 from llamabatch.errors import EngineClosedError
+from llamabatch.lifetime import Home, Lifetime, settle
 from llamabatch.llama.model import Model
 from llamabatch.request import Request, RequestOutput, SequenceOutput
 from llamabatch.stats import EngineStats
@@ -98,10 +97,12 @@ class _Mailbox:
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
+        self._home = Home()
         self._shut_because: str | None = None
 
     def put(self, command: _Command) -> None:
         """Raises EngineClosedError once it is shut."""
+        self._home.check()
         with self._lock:
             if self._shut_because is not None:
                 raise EngineClosedError(self._shut_because)
@@ -138,7 +139,7 @@ class ThreadClient:
         self._mailbox = _Mailbox()
         started: Future[Engine] = Future()
         loop = _Loop(lambda: Engine(config, model=model, alone=alone), self._mailbox)
-        # a daemon, so that a program which forgets close() can end; the finalizer still closes it in good order
+        # a daemon, so that a program which forgets close() can end; its lifetime still closes it in good order
         thread = threading.Thread(target=loop.serve, args=(started,), name="llamabatch-engine", daemon=True)
         try:
             thread.start()  # an interrupt may come before it returns, when the thread already runs
@@ -148,7 +149,7 @@ class ThreadClient:
             raise
         self.plan = engine.plan
         self.model = engine.model
-        self._finalizer = weakref.finalize(self, _stop, self._mailbox, thread, os.getpid())
+        self._lifetime = Lifetime(self, _EngineThread(self._mailbox, thread))
 
     @property
     def alive(self) -> bool:
@@ -167,15 +168,27 @@ class ThreadClient:
         return answer.result()
 
     def close(self) -> None:
-        self._finalizer()
+        self._lifetime.end()
 
 
-def _stop(mailbox: _Mailbox, thread: threading.Thread, owner: int) -> None:
-    if os.getpid() != owner:  # a fork: the thread did not come along
-        return
-    mailbox.put_end()
-    if thread is not threading.current_thread():  # a garbage collection may run on the engine's own thread
-        thread.join()
+@dataclass(frozen=True)
+class _EngineThread:
+    """An Endable."""
+
+    mailbox: _Mailbox
+    thread: threading.Thread
+
+    def drop(self) -> None:
+        self.mailbox.put_end()
+
+    def end(self) -> None:
+        self.mailbox.put_end()
+        if self.thread is not threading.current_thread():
+            self.thread.join()
+
+    @property
+    def ended(self) -> bool:
+        return not self.thread.is_alive()
 
 
 class _Loop:
@@ -281,6 +294,7 @@ def tell(sink: Sink, outputs: list[SequenceOutput]) -> None:
 
 def connect(config: EngineConfig) -> EngineClient:
     """The client that a config asks for."""
+    settle()
     from llamabatch.child_client import ChildClient, RouterClient  # they start programs; most users need neither
 
     if config.strategy == "multi-instance":

@@ -17,6 +17,7 @@ from llamabatch.client import EngineClient, connect
 from llamabatch.config import EngineConfig
 from llamabatch.errors import PromptError
 from llamabatch.front import Front, Params, Prompt, Submission
+from llamabatch.lifetime import Home
 from llamabatch.progress import ProgressBar
 from llamabatch.request import RequestOutput, SequenceOutput
 from llamabatch.stats import EngineStats
@@ -193,10 +194,12 @@ class LLM:
     def _events(self, asked: Submission, *, stream: bool = False) -> Generator[SequenceOutput, None, None]:
         """Submits all and gives what comes until all have finished; left earlier, it takes back what still runs."""
         events: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
+        home = Home()
         try:
             self._client.submit(asked.requests, events.put, stream=stream)
             yield from map(asked.take, asked.refused)
             while not asked.done:
+                home.check()
                 yield from map(asked.take, events.get())
         finally:
             if not asked.done:

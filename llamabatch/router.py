@@ -8,6 +8,7 @@ from typing import Protocol
 
 from llamabatch.client import Sink, failure
 from llamabatch.errors import EngineClosedError, LlamaBatchError
+from llamabatch.lifetime import Home
 from llamabatch.request import Request, SequenceOutput
 from llamabatch.stats import EngineStats
 
@@ -33,8 +34,10 @@ class Router:
         self._loads = [0] * len(self._members)  # tokens expected of what is in flight
         self._owners: dict[str, tuple[int, int]] = {}  # who has a request, and how much it adds to its load
         self._lock = threading.Lock()
+        self._home = Home()
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
+        self._home.check()
         shares: dict[int, list[Request]] = {}
         with self._lock:
             alive = self._alive()
@@ -55,6 +58,8 @@ class Router:
                 tell([failure(request, str(error)) for request in share])
 
     def abort(self, request_ids: Iterable[str]) -> None:
+        if not self._home.is_here:
+            return
         by_member: dict[int, list[str]] = {}
         with self._lock:
             for request_id in request_ids:

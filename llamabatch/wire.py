@@ -11,12 +11,14 @@ import dataclasses
 import socket
 import struct
 import threading
+import weakref
 from typing import Any
 
 import msgpack
 
 from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineError
+from llamabatch.lifetime import in_forks
 from llamabatch.request import CompletionOutput, FinishReason, Request, RequestOutput, SequenceOutput, Timings
 from llamabatch.sampling_params import SamplingParams
 
@@ -30,6 +32,7 @@ class Wire:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._lock = threading.Lock()
+        _open.add(self)
 
     def send(self, *message: Any) -> None:
         """Raises OSError when the other side is gone, EngineError for a message above the limit."""
@@ -59,6 +62,10 @@ class Wire:
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
+    def leave(self) -> None:
+        """Closes this process's copy alone; the stream goes on for who shares it."""
+        self._sock.close()
+
     def _exactly(self, n_bytes: int) -> bytes | None:
         parts = bytearray()
         while len(parts) < n_bytes:
@@ -70,6 +77,16 @@ class Wire:
                 return None
             parts += part
         return bytes(parts)
+
+
+_open: weakref.WeakSet[Wire] = weakref.WeakSet()
+
+
+@in_forks
+def _leave_all() -> None:
+    """While a fork held a copy, a child program would not see that its parent has gone."""
+    for wire in list(_open):
+        wire.leave()
 
 
 def pack_config(config: EngineConfig) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from typing import Any
 
 from llamabatch import paths
 from llamabatch.cpu import cpu_flags
+from llamabatch.lifetime import in_forks
 from llamabatch.llama import library
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,13 @@ _TIMEOUT_S = 60.0
 
 _lock = threading.Lock()
 _verdicts: dict[Path, bool] = {}
+
+
+@in_forks
+def _renew_lock() -> None:
+    """Whoever held it did not come along."""
+    global _lock
+    _lock = threading.Lock()
 
 
 def safe(module: ModuleType) -> bool:

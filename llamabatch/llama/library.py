@@ -22,7 +22,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from llamabatch.errors import SetupError
+from llamabatch.errors import EngineError, SetupError
+from llamabatch.lifetime import Home, in_forks
 from llamabatch.llama.layout import check_layout
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ _SMALL_MODEL_BYTES = 64 * 1024 * 1024
 
 _lock = threading.Lock()
 _module: ModuleType | None = None
+_home = Home()  # of what llama_backend_init set up
 
 
 def environment_defaults(model_bytes: int | None, spins: int | None = None) -> dict[str, str]:
@@ -84,7 +86,7 @@ def load(model_bytes: int | None = None, spins: int | None = None) -> ModuleType
     libgomp reads its environment once.
     Raises SetupError where llama_cpp is missing or does not fit.
     """
-    global _module
+    global _module, _home
     if _module is not None:
         return _module
     with _lock:
@@ -94,8 +96,24 @@ def load(model_bytes: int | None = None, spins: int | None = None) -> ModuleType
                 check_layout(module)
                 _forward_log(module)
                 module.llama_backend_init()
-            _module = module
+            _module, _home = module, Home()
         return _module
+
+
+@in_forks
+def _renew_locks() -> None:
+    """Whoever held them did not come along."""
+    global _lock
+    _lock, _forwarder.lock = threading.Lock(), threading.Lock()
+
+
+def check_usable() -> None:
+    """GPU drivers do not survive a fork, and llama.cpp aborts when one fails. Raises EngineError."""
+    if not _home.is_here and gpu_names():
+        raise EngineError(
+            "llama.cpp was loaded before this process was forked off, and GPUs cannot be used in a fork of what has "
+            "used them; start processes by spawn, not by fork"
+        )
 
 
 def _import_llama_cpp() -> ModuleType:
@@ -124,7 +142,7 @@ class LogForwarder:
 
     def __init__(self, target: logging.Logger) -> None:
         self._target = target
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._level = logging.DEBUG
         self._pending = ""
         self.complaints: collections.deque[str] = collections.deque(maxlen=20)
@@ -142,7 +160,7 @@ class LogForwarder:
 
     def _lines(self, level: int, text: str) -> list[tuple[int, str]]:
         """The lines that `text` completes; a piece marked "continue" belongs to the line before it."""
-        with self._lock:
+        with self.lock:
             done: list[tuple[int, str]] = []
             if level != _CONTINUE:
                 if self._pending:

@@ -11,6 +11,7 @@ from typing import Any
 
 from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineClosedError, ModelFileError, PromptError
+from llamabatch.lifetime import Home
 from llamabatch.llama import library
 from llamabatch.llama.profiles import profile_for
 from llamabatch.request import Vocabulary
@@ -32,9 +33,11 @@ class Model:
     def __init__(self, path: Path, config: EngineConfig | None = None) -> None:
         self.path = path
         self._lock = threading.Lock()
+        self._home = Home()
         self._owners = 1
         profile = profile_for(path, config) if config is not None else None  # first: it sets how the library is loaded
         self._lib = library.load(path.stat().st_size)
+        library.check_usable()
         params = self._lib.llama_model_default_params()
         if config is None:
             params.vocab_only = True
@@ -131,6 +134,7 @@ class Model:
         data = text.encode("utf-8", errors="replace")
         if len(data) > _MAX_TEXT_BYTES:
             raise PromptError(f"the text has {len(data)} bytes; allowed are up to {_MAX_TEXT_BYTES}")
+        self._home.check()
         with self._lock:  # close() in another thread would take the vocabulary away
             self._check_open()
             return self._tokenize(data, add_special, parse_special)

@@ -24,6 +24,7 @@ from llamabatch import (
     ModelFileError,
     PromptError,
     SamplingParams,
+    lifetime,
 )
 from llamabatch.config import KV_TYPES
 from llamabatch.llama.context import Context
@@ -241,6 +242,7 @@ def test_a_forgotten_llm_gives_its_thread_back():
         llm.generate("x", SamplingParams(max_tokens=1))
         del llm
         gc.collect()
+    lifetime.settle()  # a collection waits for nobody
     assert threading.active_count() == before
 
 
