@@ -159,7 +159,7 @@ def test_doubled_ids_and_odd_text_cross_the_wire(greedy):
 
 
 def test_a_long_list_goes_in_many_messages(monkeypatch):
-    monkeypatch.setattr("llamabatch.wire.MAX_MESSAGE", 200_000)
+    monkeypatch.setattr("llamabatch.wire.MAX_MESSAGE", 400_000)
     with LLM("tiny", isolate=True, n_slots=16) as llm:
         outputs = llm.generate([[5] * 200] * 600, SamplingParams(max_tokens=1))
     assert {o.error for o in outputs} == {None}
