@@ -59,6 +59,7 @@ class EngineConfig:
     kv_cells: int | Auto = _option("auto", "cells of a unified KV cache, at least n_ctx; auto: what fits")
     type_k: str = _option("f16", f"type of the K cache: {', '.join(KV_TYPES)}")
     type_v: str = _option("f16", "type of the V cache; a quantised one needs flash attention")
+    cache_prefix: bool = _option(True, "finished requests leave their KV cells to later ones that begin alike")
     use_mmap: bool = _option(True, "map the file instead of reading it")
     extra_bufts: str = _option("auto", "repacked weights (AMX, AVX, NEON): on, off, or auto: on where they are safe")
     isolate: bool = _option(False, "run llama.cpp in a child process")
@@ -75,7 +76,7 @@ class EngineConfig:
                 integer(ConfigError, name, value, low, high)
         for name, known in _CHOICES:
             choice(ConfigError, name, getattr(self, name), known)
-        for name in ("use_mmap", "isolate", "profile"):
+        for name in ("cache_prefix", "use_mmap", "isolate", "profile"):
             boolean(ConfigError, name, getattr(self, name))
         if self.n_ubatch != "auto" and self.n_ubatch > self.n_batch:
             raise ConfigError(f"n_ubatch is {self.n_ubatch}; it must not exceed n_batch, {self.n_batch}")
@@ -170,6 +171,7 @@ class EngineOptions(TypedDict, total=False):
     kv_cells: int | Auto
     type_k: str
     type_v: str
+    cache_prefix: bool
     use_mmap: bool
     extra_bufts: str
     isolate: bool

@@ -115,6 +115,8 @@ class Engine:
             free_slots=scheduler.num_free_slots,
             preemptions=scheduler.num_preemptions,
             shared_tokens=scheduler.num_shared_tokens,
+            prefix_hits=scheduler.num_prefix_hits,
+            prefix_tokens=scheduler.num_prefix_tokens,
             **vars(self._runner.counts),
         )
 

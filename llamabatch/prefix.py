@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as ListLike
 
-from llamabatch.request import Sequence
+from llamabatch.request import Request, Sequence
 
 # Below this many tokens computing is not slower than copying a slot's cells (measured: copying 512 cells of a 0.5B
 # shape takes 6 ms, computing 32 tokens 40 ms; the copy always moves the whole slot).
@@ -46,16 +46,26 @@ def _are_family(a: ListLike[int], b: ListLike[int]) -> bool:
     return min(len(a), len(b)) >= needed and a[:needed] == b[:needed]
 
 
+def share_key(request: Request) -> Hashable:
+    """What a request's cells depend on beside the tokens; those of requests with different keys are never shared."""
+    return ()
+
+
+def wants_every_row(request: Request) -> bool:
+    """Must all of its prompt be computed for it, because each row has a result? Then it shares nobody's cells."""
+    return request.params.prompt_logprobs is not None
+
+
 def best_source(sequence: Sequence, running: Iterable[Sequence]) -> tuple[Sequence, int] | None:
     """The running sequence whose cells save the most work, and how many tokens they save; None if nobody's do.
 
     At least the last token of the prompt is always computed: its row is the output.
     """
-    prompt = sequence.token_ids
+    prompt, key = sequence.token_ids, share_key(sequence.request)
     head = prompt[:MIN_SHARED]
     best: tuple[Sequence, int] | None = None
     for other in running:
-        if other is sequence or other.token_ids[:MIN_SHARED] != head:
+        if other is sequence or other.token_ids[:MIN_SHARED] != head or share_key(other.request) != key:
             continue
         shared = min(common_length(prompt, other.token_ids), len(prompt) - 1)
         if shared >= MIN_SHARED and (best is None or shared > best[1]):

@@ -7,18 +7,21 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 
-from llamabatch.packing import decode_calls, prefill_calls
+from llamabatch.cells import Cells
+from llamabatch.packing import MAX_DUMMY_GAP, decode_calls, prefill_calls
 from llamabatch.policies import Policy
-from llamabatch.prefix import best_source
+from llamabatch.prefix import best_source, wants_every_row
 from llamabatch.request import FinishReason, Sequence, SequenceOutput
 from llamabatch.slots import SlotPool
-from llamabatch.step import DecodeStatus, Limits, PrefixCopy, ScheduledBatch, Span, SpanResult
+from llamabatch.step import DecodeStatus, Limits, ScheduledBatch, Span, SpanResult
 from llamabatch.turns import Turns
 from llamabatch.waiting import WaitingQueue
 
 # A sequence moves into a hole below it if it may go on for this many steps: moving costs as much as 1 to 8 dummy rows
 # (0.5B Q8_0: 2 ms with slots of 512 cells, 15 to 35 ms with 4,096; a dummy row 2.3 ms a step).
 MIN_STEPS_TO_MOVE = 16
+# A second pass over the weights costs as much as this many prompt tokens (0.5B Q8_0: 23 ms, and 770 tokens/s).
+PASS_IN_TOKENS = 18
 
 
 class Scheduler:
@@ -27,19 +30,24 @@ class Scheduler:
     def __init__(self, policy: Policy, limits: Limits, clock: Callable[[], float] = time.perf_counter) -> None:
         self.policy = policy
         self.limits = limits
-        self.slots = SlotPool(1)
+        self._cells = Cells(1, limits)
         self._most_slots = 1 if policy.one_slot else limits.n_slots
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.num_shared_tokens = 0
+        self.num_prefix_hits = 0
+        self.num_prefix_tokens = 0
         self._clock = clock
         self._waiting = WaitingQueue(policy.key, policy.by_family and limits.can_share)
         self._sequences: dict[str, Sequence] = {}
         self._sources: dict[str, tuple[Sequence, int]] = {}  # request id -> whose prefix it waits to copy, how much
         self._turns = Turns(limits)
-        self._to_clear: set[int] = set()
         self._is_full = False  # the KV cache had no room for all that run
         self._step = 0
+
+    @property
+    def slots(self) -> SlotPool:
+        return self._cells.slots
 
     @property
     def num_free_slots(self) -> int:
@@ -90,21 +98,20 @@ class Scheduler:
             self._most_slots = n_slots
         for sequence in list(self.running):
             self._preempt(sequence)
-        self.slots = SlotPool(n_slots)
+        self._cells = Cells(n_slots, self.limits)
         self._sources.clear()
-        self._to_clear.clear()
 
     # --- decide -------------------------------------------------------------------------------------------------
 
     def schedule(self) -> ScheduledBatch:
         self._step += 1
-        copies = self._copies()  # before anyone enters: a source that has just finished still holds its slot's cells
+        self._copy_sources()  # before anyone enters: a source that has just finished still holds its slot's cells
         self._admit()
-        copies += self._copies()
+        self._copy_sources()
         ready = [s for s in self.running if s.request.request_id not in self._sources]
         chosen = self.policy.select(ready)
         if len(chosen) == len(self.running):
-            copies += self._moves()
+            self._close_holes()
         prompts = [s for s in chosen if s.num_pending > 1]
         decoding = [s for s in chosen if s.num_pending == 1]
         somebody_waits = any(s.num_pending == 1 for s in self.running) and not self._is_one_list()
@@ -112,12 +119,13 @@ class Scheduler:
             decoding = []  # prompts first, so that each pass then serves as many rows as there are slots
         # decoding goes first: slots that are still empty can then take a dummy row
         occupied = {s.slot for s in self.running if s.num_computed and s.slot is not None}
+        if self._cells.kept and self.limits.can_pad:
+            self._give_way(decoding, occupied)
         calls = decode_calls(decoding, occupied, self.limits)
         # where the policy lets one sequence compute at a time, there is nobody in this step to go easy on
         prompts, budget = self._turns.choose(prompts, somebody_waits and bool(decoding))
         calls += prefill_calls(prompts, budget, self.limits)
-        cleared, self._to_clear = tuple(sorted(self._to_clear)), set()
-        return ScheduledBatch(copies, cleared, tuple(calls))
+        return ScheduledBatch(*self._cells.actions(), tuple(calls))
 
     def _is_one_list(self) -> bool:
         """Are all that run of one call? Then its caller waits for the last of them, not for anybody's next token."""
@@ -130,9 +138,7 @@ class Scheduler:
             sequence = self._waiting.pop(self._has_cells_for)
             if sequence is None:
                 break
-            sequence.admit(self.slots.lease())
-            self.running.append(sequence)
-            self._look_for_source(sequence)
+            self._enter(sequence)
 
     def _has_cells_for(self, sequence: Sequence) -> bool:
         """A slot of a split cache has n_ctx cells, which the request was held to; in a unified one, whoever enters must
@@ -141,46 +147,88 @@ class Scheduler:
             return True
         return sum(s.most_cells for s in self.running) + sequence.most_cells <= self.limits.n_cells
 
-    def _look_for_source(self, sequence: Sequence) -> None:
-        if not self.limits.can_share:
-            return
-        # only those that entered before it: two that wait for each other would wait for ever
+    def _enter(self, sequence: Sequence) -> None:
+        """Leases a slot: where a finished sequence left its beginning, if nobody who runs has more of it."""
+        kept = source = None
+        if self.limits.can_share and not wants_every_row(sequence.request):
+            kept, source = self._cells.best(sequence), best_source(sequence, self.running)
+        if kept is not None and (source is None or kept[1] >= source[1]):
+            sequence.admit(self._cells.lease_prefix(*kept))
+            self._count_hit(sequence, kept[1])
+        else:
+            sequence.admit(self._cells.lease())
+            if source is not None:
+                self._sources[sequence.request.request_id] = source
+        self.running.append(sequence)
+        if self.limits.n_cells is not None:  # what is kept gives way to all that those who run can come to use
+            self._cells.drop_until(self.limits.n_cells - sum(s.most_cells for s in self.running))
+
+    def _count_hit(self, sequence: Sequence, count: int) -> None:
+        sequence.num_computed = count
+        self.num_prefix_hits += 1
+        self.num_prefix_tokens += count
+
+    def _look_again(self, sequence: Sequence) -> None:
+        """Its source was lost: what that has left may serve, or another that entered before it: two that wait for each
+        other would wait for ever."""
+        assert sequence.slot is not None
         earlier = itertools.takewhile(lambda other: other is not sequence, self.running)
-        source = best_source(sequence, earlier)
-        if source is not None:
+        kept, source = self._cells.best(sequence), best_source(sequence, earlier)
+        if kept is not None and (source is None or kept[1] >= source[1]):
+            self._cells.copy(kept[0], sequence.slot, kept[1])
+            self._count_hit(sequence, kept[1])
+        elif source is not None:
             self._sources[sequence.request.request_id] = source
 
-    def _copies(self) -> tuple[PrefixCopy, ...]:
-        """Copies for those whose source has computed enough; a lost source means looking for another."""
-        copies = []
+    def _copy_sources(self) -> None:
+        """Copies for those whose source has computed enough."""
+        if not self._sources:
+            return
         for sequence in self.running:
             source, count = self._sources.get(sequence.request.request_id, (None, 0))
             if source is None or sequence.slot is None:
                 continue
             if source.slot is None or source.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
                 del self._sources[sequence.request.request_id]
-                self._look_for_source(sequence)
+                self._look_again(sequence)
             elif source.num_computed >= count:
                 del self._sources[sequence.request.request_id]
-                copies.append(PrefixCopy(source.slot, sequence.slot, count))
-                self._to_clear.discard(sequence.slot)  # the copy replaces what stood there
+                self._cells.copy(source.slot, sequence.slot, count)
                 sequence.num_computed = count
                 self.num_shared_tokens += count
-        return tuple(copies)
 
-    def _moves(self) -> tuple[PrefixCopy, ...]:
-        """Closes the holes that nobody waits to fill: those on top move down, so that a step needs no dummy rows."""
+    def _close_holes(self) -> None:
+        """Moves those on top down into the holes that nobody waits to fill, so that a step needs no dummy rows."""
         if self._waiting or self.limits.is_unified or not self.limits.can_share:
-            return ()
-        copies = []
-        above = [(s.slot, s) for s in self.running if s.slot is not None and s.slot >= len(self.running)]
+            return
+        slots = [s.slot for s in self.running if s.slot is not None]
+        if not slots or max(slots) - min(slots) < len(slots):
+            return
+        end = min(slots) + len(slots)
+        holes = (slot for slot in range(min(slots), end) if slot not in slots)
+        above = [(s.slot, s) for s in self.running if s.slot is not None and s.slot >= end]
         for old, sequence in sorted(above, key=lambda each: each[0], reverse=True):
             if sequence.num_pending == 1 and sequence.most_steps_left >= MIN_STEPS_TO_MOVE:
-                sequence.slot = self.slots.lease()
-                copies.append(PrefixCopy(old, sequence.slot, sequence.num_computed))
-                self._to_clear.discard(sequence.slot)
-                self._vacate(old)
-        return tuple(copies)
+                sequence.slot = self._cells.lease_this(next(holes))
+                self._cells.copy(old, sequence.slot, sequence.num_computed)
+                self._cells.vacate(old)
+
+    def _give_way(self, decoding: list[Sequence], occupied: set[int]) -> None:
+        """What is kept between rows stays only where computing it again would cost more than a second pass until the
+        end of one of them. `occupied` then holds the slots of what stays."""
+        slots = sorted(s.slot for s in decoding if s.slot is not None)
+        if not slots or slots[-1] - slots[0] < len(slots):
+            return
+        for left, right in itertools.pairwise(slots):
+            gap = range(left + 1, right)
+            kept = [slot for slot in gap if slot in self._cells.kept]
+            if not kept or len(gap) > MAX_DUMMY_GAP or not occupied.isdisjoint(gap):
+                continue
+            steps = max(s.most_steps_left for s in decoding)
+            if sum(self._cells.kept[slot].count for slot in kept) < PASS_IN_TOKENS * steps:
+                for slot in kept:
+                    self._cells.drop(slot)
+        occupied.update(self._cells.kept)
 
     # --- apply --------------------------------------------------------------------------------------------------
 
@@ -189,7 +237,11 @@ class Scheduler:
         now = self._clock()
         outputs = []
         alone = len(self.running) == 1
-        if any(result.status is DecodeStatus.NO_ROOM for result in results) and not alone:
+        no_room = any(result.status is DecodeStatus.NO_ROOM for result in results)
+        if no_room and self._cells.kept and self.limits.is_unified:
+            self._cells.drop_until(0)  # and all try again in the next step
+            alone = False
+        elif no_room and not alone:
             self._preempt(self.running[-1])  # the youngest makes room; the others try again in the next step
             self._is_full = True
         for span, result in zip(batch.spans, results, strict=True):
@@ -226,27 +278,25 @@ class Scheduler:
         self._is_full = False
         self._sources.pop(request_id, None)
         if sequence in self.running:
-            self._leave(sequence)
+            self.running.remove(sequence)
+            assert sequence.slot is not None
+            if sequence.finish_reason is FinishReason.ERROR:
+                self._cells.vacate(sequence.slot)
+            else:
+                self._cells.keep(sequence.slot, sequence)
         return SequenceOutput(request_id, token_ids, text, sequence.output())
 
     def _preempt(self, sequence: Sequence) -> None:
-        self._leave(sequence)
+        assert sequence.slot is not None
+        self.running.remove(sequence)
+        self._cells.vacate(sequence.slot)
         sequence.preempt()
         self._sources.pop(sequence.request.request_id, None)  # it looks again when it comes back
         self.num_preemptions += 1
         self._waiting.add(sequence)
 
-    def _leave(self, sequence: Sequence) -> None:
-        assert sequence.slot is not None
-        self.running.remove(sequence)
-        self._vacate(sequence.slot)
-
-    def _vacate(self, slot: int) -> None:
-        self.slots.release(slot)
-        self._to_clear.add(slot)
-
     def check_integrity(self) -> None:
         """Raises ValueError if slots and running sequences disagree: a bug of ours."""
-        self.slots.check_integrity()
+        self._cells.check_integrity()
         if sorted(s.slot for s in self.running if s.slot is not None) != sorted(self.slots.leased):
             raise ValueError("leased slots and running sequences differ")

@@ -21,11 +21,22 @@ class SlotPool:
     def leased(self) -> frozenset[int]:
         return frozenset(self._leased)
 
-    def lease(self) -> int:
-        """The lowest free id."""
+    @property
+    def free(self) -> list[int]:
+        """The ids that nobody has, rising."""
+        return sorted(self._free)
+
+    def lease(self, slot: int | None = None) -> int:
+        """The lowest free id, or this one."""
         if not self._free:
             raise ValueError("no slot is free")
-        slot = heapq.heappop(self._free)
+        if slot is None:
+            slot = heapq.heappop(self._free)
+        elif slot in self._free:
+            self._free.remove(slot)
+            heapq.heapify(self._free)
+        else:
+            raise ValueError(f"slot {slot} is not free")
         self._leased.add(slot)
         return slot
 

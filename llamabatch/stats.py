@@ -15,7 +15,9 @@ class EngineStats:
             over the weights.
         prefill_calls, prefill_tokens, prefill_passes: the same for calls with prompt tokens.
         dummy_rows: rows computed only to keep the ids of a call dense.
-        shared_tokens: prompt tokens that were copied instead of computed.
+        shared_tokens: prompt tokens that were copied from requests in flight instead of computed.
+        prefix_hits: requests that began with the cells of a finished one. prefix_tokens: tokens that they did not have
+            to compute for that.
         preemptions: sequences that lost their slot and came back.
     """
 
@@ -24,6 +26,8 @@ class EngineStats:
     free_slots: int = 0
     preemptions: int = 0
     shared_tokens: int = 0
+    prefix_hits: int = 0
+    prefix_tokens: int = 0
     decode_calls: int = 0
     decode_rows: int = 0
     decode_passes: int = 0

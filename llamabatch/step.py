@@ -47,11 +47,19 @@ class PrefixCopy:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """Slot `slot` forgets all but its first `count` tokens."""
+
+    slot: int
+    count: int
+
+
+@dataclass(frozen=True)
 class ScheduledBatch:
-    """What one step does, in this order: copies, clearing of slots, calls."""
+    """What one step does, in this order: copies, cuts, calls."""
 
     copies: tuple[PrefixCopy, ...] = ()
-    cleared_slots: tuple[int, ...] = ()
+    cuts: tuple[Cut, ...] = ()
     calls: tuple[Call, ...] = ()
 
     @property
@@ -86,6 +94,7 @@ class Limits:
         n_cells: cells of a unified KV cache, which all share; None: a split one, each slot with cells of its own.
         can_share: a prefix can be copied from slot to slot and cut (not with recurrent state).
         can_pad: dummy rows are harmless (not with recurrent state).
+        keeps_prefixes: finished sequences leave their cells to requests that begin alike; needs can_share.
     """
 
     n_slots: int
@@ -95,6 +104,7 @@ class Limits:
     n_cells: int | None = None
     can_share: bool = True
     can_pad: bool = True
+    keeps_prefixes: bool = True
 
     @property
     def is_unified(self) -> bool:

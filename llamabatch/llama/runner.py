@@ -63,6 +63,7 @@ class Runner:
             n_cells=config.number("kv_cells") if config.kv == "unified" else None,
             can_share=plain and not model.has_window,
             can_pad=plain and config.kv != "unified",
+            keeps_prefixes=config.cache_prefix and plain and not model.has_window,
         )
 
     def close(self) -> None:
@@ -87,8 +88,8 @@ class Runner:
         """One result for each of batch.spans, in their order."""
         for copy in batch.copies:
             self._context.copy_prefix(copy.source, copy.target, copy.count)
-        for slot in batch.cleared_slots:
-            self._context.clear(slot)
+        for cut in batch.cuts:
+            self._context.clear(cut.slot, cut.count)
         return [result for call in batch.calls for result in self._run_call(call)]
 
     def _run_call(self, call: Call) -> list[SpanResult]:

@@ -62,12 +62,13 @@ class FakeRunner:
     def run(self, batch: ScheduledBatch) -> list[SpanResult]:
         for copy in batch.copies:
             assert self.limits.can_share
-            assert len(self.cells[copy.source]) >= copy.count
+            assert len(self.cells[copy.source]) >= copy.count > 0
             assert copy.target != copy.source
             self.cells[copy.target] = self.cells[copy.source][: copy.count]
             self.copied_tokens += copy.count
-        for slot in batch.cleared_slots:
-            self.cells[slot] = []
+        for cut in batch.cuts:
+            assert cut.count == 0 or cut.count < len(self.cells[cut.slot])
+            self.cells[cut.slot] = self.cells[cut.slot][: cut.count]
         return [result for call in batch.calls for result in self._run_call(call)]
 
     def _run_call(self, call: Call) -> list[SpanResult]:

@@ -1,0 +1,177 @@
+"""What the slots hold: whose they are, what finished sequences have left in free ones, and what is copied and cut.
+
+Pure Python. The cells of a finished sequence stay in its slot until somebody else needs the slot; a request that begins
+with the same tokens starts from them. What is kept stands in free slots only, so that running ids stay as dense as they
+would be without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass, replace
+
+from llamabatch.prefix import MIN_SHARED, common_length, share_key
+from llamabatch.request import Sequence
+from llamabatch.slots import SlotPool
+from llamabatch.step import Cut, Limits, PrefixCopy
+
+# From this many tokens on, what is kept moves to another free slot when somebody needs its own: a copy costs as much as
+# computing 5 to 27 tokens (0.5B Q8_0: 6 ms with slots of 512 cells, 15 to 35 ms with 4,096), and not all is used again.
+MIN_TO_MOVE = 128
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a finished sequence left in its slot.
+
+    Attributes:
+        token_ids: the first `count` are those of the cells.
+        key: what cells depend on beside their tokens; see prefix.share_key.
+        used: when they were last of use, as a number that rises.
+    """
+
+    token_ids: ListLike[int]
+    count: int
+    key: Hashable
+    used: int
+
+
+class Cells:
+    """Leases slots and keeps prefixes. A step's actions are collected here: the copies in their order, then cuts."""
+
+    def __init__(self, n_slots: int, limits: Limits) -> None:
+        self.slots = SlotPool(n_slots)
+        self.kept: dict[int, Kept] = {}
+        self._is_unified = limits.is_unified
+        self._keeps = limits.keeps_prefixes and limits.can_share
+        self._uses = 0
+        self._copies: list[PrefixCopy] = []
+        self._cuts: dict[int, int] = {}  # slot -> tokens that stay
+
+    @property
+    def n_kept(self) -> int:
+        """Cells that finished sequences hold."""
+        return sum(kept.count for kept in self.kept.values())
+
+    def best(self, sequence: Sequence) -> tuple[int, int] | None:
+        """The slot of a finished sequence that saves the most work, and how many tokens it saves; None: nobody's does.
+
+        At least the last token known is always computed: its row is the output.
+        """
+        if not self.kept:
+            return None
+        known, key = sequence.token_ids, share_key(sequence.request)
+        head = known[:MIN_SHARED]
+        best: tuple[int, int, int] | None = None
+        for slot, kept in self.kept.items():
+            if kept.key != key or kept.token_ids[:MIN_SHARED] != head:
+                continue
+            shared = min(common_length(known, kept.token_ids), kept.count, len(known) - 1)
+            rank = (shared, -kept.count, slot)  # where two save as much, the one that has less to lose
+            if shared >= MIN_SHARED and (best is None or rank > best):
+                best = rank
+        return None if best is None else (best[2], best[0])
+
+    # --- slots --------------------------------------------------------------------------------------------------
+
+    def lease(self, spared: int | None = None) -> int:
+        """The free slot that keeps the ids dense and, among several, costs the least of what is kept; it is emptied.
+
+        Args:
+            spared: not this one.
+        """
+        if not self.kept:
+            return self.slots.lease()
+        leased = () if self._is_unified else self.slots.leased  # a unified cache takes any ids into a pass
+        low, high = min(leased, default=0), max(leased, default=self.slots.n_slots)
+
+        def cost(slot: int) -> tuple[int, float, int]:
+            return max(low - slot, slot - high, 0), self.value(slot), slot
+
+        return self.lease_this(min((slot for slot in self.slots.free if slot != spared), key=cost), spared)
+
+    def lease_this(self, slot: int, spared: int | None = None) -> int:
+        """A free slot; what is kept there moves to where less is kept, if it is worth that, or is lost."""
+        kept = self.kept.get(slot)
+        if kept is not None and kept.count >= MIN_TO_MOVE:
+            value, leased = self.value(slot), self.slots.leased
+            others = [s for s in self.slots.free if s not in (slot, spared) and self.value(s) < value]
+            if others:  # best of all an empty one outside the range of those that are leased
+                high = max(leased, default=-1)
+                target = min(others, key=lambda other: (self.value(other), other < high, other))
+                self.drop(target)
+                self.copy(slot, target, kept.count)
+                self.kept[target] = kept
+        self.drop(slot)
+        return self.slots.lease(slot)
+
+    def lease_prefix(self, slot: int, count: int) -> int:
+        """A slot that begins with `count` tokens of what free slot `slot` keeps: that slot itself, unless others may
+        want the rest of it and a slot with less is free."""
+        kept = self.kept[slot]
+        self._uses += 1
+        self.kept[slot] = replace(kept, used=self._uses)
+        if kept.count - count >= MIN_SHARED and any(self.value(s) < self.value(slot) for s in self.slots.free):
+            target = self.lease(spared=slot)
+            self.copy(slot, target, count)
+            return target
+        del self.kept[slot]
+        if count < kept.count:
+            self._cuts[slot] = count
+        return self.slots.lease(slot)
+
+    def vacate(self, slot: int) -> None:
+        """Nobody's any more, and emptied before the next call."""
+        self.slots.release(slot)
+        self._cuts[slot] = 0
+
+    def keep(self, slot: int, sequence: Sequence) -> None:
+        """Nobody's any more; the cells stay, if they are of use to others."""
+        if not self._keeps or sequence.num_computed < MIN_SHARED:
+            self.vacate(slot)
+            return
+        self.slots.release(slot)
+        self._uses += 1
+        self.kept[slot] = Kept(sequence.token_ids, sequence.num_computed, share_key(sequence.request), self._uses)
+
+    def value(self, slot: int) -> float:
+        """What a free slot keeps is worth: its length by its age; 0 where it is empty."""
+        kept = self.kept.get(slot)
+        return 0.0 if kept is None else kept.count / (self._uses + 1 - kept.used)
+
+    # --- giving up ----------------------------------------------------------------------------------------------
+
+    def drop(self, slot: int) -> None:
+        """Gives up what is kept in a slot, if anything is."""
+        if self.kept.pop(slot, None) is not None:
+            self._cuts[slot] = 0
+
+    def drop_until(self, n_cells: int) -> None:
+        """Gives up the least valuable until the rest takes no more than so many cells."""
+        excess = self.n_kept - n_cells
+        if excess > 0:
+            for slot in sorted(self.kept, key=self.value):
+                if excess > 0:
+                    excess -= self.kept[slot].count
+                    self.drop(slot)
+
+    # --- a step's actions ---------------------------------------------------------------------------------------
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        """The first `count` tokens of slot `source` become those of slot `target`."""
+        self._copies.append(PrefixCopy(source, target, count))
+        self._cuts.pop(target, None)  # the copy replaces what stood there
+
+    def actions(self) -> tuple[tuple[PrefixCopy, ...], tuple[Cut, ...]]:
+        """What has come together since the last call."""
+        copies, self._copies = tuple(self._copies), []
+        cuts = tuple(Cut(slot, count) for slot, count in sorted(self._cuts.items())) if self._cuts else ()
+        self._cuts.clear()
+        return copies, cuts
+
+    def check_integrity(self) -> None:
+        """Raises ValueError if something is kept in a slot that is not free."""
+        self.slots.check_integrity()
+        if not self.kept.keys() <= set(self.slots.free):
+            raise ValueError("prefixes are kept in leased slots")
