@@ -13,11 +13,23 @@ class Detokenizer:
         token_bytes: id -> the bytes of the token's text.
         stop: strings that end the text. The first to be complete wins; of several that one token completes, the
             earliest in the text.
+        include_stop: leave the stop string in the text, instead of cutting before it.
+        min_tokens: stop strings that end within so many tokens end nothing.
     """
 
-    def __init__(self, token_bytes: Callable[[int], bytes], stop: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        token_bytes: Callable[[int], bytes],
+        stop: tuple[str, ...] = (),
+        *,
+        include_stop: bool = False,
+        min_tokens: int = 0,
+    ) -> None:
         self.stopped: str | None = None
         self._token_bytes = token_bytes
+        self._include_stop = include_stop
+        self._exempt_tokens = min_tokens if stop else 0
+        self._exempt = 0  # characters at the beginning of _held in which no stop string can end
         self._stop = sorted(stop, key=len, reverse=True)
         self._longest_prefix = max((len(s) - 1 for s in stop), default=0)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -31,7 +43,11 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """Take a token in; returns the text that it makes safe to show."""
-        return self._release(self._decoder.decode(self._token_bytes(token_id)))
+        new = self._decoder.decode(self._token_bytes(token_id))
+        if self._exempt_tokens:
+            self._exempt_tokens -= 1
+            self._exempt = len(self._held) + len(new)
+        return self._release(new)
 
     def flush(self) -> str:
         """The sequence has ended: nothing more can complete what was held back."""
@@ -48,6 +64,7 @@ class Detokenizer:
         text = self._held + new
         cut = self._cut(text)
         shown, self._held = text[:cut], "" if self.stopped is not None else text[cut:]
+        self._exempt = max(0, self._exempt - cut)
         self._shown.append(shown)
         return shown
 
@@ -55,10 +72,11 @@ class Detokenizer:
         """How much of the text is safe to show; sets `stopped` when a stop string is whole."""
         if not self._stop:
             return len(text)
-        found = min(((at, s) for s in self._stop if (at := text.find(s)) >= 0), key=lambda f: f[0], default=None)
+        places = ((text.find(s, max(0, self._exempt + 1 - len(s))), s) for s in self._stop)
+        found = min(((at, s) for at, s in places if at >= 0), key=lambda f: f[0], default=None)
         if found is not None:
-            self.stopped = found[1]
-            return found[0]
+            at, self.stopped = found
+            return at + len(self.stopped) if self._include_stop else at
         for length in range(min(self._longest_prefix, len(text)), 0, -1):
             if any(s.startswith(text[-length:]) for s in self._stop):
                 return len(text) - length

@@ -11,6 +11,7 @@ from llamabatch.fanout import Fans
 from llamabatch.llama.library import gpu_count, has_fast_attention
 from llamabatch.llama.model import Model
 from llamabatch.llama.profiles import profile_for
+from llamabatch.llama.recipe import Recipes
 from llamabatch.llama.runner import Runner
 from llamabatch.machine import Machine
 from llamabatch.model_file import resolve as resolve_path
@@ -52,6 +53,7 @@ class Engine:
         except BaseException:
             self.model.close()
             raise
+        self._recipes = Recipes(self.model)
         self._scheduler = Scheduler(chosen, self._runner.limits)
         self._fans = Fans()
         self._closed = False
@@ -66,17 +68,20 @@ class Engine:
 
         Raises:
             PromptError: the prompt is empty, longer than n_ctx, or holds ids outside the vocabulary.
-            SamplingError: the parameters name token ids outside the vocabulary.
+            SamplingError: the parameters name token ids outside the vocabulary, or words that it cannot write.
             ValueError: a request of that id is in flight.
         """
         self._check_open()
         n_ctx = self.config.number("n_ctx")
         check_prompt(request.prompt_token_ids, self.model.n_vocab, n_ctx)
         check_params(request.params, self.model.n_vocab)
+        recipe = self._recipes.of(request.params)
         if request.request_id in self._fans:
             raise ValueError(f"request id {request.request_id!r} is already in flight")
         for each in [request] if request.params.n_copies == 1 else self._fans.split(request):
-            self._scheduler.add(Sequence(each, self.model.vocabulary, n_ctx))
+            sequence = Sequence(each, self.model.vocabulary, n_ctx)
+            sequence.draw = recipe.draw(sequence)
+            self._scheduler.add(sequence)
 
     def abort(self, request_id: str, error: str | None = None) -> SequenceOutput | None:
         """Ends a request now; None if it is not in flight. Its slot is free at once.

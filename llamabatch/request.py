@@ -22,7 +22,7 @@ _group_numbers = itertools.count()
 class FinishReason(str, Enum):
     """Why a sequence ended."""
 
-    STOP = "stop"  # an end-of-generation token or a stop string
+    STOP = "stop"  # an end-of-generation token, a stop string or a stop token
     LENGTH = "length"  # max_tokens reached, or n_ctx used up
     ABORT = "abort"  # the caller took it back
     ERROR = "error"  # see RequestOutput.error
@@ -105,10 +105,11 @@ class CompletionOutput:
 
     Attributes:
         index: its number among the continuations of the prompt.
-        text: what was generated, without stop string and special tokens; invalid UTF-8 becomes U+FFFD.
+        text: what was generated, without stop string and special tokens unless the parameters say so; invalid UTF-8
+            becomes U+FFFD.
         token_ids: every sampled token, the end-of-generation token included.
         finish_reason: "stop", "length", "abort" or "error".
-        stop_reason: the stop string (str) or end-of-generation token (int) that ended it, else None.
+        stop_reason: the stop string (str), stop token or end-of-generation token (int) that ended it, else None.
     """
 
     index: int
@@ -180,11 +181,13 @@ class Vocabulary:
         size: number of tokens; ids run from 0 to size - 1.
         is_eog: id -> whether it ends a generation.
         token_bytes: id -> the bytes of its text; empty for special tokens.
+        all_bytes: the same, but for special tokens their names.
     """
 
     size: int
     is_eog: Callable[[int], bool]
     token_bytes: Callable[[int], bytes]
+    all_bytes: Callable[[int], bytes]
 
 
 def check_prompt(token_ids: tuple[int, ...], vocabulary_size: int, n_ctx: int) -> None:
@@ -202,7 +205,12 @@ def check_prompt(token_ids: tuple[int, ...], vocabulary_size: int, n_ctx: int) -
 
 def check_params(params: SamplingParams, vocabulary_size: int) -> None:
     """Refuses token ids that this vocabulary does not have. Raises SamplingError."""
-    for name, ids in (("logit_bias", [i for i, _ in params.biases]), ("allowed_token_ids", params.allowed_ids or ())):
+    named = {
+        "logit_bias": [token_id for token_id, _ in params.biases],
+        "allowed_token_ids": params.allowed_ids or (),
+        "stop_token_ids": params.stop_ids,
+    }
+    for name, ids in named.items():
         if ids and ids[-1] >= vocabulary_size:  # they rise
             raise SamplingError(f"{name} has token id {ids[-1]}; this model's ids are 0 to {vocabulary_size - 1}")
 
@@ -226,14 +234,21 @@ class Sequence:
         self.stop_reason: str | int | None = None
         self.error: str | None = None
         self.token_counts: TokenCounts | None = None  # kept for penalties only
-        self.draw: Any = None  # what the runner keeps for sampling it
+        self.draw: Any = None  # what the engine keeps for sampling it
         if request.params.penalised:
             self.token_counts = TokenCounts(request.prompt_token_ids)
         self._vocabulary = vocabulary
         self._num_prompt = len(request.prompt_token_ids)
         room = n_ctx + 1 - self._num_prompt  # the last token sampled is never computed: it needs no cell
         self._max_output = min(room, request.params.max_tokens or room)
-        self._detokenizer = Detokenizer(vocabulary.token_bytes, request.params.stop_strings)
+        params = request.params
+        self._stop_ids = frozenset(params.stop_ids)
+        self._detokenizer = Detokenizer(
+            vocabulary.token_bytes if params.skip_special_tokens else vocabulary.all_bytes,
+            params.stop_strings,
+            include_stop=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+        )
         self._admitted_s: float | None = None
         self._token_times: list[float] = []
 
@@ -280,10 +295,10 @@ class Sequence:
         self._token_times.append(now)
         if self.token_counts is not None:
             self.token_counts.add(token_id)
-        params = self.request.params
-        if self._vocabulary.is_eog(token_id) and not params.ignore_eos:
+        if self._ends(token_id):
+            shown = self._detokenizer.push(token_id) if self.request.params.include_stop_str_in_output else ""
             self._finish(FinishReason.STOP, token_id)
-            return self._detokenizer.flush()
+            return shown + self._detokenizer.flush()
         text = self._detokenizer.push(token_id)
         if self._detokenizer.stopped is not None:
             self._finish(FinishReason.STOP, self._detokenizer.stopped)
@@ -293,6 +308,11 @@ class Sequence:
             if self._detokenizer.stopped is not None:
                 self._finish(FinishReason.STOP, self._detokenizer.stopped)
         return text
+
+    def _ends(self, token_id: int) -> bool:
+        if token_id in self._stop_ids:
+            return True
+        return self._vocabulary.is_eog(token_id) and not self.request.params.ignore_eos
 
     def abort(self, error: str | None = None) -> str:
         """Ends it from outside; returns the text that was held back."""

@@ -263,6 +263,18 @@ class SamplingParams:
         return self.allowed_token_ids
 
     @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """stop_token_ids, rising."""
+        assert isinstance(self.stop_token_ids, tuple)
+        return self.stop_token_ids
+
+    @property
+    def forbidden_strings(self) -> tuple[str, ...]:
+        """bad_words."""
+        assert isinstance(self.bad_words, tuple)
+        return self.bad_words
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         assert isinstance(self.stop, tuple)
         return self.stop

@@ -55,7 +55,9 @@ class Model:
         self._special: dict[str, str] = {name: self._special_text(name) for name in ("bos", "eos")}
         self.n_vocab = int(self._lib.llama_vocab_n_tokens(self.vocab_handle))
         self._pieces: dict[int, bytes] = {}
+        self._named: dict[int, bytes] = {}
         self._eog: dict[int, bool] = {}
+        self._all_eog: tuple[int, ...] | None = None
         # has state that cannot be cut at a position (recurrent and hybrid models)
         self.is_recurrent = bool(
             self._lib.llama_model_is_recurrent(self.handle) or self._lib.llama_model_is_hybrid(self.handle)
@@ -66,7 +68,7 @@ class Model:
         self.generates = bool(self._lib.llama_model_has_decoder(self.handle)) and not bool(
             self._lib.llama_model_has_encoder(self.handle)
         )
-        self.vocabulary = Vocabulary(self.n_vocab, self.is_eog, self.token_bytes)
+        self.vocabulary = Vocabulary(self.n_vocab, self.is_eog, self.token_bytes, self.all_bytes)
 
     def share(self) -> Model:
         """The same model for one more owner; each must close it."""
@@ -102,6 +104,15 @@ class Model:
             self._check_open()
             known = self._eog[token_id] = bool(self._lib.llama_vocab_is_eog(self.vocab_handle, token_id))
         return known
+
+    @property
+    def eog_ids(self) -> tuple[int, ...]:
+        """All tokens that end a generation. llama.cpp has no list of them, so the first call asks for every token."""
+        if self._all_eog is None:
+            self._check_open()
+            is_eog, vocab = self._lib.llama_vocab_is_eog, self.vocab_handle
+            self._all_eog = tuple(token_id for token_id in range(self.n_vocab) if is_eog(vocab, token_id))
+        return self._all_eog
 
     @property
     def chat_template(self) -> str | None:
@@ -183,16 +194,23 @@ class Model:
         """Bytes of a token's text, b"" for special tokens. The id must be inside the vocabulary."""
         piece = self._pieces.get(token_id)
         if piece is None:
-            piece = self._pieces[token_id] = self._piece(token_id)
+            piece = self._pieces[token_id] = self._piece(token_id, False)
         return piece
 
-    def _piece(self, token_id: int) -> bytes:
+    def all_bytes(self, token_id: int) -> bytes:
+        """As token_bytes, but for special tokens their names."""
+        piece = self._named.get(token_id)
+        if piece is None:
+            piece = self._named[token_id] = self._piece(token_id, True)
+        return piece
+
+    def _piece(self, token_id: int, special: bool) -> bytes:
         self._check_open()
         self._check_id(token_id)
         room = 64
         for _ in range(2):
             buffer = ctypes.create_string_buffer(room)
-            n = self._lib.llama_token_to_piece(self.vocab_handle, token_id, buffer, room, 0, False)
+            n = self._lib.llama_token_to_piece(self.vocab_handle, token_id, buffer, room, 0, special)
             if n >= 0:
                 return buffer.raw[:n]
             room = -n

@@ -139,10 +139,10 @@ class Runner:
 
 def _draw(sequence: Sequence) -> Draw:
     """Made once for a sequence, so that a step has little to do for each row."""
-    draw: Draw | None = sequence.draw
-    if draw is None:
-        draw = sequence.draw = Draw(sequence.request.params, sequence.request.seed, counts=sequence.token_counts)
+    draw: Draw = sequence.draw
     draw.index = sequence.num_output
+    if draw.masks is not None:
+        draw.mask = draw.masks.next(draw.index, sequence.token_ids)
     return draw
 
 
@@ -150,5 +150,7 @@ def _result(token: int | None) -> SpanResult:
     if token is None:
         return SpanResult(DecodeStatus.OK)
     if token == NO_TOKEN:
-        return SpanResult(DecodeStatus.FAILED, error="the model's logits are not finite numbers")
+        return SpanResult(
+            DecodeStatus.FAILED, error="no token may come: the masks forbid all, or the logits are not finite numbers"
+        )
     return SpanResult(DecodeStatus.OK, (token,))

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from llamabatch import native
 from llamabatch.llama import sampler_numpy
+from llamabatch.llama.masks import Masks
 from llamabatch.sampling_params import SamplingParams
 from llamabatch.token_counts import TokenCounts
 
@@ -27,9 +28,10 @@ class Draw:
         counts: the tokens before it, needed for penalties only; ids outside the vocabulary are ignored.
         mask: bit i of word i / 32 allows token i (llguidance's format), uint32, without gaps; None: no mask. What
             params.allowed_token_ids forbids stays forbidden.
+        masks: where the mask of each token comes from; None for most.
     """
 
-    __slots__ = ("_prepared", "counts", "index", "mask", "params", "seed")
+    __slots__ = ("_prepared", "counts", "index", "mask", "masks", "params", "seed")
 
     def __init__(
         self,
@@ -44,6 +46,7 @@ class Draw:
         self.index = index
         self.counts = counts
         self.mask = mask
+        self.masks: Masks | None = None
         self._prepared: native.Prepared | None = None
 
     @property

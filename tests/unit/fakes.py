@@ -11,7 +11,12 @@ from llamabatch.scheduler import Scheduler
 from llamabatch.step import Call, DecodeStatus, Limits, ScheduledBatch, SpanResult
 
 EOG = 0
-VOCABULARY = Vocabulary(256, lambda token: token == EOG, lambda token: bytes([token]))
+VOCABULARY = Vocabulary(
+    256,
+    lambda token: token == EOG,
+    lambda token: bytes([token]),
+    lambda token: b"<eog>" if token == EOG else bytes([token]),
+)
 
 
 def next_token(token_ids: list[int]) -> int:

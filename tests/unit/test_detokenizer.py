@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from llamabatch.detokenizer import Detokenizer
 
 
-def feed(pieces: list[bytes], stop: tuple[str, ...] = ()) -> tuple[Detokenizer, list[str]]:
-    detokenizer = Detokenizer(lambda i: pieces[i], stop)
+def feed(pieces: list[bytes], stop: tuple[str, ...] = (), **options) -> tuple[Detokenizer, list[str]]:
+    detokenizer = Detokenizer(lambda i: pieces[i], stop, **options)
     shown = []
     for i in range(len(pieces)):
         shown.append(detokenizer.push(i))
@@ -50,6 +50,35 @@ def test_stop_strings_across_token_borders(pieces, stop):
         assert whole[len(text) :].startswith(detokenizer.stopped)
     else:
         assert text == whole
+
+
+STOPS = st.lists(st.text(alphabet="abcé€", min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+@given(cut_bytes(), STOPS)
+def test_a_stop_string_may_stay_in_the_text(pieces, stop):
+    whole = b"".join(pieces).decode()
+    without, _ = feed(pieces, tuple(stop))
+    detokenizer, shown = feed(pieces, tuple(stop), include_stop=True)
+    assert detokenizer.text == "".join(shown) == without.text + (without.stopped or "")
+    assert detokenizer.stopped == without.stopped
+    assert whole.startswith(detokenizer.text)
+
+
+@given(cut_bytes(), STOPS, st.integers(0, 6))
+def test_stop_strings_that_end_within_min_tokens_end_nothing(pieces, stop, min_tokens):
+    decoded = [len(b"".join(pieces[: i + 1]).decode(errors="ignore")) for i in range(len(pieces))]
+    exempt = ([0, *decoded])[min(min_tokens, len(pieces))]
+    whole, wanted, ending = b"".join(pieces).decode(), None, None
+    for length in [n for n in decoded if n > exempt]:  # after each token: the earliest that is whole, the longest there
+        ends = [(whole.find(s, max(0, exempt + 1 - len(s)), length), -len(s), s) for s in stop]
+        ends = [found for found in ends if found[0] >= 0]
+        if ends:
+            wanted, _, ending = min(ends)
+            break
+    detokenizer, shown = feed(pieces, tuple(stop), min_tokens=min_tokens)
+    assert (detokenizer.stopped, detokenizer.text) == (ending, whole if ending is None else whole[:wanted])
+    assert detokenizer.text == "".join(shown)
 
 
 def test_what_may_become_a_stop_string_is_held_back():

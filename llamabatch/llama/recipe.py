@@ -1,0 +1,102 @@
+"""What SamplingParams mean for one model: words as tokens, masks, and a Draw for each sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from llamabatch.checks import show
+from llamabatch.errors import SamplingError
+from llamabatch.llama.masks import BadWords, Masks, NotBefore, Words, all_but
+from llamabatch.llama.sampler import Draw
+from llamabatch.request import Sequence
+from llamabatch.sampling_params import SamplingParams
+
+_KEPT = 32  # recipes; a call has mostly one SamplingParams for all its prompts
+
+
+class Tokenizer(Protocol):
+    """What is used of a Model."""
+
+    n_vocab: int
+
+    @property
+    def eog_ids(self) -> tuple[int, ...]: ...
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+
+class Recipe:
+    """One SamplingParams, made ready for one model; any number of sequences share it.
+
+    Raises:
+        SamplingError: a bad word has no tokens.
+    """
+
+    def __init__(self, params: SamplingParams, model: Tokenizer) -> None:
+        self.params = params
+        self._n_vocab = model.n_vocab
+        self._no_end = _no_end(params, model) if params.min_tokens else None
+        self._bad_words = BadWords(_bad_runs(params, model), model.n_vocab) if params.forbidden_strings else None
+
+    def draw(self, sequence: Sequence) -> Draw:
+        """What samples this sequence from its first token to its last."""
+        draw = Draw(self.params, sequence.request.seed, counts=sequence.token_counts)
+        if self._no_end is not None or self._bad_words is not None:
+            draw.masks = Masks(self._n_vocab)
+            if self._no_end is not None:
+                draw.masks.add(NotBefore(self.params.min_tokens, self._no_end))
+            if self._bad_words is not None:
+                draw.masks.add(self._bad_words)
+        return draw
+
+
+class Recipes:
+    """The recipes of a model, each made once for as long as its SamplingParams are in use. For one thread."""
+
+    def __init__(self, model: Tokenizer) -> None:
+        self._model = model
+        self._known: dict[int, tuple[SamplingParams, Recipe]] = {}  # by identity: hashing long lists takes its time
+
+    def of(self, params: SamplingParams) -> Recipe:
+        """Raises what Recipe raises."""
+        known = self._known.get(id(params))
+        if known is not None:
+            return known[1]
+        recipe = Recipe(params, self._model)
+        if len(self._known) >= _KEPT:
+            del self._known[next(iter(self._known))]
+        self._known[id(params)] = (params, recipe)  # the params too, so that their id stays theirs
+        return recipe
+
+
+def _no_end(params: SamplingParams, model: Tokenizer) -> Words:
+    """All tokens but those that would end the text."""
+    ends = set(params.stop_ids)
+    if not params.ignore_eos:
+        ends.update(model.eog_ids)
+    return all_but(ends, model.n_vocab)
+
+
+def _bad_runs(params: SamplingParams, model: Tokenizer) -> Iterator[tuple[int, ...]]:
+    """The bad words as tokens, each with and without a space before it, as vLLM has them."""
+    for word in params.forbidden_strings:
+        runs = list(_spellings(word, model))
+        if not runs:
+            raise SamplingError(f"bad_words has {show(word)}, for which this model has no tokens")
+        yield from runs
+
+
+def _spellings(word: str, model: Tokenizer) -> Iterator[tuple[int, ...]]:
+    for text in (word.lstrip(), " " + word.lstrip(), word):
+        tokens = model.tokenize(text, add_special=False)
+        if tokens:
+            yield tuple(tokens)
+        if tokens and not text[:1].isspace() and model.token_bytes(tokens[0])[:1] == b" ":
+            # the vocabulary puts a space before every text, but not within one
+            before = model.tokenize("\n", add_special=False)
+            tokens = model.tokenize("\n" + text, add_special=False)
+            if tokens[: len(before)] == before and len(tokens) > len(before):
+                yield tuple(tokens[len(before) :])

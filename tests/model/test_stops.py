@@ -1,0 +1,95 @@
+"""Masks and token-level stops through the whole engine: what may not come does not, and what ends the text is named."""
+
+import pytest
+
+from llamabatch import LLM, FinishReason, SamplingParams
+
+CHAT = [{"role": "user", "content": "Tell me a story about a fox."}]
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM("tiny") as llm:
+        yield llm
+
+
+def one(llm, **params):
+    (out,) = llm.chat([CHAT], SamplingParams(**({"temperature": 0, "max_tokens": 48} | params)))
+    assert out.error is None
+    return out.outputs[0]
+
+
+def test_min_tokens_keep_the_model_from_ending(llm):
+    short = one(llm, max_tokens=400)
+    assert short.finish_reason is FinishReason.STOP
+    long = one(llm, max_tokens=400, min_tokens=len(short.token_ids) + 20)
+    assert len(long.token_ids) > len(short.token_ids) + 20 or long.finish_reason is FinishReason.LENGTH
+    assert long.token_ids[: len(short.token_ids) - 1] == short.token_ids[:-1]
+
+
+def test_a_stop_token_ends_the_text(llm):
+    plain = one(llm)
+    end = plain.token_ids[5]
+    out = one(llm, stop_token_ids=[end])
+    at = plain.token_ids.index(end)
+    assert (out.token_ids, out.finish_reason, out.stop_reason) == (plain.token_ids[: at + 1], FinishReason.STOP, end)
+    assert plain.text.startswith(out.text)
+    shown = one(llm, stop_token_ids=[end], include_stop_str_in_output=True)
+    assert shown.text == out.text + llm.detokenize([end])
+    later = one(llm, stop_token_ids=[end], min_tokens=at + 1)
+    assert end not in later.token_ids[: at + 1]
+
+
+def test_a_stop_string_does_not_end_the_text_before_min_tokens(llm):
+    plain = one(llm, ignore_eos=True)
+    assert one(llm, stop="e").text == plain.text.split("e")[0]
+    assert one(llm, stop="e", include_stop_str_in_output=True).text == plain.text.split("e")[0] + "e"
+    late = one(llm, stop="e", min_tokens=20, ignore_eos=True)
+    assert len(late.token_ids) > 20
+    assert plain.text.startswith(late.text)
+    assert "e" in late.text
+
+
+def test_bad_words_do_not_come(llm):
+    words = one(llm).text.split()[:6]
+    out = one(llm, bad_words=words)
+    assert not set(words) & set(out.text.split())
+
+
+def test_special_tokens_are_named_on_request(llm):
+    plain = one(llm, max_tokens=400)
+    assert plain.finish_reason is FinishReason.STOP
+    named = one(llm, max_tokens=400, skip_special_tokens=False, include_stop_str_in_output=True)
+    assert named.token_ids == plain.token_ids
+    assert named.text == plain.text + "<|im_end|>"
+
+
+def test_masks_that_leave_nothing_fail_their_own_request(llm):
+    (end,) = one(llm, max_tokens=400).token_ids[-1:]
+    good = SamplingParams(max_tokens=3)
+    bad = SamplingParams(max_tokens=3, allowed_token_ids=[end], min_tokens=2)
+    first, second = llm.chat([CHAT, CHAT], [bad, good])
+    assert first.finish_reason is FinishReason.ERROR
+    assert "no token may come" in first.error
+    assert second.error is None
+
+
+def test_ids_that_the_model_does_not_have_fail_their_own_request(llm):
+    bad, good = SamplingParams(stop_token_ids=[1_000_000]), SamplingParams(max_tokens=2)
+    first, second = llm.generate(["a", "a"], [bad, good])
+    assert "stop_token_ids has token id 1000000" in first.error
+    assert second.error is None
+
+
+def test_masks_hold_in_company_and_cross_to_a_child(llm):
+    plain = one(llm)
+    several = [
+        SamplingParams(temperature=0, max_tokens=24, min_tokens=24, stop=["e"]),
+        SamplingParams(temperature=0, max_tokens=24, bad_words=plain.text.split()[:3]),
+        SamplingParams(temperature=0, max_tokens=24, stop_token_ids=[plain.token_ids[4]], skip_special_tokens=False),
+        SamplingParams(temperature=0, max_tokens=24),
+    ]
+    together = llm.chat([CHAT] * 4, several)
+    with LLM("tiny", isolate=True, strategy="sequential") as child:
+        alone = child.chat([CHAT] * 4, several)
+    assert [(o.text, o.outputs[0].stop_reason) for o in together] == [(o.text, o.outputs[0].stop_reason) for o in alone]
