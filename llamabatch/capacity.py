@@ -120,7 +120,7 @@ def memory(facts: ModelFacts, config: EngineConfig, n_ctx: int, n_slots: int) ->
     unified = config.kv == "unified"
     cells = _padded(config.number("kv_cells") if unified else n_ctx)  # what one pass can attend to
     per_cell = facts.k_values * _TYPE_BYTES[config.type_k] + facts.v_values * _TYPE_BYTES[config.type_v]
-    logits = n_slots * facts.n_vocab * 4
+    logits = config.output_rows(n_slots, facts.n_vocab) * facts.n_vocab * 4
     n_ubatch = _ubatch(config)
     activations = n_ubatch * facts.n_embd * 4 * 16
     scores = 0 if config.flash_attn == "on" else n_ubatch * cells * facts.n_head * 4

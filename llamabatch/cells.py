@@ -163,6 +163,10 @@ class Cells:
         self._copies.append(PrefixCopy(source, target, count))
         self._cuts.pop(target, None)  # the copy replaces what stood there
 
+    def cut(self, slot: int, count: int) -> None:
+        """A slot that was given back holds more than the `count` tokens that its sequence was left with."""
+        self._cuts.setdefault(slot, count)
+
     def actions(self) -> tuple[tuple[PrefixCopy, ...], tuple[Cut, ...]]:
         """What has come together since the last call."""
         copies, self._copies = tuple(self._copies), []

@@ -23,6 +23,10 @@ MIN_CTX = 32  # n_ctx = 1 aborts llama.cpp; nothing below this is of use
 MAX_CTX = 2**24
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ; seq ids beyond it abort the process
 MAX_BATCH = 2**17
+SPECULATION = ("off", "lookup", "draft")
+MAX_DRAFT = 64
+# Logits that a call may leave beyond one row a slot: with 152k tokens, 8 guesses for each of 32 slots take 178 MB.
+_MOST_GUESS_BYTES = 256 * 2**20
 
 
 def _option(default: Any, help: str) -> Any:
@@ -62,6 +66,12 @@ class EngineConfig:
     cache_prefix: bool = _option(True, "finished requests leave their KV cells to later ones that begin alike")
     use_mmap: bool = _option(True, "map the file instead of reading it")
     extra_bufts: str = _option("auto", "repacked weights (AMX, AVX, NEON): on, off, or auto: on where they are safe")
+    speculate: str = _option(
+        "off", "guess tokens and check several in a step, where that pays: off, lookup (in the text so far), draft"
+    )
+    draft_model: str | None = _option(None, "the model that guesses for speculate=draft; it has the same vocabulary")
+    n_draft: int = _option(8, f"guesses for each sequence in a step at most, 1..{MAX_DRAFT}")
+    speculate_always: bool = _option(False, "guess in every step, also where it does not pay")
     isolate: bool = _option(False, "run llama.cpp in a child process")
     profile: bool = _option(True, "let what `llamabatch tune` found for this model and machine fill in what is open")
 
@@ -76,7 +86,7 @@ class EngineConfig:
                 integer(ConfigError, name, value, low, high)
         for name, known in _CHOICES:
             choice(ConfigError, name, getattr(self, name), known)
-        for name in ("cache_prefix", "use_mmap", "isolate", "profile"):
+        for name in ("cache_prefix", "use_mmap", "isolate", "profile", "speculate_always"):
             boolean(ConfigError, name, getattr(self, name))
         if self.n_ubatch != "auto" and self.n_ubatch > self.n_batch:
             raise ConfigError(f"n_ubatch is {self.n_ubatch}; it must not exceed n_batch, {self.n_batch}")
@@ -89,6 +99,7 @@ class EngineConfig:
                 raise ConfigError(f"kv_cells is {self.kv_cells}; it must be at least n_ctx, {self.n_ctx}")
         if self.type_v not in ("f32", "f16", "bf16") and self.flash_attn == "off":
             raise ConfigError(f"type_v is {self.type_v!r}, which needs flash attention; flash_attn is 'off'")
+        self._check_speculation()
         if self.tensor_split is not None:
             if not isinstance(self.tensor_split, tuple) or not 1 <= len(self.tensor_split) <= 16:
                 raise ConfigError(f"tensor_split is {show(self.tensor_split)}; give 1 to 16 shares")
@@ -111,6 +122,23 @@ class EngineConfig:
             values["tensor_split"] = tuple(values["tensor_split"])
         return cls(model, **values)
 
+    def _check_speculation(self) -> None:
+        draft = self.draft_model
+        if draft is not None and (not isinstance(draft, str) or not draft):
+            raise ConfigError(f"draft_model is {show(draft)}; give the path of a .gguf file")
+        if self.speculate == "draft" and draft is None:
+            raise ConfigError("speculate is 'draft', but draft_model is not given; give the path of a .gguf file")
+        if self.speculate != "draft" and draft is not None:
+            raise ConfigError(f"draft_model is {show(draft)}; it is for speculate='draft', not {self.speculate!r}")
+        if self.speculate_always and self.speculate == "off":
+            raise ConfigError("speculate_always is on, but speculate is 'off'; give 'lookup' or 'draft'")
+
+    def output_rows(self, n_slots: int, n_vocab: int) -> int:
+        """Output rows of one call at most: one a slot, and as many guesses as speculation may add."""
+        if self.speculate == "off":
+            return n_slots
+        return n_slots + min(n_slots * self.n_draft, _MOST_GUESS_BYTES // (4 * n_vocab))
+
     def number(self, name: str) -> int:
         """The value of an option that capacity.resolve has filled in."""
         value = getattr(self, name)
@@ -130,6 +158,7 @@ _RANGES = (
     ("instances", 1, 64),
     ("n_gpu_layers", -1, 10_000),
     ("main_gpu", 0, 15),
+    ("n_draft", 1, MAX_DRAFT),
 )
 _AUTO_NUMBERS = (
     "n_slots",
@@ -147,6 +176,7 @@ _CHOICES = (
     ("kv", KV_LAYOUTS),
     ("type_k", KV_TYPES),
     ("type_v", KV_TYPES),
+    ("speculate", SPECULATION),
 )
 
 
@@ -174,5 +204,9 @@ class EngineOptions(TypedDict, total=False):
     cache_prefix: bool
     use_mmap: bool
     extra_bufts: str
+    speculate: str
+    draft_model: str | None
+    n_draft: int
+    speculate_always: bool
     isolate: bool
     profile: bool

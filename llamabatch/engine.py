@@ -6,19 +6,22 @@ from dataclasses import replace
 
 from llamabatch.capacity import ModelFacts, Plan, resolve
 from llamabatch.config import EngineConfig
-from llamabatch.errors import EngineClosedError
+from llamabatch.errors import ConfigError, EngineClosedError
 from llamabatch.fanout import Fans
 from llamabatch.llama.library import gpu_count, has_fast_attention
 from llamabatch.llama.model import Model
 from llamabatch.llama.profiles import profile_for
 from llamabatch.llama.recipe import Recipes
 from llamabatch.llama.runner import Runner
+from llamabatch.lookup import PromptLookup
 from llamabatch.machine import Machine
 from llamabatch.model_file import resolve as resolve_path
 from llamabatch.policies import policy
 from llamabatch.request import Request, Sequence, SequenceOutput, check_params, check_prompt
 from llamabatch.scheduler import Scheduler
+from llamabatch.speculation import Speculation
 from llamabatch.stats import EngineStats
+from llamabatch.step import Limits
 
 
 class Engine:
@@ -49,12 +52,14 @@ class Engine:
             self.config = self.plan.part()
             chosen = policy(self.config.strategy)
             n_slots = 1 if chosen.one_slot else self.config.number("n_slots")
+            check_can_speculate(self.config, self.model)
             self._runner = Runner(self.model, self.config, n_slots)
         except BaseException:
             self.model.close()
             raise
         self._recipes = Recipes(self.model)
-        self._scheduler = Scheduler(chosen, self._runner.limits)
+        self._speculation = speculation(self.config, self._runner.limits)
+        self._scheduler = Scheduler(chosen, self._runner.limits, speculation=self._speculation)
         self._fans = Fans()
         self._closed = False
 
@@ -123,6 +128,7 @@ class Engine:
             prefix_hits=scheduler.num_prefix_hits,
             prefix_tokens=scheduler.num_prefix_tokens,
             **vars(self._runner.counts),
+            **(vars(self._speculation.counts) if self._speculation is not None else {}),
         )
 
     def check_integrity(self) -> None:
@@ -133,6 +139,8 @@ class Engine:
         """Frees context and model; requests in flight are lost. May be called twice."""
         if not self._closed:
             self._closed = True
+            if self._speculation is not None:
+                self._speculation.close()
             self._runner.close()
             self.model.close()
 
@@ -151,3 +159,20 @@ def plan(config: EngineConfig, model: Model) -> Plan:
     """Fills in "auto" for this model on this machine."""
     facts = ModelFacts.from_metadata(model.metadata, model.path.stat().st_size, model.n_vocab)
     return resolve(config, facts, Machine.here(gpu_count(), has_fast_attention()), profile_for(model.path, config))
+
+
+def check_can_speculate(config: EngineConfig, model: Model) -> None:
+    """Raises ConfigError where the cells of wrong guesses could not be taken back."""
+    if config.speculate != "off" and (model.is_recurrent or model.has_window):
+        why = "recurrent state" if model.is_recurrent else "layers with a sliding window"
+        raise ConfigError(
+            f"speculate is {config.speculate!r}, but {model.path.name} has {why}, from which the tokens of wrong "
+            "guesses cannot be taken back; give 'off'"
+        )
+
+
+def speculation(config: EngineConfig, limits: Limits) -> Speculation | None:
+    """What guesses tokens in this engine; None if nothing does."""
+    if config.speculate == "off":
+        return None
+    return Speculation(PromptLookup(), limits, config.n_draft, config.number("n_ctx"), config.speculate_always)

@@ -27,15 +27,37 @@ def decode_calls(sequences: ListLike[Sequence], occupied: AbstractSet[int], limi
         occupied: slots that hold cells; a row over them would widen the attention of all.
     """
     spans = sorted((_span(s, 1) for s in sequences), key=lambda span: span.slot)
-    if not spans:
-        return []
+    return [Call(tuple(spans), _dummies(spans, occupied, limits))] if spans else []
+
+
+def verify_call(
+    sequences: ListLike[Sequence],
+    drafts: ListLike[ListLike[int]],
+    n_guesses: int,
+    occupied: AbstractSet[int],
+    limits: Limits,
+) -> Call:
+    """The same with up to `n_guesses` guessed tokens behind each row.
+
+    A split KV cache computes equally many tokens of each sequence in a pass, so shorter drafts are filled up there.
+    """
+    spans = []
+    for sequence, draft in zip(sequences, drafts, strict=True):
+        guesses = tuple(draft[:n_guesses])
+        length = 1 + (len(guesses) if limits.is_unified else n_guesses)
+        spans.append(_span(sequence, 1)._replace(length=length, draft=guesses))
+    spans.sort(key=lambda span: span.slot)
+    return Call(tuple(spans), _dummies(spans, occupied, limits), n_guesses)
+
+
+def _dummies(spans: list[Span], occupied: AbstractSet[int], limits: Limits) -> tuple[int, ...]:
     dummies: list[int] = []
     if limits.can_pad:
         for left, right in itertools.pairwise(span.slot for span in spans):
             gap = range(left + 1, right)
             if len(gap) <= MAX_DUMMY_GAP and occupied.isdisjoint(gap):
                 dummies.extend(gap)
-    return [Call(tuple(spans), tuple(dummies))]
+    return tuple(dummies)
 
 
 def prefill_calls(sequences: ListLike[Sequence], budget: int, limits: Limits) -> list[Call]:

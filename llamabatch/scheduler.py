@@ -13,6 +13,7 @@ from llamabatch.policies import Policy
 from llamabatch.prefix import best_source, wants_every_row
 from llamabatch.request import FinishReason, Sequence, SequenceOutput
 from llamabatch.slots import SlotPool
+from llamabatch.speculation import Speculation
 from llamabatch.step import DecodeStatus, Limits, ScheduledBatch, Span, SpanResult
 from llamabatch.turns import Turns
 from llamabatch.waiting import WaitingQueue
@@ -27,7 +28,13 @@ PASS_IN_TOKENS = 18
 class Scheduler:
     """Owns the waiting queue, the running sequences and the slots."""
 
-    def __init__(self, policy: Policy, limits: Limits, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        limits: Limits,
+        clock: Callable[[], float] = time.perf_counter,
+        speculation: Speculation | None = None,
+    ) -> None:
         self.policy = policy
         self.limits = limits
         self._cells = Cells(1, limits)
@@ -38,6 +45,7 @@ class Scheduler:
         self.num_prefix_hits = 0
         self.num_prefix_tokens = 0
         self._clock = clock
+        self._speculation = speculation
         self._waiting = WaitingQueue(policy.key, policy.by_family and limits.can_share)
         self._sequences: dict[str, Sequence] = {}
         self._sources: dict[str, tuple[Sequence, int]] = {}  # request id -> whose prefix it waits to copy, how much
@@ -121,7 +129,10 @@ class Scheduler:
         occupied = {s.slot for s in self.running if s.num_computed and s.slot is not None}
         if self._cells.kept and self.limits.can_pad:
             self._give_way(decoding, occupied)
-        calls = decode_calls(decoding, occupied, self.limits)
+        if self._speculation is None:
+            calls = decode_calls(decoding, occupied, self.limits)
+        else:
+            calls = self._speculation.calls(decoding, occupied)
         # where the policy lets one sequence compute at a time, there is nobody in this step to go easy on
         prompts, budget = self._turns.choose(prompts, somebody_waits and bool(decoding))
         calls += prefill_calls(prompts, budget, self.limits)
@@ -236,6 +247,8 @@ class Scheduler:
         """Takes one result a span, in the order of `batch.spans`."""
         now = self._clock()
         outputs = []
+        if self._speculation is not None:
+            self._speculation.observe(batch, results)
         alone = len(self.running) == 1
         no_room = any(result.status is DecodeStatus.NO_ROOM for result in results)
         if no_room and self._cells.kept and self.limits.is_unified:
@@ -267,9 +280,14 @@ class Scheduler:
             taken += 1
             if sequence.finished:
                 break
+        if span.draft is not None:  # behind the tokens taken, the cells hold guesses that did not come true
+            sequence.num_computed = span.start + taken
         accepted = tuple(result.token_ids[:taken])
         if sequence.finished:
-            return self._retire(sequence, accepted, text)
+            output = self._retire(sequence, accepted, text)
+            if taken < len(result.token_ids):
+                self._cells.cut(span.slot, sequence.num_computed)
+            return output
         return SequenceOutput(sequence.request.request_id, accepted, text)
 
     def _retire(self, sequence: Sequence, token_ids: tuple[int, ...], text: str) -> SequenceOutput:

@@ -18,6 +18,9 @@ class EngineStats:
         shared_tokens: prompt tokens that were copied from requests in flight instead of computed.
         prefix_hits: requests that began with the cells of a finished one. prefix_tokens: tokens that they did not have
             to compute for that.
+        verify_calls: those decode calls that checked guesses (speculative decoding).
+        drafted_tokens, accepted_tokens: guesses checked; those that held.
+        speculating: engines in which guessing pays by what is known now.
         preemptions: sequences that lost their slot and came back.
     """
 
@@ -35,6 +38,10 @@ class EngineStats:
     prefill_tokens: int = 0
     prefill_passes: int = 0
     dummy_rows: int = 0
+    verify_calls: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    speculating: int = 0
 
     @property
     def rows_per_step(self) -> float:
@@ -45,6 +52,11 @@ class EngineStats:
     def passes_per_step(self) -> float:
         """Mean passes over the weights of a decode call; 1 is what batching is for."""
         return self.decode_passes / self.decode_calls if self.decode_calls else 0.0
+
+    @property
+    def acceptance(self) -> float:
+        """The share of guesses that held; 0 of none."""
+        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else 0.0
 
     def __add__(self, other: EngineStats) -> EngineStats:
         return EngineStats(**{name: value + getattr(other, name) for name, value in vars(self).items()})

@@ -15,21 +15,32 @@ from llamabatch.request import Sequence
 
 
 class Span(NamedTuple):
-    """`length` tokens of a sequence from position `start` on; `output`: the row of the last one is sampled."""
+    """`length` tokens of a sequence from position `start` on; `output`: the row of the last one is sampled.
+
+    In a verify call `draft` holds guesses: the one known token that is pending comes first, then they, then any tokens
+    that fill the length up. The known token's row and theirs are outputs; elsewhere it is None.
+    """
 
     sequence: Sequence
     slot: int
     start: int
     length: int
     output: bool
+    draft: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Call:
-    """One llama_decode: spans in order of their slots, and empty slots that get a dummy row to keep the ids dense."""
+    """One llama_decode: spans in order of their slots, and empty slots that get a dummy row to keep the ids dense.
+
+    Attributes:
+        n_guesses: rows of each span behind its known token, in a verify call; there dummies are as long as the spans.
+            With a unified KV cache, the most that a span has.
+    """
 
     spans: tuple[Span, ...]
     dummy_slots: tuple[int, ...] = ()
+    n_guesses: int = 0
 
     @cached_property
     def is_decode(self) -> bool:
@@ -91,6 +102,7 @@ class Limits:
         n_slots: seq ids of the context at most; it starts with one and grows.
         n_batch: tokens in one call at most. n_ubatch: tokens in one pass over the weights at most.
         prefill_budget: prompt tokens a step at most while others wait for their next token, so that these go on.
+        n_outputs: output rows in one call at most.
         n_cells: cells of a unified KV cache, which all share; None: a split one, each slot with cells of its own.
         can_share: a prefix can be copied from slot to slot and cut (not with recurrent state).
         can_pad: dummy rows are harmless (not with recurrent state).
@@ -101,6 +113,7 @@ class Limits:
     n_batch: int
     n_ubatch: int
     prefill_budget: int
+    n_outputs: int = 2**31
     n_cells: int | None = None
     can_share: bool = True
     can_pad: bool = True

@@ -26,3 +26,11 @@ class TokenCounts:
             self.ids.append(token_id)
             self.counts.append(0)
         self.counts[place] += 1
+
+    def take_back(self, token_ids: Iterable[int], n_distinct: int) -> None:
+        """Undoes the adding of these, the last that were added. `n_distinct`: how many ids there were before."""
+        for token_id in token_ids:
+            self.counts[self._places[token_id]] -= 1
+        for token_id in self.ids[n_distinct:]:
+            del self._places[token_id]
+        del self.ids[n_distinct:], self.counts[n_distinct:]

@@ -39,12 +39,16 @@ class Batch:
         at = 0
         sampled = []
         for slot, span in _in_slot_order(call):
-            count = 1 if span is None else span.length
+            count = 1 + call.n_guesses if span is None else span.length
             end = at + count
             self._slots[at:end] = slot
             self._outputs[at:end] = 0
-            if span is None:  # a dummy row: any token, at the start of an empty slot
-                self._tokens[at] = self._positions[at] = 0
+            if span is None:  # dummy rows: any token, at the start of an empty slot
+                self._tokens[at:end] = 0
+                self._positions[at:end] = np.arange(count) if count > 1 else 0
+            elif span.draft is not None:
+                self._fill_draft(at, span, span.draft)
+                sampled.append(span)
             else:
                 ids = span.sequence.token_ids
                 self._tokens[at:end] = ids[span.start] if count == 1 else ids[span.start : span.start + count]
@@ -55,6 +59,15 @@ class Batch:
             at = end
         self._struct.n_tokens = at
         return self._struct, sampled
+
+    def _fill_draft(self, at: int, span: Span, draft: tuple[int, ...]) -> None:
+        """A known token, the guesses behind it, and any tokens in the rest of the span, which are no outputs."""
+        known, end = at + 1 + len(draft), at + span.length
+        self._tokens[at] = span.sequence.token_ids[span.start]
+        self._tokens[at + 1 : known] = draft
+        self._tokens[known:end] = 0
+        self._positions[at:end] = np.arange(span.start, span.start + span.length)
+        self._outputs[at:known] = 1
 
     def _fill_rows(self, spans: tuple[Span, ...]) -> tuple[Any, list[Span]]:
         """The same for one row a sequence, which is most calls, in few operations."""
@@ -89,7 +102,7 @@ def count_passes(call: Call, n_ubatch: int, unified: bool = False) -> int:
         and call.spans[-1].slot - call.spans[0].slot < len(call.spans) <= n_ubatch
     ):
         return 1  # the usual case, dense and in order
-    left = [(slot, 1 if span is None else span.length) for slot, span in _in_slot_order(call)]
+    left = [(slot, 1 + call.n_guesses if span is None else span.length) for slot, span in _in_slot_order(call)]
     passes = 0
     while left:
         run = _first_run(left, n_ubatch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, EngineError
@@ -12,6 +12,7 @@ from llamabatch.llama.context import Context, DecodeCode
 from llamabatch.llama.library import load
 from llamabatch.llama.model import Model
 from llamabatch.llama.sampler import NO_TOKEN, Draw, sample_rows
+from llamabatch.llama.verify import accepted_tokens
 from llamabatch.request import Sequence
 from llamabatch.step import Call, DecodeStatus, Limits, ScheduledBatch, Span, SpanResult
 
@@ -60,6 +61,7 @@ class Runner:
             n_batch=config.n_batch,
             n_ubatch=self._n_ubatch,
             prefill_budget=config.number("prefill_budget"),
+            n_outputs=config.output_rows(n_slots, model.n_vocab),
             n_cells=config.number("kv_cells") if config.kv == "unified" else None,
             can_share=plain and not model.has_window,
             can_pad=plain and config.kv != "unified",
@@ -99,7 +101,7 @@ class Runner:
             self._context.clear(slot)
         if code is DecodeCode.OK:
             self._count(call)
-            return self._sample(call, sampled)
+            return self._verify(sampled) if call.n_guesses else self._sample(call, sampled)
         return self._recover(call, code)
 
     def _sample(self, call: Call, sampled: list[Span]) -> list[SpanResult]:
@@ -110,6 +112,22 @@ class Runner:
             chosen = sample_rows(logits, draws, self._config.number("n_threads_batch"))
             tokens = dict(zip(map(id, sampled), chosen, strict=True))
         return [_result(tokens.get(id(span))) for span in call.spans]
+
+    def _verify(self, spans: list[Span]) -> list[SpanResult]:
+        """Samples the rows of a verify call; the cells of guesses that did not come true go."""
+        draws = [_draw(span.sequence) for span in spans]
+        logits = self._context.logits(sum(1 + len(span.draft or ()) for span in spans))
+        results = []
+        for span, tokens in zip(
+            spans, accepted_tokens(logits, spans, draws, self._config.number("n_threads_batch")), strict=True
+        ):
+            if not tokens:
+                results.append(_result(NO_TOKEN))
+            elif len(tokens) < span.length and not self._context.clear(span.slot, span.start + len(tokens)):
+                results.append(SpanResult(DecodeStatus.FAILED, error="the model's state cannot be cut back"))
+            else:
+                results.append(SpanResult(DecodeStatus.OK, tokens))
+        return results
 
     def _recover(self, call: Call, code: DecodeCode) -> list[SpanResult]:
         """A call that failed: earlier passes of it may stand, so cut each slot back, then try its spans one by one.
@@ -122,12 +140,14 @@ class Runner:
         if len(call.spans) == 1 or not whole:
             error = f"llama_decode failed: {code.name.lower()} ({code.value})"
             return [SpanResult(DecodeStatus.FAILED, error=error)] * len(call.spans)
-        return [result for span in call.spans for result in self._run_call(Call((span,)))]
+        return [
+            result for span in call.spans for result in self._run_call(replace(call, spans=(span,), dummy_slots=()))
+        ]
 
     def _count(self, call: Call) -> None:
         counts, passes = self.counts, count_passes(call, self._n_ubatch, self.limits.is_unified)
         counts.dummy_rows += len(call.dummy_slots)
-        if call.is_decode:
+        if call.is_decode or call.n_guesses:
             counts.decode_calls += 1
             counts.decode_rows += len(call.spans)
             counts.decode_passes += passes

@@ -56,6 +56,12 @@ class Draw:
             self._prepared = native.Prepared(self.params)
         return self._prepared
 
+    def later(self, number: int) -> Draw:
+        """The same for the output token that comes so many after this one."""
+        draw = Draw(self.params, self.seed, self.index + number, self.counts, self.mask)
+        draw._prepared = self.prepared
+        return draw
+
 
 def sample_rows(logits: npt.NDArray[np.float32], draws: list[Draw], n_threads: int = 1) -> list[int]:
     """A token id for each row, or NO_TOKEN where the logits are not numbers or nothing is allowed.

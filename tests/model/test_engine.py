@@ -162,6 +162,10 @@ def test_counted_passes_are_llama_cpps(unified):
             free = [s for s in range(16) if s not in slots]
             dummies = () if unified else rng.sample(free, rng.randrange(0, len(free) + 1))
             call = Call(tuple(spans), tuple(dummies))
+            if rng.random() < 0.4:  # one that checks guesses
+                n = rng.choice([1, 3, 9])
+                spans = [span._replace(length=1 + n, draft=(7,) * rng.randrange(n + 1)) for span in spans]
+                call = Call(tuple(spans), tuple(dummies), n)
             lib.llama_memory_clear(lib.llama_get_memory(context), False)
             seen.clear()
             assert lib.llama_decode(context, batch.fill(call)[0]) == 0

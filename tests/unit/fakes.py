@@ -11,6 +11,7 @@ from llamabatch.scheduler import Scheduler
 from llamabatch.step import Call, DecodeStatus, Limits, ScheduledBatch, SpanResult
 
 EOG = 0
+N_CTX = 512  # of a slot
 VOCABULARY = Vocabulary(
     256,
     lambda token: token == EOG,
@@ -24,7 +25,7 @@ def next_token(token_ids: list[int]) -> int:
     return zlib.crc32(bytes(token_ids)) % 64
 
 
-def expected_output(prompt: tuple[int, ...], max_tokens: int, n_ctx: int = 512) -> list[int]:
+def expected_output(prompt: tuple[int, ...], max_tokens: int, n_ctx: int = N_CTX) -> list[int]:
     """What a request must give, whatever its company."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < min(max_tokens, n_ctx + 1 - len(prompt)):
@@ -80,7 +81,12 @@ class FakeRunner:
         self.calls.append(call)
         slots = [span.slot for span in call.spans]
         assert slots == sorted(set(slots)), "spans come in order of their slots, one a slot"
-        assert sum(span.length for span in call.spans) + len(call.dummy_slots) <= self.limits.n_batch
+        rows = sum(span.length for span in call.spans) + len(call.dummy_slots) * (1 + call.n_guesses)
+        assert rows <= self.limits.n_batch
+        if call.n_guesses:
+            assert rows <= self.limits.n_ubatch, "guesses that cost another pass"
+            assert sum(1 + len(span.draft) for span in call.spans) <= self.limits.n_outputs
+            assert self.limits.is_unified or {span.length for span in call.spans} == {1 + call.n_guesses}
         assert all(not self.cells[slot] for slot in call.dummy_slots), "a dummy row over retained cells"
         assert not call.dummy_slots or self.limits.can_pad
         short = self._no_room_every and len(self.calls) % self._no_room_every == 0
@@ -93,19 +99,34 @@ class FakeRunner:
         known = span.sequence.token_ids
         assert cells == known[: span.start], "the cells are those of another sequence, or of another position"
         tokens = known[span.start : span.start + span.length]
+        if span.draft is not None:
+            assert len(tokens) == 1 <= span.length - len(span.draft), "one known token comes before the guesses"
+            tokens = [*tokens, *span.draft, *[0] * (span.length - 1 - len(span.draft))]
         assert tokens
         if self._bad_token in tokens:
             return SpanResult(DecodeStatus.FAILED, error="bad token")
         cells.extend(tokens)
         if self.limits.n_cells is not None:
             assert sum(map(len, self.cells)) <= self.limits.n_cells, "the unified cache overflows"
+        if span.draft is not None:
+            return self._verify(span, cells)
         if not span.output:
             return SpanResult(DecodeStatus.OK)
         assert len(cells) == len(known), "only the last token of a sequence has an output row"
         return SpanResult(DecodeStatus.OK, (next_token(cells),))
 
+    def _verify(self, span, cells) -> SpanResult:
+        assert len(cells) <= N_CTX, "guesses beyond the slot's cells"
+        accepted = []
+        for number in range(1 + len(span.draft)):
+            accepted.append(next_token(cells[: span.start + 1 + number]))
+            if number == len(span.draft) or accepted[-1] != span.draft[number]:
+                break
+        del cells[span.start + len(accepted) :]
+        return SpanResult(DecodeStatus.OK, tuple(accepted))
 
-def sequence(name: str, prompt: tuple[int, ...], max_tokens: int = 16, *, n_ctx: int = 512, group: int = 0, **params):
+
+def sequence(name: str, prompt: tuple[int, ...], max_tokens: int = 16, *, n_ctx: int = N_CTX, group: int = 0, **params):
     request = Request(name, prompt, SamplingParams(max_tokens=max_tokens, **params), group=group)
     return Sequence(request, VOCABULARY, n_ctx)
 

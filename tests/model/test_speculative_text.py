@@ -1,0 +1,114 @@
+"""Speculative decoding on the bundled model: fewer passes, the same text."""
+
+import json
+import random
+from types import SimpleNamespace
+
+import pytest
+from conftest import HELDOUT, mixed_conversations
+
+from llamabatch import LLM, ConfigError, EngineConfig, SamplingParams
+from llamabatch.engine import check_can_speculate
+
+FORCED = {"speculate": "lookup", "speculate_always": True}
+
+
+def copies():
+    """The held-out questions that ask for a copy of 3 to 6 words."""
+    rows = [json.loads(line) for line in HELDOUT.read_text(encoding="utf-8").splitlines()]
+    return [row["messages"] for row in rows if row["task"] == "copy"]
+
+
+def mixture(n_copies, n_others, seed):
+    """Some whose answers stand in the prompt, and some whose do not."""
+    both = copies()[:n_copies] + mixed_conversations(n_others, seed=seed)
+    random.Random(seed).shuffle(both)
+    return both
+
+
+def test_prompts_that_ask_for_a_copy_take_at_most_0_6_passes_a_token(reference, greedy, assert_equal_by_the_rule):
+    wanted = reference.chat(copies(), greedy)
+    with LLM("tiny", strategy="sequential", **FORCED) as llm:
+        outputs = llm.chat(copies(), greedy)
+        stats = llm.stats()
+    tokens = sum(len(output.token_ids) for output in outputs)
+    assert tokens > 100
+    assert (stats.decode_passes + stats.prefill_passes) / tokens <= 0.6
+    assert 0 < stats.accepted_tokens < stats.drafted_tokens
+    assert 0 < stats.verify_calls <= stats.decode_calls
+    assert stats.speculating == 1
+    assert_equal_by_the_rule(outputs, wanted)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"kv": "unified"}, {"n_draft": 3, "n_ubatch": 40}, {"strategy": "interleaved"}, {"isolate": True}],
+    ids=str,
+)
+def test_greedy_text_in_company_is_that_without_guesses(options, reference, greedy, assert_equal_by_the_rule):
+    conversations = mixture(30, 40, seed=5)
+    wanted = reference.chat(conversations, greedy)
+    with LLM("tiny", n_slots=8, instances=1, **FORCED, **options) as llm:
+        outputs = llm.chat(conversations, greedy)
+        stats = llm.stats()
+    assert_equal_by_the_rule(outputs, wanted, least=0.95)
+    assert stats.accepted_tokens > 60
+    assert stats.verify_calls > 0
+
+
+def test_penalties_count_the_tokens_inside_a_run(reference, assert_equal_by_the_rule):
+    conversations = mixture(30, 20, seed=6)
+    params = SamplingParams(
+        temperature=0, repetition_penalty=1.15, presence_penalty=0.3, frequency_penalty=0.2, max_tokens=40
+    )
+    wanted = reference.chat(conversations, params)
+    with LLM("tiny", n_slots=8, strategy="batched", **FORCED) as llm:
+        outputs = llm.chat(conversations, params)
+        assert llm.stats().accepted_tokens > 40
+    assert sum(a.token_ids == b.token_ids for a, b in zip(outputs, wanted, strict=True)) >= 38
+
+
+def test_sampled_text_is_that_of_its_seed(reference):
+    conversations = mixture(30, 30, seed=3)
+    params = [SamplingParams(temperature=0.8, seed=i, max_tokens=32) for i in range(60)]
+    wanted = reference.chat(conversations, params)
+    with LLM("tiny", n_slots=16, strategy="batched", **FORCED) as llm:
+        outputs = llm.chat(conversations, params)
+        assert llm.stats().accepted_tokens > 50
+    assert sum(a.token_ids == b.token_ids for a, b in zip(outputs, wanted, strict=True)) >= 57
+
+
+def test_stops_and_lengths_inside_a_run_are_exact(reference):
+    conversation = copies()[0]
+    whole = reference.chat([conversation], SamplingParams(temperature=0))[0]
+    with LLM("tiny", strategy="sequential", **FORCED) as llm:
+        for most in range(1, len(whole.token_ids) + 1):
+            output = llm.chat([conversation], SamplingParams(temperature=0, max_tokens=most))[0]
+            assert output.token_ids == whole.token_ids[:most]
+        words = whole.text.replace(",", " ").split()
+        for stop in words:
+            params = SamplingParams(temperature=0, stop=[stop])
+            one, other = llm.chat([conversation], params)[0], reference.chat([conversation], params)[0]
+            assert (one.text, one.token_ids, one.outputs[0].stop_reason) == (other.text, other.token_ids, stop)
+
+
+def test_left_to_itself_it_guesses_where_that_pays_and_says_so(greedy):
+    with LLM("tiny", strategy="batched", n_slots=4, speculate="lookup") as llm:
+        llm.generate(["a b c d"], SamplingParams(temperature=0, max_tokens=200, ignore_eos=True))
+        stats = llm.stats()
+    assert stats.speculating in (0, 1)
+    assert stats.verify_calls <= stats.decode_calls
+    with LLM("tiny", strategy="batched", n_slots=4) as llm:
+        llm.chat(copies()[:4], greedy)
+        stats = llm.stats()
+    assert (stats.verify_calls, stats.drafted_tokens, stats.accepted_tokens, stats.speculating) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"), [({"is_recurrent": True}, "recurrent state"), ({"has_window": True}, "sliding window")]
+)
+def test_models_whose_state_cannot_be_cut_are_refused_by_name(kind, message):
+    facts = {"is_recurrent": False, "has_window": False, "path": SimpleNamespace(name="m.gguf"), **kind}
+    check_can_speculate(EngineConfig("tiny"), SimpleNamespace(**facts))
+    with pytest.raises(ConfigError, match=f"speculate is 'lookup', but m.gguf has .*{message}"):
+        check_can_speculate(EngineConfig("tiny", speculate="lookup"), SimpleNamespace(**facts))
