@@ -16,9 +16,12 @@ from llamabatch.request import Sequence
 from llamabatch.slots import SlotPool
 from llamabatch.step import Cut, Limits, PrefixCopy
 
-# From this many tokens on, what is kept moves to another free slot when somebody needs its own: a copy costs as much as
-# computing 5 to 27 tokens (0.5B Q8_0: 6 ms with slots of 512 cells, 15 to 35 ms with 4,096), and not all is used again.
-MIN_TO_MOVE = 128
+# A copy of a slot costs as much as computing this many tokens (0.5B Q8_0: 6 ms with slots of 512 cells, 15 to 35 ms of
+# 4,096, and 770 tokens/s): what is kept moves out of the way if it is expected to save more.
+COPY_IN_TOKENS = 16
+# How likely a prefix is used again, before anything is known: one in eight.
+_KNOWN_AT_FIRST = (1, 8)
+_REMEMBERED = 256  # prefixes kept of which the likelihood is made; then both counts are halved
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,16 @@ class Cells:
         self._is_unified = limits.is_unified
         self._keeps = limits.keeps_prefixes and limits.can_share
         self._uses = 0
+        self._n_used_again, self._n_kept_ever = _KNOWN_AT_FIRST
         self._copies: list[PrefixCopy] = []
         self._cuts: dict[int, int] = {}  # slot -> tokens that stay
+
+    def reset(self, n_slots: int) -> None:
+        """The context has been made anew: all slots are free and empty."""
+        self.slots = SlotPool(n_slots)
+        self.kept.clear()
+        self._copies.clear()
+        self._cuts.clear()
 
     @property
     def n_kept(self) -> int:
@@ -94,7 +105,7 @@ class Cells:
     def lease_this(self, slot: int, spared: int | None = None) -> int:
         """A free slot; what is kept there moves to where less is kept, if it is worth that, or is lost."""
         kept = self.kept.get(slot)
-        if kept is not None and kept.count >= MIN_TO_MOVE:
+        if kept is not None and self.expected_saving(slot) >= COPY_IN_TOKENS:
             value, leased = self.value(slot), self.slots.leased
             others = [s for s in self.slots.free if s not in (slot, spared) and self.value(s) < value]
             if others:  # best of all an empty one outside the range of those that are leased
@@ -111,6 +122,7 @@ class Cells:
         want the rest of it and a slot with less is free."""
         kept = self.kept[slot]
         self._uses += 1
+        self._n_used_again += 1
         self.kept[slot] = replace(kept, used=self._uses)
         if kept.count - count >= MIN_SHARED and any(self.value(s) < self.value(slot) for s in self.slots.free):
             target = self.lease(spared=slot)
@@ -133,12 +145,20 @@ class Cells:
             return
         self.slots.release(slot)
         self._uses += 1
+        self._n_kept_ever += 1
+        if self._n_kept_ever > _REMEMBERED:
+            self._n_used_again, self._n_kept_ever = (self._n_used_again + 1) // 2, self._n_kept_ever // 2
         self.kept[slot] = Kept(sequence.token_ids, sequence.num_computed, share_key(sequence.request), self._uses)
 
     def value(self, slot: int) -> float:
         """What a free slot keeps is worth: its length by its age; 0 where it is empty."""
         kept = self.kept.get(slot)
         return 0.0 if kept is None else kept.count / (self._uses + 1 - kept.used)
+
+    def expected_saving(self, slot: int) -> float:
+        """Tokens that what a slot keeps will save: its length times the share of prefixes that were used again."""
+        kept = self.kept.get(slot)
+        return 0.0 if kept is None else kept.count * min(1.0, self._n_used_again / self._n_kept_ever)
 
     # --- giving up ----------------------------------------------------------------------------------------------
 

@@ -85,7 +85,7 @@ class RouterClient(Router):
         except BaseException:
             children.kill()
             raise
-        super().__init__(children.list)
+        super().__init__(children.list, self.plan.config.cache_prefix)
         self._children = children.list
         self._lifetime = Lifetime(self, children)
 

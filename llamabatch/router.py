@@ -1,4 +1,4 @@
-"""Sends requests to the least loaded of several engines."""
+"""Sends requests to the least loaded of several engines, or to the one that holds their beginning."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from llamabatch.affinity import Affinity
 from llamabatch.client import Sink, failure
 from llamabatch.errors import EngineClosedError, LlamaBatchError
 from llamabatch.lifetime import Home
@@ -27,14 +28,20 @@ class Member(Protocol):
 
 
 class Router:
-    """What an EngineClient does, over several engines. Safe to call from any thread."""
+    """What an EngineClient does, over several engines. Safe to call from any thread.
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    Args:
+        keeps_prefixes: the engines keep the cells of finished requests: the next turn of a chat goes where the last one
+            was, unless the load there exceeds the least by more than what that saves and one request like it.
+    """
+
+    def __init__(self, members: Sequence[Member], keeps_prefixes: bool = False) -> None:
         self._members = list(members)
         self._loads = [0] * len(self._members)  # tokens expected of what is in flight
         self._owners: dict[str, tuple[int, int]] = {}  # who has a request, and how much it adds to its load
         self._lock = threading.Lock()
         self._home = Home()
+        self._affinity = Affinity() if keeps_prefixes and len(self._members) > 1 else None
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
         self._home.check()
@@ -42,7 +49,7 @@ class Router:
         with self._lock:
             alive = self._alive()
             for request in requests:
-                number = min(alive, key=self._loads.__getitem__)
+                number = self._choose(request, alive)
                 self._loads[number] += request.expected_tokens
                 self._owners[request.request_id] = (number, request.expected_tokens)
                 shares.setdefault(number, []).append(request)
@@ -77,9 +84,21 @@ class Router:
             raise EngineClosedError("all engines are gone")
         return alive
 
+    def _choose(self, request: Request, alive: list[int]) -> int:
+        number = min(alive, key=self._loads.__getitem__)
+        found = self._affinity.find(request.prompt_token_ids) if self._affinity is not None else None
+        if found is None or found[0] not in alive:
+            return number
+        home, saved = found
+        more = self._loads[home] - self._loads[number]
+        return home if more <= saved + request.expected_tokens else number
+
     def _account(self, outputs: list[SequenceOutput]) -> None:
         with self._lock:
             for output in outputs:
                 if output.finished is not None and output.request_id in self._owners:
                     number, load = self._owners.pop(output.request_id)
                     self._loads[number] -= load
+                    if self._affinity is not None and output.finished.error is None:
+                        text = (*output.finished.prompt_token_ids, *output.finished.token_ids)
+                        self._affinity.add(text, number)

@@ -106,7 +106,7 @@ class Scheduler:
             self._most_slots = n_slots
         for sequence in list(self.running):
             self._preempt(sequence)
-        self._cells = Cells(n_slots, self.limits)
+        self._cells.reset(n_slots)
         self._sources.clear()
 
     # --- decide -------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class Scheduler:
             if not kept or len(gap) > MAX_DUMMY_GAP or not occupied.isdisjoint(gap):
                 continue
             steps = max(s.most_steps_left for s in decoding)
-            if sum(self._cells.kept[slot].count for slot in kept) < PASS_IN_TOKENS * steps:
+            if sum(map(self._cells.expected_saving, kept)) < PASS_IN_TOKENS * steps:
                 for slot in kept:
                     self._cells.drop(slot)
         occupied.update(self._cells.kept)

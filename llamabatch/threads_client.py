@@ -24,7 +24,7 @@ class ThreadsClient(Router):
         except BaseException:
             self.close()
             raise
-        super().__init__(self._clients)
+        super().__init__(self._clients, self.plan.config.cache_prefix)
 
     def close(self) -> None:
         for client in self._clients:

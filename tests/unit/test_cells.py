@@ -7,7 +7,7 @@ from fakes import FakeRunner, drain, expected_output, sequence, step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamabatch.cells import MIN_TO_MOVE, Cells
+from llamabatch.cells import COPY_IN_TOKENS, Cells
 from llamabatch.policies import POLICIES, policy
 from llamabatch.prefix import MIN_SHARED
 from llamabatch.scheduler import PASS_IN_TOKENS, Scheduler
@@ -78,7 +78,7 @@ def test_every_chat_of_a_list_finds_its_own_cells():
     texts = [(*t, *outputs[f"{i}"].token_ids, 9) for i, t in enumerate(texts)]
     runner.copied_tokens = 0
     _, computed = ask(scheduler, runner, *[sequence(f"{i}", t, 1) for i, t in enumerate(texts)])
-    # one of the first list had to give way when the others closed the hole that it had left
+    # one of the first list may have had to give way when the others closed the hole that it had left
     assert computed <= 7 * 2 + len(texts[-1])
     assert scheduler.num_prefix_hits >= 7
 
@@ -132,21 +132,39 @@ def test_a_prefix_in_the_way_moves_to_an_empty_slot():
     cells = Cells(4, limits)
     for _ in range(3):
         cells.slots.lease()
-    long = sequence("long", prompt_of(3, MIN_TO_MOVE), 1)
-    long.num_computed = MIN_TO_MOVE
+    length = 9 * COPY_IN_TOKENS  # one in nine is expected to be used again
+    long = sequence("long", prompt_of(3, length), 1)
+    long.num_computed = length
     cells.keep(1, long)
     assert cells.lease() == 1  # between two that are leased
     (copy,), cuts = cells.actions()
-    assert (copy.source, copy.target, copy.count) == (1, 3, MIN_TO_MOVE)
+    assert (copy.source, copy.target, copy.count) == (1, 3, length)
     assert [(cut.slot, cut.count) for cut in cuts] == [(1, 0)]
     assert cells.kept.keys() == {3}
     cells.check_integrity()
+
+
+def test_what_is_never_used_again_moves_no_more():
+    cells = Cells(4, Limits(4, 512, 128, 64))
+    for _ in range(3):
+        cells.slots.lease()
+    long = sequence("long", prompt_of(3, 300), 1)
+    long.num_computed = 300
+    moved = []
+    for _ in range(30):
+        cells.keep(1, long)
+        cells.lease_this(1)
+        moved.append(len(cells.actions()[0]))
+        for slot in list(cells.kept):
+            cells.drop(slot)
+    assert (moved[0], moved[-1]) == (1, 0)
 
 
 @pytest.mark.parametrize(("length", "stays"), [(100, False), (400, True)])
 def test_a_prefix_between_rows_gives_way_unless_a_second_pass_is_cheaper(length, stays):
     limits = Limits(4, 512, 128, 64)
     scheduler, runner = engine(limits, "static")  # enters shortest first
+    scheduler._cells._n_used_again = 1000  # whatever is kept is used again
     prompts = [prompt_of(i + 2, n) for i, n in enumerate((50, length, length + 1))]
     # the one in the middle ends first, and the others go on for too few steps to move
     for i, prompt in enumerate(prompts):
