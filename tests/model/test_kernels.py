@@ -1,4 +1,4 @@
-"""Our flash attention for CPUs against float64: native_patches/tests, compiled for the library in use, and run."""
+"""Kernels for CPUs against float64: the programs of native_patches/tests, compiled for the library in use, and run."""
 
 import os
 import shutil
@@ -10,18 +10,19 @@ import pytest
 
 from llamabatch.llama import library
 
-SOURCE = Path(__file__).parents[2] / "native_patches" / "tests" / "flash_attention_check.cpp"
+SOURCES = Path(__file__).parents[2] / "native_patches" / "tests"
 COMPILER = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
 
 
+@pytest.mark.parametrize("name", ["flash_attention_check", "matmul_check"])
 @pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
 @pytest.mark.skipif(not library.has_fast_attention(), reason="llama.cpp is not the patched build")
-def test_types_shapes_masks_and_threads(tmp_path):
+def test_types_shapes_and_threads(tmp_path, name):
     libraries = library.library_dir(library.load())
     program = tmp_path / "check"
     include = Path(sysconfig.get_path("platlib")) / "include"
     command = [
-        COMPILER, "-O2", "-std=c++17", f"-I{include}", str(SOURCE), "-o", str(program),
+        COMPILER, "-O2", "-std=c++17", f"-I{include}", str(SOURCES / f"{name}.cpp"), "-o", str(program),
         f"-L{libraries}", "-lggml-cpu", "-lggml-base", "-lggml",
     ]  # fmt: skip
     subprocess.run(command, check=True, timeout=300)

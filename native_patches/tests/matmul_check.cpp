@@ -1,0 +1,213 @@
+// Checks ggml's CPU matrix products against a float64 computation: every buffer type that repacks weights, types, 1 to
+// 64 rows, odd sizes, threads. llama.cpp's own test-backend-ops sees the default buffer only.
+//
+//   matmul_check                          every case; exit status 1 if one is off by more than its bound
+//   matmul_check time TYPE K N THREADS    microseconds a product, rows 1 to 32, each buffer type
+//
+// Built as flash_attention_check.cpp is.
+
+#include "ggml-alloc.h"
+#include "ggml-backend.h"
+#include "ggml-cpu.h"
+#include "ggml.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+
+namespace {
+
+struct ContextFree { void operator()(ggml_context * p) const { ggml_free(p); } };
+struct BackendFree { void operator()(ggml_backend * p) const { ggml_backend_free(p); } };
+struct BufferFree  { void operator()(ggml_backend_buffer * p) const { ggml_backend_buffer_free(p); } };
+
+ggml_backend_dev_t cpu() { return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU); }
+
+// The buffer types whose weights are laid out anew: AMX, repack. Null, the end, is left out.
+std::vector<ggml_backend_buffer_type_t> extra_buffer_types() {
+    auto * get = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(
+        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu()), "ggml_backend_dev_get_extra_bufts"));
+    std::vector<ggml_backend_buffer_type_t> types;
+    for (auto * type = get ? get(cpu()) : nullptr; type && *type; type++) {
+        types.push_back(*type);
+    }
+    return types;
+}
+
+// weights (k x n, a type) times rows of inputs (k x rows, f32), with random contents.
+class Product {
+public:
+    Product(ggml_type type, int k, int n, int rows, int threads, ggml_backend_buffer_type_t buffer_type)
+        : k(k), n(n), rows(rows) {
+        weights_context.reset(ggml_init({ ggml_tensor_overhead(), nullptr, true }));
+        context.reset(ggml_init({ ggml_tensor_overhead()*8 + ggml_graph_overhead(), nullptr, true }));
+        backend.reset(ggml_backend_cpu_init());
+        ggml_backend_cpu_set_n_threads(backend.get(), threads);
+        weights = ggml_new_tensor_2d(weights_context.get(), type, k, n);
+        inputs  = ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, k, rows);
+        out     = ggml_mul_mat(context.get(), weights, inputs);
+        graph   = ggml_new_graph(context.get());
+        ggml_build_forward_expand(graph, out);
+        weights_buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(weights_context.get(), buffer_type));
+        ggml_backend_buffer_set_usage(weights_buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+        buffer.reset(ggml_backend_alloc_ctx_tensors(context.get(), backend.get()));
+    }
+
+    // Does the buffer type take this type and size?
+    bool supported() const { return ggml_backend_dev_supports_op(cpu(), out); }
+
+    void fill(uint32_t seed) {
+        std::mt19937                    random(seed);
+        std::normal_distribution<float> normal(0.0f, 1.0f);
+        std::vector<float>              values(size_t(k)*n);
+        for (float & value : values) {
+            value = normal(random);
+        }
+        std::vector<char> bytes(ggml_nbytes(weights));
+        ggml_quantize_chunk(weights->type, values.data(), bytes.data(), 0, n, k, nullptr);
+        ggml_backend_tensor_set(weights, bytes.data(), 0, bytes.size());
+        rounded = values;
+        if (weights->type != GGML_TYPE_F32) {
+            ggml_get_type_traits(weights->type)->to_float(bytes.data(), rounded.data(), values.size());
+        }
+        given.resize(size_t(k)*rows);
+        for (float & value : given) {
+            value = normal(random);
+        }
+        ggml_backend_tensor_set(inputs, given.data(), 0, given.size()*sizeof(float));
+    }
+
+    void run() {
+        if (ggml_backend_graph_compute(backend.get(), graph) != GGML_STATUS_SUCCESS) {
+            fprintf(stderr, "the graph failed\n");
+            exit(1);
+        }
+    }
+
+    // the largest error of a row: root of the summed squared differences over that of the expected values
+    double error() const {
+        std::vector<float> got(size_t(n)*rows);
+        ggml_backend_tensor_get(out, got.data(), 0, got.size()*sizeof(float));
+        double worst = 0.0;
+        for (int r = 0; r < rows; r++) {
+            double difference = 0.0;
+            double size       = 0.0;
+            for (int i = 0; i < n; i++) {
+                double expected = 0.0;
+                for (int j = 0; j < k; j++) {
+                    expected += double(rounded[size_t(i)*k + j])*given[size_t(r)*k + j];
+                }
+                const double off = got[size_t(r)*n + i] - expected;
+                difference += off*off;
+                size       += expected*expected;
+            }
+            worst = std::max(worst, std::isfinite(difference) ? sqrt(difference/size) : INFINITY);
+        }
+        return worst;
+    }
+
+private:
+    int k;
+    int n;
+    int rows;
+    std::unique_ptr<ggml_context, ContextFree>       weights_context;
+    std::unique_ptr<ggml_context, ContextFree>       context;
+    std::unique_ptr<ggml_backend, BackendFree>       backend;
+    std::unique_ptr<ggml_backend_buffer, BufferFree> weights_buffer;
+    std::unique_ptr<ggml_backend_buffer, BufferFree> buffer;
+    ggml_tensor * weights;
+    ggml_tensor * inputs;
+    ggml_tensor * out;
+    ggml_cgraph * graph;
+    std::vector<float> rounded; // the weights as their type has rounded them
+    std::vector<float> given;
+};
+
+const ggml_type types[] = { GGML_TYPE_Q4_0, GGML_TYPE_Q8_0, GGML_TYPE_Q4_1,   GGML_TYPE_Q2_K,  GGML_TYPE_Q4_K,
+                            GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_IQ4_NL, GGML_TYPE_MXFP4, GGML_TYPE_F16 };
+
+// A kernel may be as far off as the one for plain rows, which rounds its inputs to 8 bits too, and a little further.
+bool check(ggml_type type, int k, int n, int rows, int threads, ggml_backend_buffer_type_t buffer_type) {
+    Product packed(type, k, n, rows, threads, buffer_type);
+    if (!packed.supported()) {
+        return true;
+    }
+    Product plain(type, k, n, rows, threads, ggml_backend_cpu_buffer_type());
+    packed.fill(rows);
+    plain.fill(rows);
+    packed.run();
+    plain.run();
+    const double bound = 1.1*plain.error() + 1e-4;
+    if (packed.error() <= bound) {
+        return true;
+    }
+    printf("%s, %s, %d x %d, %d rows, %d threads: error %g, bound %g\n", ggml_backend_buft_name(buffer_type),
+           ggml_type_name(type), k, n, rows, threads, packed.error(), bound);
+    return false;
+}
+
+int check_all() {
+    int failed = 0;
+    int cases  = 0;
+    for (ggml_backend_buffer_type_t buffer_type : extra_buffer_types()) {
+        for (ggml_type type : types) {
+            const int block = std::max<int>(32, ggml_blck_size(type));
+            for (int n : { 8, 40, 264 }) { // multiples of eight, which repacking wants; 264: more than 256
+                for (int rows = 1; rows <= 64; rows += rows < 20 || rows > 61 ? 1 : 6) {
+                    for (int threads : { 1, 3 }) {
+                        failed += !check(type, 3*block, n, rows, threads, buffer_type);
+                        cases++;
+                    }
+                }
+            }
+        }
+    }
+    printf("%d cases, %d failed\n", cases, failed);
+    return failed ? 1 : 0;
+}
+
+int time_all(ggml_type type, int k, int n, int threads) {
+    std::vector<ggml_backend_buffer_type_t> buffer_types = extra_buffer_types();
+    buffer_types.push_back(ggml_backend_cpu_buffer_type());
+    for (ggml_backend_buffer_type_t buffer_type : buffer_types) {
+        for (int rows = 1; rows <= 32; rows += rows < 9 ? 1 : rows < 16 ? 7 : 8) {
+            Product product(type, k, n, rows, threads, buffer_type);
+            if (!product.supported()) {
+                continue;
+            }
+            product.fill(1);
+            double best = INFINITY;
+            for (int i = 0; i < 300; i++) {
+                const auto start = std::chrono::steady_clock::now();
+                product.run();
+                const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - start;
+                best = std::min(best, took.count());
+            }
+            printf("%s, %d rows: %.1f us, %.2f a row\n", ggml_backend_buft_name(buffer_type), rows, best, best/rows);
+        }
+    }
+    return 0;
+}
+
+} // namespace
+
+int main(int argc, char ** argv) {
+    ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr); // repacking tells of every tensor
+    if (argc == 6 && !strcmp(argv[1], "time")) {
+        for (int t = 0; t < GGML_TYPE_COUNT; t++) {
+            const char * name = ggml_type_name(ggml_type(t));
+            if (name && !strcmp(name, argv[2])) {
+                return time_all(ggml_type(t), atoi(argv[3]), atoi(argv[4]), atoi(argv[5]));
+            }
+        }
+        fprintf(stderr, "no type %s\n", argv[2]);
+        return 2;
+    }
+    return check_all();
+}
