@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Floats = npt.NDArray[np.float32]
     Mask = npt.NDArray[np.uint32]
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 PATH = Path(__file__).with_name("libllamabatch.dylib" if sys.platform == "darwin" else "libllamabatch.so")
 VARIABLE = "LLAMABATCH_NATIVE"
 
@@ -126,6 +126,9 @@ def _helper() -> _Helper:
         pointer, long, number, number, pointer, pointer, pointer, pointer, pointer, long, number, pointer
     ]  # fmt: skip
     library.lb_candidates.argtypes = [pointer, number, pointer, pointer, pointer, long, pointer, pointer]
+    library.lb_logprobs.argtypes = [
+        pointer, long, number, number, pointer, pointer, pointer, number, number, pointer, pointer, pointer, pointer
+    ]  # fmt: skip
     return _Helper(library, "")
 
 
@@ -153,7 +156,7 @@ def sample_rows(logits: Floats, draws: Sequence[Draw], n_threads: int) -> list[i
         n_threads: more than 1 counts where the helper was compiled with OpenMP and the rows are worth it.
     """
     n_rows, n_vocab = logits.shape
-    if len(draws) != n_rows or logits.itemsize != 4 or logits.dtype.kind != "f" or logits.strides[1] != 4:
+    if len(draws) != n_rows or not _can_read(logits):
         raise ValueError(f"{len(draws)} draws for logits of shape {logits.shape}, {logits.dtype}, {logits.strides}")
     # all of these arrays must live until the call returns
     tokens = array("i", bytes(4 * n_rows))
@@ -204,6 +207,42 @@ def candidates(row: Floats, draw: Draw) -> tuple[array[int], array[float]]:
     if count < 0:
         raise EngineError("no memory is left for sampling")
     return ids[:count], weights[:count]
+
+
+def row_logprobs(
+    logits: Floats, rows: Sequence[int], tokens: Sequence[int], tops: Sequence[int], n_threads: int
+) -> Iterator[tuple[Sequence[int], Sequence[float], int]]:
+    """For each of `rows`: its token and its likeliest ones, their logprobs, and the rank of the token; all empty where
+    the logits are no numbers. See llamabatch.llama.logprobs."""
+    n_rows, n_vocab = logits.shape
+    if not _can_read(logits) or not all(0 <= row < n_rows for row in rows):
+        raise ValueError(f"rows {list(rows)} of logits of shape {logits.shape}, {logits.dtype}, {logits.strides}")
+    if not all(0 <= token < n_vocab for token in tokens) or not len(rows) == len(tokens) == len(tops):
+        raise ValueError(f"tokens {list(tokens)}, tops {list(tops)} for {len(rows)} rows of {n_vocab} tokens")
+    most = max(0, min(max(tops, default=0), n_vocab))
+    n, width = len(rows), most + 1
+    given = [array("i", values) for values in (rows, tokens, [min(top, n_vocab) for top in tops])]
+    ids, logprobs = array("i", bytes(4 * n * width)), array("d", bytes(8 * n * width))
+    ranks, counts = array("i", bytes(4 * n)), array("i", bytes(4 * n))
+    failed = _helper().library.lb_logprobs(
+        _address(logits),
+        logits.strides[0] // 4,
+        n_vocab,
+        n,
+        *[values.buffer_info()[0] for values in given],
+        most,
+        n_threads,
+        *[values.buffer_info()[0] for values in (ids, logprobs, ranks, counts)],
+    )
+    if failed:
+        raise EngineError("no memory is left for logprobs")
+    for at, count, rank in zip(range(0, n * width, width), counts, ranks, strict=True):
+        yield ids[at : at + count].tolist(), logprobs[at : at + count].tolist(), rank
+
+
+def _can_read(logits: Floats) -> bool:
+    """Are these rows without gaps, which the helper reads in place?"""
+    return logits.itemsize == 4 and logits.dtype.kind == "f" and logits.strides[1] == 4
 
 
 def _history(counts: TokenCounts | None) -> tuple[int, int, int]:

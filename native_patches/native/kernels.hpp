@@ -28,10 +28,10 @@ constexpr uint32_t UNIT_BITS = 33;         // the likeliest token weighs 2^33
 
 // --- arithmetic that numpy repeats bit for bit ----------------------------------------------------------------------
 
-// exp(x) * 2^33 for x <= 0, from -25 on; the polynomial is that of Cephes' expf (Moshier), good to about 2 units in the
-// last place.
-LB_INLINE float scaled_exp(float x) {
-    x = x > -25.0f ? x : -25.0f;
+// exp(x) * 2^33 for x <= 0, from `lowest` on (-80 at the least); the polynomial is that of Cephes' expf (Moshier), good
+// to about 2 units in the last place.
+LB_INLINE float scaled_exp(float x, float lowest = -25.0f) {
+    x = x > lowest ? x : lowest;
     const float shifted = x * 1.44269504f + 12582912.0f; // adding 1.5 * 2^23 rounds to a whole number
     const float n = shifted - 12582912.0f;
     const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
@@ -168,6 +168,28 @@ LB_KERNEL double sum_of(const double *weights, int64_t n) {
     for (int64_t i = 0; i < n; i++)
         sum += weights[i];
     return sum;
+}
+
+// The sum of exp(x - top), to about 3e-7 of it. Its last bits depend on the vector width: no token may hang on it.
+LB_KERNEL double sum_exp(const float *x, int64_t n, float top) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < n; i++)
+        sum += scaled_exp(x[i] - top, -80.0f);
+    return sum * 0x1p-33;
+}
+
+// How many tokens are likelier than token `id`: larger ones, and those of lower id that are equal.
+LB_KERNEL int64_t count_likelier(const float *x, int64_t n, int64_t id) {
+    const float value = x[id];
+    int64_t count = 0;
+#pragma omp simd reduction(+ : count)
+    for (int64_t i = 0; i < id; i++)
+        count += x[i] >= value;
+#pragma omp simd reduction(+ : count)
+    for (int64_t i = id + 1; i < n; i++)
+        count += x[i] > value;
+    return count;
 }
 
 } // namespace

@@ -13,6 +13,7 @@
 #include <functional>
 #include <new>
 
+#include "logprobs.hpp"
 #include "row.hpp"
 
 #define LB_EXPORT extern "C" __attribute__((visibility("default")))
@@ -201,7 +202,7 @@ thread_local Scratch scratch;
 } // namespace
 
 // Raised when the layout above or the meaning of an argument changes.
-LB_EXPORT int lb_abi_version() { return 1; }
+LB_EXPORT int lb_abi_version() { return 2; }
 
 // Writes a token for each row, -1 where the logits are no numbers; returns 0, or 1 when memory ran out. Rows are
 // n_vocab floats, `stride` floats apart. `histories` and `masks` may be null, as may each mask; masks are in the
@@ -243,4 +244,26 @@ LB_EXPORT int lb_candidates(const float *logits, int n_vocab, const lb_params *p
     } catch (const std::bad_alloc &) {
         return -1;
     }
+}
+
+// Log probabilities of `n` rows of a step, any of them, in any order. Row i is `rows[i]`; written are its token
+// `chosen[i]` and then its `ks[i]` likeliest (at most `most`), from place i * (most + 1) of `ids` and `logprobs` on, the
+// rank of the chosen one, and in `counts` how many there are, 0 where the logits are no numbers. With ks[i] = -1 it is
+// the chosen one's logprob alone, without a rank. Returns 0, or 1 when memory ran out.
+LB_EXPORT int lb_logprobs(const float *logits, int64_t stride, int n_vocab, int n, const int32_t *rows,
+                          const int32_t *chosen, const int32_t *ks, int most, int n_threads, int32_t *ids,
+                          double *logprobs, int32_t *ranks, int32_t *counts) {
+    int failed = 0;
+    const bool worth_it = n_threads > 1 && n > 1 && static_cast<int64_t>(n) * n_vocab >= PARALLEL_FROM;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(n_threads) reduction(| : failed) if (worth_it)
+    for (int i = 0; i < n; i++) {
+        try {
+            const int64_t at = static_cast<int64_t>(i) * (most + 1);
+            counts[i] = row_logprobs(logits + rows[i] * stride, n_vocab, chosen[i], ks[i], ids + at, logprobs + at,
+                                     ranks + i, scratch);
+        } catch (const std::bad_alloc &) {
+            failed |= 1;
+        }
+    }
+    return failed;
 }
