@@ -66,11 +66,9 @@ class Cells:
         return sum(kept.count for kept in self.kept.values())
 
     def best(self, sequence: Sequence) -> tuple[int, int] | None:
-        """The slot of a finished sequence that saves the most work, and how many tokens it saves; None: nobody's does.
-
-        At least the last token known is always computed: its row is the output.
-        """
-        if not self.kept:
+        """The slot of a finished sequence that saves the most work, and how many tokens; None: nobody's does."""
+        most = sequence.most_shared
+        if not self.kept or most < MIN_SHARED:
             return None
         known, key = sequence.token_ids, share_key(sequence.request)
         head = known[:MIN_SHARED]
@@ -78,7 +76,7 @@ class Cells:
         for slot, kept in self.kept.items():
             if kept.key != key or kept.token_ids[:MIN_SHARED] != head:
                 continue
-            shared = min(common_length(known, kept.token_ids), kept.count, len(known) - 1)
+            shared = min(common_length(known, kept.token_ids), kept.count, most)
             rank = (shared, -kept.count, slot)  # where two save as much, the one that has less to lose
             if shared >= MIN_SHARED and (best is None or rank > best):
                 best = rank

@@ -25,8 +25,11 @@ MAX_SLOTS = 256  # LLAMA_MAX_SEQ; seq ids beyond it abort the process
 MAX_BATCH = 2**17
 SPECULATION = ("off", "lookup", "draft")
 MAX_DRAFT = 64
-# Logits that a call may leave beyond one row a slot: with 152k tokens, 8 guesses for each of 32 slots take 178 MB.
+# Logits of a call that checks guesses: with 152k tokens, 8 guesses for each of 32 slots take 175 MB.
 _MOST_GUESS_BYTES = 256 * 2**20
+# Rows inside prompts that one call reads for logprobs; with 152k tokens each takes 0.6 MB of logits.
+_MOST_PROMPT_ROWS = 64
+_MOST_PROMPT_ROW_BYTES = 32 * 2**20
 
 
 def _option(default: Any, help: str) -> Any:
@@ -133,11 +136,14 @@ class EngineConfig:
         if self.speculate_always and self.speculate == "off":
             raise ConfigError("speculate_always is on, but speculate is 'off'; give 'lookup' or 'draft'")
 
+    def prompt_rows(self, n_vocab: int) -> int:
+        """Output rows of a call at most where several are of one sequence: for logprobs of its prompt."""
+        return max(1, min(_MOST_PROMPT_ROWS, self.n_batch, _MOST_PROMPT_ROW_BYTES // (4 * n_vocab)))
+
     def output_rows(self, n_slots: int, n_vocab: int) -> int:
-        """Output rows of one call at most: one a slot, and as many guesses as speculation may add."""
-        if self.speculate == "off":
-            return n_slots
-        return n_slots + min(n_slots * self.n_draft, _MOST_GUESS_BYTES // (4 * n_vocab))
+        """Output rows of one call at most, of a context with so many slots: one each, those of prompts, or guesses."""
+        guesses = min(n_slots * (1 + self.n_draft), _MOST_GUESS_BYTES // (4 * n_vocab))
+        return max(n_slots, self.prompt_rows(n_vocab), 0 if self.speculate == "off" else guesses)
 
     def number(self, name: str) -> int:
         """The value of an option that capacity.resolve has filled in."""

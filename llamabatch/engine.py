@@ -13,6 +13,7 @@ from llamabatch.llama.model import Model
 from llamabatch.llama.profiles import profile_for
 from llamabatch.llama.recipe import Recipes
 from llamabatch.llama.runner import Runner
+from llamabatch.logprobs import check_logprobs
 from llamabatch.lookup import PromptLookup
 from llamabatch.machine import Machine
 from llamabatch.model_file import resolve as resolve_path
@@ -80,6 +81,7 @@ class Engine:
         n_ctx = self.config.number("n_ctx")
         check_prompt(request.prompt_token_ids, self.model.n_vocab, n_ctx)
         check_params(request.params, self.model.n_vocab)
+        check_logprobs(request.params, len(request.prompt_token_ids), n_ctx)
         recipe = self._recipes.of(request.params)
         if request.request_id in self._fans:
             raise ValueError(f"request id {request.request_id!r} is already in flight")

@@ -40,7 +40,8 @@ class Fans:
     def split(self, request: Request) -> list[Request]:
         """The requests for its continuations; continuation k draws with seed + k."""
         params = request.params
-        single = replace(params, n=1, best_of=None)
+        first = replace(params, n=1, best_of=None)
+        other = replace(first, prompt_logprobs=None)  # of one prompt; the others may then copy its cells
         fan = _Fan(request, params.n_copies, streams=params.n_copies == params.n)
         self._fans[request.request_id] = fan
         copies = []
@@ -48,7 +49,9 @@ class Fans:
             child_id = f"{request.request_id}\0{index}"
             self._parents[child_id] = (request.request_id, index)
             seed = (request.seed + index) & _LARGEST_SEED
-            copies.append(replace(request, request_id=child_id, params=single, seed=seed))
+            params = other if index else first
+            ranked = fan.n_copies > request.params.n
+            copies.append(replace(request, request_id=child_id, params=params, seed=seed, ranked=ranked))
         return copies
 
     def copies_of(self, request_id: str) -> list[str]:
@@ -75,7 +78,7 @@ class Fans:
                     whole = _whole(fan)
             if fan.streams or whole is not None:
                 piece = replace(output, request_id=request_id, index=index, finished=whole)
-                merged.append(piece if fan.streams else replace(piece, token_ids=(), text="", index=0))
+                merged.append(piece if fan.streams else replace(piece, token_ids=(), text="", index=0, logprobs=None))
         return merged
 
 
@@ -89,6 +92,7 @@ def _whole(fan: _Fan) -> RequestOutput:
         request_id=fan.request.request_id,
         outputs=completions,
         error=next((output.error for output in outputs if output.error is not None), None),
+        prompt_logprobs=outputs[0].prompt_logprobs,
         timings=replace(
             first.timings,
             queued_s=min((t.queued_s for t in timings if t.queued_s is not None), default=None),

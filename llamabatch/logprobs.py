@@ -6,6 +6,12 @@ from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 from typing import NamedTuple
 
+from llamabatch.errors import SamplingError
+from llamabatch.sampling_params import SamplingParams
+
+# Of one request: about 300 bytes each as Python objects, 25 in a message between processes.
+MAX_IN_ALL = 2**22
+
 
 class Logprob(NamedTuple):
     """How likely one token was at its place, for the model alone.
@@ -43,10 +49,10 @@ class LogprobRecord:
     """The logprobs of one sequence; only those that ask for any have one.
 
     Args:
-        prompt: all tokens that could be looked up in prompt rows.
-        prompt_first: the first token of the prompt whose logprob is wanted, 1 or later; None: of none.
-        prompt_top: so many likeliest tokens beside each token of the prompt.
+        prompt: its tokens; the row at position i - 1 tells how likely token i was.
+        prompt_top: so many likeliest tokens beside each token of the prompt; None: nothing of the prompt.
         top: the same for output tokens; CUMULATIVE: nothing but the sum of their logprobs; None: nothing.
+        first: the first token of the prompt that is asked about.
     """
 
     CUMULATIVE = -1
@@ -56,53 +62,86 @@ class LogprobRecord:
         prompt: tuple[int, ...],
         token_bytes: Callable[[int], bytes],
         *,
-        prompt_first: int | None,
-        prompt_top: int = 0,
+        prompt_top: int | None,
         top: int | None,
+        first: int = 1,
     ) -> None:
         self.top = top
-        self.prompt_top = prompt_top
-        self.cumulative = 0.0
-        self.tokens: list[TokenLogprobs] = []
+        self.prompt_top = prompt_top or 0
         self._prompt = prompt
         self._token_bytes = token_bytes
-        # of prompt tokens: the row at position i - 1 tells of token i
-        self._prompt_first = len(prompt) if prompt_first is None else prompt_first
+        self._first = first if prompt_top is not None else len(prompt)
+        self._asks_prompt = prompt_top is not None
         self._prompt_rows: list[TokenLogprobs] = []
+        self._sum = 0.0
+        self._tokens: list[TokenLogprobs] = []
+
+    @classmethod
+    def asked_for(
+        cls, params: SamplingParams, prompt: tuple[int, ...], token_bytes: Callable[[int], bytes], *, ranked: bool
+    ) -> LogprobRecord | None:
+        """The record of a sequence; None where it asks for none.
+
+        Args:
+            ranked: the sum is wanted at least.
+        """
+        if params.logprobs is None and params.prompt_logprobs is None and not ranked:
+            return None
+        top = cls.CUMULATIVE if params.logprobs is None and ranked else params.logprobs
+        return cls(prompt, token_bytes, prompt_top=params.prompt_logprobs, top=top)
 
     @property
     def next_row(self) -> int:
-        """Position of the first row inside the prompt that has not been read; cells before it may be copies."""
-        return self._prompt_first - 1 + len(self._prompt_rows)
+        """Position of the first row inside the prompt that is still to be read; cells before it may be copies."""
+        return self._first - 1 + len(self._prompt_rows)
 
     @property
-    def prompt_rows_left(self) -> int:
-        return len(self._prompt) - 1 - self.next_row
+    def prompt_is_read(self) -> bool:
+        return self.next_row >= len(self._prompt) - 1
 
     def rows_of(self, start: int, end: int) -> int:
         """How many rows of positions start .. end - 1 are still to be read inside the prompt."""
         return max(0, min(end, len(self._prompt) - 1) - max(start, self.next_row))
 
     def targets(self, end: int, count: int) -> tuple[int, ...]:
-        """The tokens that come after the `count` positions before `end`."""
+        """The tokens that the last `count` rows inside the prompt before position `end` tell of."""
+        end = min(end, len(self._prompt) - 1)
         return self._prompt[end - count + 1 : end + 1]
 
     def take_prompt(self, rows: ListLike[RowLogprobs]) -> None:
         """The next rows inside the prompt."""
-        self._prompt_rows.extend(row.named(self._token_bytes) for row in rows)
+        self._prompt_rows += [row.named(self._token_bytes) for row in rows]
 
     def take(self, rows: ListLike[RowLogprobs]) -> tuple[TokenLogprobs, ...] | None:
         """The rows that output tokens were drawn from; returns what is told of these tokens."""
         for row in rows:
-            self.cumulative += row.logprobs[0]
+            self._sum += row.logprobs[0]
         if self.top is None or self.top == self.CUMULATIVE:
             return None
-        told = [row.named(self._token_bytes) for row in rows]
-        self.tokens += told
-        return tuple(told)
+        told = tuple(row.named(self._token_bytes) for row in rows)
+        self._tokens += told
+        return told
+
+    @property
+    def cumulative(self) -> float | None:
+        return None if self.top is None else self._sum
+
+    def of_output(self) -> tuple[TokenLogprobs, ...] | None:
+        return None if self.top is None or self.top == self.CUMULATIVE else tuple(self._tokens)
 
     def of_prompt(self) -> tuple[TokenLogprobs | None, ...] | None:
-        """One for each token of the prompt, None for those that were not asked for; None if it did not come so far."""
-        if self._prompt_first >= len(self._prompt) or self.prompt_rows_left > 0:
+        """One for each token of the prompt, None for those that were not asked about; None before all are known."""
+        if not self._asks_prompt or not self.prompt_is_read:
             return None
-        return (None,) * self._prompt_first + tuple(self._prompt_rows)
+        return (None,) * self._first + tuple(self._prompt_rows)
+
+
+def check_logprobs(params: SamplingParams, n_prompt: int, n_ctx: int) -> None:
+    """Refuses what would give more logprobs than memory and a message between processes should hold: SamplingError."""
+    n_output = min(n_ctx + 1 - n_prompt, params.max_tokens or n_ctx) * params.n_copies
+    asked = n_prompt * (params.prompt_logprobs or 0) + n_output * (params.logprobs or 0)
+    if asked > MAX_IN_ALL:
+        raise SamplingError(
+            f"prompt_logprobs is {params.prompt_logprobs} for {n_prompt} tokens and logprobs is {params.logprobs} for "
+            f"up to {n_output}: {asked} in all; a request may have 0 to {MAX_IN_ALL}"
+        )

@@ -7,6 +7,7 @@ split_equal); with a unified one it takes whatever comes, up to n_ubatch tokens.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from collections.abc import Sequence as ListLike
 from collections.abc import Set as AbstractSet
 
@@ -61,19 +62,20 @@ def _dummies(spans: list[Span], occupied: AbstractSet[int], limits: Limits) -> t
 
 
 def prefill_calls(sequences: ListLike[Sequence], budget: int, limits: Limits) -> list[Call]:
-    """Prompt chunks of `budget` tokens in all, oldest first; chunks of one length in neighbouring slots share a call.
+    """Prompt chunks of `budget` tokens in all, oldest first; chunks of one length in neighbouring slots share a call. A
+    chunk of which many rows are read is cut into several, one after another, as a call has few output rows.
 
     llama.cpp cuts a call of unequal chunks into many passes of few tokens each, and one that is larger than n_ubatch
     into passes that take a few tokens of every sequence; both run at half the speed or less.
     """
-    spans = []
+    spans: list[Span] = []
     for sequence in sequences:
         count = min(sequence.num_pending, budget)
         if count == 0:
             break
         budget -= count
-        spans.append(_span(sequence, count))
-    spans.sort(key=lambda span: span.slot)
+        spans += [_span(sequence, count)] if sequence.logprobs is None else _pieces(sequence, count, limits)
+    spans.sort(key=lambda span: (span.slot, span.start))
     groups: list[list[Span]] = []
     for span in spans:
         if groups and _fits(groups[-1], span, limits):
@@ -85,7 +87,10 @@ def prefill_calls(sequences: ListLike[Sequence], budget: int, limits: Limits) ->
 
 def _fits(group: list[Span], span: Span, limits: Limits) -> bool:
     """May this prompt chunk share a call with those before it?"""
-    if sum(s.length for s in group) + span.length > limits.n_ubatch:
+    if sum(s.length for s in group) + span.length > limits.n_ubatch or span.slot == group[-1].slot:
+        return False
+    n_rows = sum(s.prompt_rows + s.output for s in group) + span.prompt_rows + span.output
+    if n_rows > max(limits.prompt_rows, len(group) + 1):
         return False
     alike = group[0].length == span.length or max(group[0].length, span.length) <= SHORT_CHUNK
     return limits.is_unified or (alike and span.slot == group[-1].slot + 1)
@@ -94,4 +99,19 @@ def _fits(group: list[Span], span: Span, limits: Limits) -> bool:
 def _span(sequence: Sequence, count: int) -> Span:
     assert sequence.slot is not None
     start = sequence.num_computed
-    return Span(sequence, sequence.slot, start, count, output=start + count == len(sequence.token_ids))
+    end, record = start + count, sequence.logprobs
+    rows = 0 if record is None else record.rows_of(start, end)
+    return Span(sequence, sequence.slot, start, count, end == len(sequence.token_ids), None, rows)
+
+
+def _pieces(sequence: Sequence, count: int, limits: Limits) -> Iterator[Span]:
+    """The next `count` tokens of a sequence whose prompt rows may be read, in chunks of few enough rows."""
+    whole, record = _span(sequence, count), sequence.logprobs
+    assert record is not None
+    start, end = whole.start, whole.start + count
+    while start < end:
+        # no row up to next_row is read; the last row of a piece may be the one that is sampled
+        stop = min(end, max(start, record.next_row) + limits.prompt_rows) if record.rows_of(start, end) else end
+        output = stop == end and whole.output
+        yield whole._replace(start=start, length=stop - start, output=output, prompt_rows=record.rows_of(start, stop))
+        start = stop

@@ -51,23 +51,17 @@ def share_key(request: Request) -> Hashable:
     return ()
 
 
-def wants_every_row(request: Request) -> bool:
-    """Must all of its prompt be computed for it, because each row has a result? Then it shares nobody's cells."""
-    return request.params.prompt_logprobs is not None
-
-
 def best_source(sequence: Sequence, running: Iterable[Sequence]) -> tuple[Sequence, int] | None:
-    """The running sequence whose cells save the most work, and how many tokens they save; None if nobody's do.
-
-    At least the last token of the prompt is always computed: its row is the output.
-    """
-    prompt, key = sequence.token_ids, share_key(sequence.request)
+    """The running sequence whose cells save the most work, and how many tokens they save; None if nobody's do."""
+    prompt, most, key = sequence.token_ids, sequence.most_shared, share_key(sequence.request)
+    if most < MIN_SHARED:
+        return None
     head = prompt[:MIN_SHARED]
     best: tuple[Sequence, int] | None = None
     for other in running:
         if other is sequence or other.token_ids[:MIN_SHARED] != head or share_key(other.request) != key:
             continue
-        shared = min(common_length(prompt, other.token_ids), len(prompt) - 1)
+        shared = min(common_length(prompt, other.token_ids), most)
         if shared >= MIN_SHARED and (best is None or shared > best[1]):
             best = (other, shared)
     return best

@@ -6,13 +6,14 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 from llamabatch.checks import show
 from llamabatch.detokenizer import Detokenizer
 from llamabatch.errors import PromptError, SamplingError
+from llamabatch.logprobs import LogprobRecord, TokenLogprobs
 from llamabatch.sampling_params import SamplingParams
 from llamabatch.token_counts import TokenCounts
 
@@ -43,6 +44,7 @@ class Request:
         group: requests of one call share a number; later calls have higher ones. Policies sort inside a group only,
             so that a later call never overtakes an earlier one for good.
         seed: params.seed, or a random one drawn here, so that a retry draws the same tokens.
+        ranked: its cumulative logprob is wanted, though no single ones are.
     """
 
     request_id: str
@@ -52,6 +54,7 @@ class Request:
     arrival_s: float = field(default_factory=time.perf_counter)
     group: int = field(default_factory=lambda: next(_group_numbers))
     seed: int = -1
+    ranked: bool = False
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -110,6 +113,8 @@ class CompletionOutput:
         token_ids: every sampled token, the end-of-generation token included.
         finish_reason: "stop", "length", "abort" or "error".
         stop_reason: the stop string (str), stop token or end-of-generation token (int) that ended it, else None.
+        logprobs: for each token of token_ids, itself and the likeliest at its place, by id; None unless asked for.
+        cumulative_logprob: the sum of the logprobs of token_ids; None unless logprobs or best_of asked for it.
     """
 
     index: int
@@ -117,11 +122,18 @@ class CompletionOutput:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     stop_reason: str | int | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    cumulative_logprob: float | None = None
 
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """What came of one request; the shape is vLLM's. `text`, `token_ids`, `finish_reason` are those of outputs[0]."""
+    """What came of one request; the shape is vLLM's. `text`, `token_ids`, `finish_reason` are those of outputs[0].
+
+    Attributes:
+        prompt_logprobs: for each token of the prompt, itself and the likeliest at its place, by id, and None for the
+            first, which nothing comes before; None unless asked for, and where the request ended before.
+    """
 
     request_id: str
     prompt: str | None
@@ -129,6 +141,7 @@ class RequestOutput:
     outputs: tuple[CompletionOutput, ...]
     error: str | None = None
     timings: Timings = Timings()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
     @property
     def text(self) -> str:
@@ -163,6 +176,7 @@ class SequenceOutput:
         index: which continuation of the prompt it belongs to.
         finished: the output of the request, when its last continuation has ended.
         prompt_index: the number of its prompt among those of its call.
+        logprobs: those of token_ids, as in CompletionOutput; None unless asked for.
     """
 
     request_id: str
@@ -171,6 +185,7 @@ class SequenceOutput:
     finished: RequestOutput | None = None
     index: int = 0
     prompt_index: int = 0
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -235,6 +250,8 @@ class Sequence:
         self.error: str | None = None
         self.token_counts: TokenCounts | None = None  # kept for penalties only
         self.draw: Any = None  # what the engine keeps for sampling it
+        ids, token_bytes = request.prompt_token_ids, vocabulary.token_bytes
+        self.logprobs = LogprobRecord.asked_for(request.params, ids, token_bytes, ranked=request.ranked)
         if request.params.penalised:
             self.token_counts = TokenCounts(request.prompt_token_ids)
         self._vocabulary = vocabulary
@@ -274,6 +291,13 @@ class Sequence:
     def most_steps_left(self) -> int:
         """Output tokens that it can still bring."""
         return self._max_output - self.num_output
+
+    @property
+    def most_shared(self) -> int:
+        """Tokens whose cells may be copies; at least the last one is computed, as its row is the output."""
+        most = len(self.token_ids) - 1
+        record = self.logprobs
+        return most if record is None or record.prompt_is_read else min(most, record.next_row)
 
     @property
     def finished(self) -> bool:
@@ -341,6 +365,10 @@ class Sequence:
         )
         tokens = tuple(self.token_ids[self._num_prompt :])
         completion = CompletionOutput(0, self._detokenizer.text, tokens, self.finish_reason, self.stop_reason)
+        ids, prompt_logprobs, record = request.prompt_token_ids, None, self.logprobs
+        if record is not None:
+            completion = replace(completion, logprobs=record.of_output(), cumulative_logprob=record.cumulative)
+            prompt_logprobs = record.of_prompt()
         return RequestOutput(
-            request.request_id, request.prompt, request.prompt_token_ids, (completion,), self.error, timings
+            request.request_id, request.prompt, ids, (completion,), self.error, timings, prompt_logprobs
         )

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 
 from llamabatch.cells import Cells
+from llamabatch.logprobs import TokenLogprobs
 from llamabatch.packing import MAX_DUMMY_GAP, decode_calls, prefill_calls
 from llamabatch.policies import Policy
-from llamabatch.prefix import best_source, wants_every_row
+from llamabatch.prefix import best_source
 from llamabatch.request import FinishReason, Sequence, SequenceOutput
 from llamabatch.slots import SlotPool
 from llamabatch.speculation import Speculation
@@ -161,7 +162,7 @@ class Scheduler:
     def _enter(self, sequence: Sequence) -> None:
         """Leases a slot: where a finished sequence left its beginning, if nobody who runs has more of it."""
         kept = source = None
-        if self.limits.can_share and not wants_every_row(sequence.request):
+        if self.limits.can_share:
             kept, source = self._cells.best(sequence), best_source(sequence, self.running)
         if kept is not None and (source is None or kept[1] >= source[1]):
             sequence.admit(self._cells.lease_prefix(*kept))
@@ -264,14 +265,18 @@ class Scheduler:
         return outputs
 
     def _apply(self, span: Span, result: SpanResult, now: float, alone: bool) -> SequenceOutput | None:
-        sequence = span.sequence
+        sequence, record = span.sequence, span.sequence.logprobs
         sequence.last_step = self._step
         if sequence.slot is None or (result.status is DecodeStatus.NO_ROOM and not alone):
             return None
+        if sequence.num_computed != span.start or sequence.finished:
+            return None  # the piece before this one of the same prompt failed
         if result.status is not DecodeStatus.OK:
             sequence.fail(result.error or "there is no room for it in the KV cache, even alone")
             return self._retire(sequence, (), "")
         sequence.num_computed = span.start + span.length
+        if span.prompt_rows and record is not None:
+            record.take_prompt(result.logprobs[: span.prompt_rows])
         if not result.token_ids:
             return None
         text, taken = "", 0
@@ -282,15 +287,23 @@ class Scheduler:
                 break
         if span.draft is not None:  # behind the tokens taken, the cells hold guesses that did not come true
             sequence.num_computed = span.start + taken
-        accepted = tuple(result.token_ids[:taken])
+        accepted, told = tuple(result.token_ids[:taken]), None
+        if record is not None:
+            told = record.take(result.logprobs[span.prompt_rows : span.prompt_rows + taken])
         if sequence.finished:
-            output = self._retire(sequence, accepted, text)
+            output = self._retire(sequence, accepted, text, told)
             if taken < len(result.token_ids):
                 self._cells.cut(span.slot, sequence.num_computed)
             return output
-        return SequenceOutput(sequence.request.request_id, accepted, text)
+        return SequenceOutput(sequence.request.request_id, accepted, text, logprobs=told)
 
-    def _retire(self, sequence: Sequence, token_ids: tuple[int, ...], text: str) -> SequenceOutput:
+    def _retire(
+        self,
+        sequence: Sequence,
+        token_ids: tuple[int, ...],
+        text: str,
+        logprobs: tuple[TokenLogprobs, ...] | None = None,
+    ) -> SequenceOutput:
         request_id = sequence.request.request_id
         del self._sequences[request_id]
         self._is_full = False
@@ -302,7 +315,7 @@ class Scheduler:
                 self._cells.vacate(sequence.slot)
             else:
                 self._cells.keep(sequence.slot, sequence)
-        return SequenceOutput(request_id, token_ids, text, sequence.output())
+        return SequenceOutput(request_id, token_ids, text, sequence.output(), logprobs=logprobs)
 
     def _preempt(self, sequence: Sequence) -> None:
         assert sequence.slot is not None

@@ -11,14 +11,19 @@ from enum import Enum, auto
 from functools import cached_property
 from typing import NamedTuple
 
+from llamabatch.logprobs import RowLogprobs
 from llamabatch.request import Sequence
 
 
 class Span(NamedTuple):
-    """`length` tokens of a sequence from position `start` on; `output`: the row of the last one is sampled.
+    """`length` tokens of a sequence from position `start` on.
 
-    In a verify call `draft` holds guesses: the one known token that is pending comes first, then they, then any tokens
-    that fill the length up. The known token's row and theirs are outputs; elsewhere it is None.
+    Attributes:
+        output: the row of the last one is sampled.
+        draft: in a verify call, guesses: the one known token that is pending comes first, then they, then any tokens
+            that fill the length up. The known token's row and theirs are outputs; elsewhere it is None.
+        prompt_rows: so many rows before that (with `output` False: so many of the last) are read for logprobs of the
+            prompt, and not sampled.
     """
 
     sequence: Sequence
@@ -27,6 +32,7 @@ class Span(NamedTuple):
     length: int
     output: bool
     draft: tuple[int, ...] | None = None
+    prompt_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,11 +93,16 @@ class DecodeStatus(Enum):
 
 
 class SpanResult(NamedTuple):
-    """A span's status, and the zero to k tokens that were accepted after it."""
+    """A span's status, and the zero to k tokens that were accepted after it.
+
+    Attributes:
+        logprobs: for sequences that ask: one for each of the span's prompt rows, then one for each token.
+    """
 
     status: DecodeStatus
     token_ids: tuple[int, ...] = ()
     error: str | None = None
+    logprobs: tuple[RowLogprobs, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,7 @@ class Limits:
         can_share: a prefix can be copied from slot to slot and cut (not with recurrent state).
         can_pad: dummy rows are harmless (not with recurrent state).
         keeps_prefixes: finished sequences leave their cells to requests that begin alike; needs can_share.
+        prompt_rows: output rows of a call at most where several are of one sequence: each is a row of logits.
     """
 
     n_slots: int
@@ -118,6 +130,7 @@ class Limits:
     can_share: bool = True
     can_pad: bool = True
     keeps_prefixes: bool = True
+    prompt_rows: int = 64
 
     @property
     def is_unified(self) -> bool:

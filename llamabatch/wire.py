@@ -19,6 +19,7 @@ import msgpack
 from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineError
 from llamabatch.lifetime import in_forks
+from llamabatch.logprobs import Logprob, TokenLogprobs
 from llamabatch.request import CompletionOutput, FinishReason, Request, RequestOutput, SequenceOutput, Timings
 from llamabatch.sampling_params import SamplingParams
 
@@ -120,26 +121,55 @@ def pack_output(output: SequenceOutput) -> list[Any]:
     finished = output.finished
     packed = None
     if finished is not None:
-        completions = [[c.index, c.text, c.token_ids, c.finish_reason.value, c.stop_reason] for c in finished.outputs]
+        completions = [
+            [
+                *[c.index, c.text, c.token_ids, c.finish_reason.value, c.stop_reason],
+                *[_pack_logprobs(c.logprobs), c.cumulative_logprob],
+            ]
+            for c in finished.outputs
+        ]
         timings = finished.timings
         packed = [
             completions,
             finished.error,
             [timings.queued_s, timings.ttft_s, timings.total_s, timings.token_times_s],
+            _pack_logprobs(finished.prompt_logprobs),
         ]
-    return [output.request_id, output.token_ids, output.text, packed, output.index]
+    logprobs = _pack_logprobs(output.logprobs)
+    return [output.request_id, output.token_ids, output.text, packed, output.index, logprobs]
 
 
 def unpack_output(packed: list[Any], request: Request) -> SequenceOutput:
     """The other side of pack_output; what the parent knows already (the prompt) did not travel."""
-    request_id, token_ids, text, finished, number = packed
+    request_id, token_ids, text, finished, number, packed_logprobs = packed
+    logprobs = _known(_unpack_logprobs(packed_logprobs))
     if finished is None:
-        return SequenceOutput(request_id, tuple(token_ids), text, index=number)
-    completions, error, (queued_s, ttft_s, total_s, times) = finished
+        return SequenceOutput(request_id, tuple(token_ids), text, index=number, logprobs=logprobs)
+    completions, error, (queued_s, ttft_s, total_s, times), of_prompt = finished
     outputs = tuple(
-        CompletionOutput(index, text_, tuple(ids), FinishReason(reason), stop)
-        for index, text_, ids, reason, stop in completions
+        CompletionOutput(
+            index, text_, tuple(ids), FinishReason(reason), stop, _known(_unpack_logprobs(told)), cumulative
+        )
+        for index, text_, ids, reason, stop, told, cumulative in completions
     )
     timings = Timings(queued_s, ttft_s, total_s, tuple(times))
-    whole = RequestOutput(request_id, request.prompt, request.prompt_token_ids, outputs, error, timings)
-    return SequenceOutput(request_id, tuple(token_ids), text, whole, number)
+    prompt_ids, prompt_logprobs = request.prompt_token_ids, _unpack_logprobs(of_prompt)
+    whole = RequestOutput(request_id, request.prompt, prompt_ids, outputs, error, timings, prompt_logprobs)
+    return SequenceOutput(request_id, tuple(token_ids), text, whole, number, logprobs=logprobs)
+
+
+def _pack_logprobs(told: tuple[TokenLogprobs | None, ...] | None) -> list[Any] | None:
+    if told is None:
+        return None
+    return [None if one is None else [(token_id, *logprob) for token_id, logprob in one.items()] for one in told]
+
+
+def _unpack_logprobs(packed: list[Any] | None) -> tuple[TokenLogprobs | None, ...] | None:
+    if packed is None:
+        return None
+    return tuple(None if one is None else {token_id: Logprob(*logprob) for token_id, *logprob in one} for one in packed)
+
+
+def _known(told: tuple[TokenLogprobs | None, ...] | None) -> tuple[TokenLogprobs, ...] | None:
+    """Of output tokens: none is missing."""
+    return None if told is None else tuple(one for one in told if one is not None)

@@ -33,11 +33,11 @@ class Batch:
         )
 
     def fill(self, call: Call) -> tuple[Any, list[Span]]:
-        """The C struct of a call, and the spans that have an output row, in the order of the rows."""
+        """The C struct of a call, and the spans that have output rows, in the order of the rows."""
         if call.is_decode and not call.dummy_slots:
             return self._fill_rows(call.spans)
         at = 0
-        sampled = []
+        outputs = []
         for slot, span in _in_slot_order(call):
             count = 1 + call.n_guesses if span is None else span.length
             end = at + count
@@ -48,17 +48,17 @@ class Batch:
                 self._positions[at:end] = np.arange(count) if count > 1 else 0
             elif span.draft is not None:
                 self._fill_draft(at, span, span.draft)
-                sampled.append(span)
+                outputs.append(span)
             else:
                 ids = span.sequence.token_ids
                 self._tokens[at:end] = ids[span.start] if count == 1 else ids[span.start : span.start + count]
                 self._positions[at:end] = span.start if count == 1 else np.arange(span.start, span.start + count)
-                if span.output:
-                    self._outputs[end - 1] = 1
-                    sampled.append(span)
+                if span.output or span.prompt_rows:
+                    self._outputs[end - span.output - span.prompt_rows : end] = 1
+                    outputs.append(span)
             at = end
         self._struct.n_tokens = at
-        return self._struct, sampled
+        return self._struct, outputs
 
     def _fill_draft(self, at: int, span: Span, draft: tuple[int, ...]) -> None:
         """A known token, the guesses behind it, and any tokens in the rest of the span, which are no outputs."""
@@ -75,9 +75,9 @@ class Batch:
         self._tokens[:n] = [span.sequence.token_ids[span.start] for span in spans]
         self._positions[:n] = [span.start for span in spans]
         self._slots[:n] = [span.slot for span in spans]
-        self._outputs[:n] = [span.output for span in spans]
+        self._outputs[:n] = [span.output or span.prompt_rows for span in spans]
         self._struct.n_tokens = n
-        return self._struct, [span for span in spans if span.output]
+        return self._struct, [span for span in spans if span.output or span.prompt_rows]
 
 
 def _in_slot_order(call: Call) -> list[tuple[int, Span | None]]:

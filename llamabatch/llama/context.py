@@ -58,7 +58,7 @@ class Context:
         params.n_batch = config.n_batch
         params.n_ubatch = config.number("n_ubatch")
         params.n_seq_max = n_slots
-        # one row a sequence in a call, and guesses; unset it reserves n_batch rows of logits
+        # unset it reserves n_batch rows of logits
         params.n_outputs_max = config.output_rows(n_slots, model.n_vocab)
         params.n_threads = config.number("n_threads")
         params.n_threads_batch = config.number("n_threads_batch")

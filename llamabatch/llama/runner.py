@@ -10,9 +10,11 @@ from llamabatch.errors import ConfigError, EngineError
 from llamabatch.llama.batch import Batch, count_passes
 from llamabatch.llama.context import Context, DecodeCode
 from llamabatch.llama.library import load
+from llamabatch.llama.logprobs import sample_and_tell, tell_accepted
 from llamabatch.llama.model import Model
 from llamabatch.llama.sampler import NO_TOKEN, Draw, sample_rows
 from llamabatch.llama.verify import accepted_tokens
+from llamabatch.logprobs import RowLogprobs
 from llamabatch.request import Sequence
 from llamabatch.step import Call, DecodeStatus, Limits, ScheduledBatch, Span, SpanResult
 
@@ -66,6 +68,7 @@ class Runner:
             can_share=plain and not model.has_window,
             can_pad=plain and config.kv != "unified",
             keeps_prefixes=config.cache_prefix and plain and not model.has_window,
+            prompt_rows=config.prompt_rows(model.n_vocab),
         )
 
     def close(self) -> None:
@@ -95,38 +98,46 @@ class Runner:
         return [result for call in batch.calls for result in self._run_call(call)]
 
     def _run_call(self, call: Call) -> list[SpanResult]:
-        struct, sampled = self._batch.fill(call)
+        struct, outputs = self._batch.fill(call)
         code = self._context.decode(struct)
         for slot in call.dummy_slots:
             self._context.clear(slot)
         if code is DecodeCode.OK:
             self._count(call)
-            return self._verify(sampled) if call.n_guesses else self._sample(call, sampled)
+            return self._verify(outputs) if call.n_guesses else self._sample(call, outputs)
         return self._recover(call, code)
 
-    def _sample(self, call: Call, sampled: list[Span]) -> list[SpanResult]:
+    def _sample(self, call: Call, outputs: list[Span]) -> list[SpanResult]:
+        """Args:
+        outputs: the spans of the call that have output rows.
+        """
+        n_threads = self._config.number("n_threads_batch")
+        if any(span.sequence.logprobs is not None for span in outputs):
+            logits = self._context.logits(sum(span.prompt_rows + span.output for span in outputs))
+            told = dict(zip(map(id, outputs), sample_and_tell(logits, outputs, _draw, n_threads), strict=True))
+            return [_result(*told.get(id(span), (None,))) for span in call.spans]
         tokens = {}
-        if sampled:
-            draws = [_draw(span.sequence) for span in sampled]
-            logits = self._context.logits(len(sampled))
-            chosen = sample_rows(logits, draws, self._config.number("n_threads_batch"))
-            tokens = dict(zip(map(id, sampled), chosen, strict=True))
+        if outputs:
+            draws = [_draw(span.sequence) for span in outputs]
+            logits = self._context.logits(len(outputs))
+            chosen = sample_rows(logits, draws, n_threads)
+            tokens = dict(zip(map(id, outputs), chosen, strict=True))
         return [_result(tokens.get(id(span))) for span in call.spans]
 
     def _verify(self, spans: list[Span]) -> list[SpanResult]:
         """Samples the rows of a verify call; the cells of guesses that did not come true go."""
-        draws = [_draw(span.sequence) for span in spans]
+        draws, n_threads = [_draw(span.sequence) for span in spans], self._config.number("n_threads_batch")
         logits = self._context.logits(sum(1 + len(span.draft or ()) for span in spans))
+        accepted = accepted_tokens(logits, spans, draws, n_threads)
+        told = tell_accepted(logits, spans, accepted, n_threads)
         results = []
-        for span, tokens in zip(
-            spans, accepted_tokens(logits, spans, draws, self._config.number("n_threads_batch")), strict=True
-        ):
+        for span, tokens in zip(spans, accepted, strict=True):
             if not tokens:
                 results.append(_result(NO_TOKEN))
             elif len(tokens) < span.length and not self._context.clear(span.slot, span.start + len(tokens)):
                 results.append(SpanResult(DecodeStatus.FAILED, error="the model's state cannot be cut back"))
             else:
-                results.append(SpanResult(DecodeStatus.OK, tokens))
+                results.append(SpanResult(DecodeStatus.OK, tokens, None, told.get(id(span), ())))
         return results
 
     def _recover(self, call: Call, code: DecodeCode) -> list[SpanResult]:
@@ -166,11 +177,9 @@ def _draw(sequence: Sequence) -> Draw:
     return draw
 
 
-def _result(token: int | None) -> SpanResult:
-    if token is None:
-        return SpanResult(DecodeStatus.OK)
-    if token == NO_TOKEN:
+def _result(token: int | None, logprobs: tuple[RowLogprobs, ...] = ()) -> SpanResult:
+    if token == NO_TOKEN or not all(row.token_ids for row in logprobs):
         return SpanResult(
             DecodeStatus.FAILED, error="no token may come: the masks forbid all, or the logits are not finite numbers"
         )
-    return SpanResult(DecodeStatus.OK, (token,))
+    return SpanResult(DecodeStatus.OK, () if token is None else (token,), None, logprobs)

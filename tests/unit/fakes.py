@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 
+from llamabatch.logprobs import Logprob, RowLogprobs
 from llamabatch.request import Request, Sequence, SequenceOutput, Vocabulary
 from llamabatch.sampling_params import SamplingParams
 from llamabatch.scheduler import Scheduler
@@ -23,6 +24,16 @@ VOCABULARY = Vocabulary(
 def next_token(token_ids: list[int]) -> int:
     """Depends on all tokens before it, so that a wrong position, prefix or slot shows; one in 64 is EOG."""
     return zlib.crc32(bytes(token_ids)) % 64
+
+
+def told_of(before: list[int], token: int) -> RowLogprobs:
+    """The logprob of a token after others: a hash of all of them, so that a lost, doubled or shifted row shows."""
+    return RowLogprobs([token], [-zlib.crc32(bytes([*before, token])) / 2**32], len(before))
+
+
+def expected_logprobs(token_ids: list[int], first: int) -> list[dict[int, Logprob]]:
+    """Of the tokens from place `first` on."""
+    return [told_of(token_ids[:at], token_ids[at]).named(VOCABULARY.token_bytes) for at in range(first, len(token_ids))]
 
 
 def expected_output(prompt: tuple[int, ...], max_tokens: int, n_ctx: int = N_CTX) -> list[int]:
@@ -75,6 +86,7 @@ class FakeRunner:
         for cut in batch.cuts:
             assert cut.count == 0 or cut.count < len(self.cells[cut.slot])
             self.cells[cut.slot] = self.cells[cut.slot][: cut.count]
+        self._cut_short: set[int] = set()  # slots where a piece of a prompt failed: those after it cannot be computed
         return [result for call in batch.calls for result in self._run_call(call)]
 
     def _run_call(self, call: Call) -> list[SpanResult]:
@@ -89,10 +101,17 @@ class FakeRunner:
             assert self.limits.is_unified or {span.length for span in call.spans} == {1 + call.n_guesses}
         assert all(not self.cells[slot] for slot in call.dummy_slots), "a dummy row over retained cells"
         assert not call.dummy_slots or self.limits.can_pad
+        n_rows = sum(span.prompt_rows + span.output for span in call.spans)
+        assert n_rows <= max(self.limits.prompt_rows, len(self.cells)), "more output rows than the context has"
         short = self._no_room_every and len(self.calls) % self._no_room_every == 0
         if short and (len(call.spans) > 1 or self._no_room_every == 1):
+            self._cut_short.update(slots)
             return [SpanResult(DecodeStatus.NO_ROOM)] * len(call.spans)
-        return [self._run_span(span) for span in call.spans]
+        results = [self._run_span(span) for span in call.spans if span.slot not in self._cut_short]
+        if len(results) < len(call.spans):
+            assert len(call.spans) == 1
+            return [SpanResult(DecodeStatus.FAILED, error="there is a hole before it")]
+        return results
 
     def _run_span(self, span) -> SpanResult:
         cells = self.cells[span.slot]
@@ -108,12 +127,21 @@ class FakeRunner:
         cells.extend(tokens)
         if self.limits.n_cells is not None:
             assert sum(map(len, self.cells)) <= self.limits.n_cells, "the unified cache overflows"
+        record, told = span.sequence.logprobs, []
         if span.draft is not None:
             return self._verify(span, cells)
+        if record is not None:
+            targets = record.targets(len(cells), span.prompt_rows)
+            first = len(cells) - span.output - span.prompt_rows
+            told = [told_of(cells[: first + 1 + i], target) for i, target in enumerate(targets)]
+            assert len(told) == span.prompt_rows <= span.length - span.output
         if not span.output:
-            return SpanResult(DecodeStatus.OK)
-        assert len(cells) == len(known), "only the last token of a sequence has an output row"
-        return SpanResult(DecodeStatus.OK, (next_token(cells),))
+            return SpanResult(DecodeStatus.OK, logprobs=tuple(told))
+        assert len(cells) == len(known), "only the last token of a sequence is sampled"
+        token = next_token(cells)
+        if record is not None and record.top is not None:
+            told.append(told_of(cells, token))
+        return SpanResult(DecodeStatus.OK, (token,), logprobs=tuple(told))
 
     def _verify(self, span, cells) -> SpanResult:
         assert len(cells) <= N_CTX, "guesses beyond the slot's cells"
@@ -123,7 +151,11 @@ class FakeRunner:
             if number == len(span.draft) or accepted[-1] != span.draft[number]:
                 break
         del cells[span.start + len(accepted) :]
-        return SpanResult(DecodeStatus.OK, tuple(accepted))
+        record, told = span.sequence.logprobs, []
+        if record is not None and record.top is not None:
+            text = [*span.sequence.token_ids[: span.start + 1], *accepted]
+            told = [told_of(text[:at], text[at]) for at in range(span.start + 1, len(text))]
+        return SpanResult(DecodeStatus.OK, tuple(accepted), logprobs=tuple(told))
 
 
 def sequence(name: str, prompt: tuple[int, ...], max_tokens: int = 16, *, n_ctx: int = N_CTX, group: int = 0, **params):

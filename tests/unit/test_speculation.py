@@ -306,7 +306,12 @@ def test_options_are_refused_by_name(options, message):
 
 
 def test_output_rows_are_bounded():
-    assert EngineConfig("tiny").output_rows(32, 152_000) == 32
+    assert EngineConfig("tiny").output_rows(64, 152_000) == 64
+    assert EngineConfig("tiny").output_rows(32, 152_000) == 55  # of prompts
     config = EngineConfig("tiny", speculate="lookup", n_draft=8)
     assert config.output_rows(32, 1000) == 32 * 9
-    assert config.output_rows(256, 256_000) == 256 + 262
+    assert config.output_rows(256, 256_000) == 262
+    longer = EngineConfig("tiny", speculate="lookup", n_draft=64)
+    most = longer.output_rows(32, 152_000)  # what a call is cut by, also while the context has fewer slots
+    assert all(n * (most // n) <= longer.output_rows(n, 152_000) for n in (8, 16, 32))
+    assert all(n * 65 <= longer.output_rows(n, 152_000) for n in (1, 2, 4))

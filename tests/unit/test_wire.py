@@ -1,3 +1,4 @@
+import math
 import socket
 import threading
 from dataclasses import replace
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineError
+from llamabatch.logprobs import Logprob
 from llamabatch.request import CompletionOutput, FinishReason, Request, RequestOutput, SequenceOutput, Timings
 from llamabatch.sampling_params import SamplingParams
 from llamabatch.wire import Wire, pack_config, pack_output, pack_request, unpack_config, unpack_output, unpack_request
@@ -56,6 +58,19 @@ def test_outputs_cross_unchanged():
     timings = Timings(0.1, 0.2, 0.3, (0.2, 0.3))
     whole = RequestOutput("r", "é", (1, 2), (completion,), None, timings)
     for output in (SequenceOutput("r", (3,), "t"), SequenceOutput("r", (4,), "", whole)):
+        assert unpack_output(across(pack_output(output))[0], request) == output
+
+
+def test_logprobs_cross_unchanged():
+    request = Request("r", (1, 2), SamplingParams(logprobs=3, prompt_logprobs=0))
+    assert unpack_request(across(pack_request(request))[0]).params == request.params
+    told = ({3: Logprob(-0.1, 1, "é"), 5: Logprob(-math.inf, 7, "\ufffd")}, {4: Logprob(-2.5, 2, "")})
+    completion = CompletionOutput(0, "t", (3, 4), FinishReason.LENGTH, None, told, -2.6)
+    whole = RequestOutput("r", None, (1, 2), (completion,), prompt_logprobs=(None, {2: Logprob(-1.0, 1, "b")}))
+    for output in (
+        SequenceOutput("r", (3,), "t", logprobs=told[:1]),
+        SequenceOutput("r", (4,), "", whole, 1, logprobs=told[1:]),
+    ):
         assert unpack_output(across(pack_output(output))[0], request) == output
 
 

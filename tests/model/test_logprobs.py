@@ -1,0 +1,179 @@
+"""Logprobs against a softmax in float64 over logits that come from llama_cpp itself, alone and in company."""
+
+import ctypes
+import math
+
+import numpy as np
+import pytest
+from conftest import MAX_GAP, questions
+
+from llamabatch import LLM, Engine, EngineConfig, Request, SamplingParams, native
+from llamabatch.llama.library import load
+from llamabatch.model_file import resolve
+
+ASKS = SamplingParams(temperature=0, max_tokens=24, logprobs=5, prompt_logprobs=3, ignore_eos=True)
+
+
+class Raw:
+    """One llama_context of llama_cpp, without any of our rooms, set up as the engine's is."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.lib = lib = load()
+        params = lib.llama_model_default_params()
+        params.use_extra_bufts = True
+        self.model = lib.llama_model_load_from_file(str(resolve("tiny")).encode(), params)
+        self.n_vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model))
+        options = lib.llama_context_default_params()
+        options.n_ctx = config.number("n_ctx")
+        options.n_batch, options.n_ubatch = config.n_batch, config.number("n_ubatch")
+        options.n_threads, options.n_threads_batch = config.number("n_threads"), config.number("n_threads_batch")
+        options.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[config.flash_attn]
+        self.context = lib.llama_init_from_model(self.model, options)
+
+    def logprobs(self, token_ids: tuple[int, ...], n_prompt: int) -> np.ndarray:
+        """Shape (tokens, vocabulary), float64: the prompt in one call, the rest token by token, as it was generated."""
+        lib = self.lib
+        lib.llama_memory_clear(lib.llama_get_memory(self.context), True)
+        rows = []
+        for chunk in (token_ids[:n_prompt], *((token,) for token in token_ids[n_prompt:])):
+            batch = lib.llama_batch_init(len(chunk), 0, 1)
+            for i, token in enumerate(chunk):
+                batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, len(rows) + i, 1, 1
+                batch.seq_id[i][0] = 0
+            batch.n_tokens = len(chunk)
+            assert lib.llama_decode(self.context, batch) == 0
+            for i in range(len(chunk)):
+                pointer = ctypes.cast(lib.llama_get_logits_ith(self.context, i), ctypes.c_void_p).value
+                row = np.array((ctypes.c_float * self.n_vocab).from_address(pointer), np.float64)
+                rows.append(row - row.max() - math.log(np.exp(row - row.max()).sum()))
+            lib.llama_batch_free(batch)
+        return np.stack(rows)
+
+    def close(self) -> None:
+        self.lib.llama_free(self.context)
+        self.lib.llama_model_free(self.model)
+
+
+@pytest.fixture(scope="module")
+def raw(reference):
+    made = Raw(reference.plan.config)
+    yield made
+    made.close()
+
+
+def check(output, rows: np.ndarray, top: int, prompt_top: int, within: float) -> None:
+    """Each named token against the row before it, in value and, where values are exact, in choice and rank."""
+    [completion] = output.outputs
+    tokens = (*output.prompt_token_ids, *output.token_ids)
+    assert output.prompt_logprobs[0] is None
+    told = [*output.prompt_logprobs[1:], *completion.logprobs]
+    assert len(told) == len(tokens) - 1
+    for i, (one, row) in enumerate(zip(told, rows, strict=False)):
+        k = prompt_top if i + 1 < len(output.prompt_token_ids) else top
+        assert next(iter(one)) == tokens[i + 1]
+        assert k <= len(one) <= k + 1
+        for token, logprob in one.items():
+            assert logprob.logprob == pytest.approx(row[token], abs=within)
+        if within < 1e-4:
+            order = np.argsort(-row, kind="stable")
+            assert {*one} == {tokens[i + 1], *map(int, order[:k])}
+            assert all(order[logprob.rank - 1] == token for token, logprob in one.items())
+    wanted = sum(one[token].logprob for one, token in zip(completion.logprobs, output.token_ids, strict=True))
+    assert completion.cumulative_logprob == pytest.approx(wanted)
+
+
+def test_they_are_a_softmax_over_the_models_own_logits(reference, raw):
+    for question in questions()[:4]:
+        [output] = reference.generate(question, ASKS)
+        assert 5 < len(output.prompt_token_ids) <= 64, "longer prompts are read in several calls"
+        rows = raw.logprobs((*output.prompt_token_ids, *output.token_ids), len(output.prompt_token_ids))
+        check(output, rows, 5, 3, 1e-5)
+
+
+def test_penalties_bias_masks_and_temperature_do_not_change_them(reference, raw):
+    params = SamplingParams(
+        temperature=5, seed=3, max_tokens=12, logprobs=2, prompt_logprobs=0, ignore_eos=True,
+        repetition_penalty=3.0, logit_bias={400: 5.0}, allowed_token_ids=range(300, 500),
+    )  # fmt: skip
+    [output] = reference.generate("Once upon a time", params)
+    rows = raw.logprobs((*output.prompt_token_ids, *output.token_ids), len(output.prompt_token_ids))
+    check(output, rows, 2, 0, 1e-5)
+    assert any(one[token].rank > 20 for one, token in zip(output.outputs[0].logprobs, output.token_ids, strict=True))
+
+
+def test_in_company_they_follow_the_rule_of_equality(raw):
+    """Prompts of many lengths, some longer than a call has output rows, among others that ask for nothing."""
+    asked = [" ".join(questions()[i : i + 1 + 5 * (i % 5)]) for i in range(16)]
+    params = [ASKS if i % 2 else SamplingParams(temperature=0, max_tokens=30) for i in range(16)]
+    with LLM("tiny", strategy="batched", n_slots=8, n_ctx=1024) as llm:
+        outputs = llm.generate(asked, params)
+    assert max(len(output.prompt_token_ids) for output in outputs) > 128
+    for output, given in zip(outputs, params, strict=True):
+        if given is ASKS:
+            tokens = (*output.prompt_token_ids, *output.token_ids)
+            check(output, raw.logprobs(tokens, len(output.prompt_token_ids)), 5, 3, MAX_GAP)
+        else:
+            assert (output.prompt_logprobs, output.outputs[0].logprobs) == (None, None)
+
+
+def test_with_guessed_tokens_too(raw):
+    text = "red blue green red blue green red blue green red blue"
+    with LLM("tiny", strategy="sequential", speculate="lookup", speculate_always=True) as llm:
+        [output] = llm.generate(text, ASKS)
+        assert llm.stats().accepted_tokens > 0
+    rows = raw.logprobs((*output.prompt_token_ids, *output.token_ids), len(output.prompt_token_ids))
+    check(output, rows, 5, 3, MAX_GAP)
+
+
+def test_a_stream_carries_them(reference):
+    pieces = list(reference.stream("Once upon a time", SamplingParams(temperature=0, max_tokens=9, logprobs=0)))
+    told = [one for piece in pieces for one in piece.logprobs]
+    assert told == list(pieces[-1].finished.outputs[0].logprobs)
+    assert [next(iter(one)) for one in told] == list(pieces[-1].finished.token_ids)
+    texts = [next(iter(one.values())).decoded_token for one in told]
+    assert "".join(texts) == pieces[-1].finished.text
+
+
+def test_a_child_process_sends_the_same(reference):
+    [wanted] = reference.generate("Once upon a time", ASKS)
+    with LLM("tiny", strategy="sequential", isolate=True) as llm:
+        [got] = llm.generate("Once upon a time", ASKS)
+    assert got.prompt_logprobs == wanted.prompt_logprobs
+    assert got.outputs[0].logprobs == wanted.outputs[0].logprobs
+    assert got.outputs[0].cumulative_logprob == wanted.outputs[0].cumulative_logprob
+
+
+def test_numpy_gives_the_same_to_a_millionth(reference, monkeypatch):
+    [wanted] = reference.generate("Once upon a time", ASKS)
+    monkeypatch.setattr(native, "available", lambda: False)
+    [got] = reference.generate("Once upon a time", ASKS)
+    told = [*got.prompt_logprobs[1:], *got.outputs[0].logprobs]
+    for one, other in zip(told, [*wanted.prompt_logprobs[1:], *wanted.outputs[0].logprobs], strict=True):
+        assert list(one) == list(other)
+        for token, logprob in one.items():
+            assert logprob == pytest.approx(other[token]._replace(decoded_token=logprob.decoded_token), abs=1e-6)
+
+
+def test_those_who_do_not_ask_pay_nothing(monkeypatch):
+    """Nothing of it runs for a call without anyone who asks."""
+
+    def fail(*_args: object) -> None:
+        raise AssertionError("logprobs were read")
+
+    monkeypatch.setattr("llamabatch.llama.runner.sample_and_tell", fail)
+    with Engine(EngineConfig("tiny", n_slots=2)) as engine:
+        engine.add(Request("r", tuple(engine.model.tokenize("Once upon a time")), SamplingParams(max_tokens=5)))
+        while engine.has_work:
+            assert all(output.logprobs is None for output in engine.step())
+
+
+def test_too_many_are_that_requests_error(reference):
+    many = SamplingParams(max_tokens=1, prompt_logprobs=1024)
+    outputs = reference.generate(["a b", [300] * 250], [ASKS, many])
+    assert [output.error for output in outputs] == [None, None]
+    with LLM("tiny", n_slots=1) as llm:
+        n_ctx = llm.plan.config.number("n_ctx")
+        huge = SamplingParams(max_tokens=None, logprobs=1024, n=200)
+        fine, refused = llm.generate(["a b"] * 2, [ASKS, huge])
+    assert fine.error is None
+    assert "a request may have 0 to 4194304" in refused.error, n_ctx
