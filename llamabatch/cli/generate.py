@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from llamabatch.cli.options import Bias, engine_options, model_option
+from llamabatch.cli.options import Bias, Param, engine_options, model_option
 from llamabatch.errors import PromptError
 from llamabatch.llm import LLM
 from llamabatch.request import FinishReason, SequenceOutput
@@ -17,41 +17,50 @@ from llamabatch.sampling_params import SamplingParams
 _DEFAULTS = {f.name: f.default for f in fields(SamplingParams) if f.default is not MISSING}
 
 
+def _help(text: str, name: str) -> str:
+    return f"{text}  [default: {_DEFAULTS[name]}]"
+
+
 @click.command()
 @click.argument("prompt", default="-")
 @model_option
 @click.option("--chat", is_flag=True, help="Treat the prompt as a user's message, through the model's chat template.")
 @click.option("--system", help="With --chat: a system message in front.")
-@click.option("-n", "--max-tokens", type=int, default=_DEFAULTS["max_tokens"], show_default=True)
-@click.option("-t", "--temperature", type=float, default=_DEFAULTS["temperature"], show_default=True)
-@click.option("--top-k", type=int, default=_DEFAULTS["top_k"], show_default=True)
-@click.option("--top-p", type=float, default=_DEFAULTS["top_p"], show_default=True)
-@click.option("--min-p", type=float, default=_DEFAULTS["min_p"], show_default=True)
+@click.option("-n", "--max-tokens", type=int, help=_help("Tokens to generate at most.", "max_tokens"))
+@click.option("-t", "--temperature", type=float, help=_help("0: always the likeliest token.", "temperature"))
+@click.option("--top-k", type=int, help=_help("Draw from the k likeliest tokens.", "top_k"))
+@click.option("--top-p", type=float, help=_help("Draw from the fewest that weigh p together.", "top_p"))
+@click.option("--min-p", type=float, help=_help("Draw from those p times as likely as the likeliest.", "min_p"))
 @click.option(
-    "--repetition-penalty", type=float, default=_DEFAULTS["repetition_penalty"], show_default=True,
-    help="Above 1: makes tokens of prompt and output less likely.",
+    "--repetition-penalty", type=float,
+    help=_help("Above 1: makes tokens of prompt and output less likely.", "repetition_penalty"),
 )  # fmt: skip
 @click.option(
-    "--presence-penalty", type=float, default=_DEFAULTS["presence_penalty"], show_default=True,
-    help="Taken from the logit of each token of the output.",
+    "--presence-penalty", type=float,
+    help=_help("Taken from the logit of each token of the output.", "presence_penalty"),
 )  # fmt: skip
 @click.option(
-    "--frequency-penalty", type=float, default=_DEFAULTS["frequency_penalty"], show_default=True,
-    help="The same for each time that it is in the output.",
+    "--frequency-penalty", type=float,
+    help=_help("The same for each time that it is in the output.", "frequency_penalty"),
 )  # fmt: skip
 @click.option(
     "--logit-bias", type=Bias(), multiple=True, help="Added to the logit of a token; may be given several times."
 )
+@click.option(
+    "-P", "--param", "others", type=Param(), multiple=True,
+    help='Any other field of SamplingParams, its value as JSON: -P typical_p=0.9 -P bad_words=\'["foo"]\'; see docs/names.md.',
+)  # fmt: skip
 @click.option("--seed", type=int, help="Same seed, same text; without one each run draws anew.")
 @click.option("--stop", multiple=True, help="End the text before this string; may be given several times.")
-@click.option("--ignore-eos", is_flag=True, help="Go on after an end-of-generation token.")
+@click.option("--ignore-eos", is_flag=True, default=None, help="Go on after an end-of-generation token.")
 @click.option("--show-plan", is_flag=True, help="Print to stderr what was chosen for this machine, and why.")
 @engine_options()
 def generate(
-    prompt: str, model: str, chat: bool, system: str | None, show_plan: bool, engine: dict[str, Any], **sampling: Any
-) -> None:
+    prompt: str, model: str, chat: bool, system: str | None, show_plan: bool, engine: dict[str, Any],
+    others: tuple[tuple[str, Any], ...], **sampling: Any,
+) -> None:  # fmt: skip
     """Continue PROMPT ('-' or nothing: read it from stdin) and stream the text to stdout."""
-    params = SamplingParams(**sampling)
+    params = _params(sampling, others)
     if system is not None and not chat:
         raise click.UsageError("--system needs --chat")
     text = sys.stdin.buffer.read().decode(errors="replace") if prompt == "-" else prompt
@@ -67,14 +76,28 @@ def generate(
         click.get_current_context().exit(3)
 
 
+def _params(sampling: dict[str, Any], others: tuple[tuple[str, Any], ...]) -> SamplingParams:
+    """What the user gave; what he did not is the library's to choose."""
+    given = {name: value for name, value in sampling.items() if value is not None and value != ()}
+    for name, value in others:
+        if name in given:
+            raise click.UsageError(f"{name} is given twice; give it once")
+        given[name] = value
+    return SamplingParams.from_options(**given)
+
+
 def _conversation(text: str, system: str | None) -> list[dict[str, str]]:
     before = [{"role": "system", "content": system}] if system is not None else []
     return [*before, {"role": "user", "content": text}]
 
 
 def _print(llm: LLM, prompt: Any, params: SamplingParams) -> SequenceOutput:
-    """Writes the pieces as they come; returns the last, which holds the whole output."""
+    """Writes the pieces as they come, or several continuations one after another; returns the last piece, which holds
+    the whole output."""
     for piece in llm.stream(prompt, params):
-        click.echo(piece.text, nl=False)
+        if params.n == 1:
+            click.echo(piece.text, nl=False)
+    if params.n > 1 and piece.finished is not None:
+        click.echo("\n\n".join(completion.text for completion in piece.finished.outputs), nl=False)
     click.echo()
     return piece

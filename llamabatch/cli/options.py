@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from dataclasses import Field, fields
 from typing import Any
@@ -57,6 +58,23 @@ class Bias(click.ParamType):  # type: ignore[type-arg]
             return int(token_id), float(bias)
         except ValueError:
             self.fail(f"{value!r} is not a token id and a bias such as 13=-5.5", param, ctx)
+
+
+class Param(click.ParamType):  # type: ignore[type-arg]
+    """A field of SamplingParams, or another library's name for one, and its value: JSON, or a text as it stands."""
+
+    name = "name=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, tuple):
+            return value
+        field, is_given, text = value.partition("=")
+        if not is_given:
+            self.fail(f"{value!r} is not a name and a value such as n=3", param, ctx)
+        try:
+            return field.replace("-", "_"), json.loads(text)
+        except ValueError:
+            return field.replace("-", "_"), text
 
 
 def engine_options(exclude: tuple[str, ...] = ()) -> Callable[[Command], Command]:
