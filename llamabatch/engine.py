@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from llamabatch.capacity import ModelFacts, Plan, resolve
 from llamabatch.config import EngineConfig
@@ -23,6 +24,9 @@ from llamabatch.scheduler import Scheduler
 from llamabatch.speculation import Speculation
 from llamabatch.stats import EngineStats
 from llamabatch.step import Limits
+from llamabatch.unready import Unready
+
+_PATIENCE_S = 0.005  # with nothing to compute; commands that come meanwhile wait as long
 
 
 class Engine:
@@ -62,19 +66,21 @@ class Engine:
         self._speculation = speculation(self.config, self._runner.limits)
         self._scheduler = Scheduler(chosen, self._runner.limits, speculation=self._speculation)
         self._fans = Fans()
+        self._unready = Unready(self._enter)
         self._closed = False
 
     @property
     def has_work(self) -> bool:
         """Is any request unfinished?"""
-        return self._scheduler.has_work
+        return self._scheduler.has_work or bool(self._unready)
 
     def add(self, request: Request) -> None:
         """Takes a request in.
 
         Raises:
             PromptError: the prompt is empty, longer than n_ctx, or holds ids outside the vocabulary.
-            SamplingError: the parameters name token ids outside the vocabulary, or words that it cannot write.
+            SamplingError: the parameters name token ids outside the vocabulary, words that it cannot write, or what is
+                known to be a bad grammar.
             ValueError: a request of that id is in flight.
         """
         self._check_open()
@@ -83,12 +89,19 @@ class Engine:
         check_params(request.params, self.model.n_vocab)
         check_logprobs(request.params, len(request.prompt_token_ids), n_ctx)
         recipe = self._recipes.of(request.params)
-        if request.request_id in self._fans:
+        if request.request_id in self._fans or request.request_id in self._unready:
             raise ValueError(f"request id {request.request_id!r} is already in flight")
+        structure = request.params.structure
+        compiled = None if structure is None else self.model.grammars.compile(structure)
+        if compiled is not None and compiled.done():
+            compiled.result()  # raises what is known to be wrong with it
         for each in [request] if request.params.n_copies == 1 else self._fans.split(request):
             sequence = Sequence(each, self.model.vocabulary, n_ctx)
             sequence.draw = recipe.draw(sequence)
-            self._scheduler.add(sequence)
+            if compiled is None:
+                self._scheduler.add(sequence)
+            else:
+                self._unready.add(sequence, compiled)
 
     def abort(self, request_id: str, error: str | None = None) -> SequenceOutput | None:
         """Ends a request now; None if it is not in flight. Its slot is free at once.
@@ -98,17 +111,30 @@ class Engine:
         """
         self._check_open()
         if request_id not in self._fans:
-            return self._scheduler.abort(request_id, error)
-        ended = [self._scheduler.abort(each, error) for each in self._fans.copies_of(request_id)]
+            return self._abort_one(request_id, error)
+        ended = [self._abort_one(each, error) for each in self._fans.copies_of(request_id)]
         return self._fans.merge([output for output in ended if output is not None])[-1]
+
+    def _abort_one(self, request_id: str, error: str | None) -> SequenceOutput | None:
+        if request_id in self._unready:
+            return self._unready.abort(request_id, error)
+        return self._scheduler.abort(request_id, error)
+
+    def _enter(self, sequence: Sequence, matcher: Any) -> None:
+        """Its grammar is compiled."""
+        from llamabatch.llama.guide import hold  # with a library that most do not need
+
+        sequence.guide = hold(sequence.draw, matcher, self.model.n_vocab)
+        self._scheduler.add(sequence)
 
     def step(self) -> list[SequenceOutput]:
         """One step: at most one chunk of each prompt and one token of each running sequence."""
         self._check_open()
+        refused = self._unready.step(0.0 if self._scheduler.has_work else _PATIENCE_S) if self._unready else []
         self._make_room()
         batch = self._scheduler.schedule()
         results = self._runner.run(batch)
-        outputs = self._scheduler.update(batch, results)
+        outputs = refused + self._scheduler.update(batch, results)
         return self._fans.merge(outputs) if self._fans else outputs
 
     def _make_room(self) -> None:
@@ -123,7 +149,7 @@ class Engine:
         scheduler = self._scheduler
         return EngineStats(
             running=len(scheduler.running),
-            waiting=scheduler.num_waiting,
+            waiting=scheduler.num_waiting + len(self._unready),
             free_slots=scheduler.num_free_slots,
             preemptions=scheduler.num_preemptions,
             shared_tokens=scheduler.num_shared_tokens,

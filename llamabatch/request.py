@@ -252,6 +252,7 @@ class Sequence:
         self.draw: Any = None  # what the engine keeps for sampling it
         ids, token_bytes = request.prompt_token_ids, vocabulary.token_bytes
         self.logprobs = LogprobRecord.asked_for(request.params, ids, token_bytes, ranked=request.ranked)
+        self.guide: Any = None  # what keeps it to structured_outputs
         if request.params.penalised:
             self.token_counts = TokenCounts(request.prompt_token_ids)
         self._vocabulary = vocabulary

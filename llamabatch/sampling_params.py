@@ -10,6 +10,7 @@ from typing import Any
 from llamabatch.checks import boolean, choice, integer, nearest, number
 from llamabatch.errors import SamplingError
 from llamabatch.sampling_checks import biases, processors, strings, token_ids
+from llamabatch.structured import Structure, structure
 
 MAX_N = 256  # copies of one prompt
 MAX_LOGPROBS = 1024
@@ -48,6 +49,7 @@ ALIASES = {
     "top_logprobs": "logprobs",
     "n_probs": "logprobs",
     "logits_processor": "logits_processors",
+    "response_format": "structured_outputs",
 }
 
 _NUMBERS = {
@@ -134,6 +136,10 @@ class SamplingParams:
         logprobs: give the logprob of each output token, and of the so many likeliest; 0 .. 1024, None: none.
         prompt_logprobs: the same for the tokens of the prompt.
         skip_special_tokens: leave the names of special tokens out of the text.
+        structured_outputs: one of {"json": a schema (mapping, text or pydantic model class)}, {"regex": …},
+            {"choice": [strings]}, {"grammar": in Lark's or llama.cpp's notation}, {"json_object": True}; or OpenAI's
+            response_format. The text is of this form whenever it ends with "stop". Kept as a Structure. Not with stop,
+            stop_token_ids, min_tokens or ignore_eos: the grammar alone says where its text may end.
         logits_processors: called as f(output token ids, logits) before each token; logits is a copy of the row,
             numpy float32 of shape (vocabulary,); what f returns is sampled. Not where a child process does the work.
         priority: who waits with the lower number enters first, as in vLLM.
@@ -179,6 +185,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    structured_outputs: Mapping[str, Any] | Structure | None = None
     logits_processors: tuple[LogitsProcessor, ...] | list[LogitsProcessor] | None = ()
     priority: int = 0
     background: bool = False
@@ -205,6 +212,7 @@ class SamplingParams:
         self._keep("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids) or ())
         self._keep("logit_bias", biases(self.logit_bias))
         self._keep("allowed_token_ids", token_ids("allowed_token_ids", self.allowed_token_ids, least=1))
+        self._keep("structured_outputs", structure(self.structured_outputs))
         self._keep("logits_processors", processors(self.logits_processors))
         self._check_together()
 
@@ -216,6 +224,10 @@ class SamplingParams:
             raise SamplingError(f"best_of is {self.best_of}; it must be at least n, {self.n}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise SamplingError(f"min_tokens is {self.min_tokens}; it must not exceed max_tokens, {self.max_tokens}")
+        if self.structured_outputs is not None:
+            for name in ("stop", "stop_token_ids", "min_tokens", "ignore_eos"):
+                if getattr(self, name):
+                    raise SamplingError(f"{name} does not go with structured_outputs, which say where the text ends")
 
     @classmethod
     def from_options(cls, **options: object) -> SamplingParams:
@@ -273,6 +285,12 @@ class SamplingParams:
         """bad_words."""
         assert isinstance(self.bad_words, tuple)
         return self.bad_words
+
+    @property
+    def structure(self) -> Structure | None:
+        """structured_outputs in its plain form."""
+        assert self.structured_outputs is None or isinstance(self.structured_outputs, Structure)
+        return self.structured_outputs
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from llamabatch.lifetime import in_forks
 from llamabatch.logprobs import Logprob, TokenLogprobs
 from llamabatch.request import CompletionOutput, FinishReason, Request, RequestOutput, SequenceOutput, Timings
 from llamabatch.sampling_params import SamplingParams
+from llamabatch.structured import Structure
 
 MAX_MESSAGE = 256 * 2**20  # bytes; a larger length is a damaged stream
 _LENGTH = struct.Struct("<I")
@@ -114,6 +115,8 @@ def pack_request(request: Request) -> list[Any]:
 
 def unpack_request(packed: list[Any]) -> Request:
     request_id, ids, params, arrival_s, group, seed = packed
+    if params["structured_outputs"] is not None:  # a named tuple came as a list
+        params["structured_outputs"] = Structure(*params["structured_outputs"])
     return Request(request_id, tuple(ids), SamplingParams(**params), None, arrival_s, group, seed)
 
 

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineClosedError, ModelFileError, PromptError
@@ -15,6 +15,9 @@ from llamabatch.lifetime import Home
 from llamabatch.llama import library
 from llamabatch.llama.profiles import profile_for
 from llamabatch.request import Vocabulary
+
+if TYPE_CHECKING:
+    from llamabatch.llama.grammars import Grammars
 
 _MAX_TEXT_BYTES = 64 * 2**20  # llama_tokenize takes 8 s for 20 MB, and its length is an int32
 
@@ -58,6 +61,7 @@ class Model:
         self._named: dict[int, bytes] = {}
         self._eog: dict[int, bool] = {}
         self._all_eog: tuple[int, ...] | None = None
+        self._grammars: Grammars | None = None
         # has state that cannot be cut at a position (recurrent and hybrid models)
         self.is_recurrent = bool(
             self._lib.llama_model_is_recurrent(self.handle) or self._lib.llama_model_is_hybrid(self.handle)
@@ -81,8 +85,21 @@ class Model:
         with self._lock:
             self._owners -= 1
             if self.handle and self._owners == 0:
+                if self._grammars is not None:
+                    self._grammars.close()  # its thread may be reading the vocabulary
                 self._lib.llama_model_free(self.handle)
                 self.handle = None
+
+    @property
+    def grammars(self) -> Grammars:
+        """What structured_outputs are compiled by, for all who share the model."""
+        with self._lock:
+            self._check_open()
+            if self._grammars is None:
+                from llamabatch.llama.grammars import Grammars  # with a library that most do not need
+
+                self._grammars = Grammars(self)
+            return self._grammars
 
     def _check_open(self) -> None:
         if not self.handle:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from typing import Any
 
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, EngineError
@@ -57,6 +58,7 @@ class Runner:
         self._config = config
         self._context = Context(model, config, 1)
         self._batch = Batch(load(), config.n_batch)
+        self._guide_rows: Any = None
         plain = not model.is_recurrent
         self.limits = Limits(
             n_slots=n_slots,
@@ -104,6 +106,9 @@ class Runner:
             self._context.clear(slot)
         if code is DecodeCode.OK:
             self._count(call)
+            guided = [span.sequence for span in outputs if span.sequence.guide is not None and span.output]
+            if guided:
+                self._guide(guided)  # before the logits are asked for: a GPU may still be computing them
             return self._verify(outputs) if call.n_guesses else self._sample(call, outputs)
         return self._recover(call, code)
 
@@ -115,14 +120,22 @@ class Runner:
         if any(span.sequence.logprobs is not None for span in outputs):
             logits = self._context.logits(sum(span.prompt_rows + span.output for span in outputs))
             told = dict(zip(map(id, outputs), sample_and_tell(logits, outputs, _draw, n_threads), strict=True))
-            return [_result(*told.get(id(span), (None,))) for span in call.spans]
+            return [_result(span.sequence, *told.get(id(span), (None,))) for span in call.spans]
         tokens = {}
         if outputs:
             draws = [_draw(span.sequence) for span in outputs]
             logits = self._context.logits(len(outputs))
             chosen = sample_rows(logits, draws, n_threads)
             tokens = dict(zip(map(id, outputs), chosen, strict=True))
-        return [_result(tokens.get(id(span))) for span in call.spans]
+        return [_result(span.sequence, tokens.get(id(span))) for span in call.spans]
+
+    def _guide(self, sequences: list[Sequence]) -> None:
+        """The next masks of sequences that are held to a grammar."""
+        if self._guide_rows is None:
+            from llamabatch.llama.guide import GuideRows  # with a library that most do not need
+
+            self._guide_rows = GuideRows(self.model.n_vocab, self._config.number("n_threads_batch"))
+        self._guide_rows.fill([(s.guide, s.num_output, s.token_ids) for s in sequences])
 
     def _verify(self, spans: list[Span]) -> list[SpanResult]:
         """Samples the rows of a verify call; the cells of guesses that did not come true go."""
@@ -133,7 +146,7 @@ class Runner:
         results = []
         for span, tokens in zip(spans, accepted, strict=True):
             if not tokens:
-                results.append(_result(NO_TOKEN))
+                results.append(_result(span.sequence, NO_TOKEN))
             elif len(tokens) < span.length and not self._context.clear(span.slot, span.start + len(tokens)):
                 results.append(SpanResult(DecodeStatus.FAILED, error="the model's state cannot be cut back"))
             else:
@@ -177,7 +190,9 @@ def _draw(sequence: Sequence) -> Draw:
     return draw
 
 
-def _result(token: int | None, logprobs: tuple[RowLogprobs, ...] = ()) -> SpanResult:
+def _result(sequence: Sequence, token: int | None, logprobs: tuple[RowLogprobs, ...] = ()) -> SpanResult:
+    if token == NO_TOKEN and sequence.guide is not None:
+        return SpanResult(DecodeStatus.FAILED, error=sequence.guide.why_nothing)
     if token == NO_TOKEN or not all(row.token_ids for row in logprobs):
         return SpanResult(
             DecodeStatus.FAILED, error="no token may come: the masks forbid all, or the logits are not finite numbers"

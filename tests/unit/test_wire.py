@@ -42,6 +42,12 @@ def test_all_of_the_parameters_cross():
     assert unpack_request(across(pack_request(Request("r", (1,), params)))[0]).params == params
 
 
+@pytest.mark.parametrize("asked", [{"json": {"type": "integer"}}, {"choice": ["a", "\u00e9"]}, {"regex": "a+"}])
+def test_structured_outputs_cross(asked):
+    request = Request("r", (1,), SamplingParams(structured_outputs=asked))
+    assert unpack_request(across(pack_request(request))[0]) == request
+
+
 def test_lone_surrogates_cross():
     request = Request("r", (1,), SamplingParams(stop="\ud800"))
     assert unpack_request(across(pack_request(request))[0]) == request

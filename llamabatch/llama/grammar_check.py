@@ -1,0 +1,109 @@
+"""A program that tries grammars out, so that one which crashes or never ends takes this process and nothing else.
+
+llguidance bounds most of what a grammar can cost, but not all: a chain of some thousand `$ref`s overflows the stack,
+`multipleOf: 1234577` takes 13 s and 680 MB. It is started as a file, without the rest of llamabatch, in 0.1 s.
+The first line of stdin is a JSON list with the names of the model's special tokens, each further one [kind, text];
+stdout answers each with a line, {"grammar": text} or {"error": text}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from typing import Any
+
+import llguidance
+
+MOST_MEMORY = 512 * 2**20  # address space, of which Python and the libraries take about 100 MiB
+STACK = 2 * 2**20  # less than the threads that compile and use the grammar later
+
+_MOST_SHOWN = 300  # characters of a message
+
+# As in the JSON grammars of llama.cpp (json-schema-to-grammar): a model that is unsure must not pad for ever.
+WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
+
+
+def limits() -> Any:
+    """What one grammar may cost; llguidance's own, but for the states of its lexer, 1 to 2 kB each."""
+    return llguidance.LLParserLimits(max_lexer_states=25_000, verbose_errors=False)
+
+
+def to_llguidance(kind: str, text: str) -> str:
+    """A Structure in llguidance's own form. Raises ValueError."""
+    matcher = llguidance.LLMatcher
+    if kind == "json":
+        return matcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE})
+    if kind == "regex":
+        return matcher.grammar_from_regex(text)
+    if kind == "choice":
+        # one terminal: as many rules would make each step slow, or too many
+        words = " | ".join(json.dumps(each, ensure_ascii=False) for each in json.loads(text))
+        return matcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {words}\n")
+    return llguidance.grammar_from("gbnf", text)  # takes Lark as it is
+
+
+def reason(error: str) -> str:
+    """The part of llguidance's message that is not about its insides."""
+    lines = [line.strip() for line in error.strip().split("\n")]
+    if lines[0].startswith("NoExtensionBias"):
+        return "no text can match it"
+    for line in lines[1:]:
+        if line.startswith("error: "):  # what the parser of regular expressions says, below the expression
+            return line[:_MOST_SHOWN]
+    return lines[0] if len(lines[0]) <= _MOST_SHOWN else lines[0][:_MOST_SHOWN] + "…"
+
+
+class Bytes:
+    """A vocabulary of single bytes, the special tokens of a model, and one that ends a generation."""
+
+    bos_token_id = None
+
+    def __init__(self, names: list[str]) -> None:
+        self.tokens = [*(bytes([i]) for i in range(256)), *(name.encode() for name in names), b"<end>"]
+        self.special_token_ids = list(range(256, len(self.tokens)))
+        self.eos_token_id = len(self.tokens) - 1
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+def check(tokenizer: Any, kind: str, text: str) -> dict[str, str]:
+    """Compiles it, and looks for its first token."""
+    try:
+        grammar = to_llguidance(kind, text)
+    except (ValueError, RecursionError) as error:
+        return {"error": reason(str(error))}
+    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        return {"error": reason(matcher.get_error())}
+    return {"grammar": grammar}
+
+
+def main() -> None:
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    except (ImportError, ValueError, OSError):  # not on this system: then the time alone bounds the memory
+        pass
+    tokenizer = None
+    for line in sys.stdin.buffer:
+        asked = json.loads(line)
+        if tokenizer is None:
+            tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Bytes(asked)))
+            answer = {"grammar": ""}
+        else:
+            answer = check(tokenizer, *asked)
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    threading.stack_size(STACK)
+    thread = threading.Thread(target=main)
+    thread.start()
+    thread.join()

@@ -1,0 +1,221 @@
+"""Structured outputs through a whole engine: whatever the weights say, what ends with "stop" has the form asked for."""
+
+import itertools
+import json
+import queue
+import re
+import threading
+import time
+from enum import Enum
+from typing import Annotated, Literal
+
+import pytest
+from annotated_types import MaxLen
+from architectures import write
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from llamabatch import LLM, FinishReason, SamplingParams
+from llamabatch.request import Request
+
+WILD = {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+class Colour(str, Enum):
+    RED = "red"
+    GREEN = "grün"
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Address(Strict):
+    street: Annotated[str, MaxLen(12)]
+    number: Annotated[int, Field(ge=1, le=999)]
+
+
+class Person(Strict):
+    name: Annotated[str, Field(pattern="^[A-Z][a-z]{1,9}$")]
+    age: Annotated[int, Field(ge=0, lt=150)]
+    colour: Literal["red", "grün"]
+    address: Address | None
+    tags: Annotated[list[Annotated[str, MaxLen(5)]], MaxLen(3)] = []
+
+
+class Tree(Strict):
+    value: Annotated[float, Field(gt=-10, lt=10)]
+    children: Annotated[list["Tree"], MaxLen(2)]
+
+
+SCHEMAS = {
+    "a record": Person,
+    "a tree": Tree,
+    "numbers": {"type": "array", "items": {"type": "integer", "minimum": -5, "maximum": 1000}, "maxItems": 4},
+    "a pair": {
+        "type": "array",
+        "prefixItems": [{"type": "boolean"}, {"enum": ["x", None, 3]}],
+        "items": False,
+        "minItems": 2,
+    },
+    "a map": {"type": "object", "additionalProperties": {"const": 1}, "minProperties": 1},
+    "a date": {"type": "string", "format": "date"},
+    "anything": {"type": "object"},
+}
+CHECKS = {
+    "a record": Person.model_validate_json,
+    "a tree": Tree.model_validate_json,
+    "numbers": TypeAdapter(Annotated[list[Annotated[int, Field(ge=-5, le=1000)]], MaxLen(4)]).validate_json,
+    "a pair": TypeAdapter(tuple[bool, Literal["x", None, 3]]).validate_json,
+    "a map": lambda text: set(json.loads(text).values()) == {1} or pytest.fail(text),
+    "a date": lambda text: re.fullmatch(r'"\d{4}-\d\d-\d\d"', text) or pytest.fail(text),
+    "anything": lambda text: isinstance(json.loads(text), dict) or pytest.fail(text),
+}
+FORMS = {
+    r"a{2,4}(b|c\d)+": {"regex": r"a{2,4}(b|c[0-9])+"},
+    "yes|no|p'têt\"": {"choice": ["yes", "no", "p'têt\""]},
+    r"(\(+)x[yz]?\)+": {"grammar": 'start: "(" (start | "x" ("y" | "z")?) ")"'},
+    r"[^\n]{3} = -?\d{1,4}\n": {"grammar": 'root ::= [^\\n]{3} " = " num "\\n"\nnum ::= "-"? [0-9]{1,4}'},
+}
+
+
+@pytest.fixture(scope="module")
+def noise(tmp_path_factory):
+    """A model with random weights: its own text would be nonsense."""
+    with LLM(write("llama", tmp_path_factory.mktemp("model") / "llama.gguf"), n_ctx=512, n_slots=16) as llm:
+        yield llm
+
+
+def test_what_ends_with_stop_is_valid_even_from_random_weights(noise):
+    asked = [({"json": schema}, CHECKS[name]) for name, schema in SCHEMAS.items()]
+    asked += [(form, re.compile(regex, re.DOTALL).fullmatch) for regex, form in FORMS.items()]
+    asked = [each for each in asked for _ in range(6)]
+    params = [
+        SamplingParams(structured_outputs=form, seed=i, max_tokens=300 if i % 6 else 5, **WILD)
+        for i, (form, _) in enumerate(asked)
+    ]
+    outputs = noise.generate([f"{i}" for i in range(len(asked))], params)
+    stopped = 0
+    for output, (_, valid), given in zip(outputs, asked, params, strict=True):
+        assert output.error is None
+        if output.finish_reason == FinishReason.STOP:
+            stopped += 1
+            assert valid(output.text) is not None, output.text
+        else:
+            assert (output.finish_reason, len(output.token_ids)) == ("length", given.max_tokens)
+    assert len(outputs) // 2 < stopped < len(outputs)
+
+
+def test_copies_go_their_own_ways(noise):
+    params = SamplingParams(n=4, structured_outputs={"regex": "[a-z]{5,9}"}, seed=3, **WILD)
+    [output] = noise.generate("x", params)
+    assert len({copy.text for copy in output.outputs}) > 1
+    assert all(re.fullmatch("[a-z]{5,9}", copy.text) for copy in output.outputs)
+
+
+def test_company_changes_nothing(noise):
+    """Free requests beside constrained ones, and these beside those, give what they give alone."""
+    forms = [None, {"regex": "[a-d ]{9}"}, None, {"json": Address}]
+    params = [
+        SamplingParams(structured_outputs=form, seed=i, max_tokens=40, temperature=0.9) for i, form in enumerate(forms)
+    ] * 4
+    prompts = [f"number {i} of many" for i in range(len(params))]
+    together = noise.generate(prompts, params)
+    alone = [noise.generate(prompt, given)[0] for prompt, given in zip(prompts, params, strict=True)]
+    differing = sum(one.token_ids != other.token_ids for one, other in zip(alone, together, strict=True))
+    assert differing <= 1  # where a draw falls between two tokens to the last bit
+
+
+def test_other_parameters_work_before_the_mask(noise):
+    grammar = {"structured_outputs": {"choice": ["a", "b"]}, "max_tokens": 3}
+    ids = {letter: noise.tokenize(letter, add_special=False)[-1] for letter in "ab"}
+    for letter, other in ("ab", "ba"):
+        params = SamplingParams(logit_bias={ids[letter]: 100.0}, temperature=0, **grammar)
+        assert noise.generate("x", params)[0].text == letter
+        params = SamplingParams(bad_words=[letter], **grammar)
+        assert noise.generate("x", params)[0].text == other
+    refused = noise.generate(
+        ["x", "y"], [SamplingParams(bad_words=["a", "b"], **grammar), SamplingParams(max_tokens=2)]
+    )
+    assert "exclude all" in refused[0].error
+    assert refused[1].error is None
+
+
+def test_a_hostile_grammar_stalls_and_breaks_nobody(noise):
+    """While it is tried out, another text goes on; then it alone is an error."""
+    bad = {"json": {"type": "integer", "multipleOf": 1_234_577}}
+    chain = {"json": {"$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(5000)}, "$ref": "#/$defs/d0"}}
+    outputs = []
+    asked = threading.Thread(
+        target=lambda: outputs.extend(
+            noise.generate(["x", "y"], [SamplingParams(structured_outputs=form) for form in (bad, chain)])
+        )
+    )
+    long = SamplingParams(max_tokens=400, ignore_eos=True, seed=0)
+    times = []
+    asked.start()
+    while asked.is_alive():
+        for _ in noise.stream("z", long):
+            times.append(time.monotonic())
+            if not asked.is_alive():
+                break
+    asked.join()
+    assert "1.5 s" in outputs[0].error
+    assert "nested too deeply" in outputs[1].error
+    assert outputs[0].timings.total_s < 4  # 2 s on a machine that is not busy
+    assert max(b - a for a, b in itertools.pairwise(times)) < 1.2  # no step waited for the 1.5 s
+
+
+def test_the_grammar_of_a_request_that_waits_can_be_aborted(noise):
+    bad = SamplingParams(structured_outputs={"json": {"type": "integer", "multipleOf": 1_234_579}})
+    request, events = Request("waits", (1,), bad), queue.SimpleQueue()
+    start = time.monotonic()
+    noise._client.submit([request], events.put)
+    assert noise.stats().waiting == 1
+    noise._client.abort(["waits"])
+    [event] = events.get(timeout=10)
+    assert event.finished.finish_reason == FinishReason.ABORT
+    assert time.monotonic() - start < 1
+    assert noise.stats().waiting == 0
+
+
+def test_preempted_sequences_go_on_where_they_were(tmp_path):
+    """The context grows while one runs, which then is computed again."""
+    path = write("llama", tmp_path / "llama.gguf")
+    params = SamplingParams(structured_outputs={"regex": "([a-f]{3} ){12}"}, seed=1, max_tokens=60, **WILD)
+    with LLM(path, n_ctx=256, n_slots=8) as llm:
+        alone = llm.generate("first", params)[0].text
+    with LLM(path, n_ctx=256, n_slots=8) as llm:
+        stream = llm.stream("first", params)
+        pieces = [next(stream), next(stream)]
+        others = llm.generate([f"n {i}" for i in range(8)], params)
+        pieces += stream
+        assert llm.stats().preemptions > 0
+        assert all(re.fullmatch("([a-f]{3} ){12}", output.text) for output in others)
+        assert re.fullmatch("([a-f]{3} ){12}", alone)
+        assert "".join(piece.text for piece in pieces) == alone
+
+
+def test_a_child_process_compiles_for_itself():
+    with LLM("tiny", isolate=True, n_slots=2) as llm:
+        params = [
+            SamplingParams(structured_outputs=form, **WILD)
+            for form in ({"json": Address}, {"choice": ["left", "right"]}, {"regex": "(?=a)"})
+        ]
+        outputs = llm.generate(["a", "b", "c"], params)
+        Address.model_validate_json(outputs[0].text)
+        assert outputs[1].text in ("left", "right")
+        assert "look-around" in outputs[2].error
+
+
+def test_constrained_and_guessing_rows_share_a_call(tmp_path):
+    """Speculative decoding leaves constrained sequences out, not the call that they are in."""
+    prompt = "one two three one two three one two three one two"
+    free, held = (
+        SamplingParams(temperature=0, max_tokens=40),
+        SamplingParams(structured_outputs={"regex": "(one ){3}x{9}"}, temperature=0, max_tokens=40),
+    )
+    with LLM("tiny", speculate="lookup", speculate_always=True, n_slots=4) as llm:
+        outputs = llm.generate([prompt, prompt, prompt], [free, held, free])
+        assert llm.stats().drafted_tokens > 0
+        assert outputs[1].text == "one one one xxxxxxxxx"
+        assert outputs[0].text == outputs[2].text

@@ -1,0 +1,343 @@
+"""What structured_outputs may ask for; trying grammars out; following them, for a vocabulary made up here."""
+
+import json
+import random
+import re
+import threading
+import time
+
+import numpy as np
+import pydantic
+import pytest
+
+from llamabatch.errors import SamplingError
+from llamabatch.llama import grammars as grammars_module
+from llamabatch.llama.grammars import Grammars
+from llamabatch.llama.guide import GuideRows, hold
+from llamabatch.llama.sampler import Draw
+from llamabatch.request import Request, Sequence, Vocabulary
+from llamabatch.sampling_params import SamplingParams
+from llamabatch.structured import MAX_CHARS, Structure, structure
+from llamabatch.unready import Unready
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+TEXT = json.dumps(SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (None, None),
+        ({"json": SCHEMA}, ("json", TEXT)),
+        ({"json": TEXT.replace(" ", "\n")}, ("json", TEXT)),
+        ({"json": Person}, ("json", json.dumps(Person.model_json_schema()))),
+        ({"json": True}, ("json", "{}")),
+        ({"json_object": True}, ("json", '{"type": "object"}')),
+        ({"regex": r"\d+", "json": None, "json_object": False}, ("regex", r"\d+")),
+        ({"choice": ("yes", "né")}, ("choice", '["yes", "n\\u00e9"]')),
+        ({"grammar": 'start: "a"'}, ("grammar", 'start: "a"')),
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, ("json", '{"type": "object"}')),
+        ({"type": "json_object", "schema": SCHEMA}, ("json", TEXT)),
+        ({"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}, ("json", TEXT)),
+        (Structure("regex", "a"), ("regex", "a")),
+    ],
+)
+def test_everything_becomes_one_form(given, wanted):
+    assert structure(given) == wanted
+    params = SamplingParams.from_options(response_format=given)
+    assert params.structured_outputs == wanted
+    assert hash(params) == hash(SamplingParams(structured_outputs=given))
+
+
+CYCLE = {}
+CYCLE["items"] = CYCLE
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("json", "is 'json'; give a mapping"),
+        ({}, "holds nothing; give exactly one of json, regex"),
+        ({"json": SCHEMA, "regex": "a"}, "holds json, regex; give exactly one"),
+        ({"jsn": SCHEMA}, "no 'jsn'; did you mean 'json'"),
+        ({1: SCHEMA}, "no 1"),
+        ({"json": 3}, "json of structured_outputs is 3"),
+        ({"json": False}, "holds nothing"),
+        ({"json": "{"}, "is no JSON"),
+        ({"json": DEEP}, "is no JSON"),
+        ({"json": {"const": float("nan")}}, "cannot be written"),
+        ({"json": CYCLE}, "cannot be written"),
+        ({"json": {"const": {1, 2}}}, "cannot be written"),
+        ({"json": {"enum": ["x" * MAX_CHARS]}}, f"allowed are up to {MAX_CHARS}"),
+        ({"json_object": 1}, "give True or False"),
+        ({"regex": ""}, "regex of structured_outputs has ''"),
+        ({"regex": "a" * (MAX_CHARS + 1)}, "characters; allowed"),
+        ({"regex": b"a"}, "give a string"),
+        ({"grammar": "a\0"}, "without zeros"),
+        ({"grammar": "\ud800"}, "without zeros and surrogates"),
+        ({"choice": "yes"}, "give a list of strings"),
+        ({"choice": []}, "give a list of strings"),
+        ({"choice": [1]}, "holds 1; give strings"),
+        ({"choice": ["a", ""]}, "choice of structured_outputs has ''"),
+        ({"type": "json"}, "did you mean 'json_object'|json_schema"),
+        ({"type": "json_schema"}, "needs"),
+    ],
+)
+def test_everything_else_is_refused_by_name(given, words):
+    with pytest.raises(SamplingError, match=words):
+        SamplingParams(structured_outputs=given)
+
+
+@pytest.mark.parametrize("other", [{"stop": "x"}, {"stop_token_ids": [1]}, {"min_tokens": 2}, {"ignore_eos": True}])
+def test_what_would_end_the_text_elsewhere_is_refused(other):
+    with pytest.raises(SamplingError, match=f"{next(iter(other))} does not go with structured_outputs"):
+        SamplingParams(structured_outputs={"regex": "a"}, **other)
+
+
+# --- compiling ----------------------------------------------------------------------------------------------------
+
+EOGS = (0, 300)
+
+
+class Bytes:
+    """A vocabulary: end, 255 bytes, some words, another end, a name that is no text."""
+
+    def __init__(self, words=("ab", '{"', '": ', "true", "Paris", "é")):
+        self.texts = [b"", *(bytes([i]) for i in range(1, 256)), *(w.encode() for w in words)]
+        self.texts += [b""] * (302 - len(self.texts))
+        self.n_vocab, self.eog_ids = len(self.texts), EOGS
+
+    def token_bytes(self, token_id):
+        return self.texts[token_id]
+
+    def all_bytes(self, token_id):
+        return self.texts[token_id] or {0: b"<end>", 300: b"<turn>", 301: b"<tool>"}.get(token_id, b"")
+
+    def tokenize(self, text, *, add_special=True, parse_special=False):
+        return list(text.encode())
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    compiler = Grammars(Bytes())
+    yield compiler
+    compiler.close()
+
+
+def compiled(compiler, **asked):
+    return compiler.compile(structure(asked)).result(timeout=30)
+
+
+def walk(compiler, rng, limit=400, **asked):
+    """A random text of this form, or None if the limit cut it."""
+    vocabulary = Bytes()
+    guide = hold(draw := Draw(SamplingParams(), 0), compiled(compiler, **asked), vocabulary.n_vocab)
+    rows, tokens = GuideRows(vocabulary.n_vocab, 1), [65, 66]  # after a prompt of two tokens
+    for index in range(limit):
+        rows.fill([(guide, index, tokens)])
+        words = draw.masks.next(index, tokens)
+        may_come = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+        assert guide.error is None
+        ends = [token for token in may_come if token in EOGS]
+        assert ends in ([], list(EOGS)), "all tokens that end a generation are alike"
+        token = int(rng.choice(may_come))
+        if token in EOGS:
+            return b"".join(map(vocabulary.token_bytes, tokens[2:])).decode()
+        tokens.append(token)
+    return None
+
+
+def test_random_walks_end_where_the_form_is_whole(compiler):
+    rng = random.Random(1)
+    for _ in range(20):
+        assert re.fullmatch("(ab|c)+x?", walk(compiler, rng, regex="(ab|c)+x?"))
+        assert walk(compiler, rng, choice=["Paris", "Pa", 'say "é\\"', "a\nb"]) in {"Paris", "Pa", 'say "é\\"', "a\nb"}
+        text = walk(compiler, rng, json={"type": "array", "items": {"enum": [1, "é", None]}, "maxItems": 5})
+        assert all(each in (1, "é", None) for each in json.loads(text))
+        assert re.fullmatch("a[xyé]{2,3}", walk(compiler, rng, grammar='start: "a" b~2..3\nb: "x" | "y" | "é"'))
+        assert re.fullmatch("(no ){2}[^b-z]", walk(compiler, rng, grammar='root ::= x x [a]\nx ::= "no" " "'))
+
+
+def test_a_text_may_be_empty(compiler):
+    assert walk(compiler, random.Random(0), regex="(xyz)?") in ("", "xyz")
+
+
+def test_whitespace_between_the_parts_is_bounded(compiler):
+    """Or a model that is unsure pads until max_tokens."""
+    matcher = compiled(compiler, json={"type": "array", "items": {"const": 1}})
+    assert matcher.deep_copy().validate_tokens(list(b"[\n\n  1 , 1]")) == 11
+    assert matcher.deep_copy().validate_tokens(list(b"[  1]")) == 2
+    assert matcher.deep_copy().validate_tokens(list(b"[\n" + b" " * 21)) == 22
+
+
+def test_a_grammar_is_compiled_once_until_too_many_others_came(compiler, monkeypatch):
+    asked = structure({"regex": "once"})
+    future = compiler.compile(asked)
+    assert compiler.compile(structure({"regex": "once"})) is future
+    monkeypatch.setattr(grammars_module, "KEPT", 2)
+    for regex in ("x", "y"):
+        compiled(compiler, regex=regex)
+    assert compiler.compile(asked) is not future
+
+
+def test_a_verdict_is_kept_for_a_while(compiler, monkeypatch):
+    future = compiler.compile(structure({"regex": "(bad"}))
+    with pytest.raises(SamplingError, match=r"regex of structured_outputs is refused: .*unclosed group"):
+        future.result()
+    assert compiler.compile(structure({"regex": "(bad"})) is future
+    monkeypatch.setattr(grammars_module, "_REMEMBER_BAD_S", 0.0)
+    assert compiler.compile(structure({"regex": "(bad"})) is not future
+
+
+def _chain(n, line):
+    return "".join(line.format(i, i + 1) for i in range(n))
+
+
+HOSTILE = {
+    "groups": ({"grammar": "start: " + "(" * 60_000 + '"a"' + ")" * 60_000}, "nested"),
+    "groups in GBNF": ({"grammar": "root ::= " + "(" * 60_000 + '"a"' + ")" * 60_000}, "recursion"),
+    "groups in a regex": ({"regex": "(" * 60_000 + "a" + ")" * 60_000}, "nest"),
+    "a chain of rules": (
+        {"grammar": "start: r0\n" + _chain(9000, 'r{}: "a" r{}\n') + 'r9000: "b"'},
+        "nested too deeply",
+    ),
+    "rules in GBNF": ({"grammar": "root ::= r0\n" + _chain(6000, 'r{} ::= "a" r{}\n') + 'r6000 ::= "b"'}, "1.5 s"),
+    "doubling rules": ({"grammar": "start: A0\n" + _chain(40, "A{0}: A{1} A{1}\n") + 'A40: "b"'}, "too big"),
+    "nested schemas": ({"json": '{"items":' * 900 + "{}" + "}" * 900}, "recursion"),
+    "a schema of itself": ({"json": {"$ref": "#"}}, "no text can match"),
+    "a chain of schemas": (
+        {"json": {"$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(5000)}, "$ref": "#/$defs/d0"}},
+        "nested too deeply",
+    ),
+    "products of alternatives": (
+        {"json": {"allOf": [{"anyOf": [{"pattern": f"a{i}.*b{j}"} for i in range(20)]} for j in range(12)]}},
+        "too large",
+    ),
+    "a remainder": ({"json": {"type": "integer", "multipleOf": 1_234_577}}, "1.5 s"),
+    "what is not supported": ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
+    "a look-ahead": ({"regex": "(?=a)b"}, "look-around|regex parse error"),
+    "another file": ({"json": {"$ref": "http://example.com/x.json"}}, "example.com"),
+    "nothing": ({"json": {"type": "integer", "minimum": 3, "maximum": 2}}, "Unsatisfiable"),
+    "no rule": ({"grammar": "hello"}, "grammar of structured_outputs is refused"),
+    "a special token that is none": ({"grammar": "start: <nix>"}, "special token"),
+}
+HARMLESS = (
+    {"json": {"enum": [f"v{i}" for i in range(20_000)]}},
+    {"choice": [f"v{i}" for i in range(20_000)]},
+    {"regex": "a{1,100000}"},
+    {"grammar": 'start: "a"{1,100000}'},
+)
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_grammar_is_an_error_of_its_own(compiler, case):
+    compiled(compiler, regex="[a-c]+")  # the process runs
+    asked, words = HOSTILE[case]
+    start = time.monotonic()
+    with pytest.raises(SamplingError, match=words):
+        compiled(compiler, **asked)
+    assert time.monotonic() - start < 4  # 2 s, and as much for a busy machine: each would take far longer, or kill
+    assert walk(compiler, random.Random(0), regex="[a-c]x")
+
+
+@pytest.mark.parametrize("asked", HARMLESS)
+def test_large_counts_are_no_danger(compiler, asked):
+    assert compiled(compiler, **asked) is not None
+
+
+def test_names_of_special_tokens_stand_for_the_tokens(compiler):
+    matcher = compiled(compiler, grammar='start: <tool> "x"').deep_copy()
+    assert matcher.consume_token(301)
+    assert matcher.consume_token(ord("x"))
+    assert matcher.is_stopped()
+
+
+def test_a_grammar_that_grows_too_costly_is_an_error_of_its_own(compiler):
+    doubling = "start: a0\n" + _chain(40, "a{0}: a{1} a{1}\n") + 'a40: "b"'
+    guide = hold(draw := Draw(SamplingParams(), 0), compiled(compiler, grammar=doubling), 302)
+    other = hold(Draw(SamplingParams(), 0), compiled(compiler, regex="b+"), 302)
+    rows = GuideRows(302, 1)
+    for index in range(2):
+        rows.fill([(guide, index, [98] * (index + 1)), (other, index, [98] * (index + 1))])
+    assert "Too many items" in guide.error
+    assert guide.why_nothing == guide.error
+    assert not draw.masks.next(1, []).any()
+    assert other.error is None
+    assert other.words(1, []).any()
+
+
+def test_a_guide_follows_a_text_that_was_cut_back(compiler):
+    guide = hold(Draw(SamplingParams(), 0), compiled(compiler, regex="abc"), 302)
+    rows = GuideRows(302, 1)
+    for tokens in ([1], [1, 97], [1, 97, 98], [1, 97], [1, 97, 98]):
+        rows.fill([(guide, len(tokens) - 1, tokens)])
+    assert guide.error is None
+    assert np.flatnonzero(np.unpackbits(guide.words(2, []).view(np.uint8), bitorder="little")).tolist() == [ord("c")]
+
+
+def test_masks_of_many_rows_by_several_threads_are_those_of_one(compiler):
+    matchers = [compiled(compiler, regex=f"[a-{letter}]{{3}}") for letter in "bcdefghij"]
+    masks = []
+    for threads in (1, 2):
+        guides = [hold(Draw(SamplingParams(), 0), matcher, 302) for matcher in matchers]
+        rows = GuideRows(302, threads)
+        for index in range(2):
+            rows.fill([(guide, index, [5, 97][: index + 1]) for guide in guides])
+        masks.append([guide.words(1, []).copy() for guide in guides])
+    assert np.array_equal(*masks)
+    assert len({row.tobytes() for row in masks[0]}) == len(matchers)
+
+
+def test_a_model_without_an_end_is_refused():
+    vocabulary = Bytes()
+    vocabulary.eog_ids = ()
+    compiler = Grammars(vocabulary)
+    with pytest.raises(SamplingError, match="end-of-generation"):
+        compiled(compiler, choice=["a"])
+    compiler.close()
+
+
+def test_closing_ends_a_trial_that_is_under_way():
+    compiler = Grammars(Bytes())
+    compiled(compiler, regex="x")
+    future = compiler.compile(structure({"json": {"type": "integer", "multipleOf": 1_234_577}}))
+    process = compiler._trial._process
+    start = time.monotonic()
+    threading.Timer(0.1, compiler.close).start()
+    assert future.exception(timeout=10) is not None
+    assert time.monotonic() - start < 1.2
+    assert process.wait(5) is not None
+
+
+# --- waiting for it -----------------------------------------------------------------------------------------------
+
+
+def test_sequences_enter_when_their_grammar_is_ready_and_fail_with_it(compiler):
+    entered = []
+    unready = Unready(lambda sequence, matcher: entered.append(sequence.request.request_id))
+    vocabulary = Vocabulary(256, lambda token: token == 0, lambda token: b"a", lambda token: b"a")
+    ready = compiler.compile(structure({"regex": "ready"}))
+    ready.result()
+    slow = compiler.compile(structure({"json": {"type": "integer", "multipleOf": 1_234_579}}))
+    for name, future in (("ready", ready), ("slow", slow), ("aborted", slow)):
+        unready.add(Sequence(Request(name, (1,)), vocabulary, 64), future)
+    assert entered == ["ready"]
+    assert unready.step(0.0) == []
+    assert "slow" in unready
+    assert unready.abort("aborted", None).finished.finish_reason == "abort"
+    failed = []
+    deadline = time.monotonic() + 20
+    while len(unready) and time.monotonic() < deadline:
+        failed += unready.step(0.1)
+    assert [output.request_id for output in failed] == ["slow"]
+    assert failed[0].finished.finish_reason == "error"
+    assert "1.5 s" in failed[0].finished.error
+    assert entered == ["ready"]
