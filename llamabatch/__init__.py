@@ -13,6 +13,7 @@ from llamabatch.errors import (
     MemoryPlanError,
     ModelFileError,
     PromptError,
+    QueueFull,
     SamplingError,
     SetupError,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "MemoryPlanError",
     "ModelFileError",
     "PromptError",
+    "QueueFull",
     "Request",
     "RequestOutput",
     "SamplingError",

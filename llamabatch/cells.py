@@ -7,7 +7,7 @@ would be without.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, replace
 
@@ -84,19 +84,22 @@ class Cells:
 
     # --- slots --------------------------------------------------------------------------------------------------
 
-    def lease(self, spared: int | None = None) -> int:
+    def lease(self, *, own: Iterable[int] | None = None, top: bool = False, spared: int | None = None) -> int:
         """The free slot that keeps the ids dense and, among several, costs the least of what is kept; it is emptied.
 
         Args:
+            own: the leased slots that it shares its passes with; None: all.
+            top: from the highest down, as background sequences stand.
             spared: not this one.
         """
         if not self.kept:
-            return self.slots.lease()
-        leased = () if self._is_unified else self.slots.leased  # a unified cache takes any ids into a pass
-        low, high = min(leased, default=0), max(leased, default=self.slots.n_slots)
+            return self.slots.lease(top=top)
+        # a unified cache takes any ids into a pass
+        leased = () if self._is_unified else self.slots.leased if own is None else tuple(own)
+        low, high = min(leased, default=self.slots.n_slots if top else 0), max(leased, default=self.slots.n_slots)
 
         def cost(slot: int) -> tuple[int, float, int]:
-            return max(low - slot, slot - high, 0), self.value(slot), slot
+            return max(low - slot, slot - high, 0), self.value(slot), -slot if top else slot
 
         return self.lease_this(min((slot for slot in self.slots.free if slot != spared), key=cost), spared)
 
@@ -115,15 +118,15 @@ class Cells:
         self.drop(slot)
         return self.slots.lease(slot)
 
-    def lease_prefix(self, slot: int, count: int) -> int:
+    def lease_prefix(self, slot: int, count: int, *, own: Iterable[int] | None = None, top: bool = False) -> int:
         """A slot that begins with `count` tokens of what free slot `slot` keeps: that slot itself, unless others may
-        want the rest of it and a slot with less is free."""
+        want the rest of it and a slot with less is free. `own` and `top` are those of lease."""
         kept = self.kept[slot]
         self._uses += 1
         self._n_used_again += 1
         self.kept[slot] = replace(kept, used=self._uses)
         if kept.count - count >= MIN_SHARED and any(self.value(s) < self.value(slot) for s in self.slots.free):
-            target = self.lease(spared=slot)
+            target = self.lease(own=own, top=top, spared=slot)
             self.copy(slot, target, count)
             return target
         del self.kept[slot]

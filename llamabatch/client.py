@@ -48,6 +48,7 @@ class EngineClient(Protocol):
 
         Raises:
             EngineClosedError: the client was closed, or its engine died.
+            QueueFull: more than max_queue would wait; nothing was taken in.
         """
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -112,9 +113,9 @@ class _Mailbox:
         """The engine's thread ends when it comes to this."""
         self._queue.put(None)
 
-    def get(self, wait: bool) -> _Command | None:
-        """The next command, None at the end. Raises queue.Empty if there is none and `wait` is False."""
-        return self._queue.get(block=wait)
+    def get(self, wait_s: float | None) -> _Command | None:
+        """The next command, None at the end. Raises queue.Empty if none comes in that time; None: waits for ever."""
+        return self._queue.get(block=wait_s != 0, timeout=wait_s)
 
     @property
     def is_shut(self) -> bool:
@@ -219,17 +220,16 @@ class _Loop:
             self._end(engine, error_text)
 
     def _obey(self, engine: Engine) -> bool:
-        """Carries out what is in the mailbox, waiting while there is nothing to compute; False at the end."""
-        wait = not engine.has_work
+        """Carries out what is in the mailbox, waiting while there is nothing to compute, or for company; False at the
+        end."""
         while True:
             try:
-                command = self._mailbox.get(wait)
+                command = self._mailbox.get(engine.wait_s())
             except queue.Empty:
                 return True
             if command is None:
                 return False
             self._carry_out(engine, command)
-            wait = False
 
     def _carry_out(self, engine: Engine, command: _Command) -> None:
         if isinstance(command, _Submit):
@@ -294,6 +294,13 @@ def tell(sink: Sink, outputs: list[SequenceOutput]) -> None:
 
 def connect(config: EngineConfig) -> EngineClient:
     """The client that a config asks for."""
+    from llamabatch.bounded_client import BoundedClient
+
+    client = _connect(config)
+    return client if config.max_queue is None else BoundedClient(client, config.max_queue)
+
+
+def _connect(config: EngineConfig) -> EngineClient:
     settle()
     from llamabatch.child_client import ChildClient, RouterClient  # they start programs; most users need neither
 

@@ -67,6 +67,11 @@ class EngineConfig:
     type_k: str = _option("f16", f"type of the K cache: {', '.join(KV_TYPES)}")
     type_v: str = _option("f16", "type of the V cache; a quantised one needs flash attention")
     cache_prefix: bool = _option(True, "finished requests leave their KV cells to later ones that begin alike")
+    max_queue: int | None = _option(
+        None, "requests that may wait for a slot; one more is refused with QueueFull (not given: any number)"
+    )
+    max_wait_ms: int = _option(0, "how long the first request waits for company when the engine is idle, milliseconds")
+    preempt: bool = _option(False, "let a request of better priority take a running one's slot, which goes on later")
     use_mmap: bool = _option(True, "map the file instead of reading it")
     extra_bufts: str = _option("auto", "repacked weights (AMX, AVX, NEON): on, off, or auto: on where they are safe")
     speculate: str = _option(
@@ -89,7 +94,9 @@ class EngineConfig:
                 integer(ConfigError, name, value, low, high)
         for name, known in _CHOICES:
             choice(ConfigError, name, getattr(self, name), known)
-        for name in ("cache_prefix", "use_mmap", "isolate", "profile", "speculate_always"):
+        if self.max_queue is not None:
+            integer(ConfigError, "max_queue", self.max_queue, 0, 2**31 - 1)
+        for name in ("cache_prefix", "preempt", "use_mmap", "isolate", "profile", "speculate_always"):
             boolean(ConfigError, name, getattr(self, name))
         if self.n_ubatch != "auto" and self.n_ubatch > self.n_batch:
             raise ConfigError(f"n_ubatch is {self.n_ubatch}; it must not exceed n_batch, {self.n_batch}")
@@ -165,6 +172,7 @@ _RANGES = (
     ("n_gpu_layers", -1, 10_000),
     ("main_gpu", 0, 15),
     ("n_draft", 1, MAX_DRAFT),
+    ("max_wait_ms", 0, 60_000),
 )
 _AUTO_NUMBERS = (
     "n_slots",
@@ -208,6 +216,9 @@ class EngineOptions(TypedDict, total=False):
     type_k: str
     type_v: str
     cache_prefix: bool
+    max_queue: int | None
+    max_wait_ms: int
+    preempt: bool
     use_mmap: bool
     extra_bufts: str
     speculate: str

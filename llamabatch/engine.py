@@ -64,7 +64,13 @@ class Engine:
             raise
         self._recipes = Recipes(self.model)
         self._speculation = speculation(self.config, self._runner.limits)
-        self._scheduler = Scheduler(chosen, self._runner.limits, speculation=self._speculation)
+        self._scheduler = Scheduler(
+            chosen,
+            self._runner.limits,
+            speculation=self._speculation,
+            preempt=self.config.preempt,
+            max_wait_s=self.config.max_wait_ms / 1000,
+        )
         self._fans = Fans()
         self._unready = Unready(self._enter)
         self._closed = False
@@ -73,6 +79,11 @@ class Engine:
     def has_work(self) -> bool:
         """Is any request unfinished?"""
         return self._scheduler.has_work or bool(self._unready)
+
+    def wait_s(self) -> float | None:
+        """How long the next step may wait for company, seconds: 0 where there is reason to compute at once, None where
+        there is nothing to do. For those who drive the loop; `step` itself never waits."""
+        return self._scheduler.wait_s()
 
     def add(self, request: Request) -> None:
         """Takes a request in.
@@ -152,6 +163,7 @@ class Engine:
             waiting=scheduler.num_waiting + len(self._unready),
             free_slots=scheduler.num_free_slots,
             preemptions=scheduler.num_preemptions,
+            missed_deadlines=scheduler.deadlines.num_missed,
             shared_tokens=scheduler.num_shared_tokens,
             prefix_hits=scheduler.num_prefix_hits,
             prefix_tokens=scheduler.num_prefix_tokens,

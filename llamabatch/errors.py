@@ -8,6 +8,7 @@
     │   ├── SamplingError              a field of SamplingParams
     │   ├── PromptError                a prompt: empty, too long, token ids out of range
     │   └── ModelFileError             the model file: missing, truncated, not GGUF, a directory
+    ├── QueueFull                      max_queue requests wait already; nothing of this call was queued
     ├── SetupError                     the installation: library missing, too old, struct layouts differ
     ├── MemoryPlanError                what was asked for does not fit; the message shows the sum
     └── EngineError                    the engine itself
@@ -40,6 +41,10 @@ class PromptError(InputError):
 
 class ModelFileError(InputError):
     """The model file is missing, unreadable, truncated or not GGUF."""
+
+
+class QueueFull(LlamaBatchError):  # the name that servers give it
+    """As many requests wait as max_queue allows. Nothing of the refused call was queued; try it again later."""
 
 
 class SetupError(LlamaBatchError):

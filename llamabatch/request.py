@@ -62,6 +62,11 @@ class Request:
             object.__setattr__(self, "seed", seed)
 
     @property
+    def tier(self) -> tuple[bool, int]:
+        """Who goes first: the lower one."""
+        return self.params.background, self.params.priority
+
+    @property
     def expected_tokens(self) -> int:
         """Tokens that this request will occupy at most, as far as is known now: the measure of load."""
         return len(self.prompt_token_ids) + self.params.n_copies * (self.params.max_tokens or 256)
@@ -244,6 +249,8 @@ class Sequence:
         self.number: int | None = None  # order of arrival at the scheduler
         # (most expected tokens, first number) of the requests of its list that begin alike
         self.family = (request.expected_tokens, 0)
+        self.background = request.params.background
+        self.overtaken = 0  # by later requests, while it waited
         self.last_step = -1  # when it computed last; round robin goes by it
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
@@ -303,6 +310,11 @@ class Sequence:
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def was_admitted(self) -> bool:
+        """Did it ever have a slot?"""
+        return self._admitted_s is not None
 
     def admit(self, slot: int) -> None:
         self.slot = slot

@@ -8,26 +8,32 @@ from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 
 from llamabatch.cells import Cells
+from llamabatch.compaction import moves
+from llamabatch.deadlines import Deadlines, complaint
 from llamabatch.logprobs import TokenLogprobs
 from llamabatch.packing import MAX_DUMMY_GAP, decode_calls, prefill_calls
 from llamabatch.policies import Policy
+from llamabatch.precedence import in_front, may_copy, slots_of_kind, who_gives_way
 from llamabatch.prefix import best_source
 from llamabatch.request import FinishReason, Sequence, SequenceOutput
 from llamabatch.slots import SlotPool
 from llamabatch.speculation import Speculation
 from llamabatch.step import DecodeStatus, Limits, ScheduledBatch, Span, SpanResult
-from llamabatch.turns import Turns
-from llamabatch.waiting import WaitingQueue
+from llamabatch.turns import BACKGROUND_CHUNK, Turns
+from llamabatch.waiting import PREEMPTION_COUNTS, WaitingQueue
 
-# A sequence moves into a hole below it if it may go on for this many steps: moving costs as much as 1 to 8 dummy rows
-# (0.5B Q8_0: 2 ms with slots of 512 cells, 15 to 35 ms with 4,096; a dummy row 2.3 ms a step).
-MIN_STEPS_TO_MOVE = 16
 # A second pass over the weights costs as much as this many prompt tokens (0.5B Q8_0: 23 ms, and 770 tokens/s).
 PASS_IN_TOKENS = 18
 
 
 class Scheduler:
-    """Owns the waiting queue, the running sequences and the slots."""
+    """Owns the waiting queue, the running sequences and the slots.
+
+    Args:
+        preempt: a waiting request of better priority may take the slot of a running one; of background ones it always
+            may.
+        max_wait_s: how long the first request waits for company when nothing runs; see `wait_s`.
+    """
 
     def __init__(
         self,
@@ -35,6 +41,9 @@ class Scheduler:
         limits: Limits,
         clock: Callable[[], float] = time.perf_counter,
         speculation: Speculation | None = None,
+        *,
+        preempt: bool = False,
+        max_wait_s: float = 0.0,
     ) -> None:
         self.policy = policy
         self.limits = limits
@@ -45,7 +54,12 @@ class Scheduler:
         self.num_shared_tokens = 0
         self.num_prefix_hits = 0
         self.num_prefix_tokens = 0
+        self.deadlines = Deadlines()
         self._clock = clock
+        self._preempts = preempt
+        self._max_wait_s = max_wait_s
+        self._first_s = 0.0  # when the first request came after nothing was left to do
+        self._n_background = 0  # background sequences in flight
         self._speculation = speculation
         self._waiting = WaitingQueue(policy.key, policy.by_family and limits.can_share)
         self._sequences: dict[str, Sequence] = {}
@@ -75,8 +89,22 @@ class Scheduler:
         request_id = sequence.request.request_id
         if request_id in self._sequences:
             raise ValueError(f"request id {request_id!r} is already in flight")
+        if not self._sequences:
+            self._first_s = self._clock()
         self._sequences[request_id] = sequence
+        self._n_background += sequence.background
         self._waiting.add(sequence)
+        self.deadlines.add(sequence)
+
+    def wait_s(self) -> float | None:
+        """How long a step may wait for company, seconds: 0 where requests run or enough wait; None where there is
+        nothing to do."""
+        if not self._sequences:
+            return None
+        if not self._max_wait_s or self.running or len(self._waiting) >= self._most_slots:
+            return 0.0
+        until = min(self._first_s + self._max_wait_s, self.deadlines.next)
+        return max(0.0, until - self._clock())
 
     def abort(self, request_id: str, error: str | None = None) -> SequenceOutput | None:
         """Ends a request now, with finish_reason "error" if an error is given; None if it is not in flight."""
@@ -117,15 +145,18 @@ class Scheduler:
         self._copy_sources()  # before anyone enters: a source that has just finished still holds its slot's cells
         self._admit()
         self._copy_sources()
-        ready = [s for s in self.running if s.request.request_id not in self._sources]
+        served = self.running if not self._n_background else in_front(self.running)
+        joins = self._turns.background_joins(beside=len(served) < len(self.running))
+        ready = [s for s in (self.running if joins else served) if s.request.request_id not in self._sources]
         chosen = self.policy.select(ready)
         if len(chosen) == len(self.running):
             self._close_holes()
-        prompts = [s for s in chosen if s.num_pending > 1]
+        prompts = [s for s in chosen if s.num_pending > 1 and not (joins and s.background)]
         decoding = [s for s in chosen if s.num_pending == 1]
-        somebody_waits = any(s.num_pending == 1 for s in self.running) and not self._is_one_list()
+        somebody_waits = any(s.num_pending == 1 for s in served) and not _is_one_list(served)
         if prompts and not somebody_waits:
-            decoding = []  # prompts first, so that each pass then serves as many rows as there are slots
+            # prompts first, so that each pass then serves as many rows as there are slots
+            decoding = [s for s in decoding if joins and s.background]
         # decoding goes first: slots that are still empty can then take a dummy row
         occupied = {s.slot for s in self.running if s.num_computed and s.slot is not None}
         if self._cells.kept and self.limits.can_pad:
@@ -136,12 +167,13 @@ class Scheduler:
             calls = self._speculation.calls(decoding, occupied)
         # where the policy lets one sequence compute at a time, there is nobody in this step to go easy on
         prompts, budget = self._turns.choose(prompts, somebody_waits and bool(decoding))
+        if served and served[0].background:
+            budget = min(budget, self.limits.prefill_budget)  # whoever comes now shall not wait for long
         calls += prefill_calls(prompts, budget, self.limits)
+        if joins:
+            late = [s for s in chosen if s.num_pending > 1 and s.background]
+            calls += prefill_calls(late, min(BACKGROUND_CHUNK, self.limits.n_batch), self.limits)
         return ScheduledBatch(*self._cells.actions(), tuple(calls))
-
-    def _is_one_list(self) -> bool:
-        """Are all that run of one call? Then its caller waits for the last of them, not for anybody's next token."""
-        return len({s.request.group for s in self.running}) == 1
 
     def _admit(self) -> None:
         if self._is_full and self.running:
@@ -151,6 +183,21 @@ class Scheduler:
             if sequence is None:
                 break
             self._enter(sequence)
+        while self._waiting and (self._preempts or self._n_background) and self._make_way():
+            sequence = self._waiting.pop(self._has_cells_for)
+            assert sequence is not None
+            self._enter(sequence)
+
+    def _make_way(self) -> bool:
+        """Takes slots from running ones for the first that waits, if it may and if that is enough for it to enter."""
+        first = self._waiting.first()
+        if first is None or not self.policy.entering(len(self.running) - 1, 1):
+            return False
+        leaving = who_gives_way(first, self.running, self.slots.n_free, self.limits.n_cells, self._preempts)
+        for sequence in leaving:
+            sequence.overtaken += PREEMPTION_COUNTS
+            self._preempt(sequence)
+        return bool(leaving)
 
     def _has_cells_for(self, sequence: Sequence) -> bool:
         """A slot of a split cache has n_ctx cells, which the request was held to; in a unified one, whoever enters must
@@ -162,13 +209,14 @@ class Scheduler:
     def _enter(self, sequence: Sequence) -> None:
         """Leases a slot: where a finished sequence left its beginning, if nobody who runs has more of it."""
         kept = source = None
+        own, top = slots_of_kind(sequence, self.running) if self._n_background else None, sequence.background
         if self.limits.can_share:
-            kept, source = self._cells.best(sequence), best_source(sequence, self.running)
+            kept, source = self._cells.best(sequence), best_source(sequence, may_copy(sequence, self.running))
         if kept is not None and (source is None or kept[1] >= source[1]):
-            sequence.admit(self._cells.lease_prefix(*kept))
+            sequence.admit(self._cells.lease_prefix(*kept, own=own, top=top))
             self._count_hit(sequence, kept[1])
         else:
-            sequence.admit(self._cells.lease())
+            sequence.admit(self._cells.lease(own=own, top=top))
             if source is not None:
                 self._sources[sequence.request.request_id] = source
         self.running.append(sequence)
@@ -185,7 +233,7 @@ class Scheduler:
         other would wait for ever."""
         assert sequence.slot is not None
         earlier = itertools.takewhile(lambda other: other is not sequence, self.running)
-        kept, source = self._cells.best(sequence), best_source(sequence, earlier)
+        kept, source = self._cells.best(sequence), best_source(sequence, may_copy(sequence, earlier))
         if kept is not None and (source is None or kept[1] >= source[1]):
             self._cells.copy(kept[0], sequence.slot, kept[1])
             self._count_hit(sequence, kept[1])
@@ -210,20 +258,16 @@ class Scheduler:
                 self.num_shared_tokens += count
 
     def _close_holes(self) -> None:
-        """Moves those on top down into the holes that nobody waits to fill, so that a step needs no dummy rows."""
+        """Moves sequences into the holes that nobody waits to fill, so that a step needs no dummy rows."""
         if self._waiting or self.limits.is_unified or not self.limits.can_share:
             return
-        slots = [s.slot for s in self.running if s.slot is not None]
-        if not slots or max(slots) - min(slots) < len(slots):
-            return
-        end = min(slots) + len(slots)
-        holes = (slot for slot in range(min(slots), end) if slot not in slots)
-        above = [(s.slot, s) for s in self.running if s.slot is not None and s.slot >= end]
-        for old, sequence in sorted(above, key=lambda each: each[0], reverse=True):
-            if sequence.num_pending == 1 and sequence.most_steps_left >= MIN_STEPS_TO_MOVE:
-                sequence.slot = self._cells.lease_this(next(holes))
-                self._cells.copy(old, sequence.slot, sequence.num_computed)
-                self._cells.vacate(old)
+        front = in_front(self.running) if self._n_background else self.running
+        behind = [s for s in self.running if s.background] if len(front) < len(self.running) else []
+        for sequence, new in moves(front, self.slots.free) + moves(behind, self.slots.free, up=True):
+            assert sequence.slot is not None
+            old, sequence.slot = sequence.slot, self._cells.lease_this(new)
+            self._cells.copy(old, new, sequence.num_computed)
+            self._cells.vacate(old)
 
     def _give_way(self, decoding: list[Sequence], occupied: set[int]) -> None:
         """What is kept between rows stays only where computing it again would cost more than a second pass until the
@@ -256,12 +300,17 @@ class Scheduler:
             self._cells.drop_until(0)  # and all try again in the next step
             alone = False
         elif no_room and not alone:
-            self._preempt(self.running[-1])  # the youngest makes room; the others try again in the next step
+            # the youngest of the worst tier makes room; the others try again in the next step
+            self._preempt(max(reversed(self.running), key=lambda s: s.request.tier))
             self._is_full = True
         for span, result in zip(batch.spans, results, strict=True):
             output = self._apply(span, result, now, alone)
             if output is not None:
                 outputs.append(output)
+        for late in self.deadlines.missed(now):
+            ended = self.abort(late.request.request_id, complaint(late, now))
+            assert ended is not None
+            outputs.append(ended)
         return outputs
 
     def _apply(self, span: Span, result: SpanResult, now: float, alone: bool) -> SequenceOutput | None:
@@ -306,6 +355,7 @@ class Scheduler:
     ) -> SequenceOutput:
         request_id = sequence.request.request_id
         del self._sequences[request_id]
+        self._n_background -= sequence.background
         self._is_full = False
         self._sources.pop(request_id, None)
         if sequence in self.running:
@@ -331,3 +381,8 @@ class Scheduler:
         self._cells.check_integrity()
         if sorted(s.slot for s in self.running if s.slot is not None) != sorted(self.slots.leased):
             raise ValueError("leased slots and running sequences differ")
+
+
+def _is_one_list(running: ListLike[Sequence]) -> bool:
+    """Are all of one call? Then its caller waits for the last of them, not for anybody's next token."""
+    return len({s.request.group for s in running}) == 1

@@ -1,4 +1,5 @@
-"""Slots: the seq ids of a context, leased lowest first so that the running ones stay dense."""
+"""Slots: the seq ids of a context, leased lowest first so that the running ones stay dense; background sequences take
+the highest, so that those in front stay dense without them."""
 
 from __future__ import annotations
 
@@ -26,10 +27,12 @@ class SlotPool:
         """The ids that nobody has, rising."""
         return sorted(self._free)
 
-    def lease(self, slot: int | None = None) -> int:
-        """The lowest free id, or this one."""
+    def lease(self, slot: int | None = None, *, top: bool = False) -> int:
+        """The lowest free id, or the highest, or this one."""
         if not self._free:
             raise ValueError("no slot is free")
+        if slot is None and top:
+            slot = max(self._free)
         if slot is None:
             slot = heapq.heappop(self._free)
         elif slot in self._free:

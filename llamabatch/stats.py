@@ -22,12 +22,16 @@ class EngineStats:
         drafted_tokens, accepted_tokens: guesses checked; those that held.
         speculating: engines in which guessing pays by what is known now.
         preemptions: sequences that lost their slot and came back.
+        missed_deadlines: continuations that were ended by deadline_s.
+        rejected: requests that max_queue refused.
     """
 
     running: int = 0
     waiting: int = 0
     free_slots: int = 0
     preemptions: int = 0
+    missed_deadlines: int = 0
+    rejected: int = 0
     shared_tokens: int = 0
     prefix_hits: int = 0
     prefix_tokens: int = 0

@@ -107,6 +107,6 @@ def _option(field: Field[Any]) -> Callable[[Command], Command]:
         kind = Shares()
     elif field.default == "auto" and "int" in str(field.type):
         kind = AutoInt()
-    elif isinstance(field.default, int):
+    elif "int" in str(field.type):
         kind = int
     return click.option(flag, field.name, type=kind, default=None, help=text)

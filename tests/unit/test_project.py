@@ -50,6 +50,9 @@ def test_the_scheduling_rooms_are_pure():
         "speculation",
         "lookup",
         "turns",
+        "compaction",
+        "precedence",
+        "deadlines",
         "request",
         "fanout",
         "token_counts",
@@ -67,15 +70,15 @@ def test_imports_go_one_way():
         {"errors", "checks"},
         {"sampling_params", "token_counts", "detokenizer", "stats"},
         {"request"},
-        {"slots", "prefix", "policies", "fanout"},
+        {"slots", "prefix", "policies", "fanout", "deadlines"},
         {"config", "step", "waiting"},
-        {"packing", "turns", "cells", "affinity", "lookup"},
+        {"packing", "turns", "cells", "affinity", "lookup", "compaction", "precedence"},
         {"speculation"},
         {"scheduler", "machine"},
         {"capacity", "model_file"},
         {"engine"},
         {"client", "wire"},
-        {"router"},
+        {"router", "bounded_client"},
         {"child_client", "threads_client", "worker"},
         {"front"},
         {"llm"},
@@ -88,7 +91,7 @@ def test_imports_go_one_way():
                 parts[0] == "llamabatch"
                 and len(parts) > 1
                 and parts[1] in level
-                and parts[1] not in ("child_client", "threads_client")
+                and parts[1] not in ("child_client", "threads_client", "bounded_client")
             ):
                 assert level[parts[1]] <= own, f"{name} imports {parts[1]}"
 

@@ -6,10 +6,11 @@ from fakes import VOCABULARY, FakeRunner, drain, expected_output, next_token, ra
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llamabatch.compaction import MIN_STEPS_TO_MOVE
 from llamabatch.policies import POLICIES, policy
 from llamabatch.request import FinishReason, Request, Sequence
 from llamabatch.sampling_params import SamplingParams
-from llamabatch.scheduler import MIN_STEPS_TO_MOVE, Scheduler
+from llamabatch.scheduler import Scheduler
 from llamabatch.step import Limits
 from llamabatch.turns import SHORT, STEPS_BETWEEN
 
