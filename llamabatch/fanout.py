@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -84,7 +85,7 @@ class Fans:
 
 def _whole(fan: _Fan) -> RequestOutput:
     outputs = [fan.finished[index] for index in range(fan.n_copies)]
-    best = outputs[: fan.request.params.n]
+    best = outputs if fan.streams else sorted(outputs, key=_mean_logprob, reverse=True)[: fan.request.params.n]
     completions = tuple(replace(output.outputs[0], index=index) for index, output in enumerate(best))
     first, timings = best[0], [output.timings for output in outputs]
     return replace(
@@ -100,3 +101,11 @@ def _whole(fan: _Fan) -> RequestOutput:
             total_s=max(t.total_s for t in timings),
         ),
     )
+
+
+def _mean_logprob(output: RequestOutput) -> float:
+    """OpenAI's measure for best_of: the logprob per token."""
+    completion = output.outputs[0]
+    if completion.cumulative_logprob is None or not completion.token_ids:
+        return -math.inf
+    return completion.cumulative_logprob / len(completion.token_ids)

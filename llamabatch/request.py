@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from llamabatch import openai
 from llamabatch.checks import show
 from llamabatch.detokenizer import Detokenizer
 from llamabatch.errors import PromptError, SamplingError
@@ -148,6 +149,15 @@ class RequestOutput:
     timings: Timings = Timings()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
+    def to_openai(self, *, chat: bool = False, model: str = "") -> dict[str, Any]:
+        """As OpenAI's API and llama_cpp.Llama would return it, a plain dictionary.
+
+        Args:
+            chat: as a chat completion; otherwise as a completion.
+            model: what stands under "model".
+        """
+        return openai.chat_completion(self, model) if chat else openai.completion(self, model)
+
     @property
     def text(self) -> str:
         """Text of the first continuation."""
@@ -191,6 +201,10 @@ class SequenceOutput:
     index: int = 0
     prompt_index: int = 0
     logprobs: tuple[TokenLogprobs, ...] | None = None
+
+    def to_openai(self, *, chat: bool = False, model: str = "") -> dict[str, Any]:
+        """As a chunk of a stream of OpenAI's API. Arguments as in RequestOutput.to_openai."""
+        return openai.chat_chunk(self, model) if chat else openai.completion_chunk(self, model)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def _help(text: str, name: str) -> str:
 )
 @click.option(
     "-P", "--param", "others", type=Param(), multiple=True,
-    help='Any other field of SamplingParams, its value as JSON: -P typical_p=0.9 -P bad_words=\'["foo"]\'; see docs/names.md.',
+    help="""Any other field of SamplingParams, its value as JSON: -P n=2 -P bad_words='["foo"]'; see docs/names.md.""",
 )  # fmt: skip
 @click.option("--seed", type=int, help="Same seed, same text; without one each run draws anew.")
 @click.option("--stop", multiple=True, help="End the text before this string; may be given several times.")

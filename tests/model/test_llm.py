@@ -461,3 +461,22 @@ def test_several_continuations_of_one_prompt(llm):
     assert sum(c.token_ids == wanted for c, wanted in zip(out.outputs, alone, strict=True)) >= 2
     assert len({completion.token_ids for completion in out.outputs}) == 3
     assert len(other.outputs) == 3
+
+
+def test_best_of_keeps_the_likeliest(llm):
+    params = {"n": 5, "seed": 3, "max_tokens": 10, "temperature": 1.5, "logprobs": 0}
+    [all_five] = llm.generate(["Once upon a time"], params)
+    ranked = sorted(all_five.outputs, key=lambda c: -c.cumulative_logprob / len(c.token_ids))
+    [best] = llm.generate(["Once upon a time"], {**params, "n": 2, "best_of": 5, "logprobs": None})
+    assert [c.token_ids for c in best.outputs] == [c.token_ids for c in ranked[:2]]
+    assert all(c.logprobs is None for c in best.outputs)
+
+
+def test_results_convert_to_what_llama_cpp_returns(llm):
+    [out] = llm.chat([HI], {"temperature": 0, "logprobs": 2})
+    made = out.to_openai(chat=True, model="tiny")
+    assert made["choices"][0]["message"]["content"] == out.text
+    assert len(made["choices"][0]["logprobs"]["content"]) == len(out.token_ids)
+    assert made["usage"]["prompt_tokens"] == len(out.prompt_token_ids)
+    pieces = [piece.to_openai() for piece in llm.stream("Hello", {"temperature": 0, "max_tokens": 4})]
+    assert [piece["choices"][0]["finish_reason"] for piece in pieces][:-1] == [None] * (len(pieces) - 1)

@@ -6,7 +6,7 @@ import pytest
 
 from llamabatch.fanout import Fans
 from llamabatch.policies import POLICIES
-from llamabatch.request import FinishReason, Request, Sequence
+from llamabatch.request import CompletionOutput, FinishReason, Request, RequestOutput, Sequence, SequenceOutput
 from llamabatch.sampling_params import SamplingParams
 from llamabatch.scheduler import Scheduler
 from llamabatch.step import Limits
@@ -63,3 +63,18 @@ def test_an_abort_ends_all_that_still_run(after):
     [whole] = [piece.finished for piece in pieces if piece.finished is not None]
     assert {completion.finish_reason for completion in whole.outputs} == {FinishReason.ABORT}
     assert len(whole.outputs) == 3
+
+
+def test_best_of_gives_those_with_the_highest_logprob_per_token():
+    fans = Fans()
+    copies = fans.split(Request("a", PROMPT, SamplingParams(n=2, best_of=4)))
+    assert all(copy.ranked for copy in copies)
+    merged = []
+    for copy, (total, tokens) in zip(copies, [(-8.0, 2), (-6.0, 6), (-3.0, 1), (-4.0, 2)], strict=True):
+        completion = CompletionOutput(0, copy.request_id, (1,) * tokens, FinishReason.STOP, None, None, total)
+        output = RequestOutput(copy.request_id, None, PROMPT, (completion,))
+        merged += fans.merge([SequenceOutput(copy.request_id, (1,), "x", output)])
+    [piece] = merged
+    assert [c.text for c in piece.finished.outputs] == [copies[1].request_id, copies[3].request_id]
+    assert [c.index for c in piece.finished.outputs] == [0, 1]
+    assert (piece.token_ids, piece.text) == ((), ""), "nothing is told before it is known which are best"
