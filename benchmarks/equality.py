@@ -10,7 +10,9 @@ what the bound of the rule of equality (docs/architecture.md, tests/model/confte
 from __future__ import annotations
 
 import json
+import os
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from llamabatch import LLM, EngineConfig, RequestOutput, SamplingParams
+from llamabatch.adapters import AdapterSet
 from llamabatch.engine import plan
 from llamabatch.llama.batch import Batch
 from llamabatch.llama.context import Context, DecodeCode
@@ -54,17 +57,20 @@ def prompts(kind: str, n: int, llm: LLM, size: int) -> list[list[int]]:
 class LogitGap:
     """The distance between the two best logits after a text, computed alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, adapters: Mapping[str, str | os.PathLike[str]] | None = None) -> None:
         config = EngineConfig("tiny", n_slots=1)
         self._model = Model(resolve("tiny"), config)
         resolved = plan(config, self._model).config
         self._context = Context(self._model, resolved, 1)
         self._batch = Batch(load(), resolved.n_batch)
         self.n_vocab = self._model.n_vocab
+        for name, path in (adapters or {}).items():
+            self._model.adapters.load(name, path)
 
-    def __call__(self, token_ids: tuple[int, ...]) -> float:
+    def __call__(self, token_ids: tuple[int, ...], adapters: AdapterSet = ()) -> float:
         sequence = Sequence(Request("gap", token_ids), self._model.vocabulary, 10**6)
         self._context.clear(0)
+        self._context.set_adapters(adapters)
         struct, _ = self._batch.fill(Call((Span(sequence, 0, 0, len(token_ids), True),)))
         if self._context.decode(struct) is not DecodeCode.OK:
             raise RuntimeError("llama_decode failed")

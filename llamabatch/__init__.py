@@ -5,6 +5,7 @@ from __future__ import annotations
 from llamabatch.config import EngineConfig
 from llamabatch.engine import Engine
 from llamabatch.errors import (
+    AdapterError,
     ConfigError,
     EngineClosedError,
     EngineError,
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AdapterError",
     "CompletionOutput",
     "ConfigError",
     "Engine",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
@@ -67,6 +68,16 @@ class BoundedClient:
 
     def stats(self) -> EngineStats:
         return replace(self._client.stats(), rejected=self._n_rejected)
+
+    @property
+    def adapters(self) -> list[str]:
+        return self._client.adapters
+
+    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
+        self._client.load_adapter(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        self._client.unload_adapter(name)
 
     def close(self) -> None:
         self._client.close()

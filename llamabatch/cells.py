@@ -7,10 +7,11 @@ would be without.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, replace
 
+from llamabatch.adapters import AdapterSet
 from llamabatch.prefix import MIN_SHARED, common_length, share_key
 from llamabatch.request import Sequence
 from llamabatch.slots import SlotPool
@@ -36,7 +37,7 @@ class Kept:
 
     token_ids: ListLike[int]
     count: int
-    key: Hashable
+    key: AdapterSet
     used: int
 
 
@@ -84,14 +85,25 @@ class Cells:
 
     # --- slots --------------------------------------------------------------------------------------------------
 
-    def lease(self, *, own: Iterable[int] | None = None, top: bool = False, spared: int | None = None) -> int:
+    def lease(
+        self,
+        *,
+        own: Iterable[int] | None = None,
+        top: bool = False,
+        spared: int | None = None,
+        beside: ListLike[int] | None = None,
+    ) -> int:
         """The free slot that keeps the ids dense and, among several, costs the least of what is kept; it is emptied.
 
         Args:
             own: the leased slots that it shares its passes with; None: all.
             top: from the highest down, as background sequences stand.
             spared: not this one.
+            beside: the one nearest to these instead, the highest where they are none.
         """
+        if beside is not None:
+            distance = (lambda slot: min(abs(slot - one) for one in beside)) if beside else (lambda slot: -slot)
+            return self.lease_this(min(self.slots.free, key=distance), spared)
         if not self.kept:
             return self.slots.lease(top=top)
         # a unified cache takes any ids into a pass
@@ -167,6 +179,11 @@ class Cells:
         """Gives up what is kept in a slot, if anything is."""
         if self.kept.pop(slot, None) is not None:
             self._cuts[slot] = 0
+
+    def drop_keys(self, unwanted: Callable[[AdapterSet], bool]) -> None:
+        """Gives up what is kept under such keys."""
+        for slot in [slot for slot, kept in self.kept.items() if unwanted(kept.key)]:
+            self.drop(slot)
 
     def drop_until(self, n_cells: int) -> None:
         """Gives up the least valuable until the rest takes no more than so many cells."""

@@ -56,7 +56,7 @@ class Child:
         self._dropped = False
         self._home = Home()
         self._pending: dict[str, _Pending] = {}
-        self._questions: dict[int, Future[EngineStats]] = {}
+        self._questions: dict[int, Future[Any]] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         ours, theirs = socket.socketpair()
@@ -120,15 +120,19 @@ class Child:
 
     def stats(self) -> EngineStats:
         """As EngineClient.stats."""
+        return EngineStats(**self.ask("stats"))
+
+    def ask(self, kind: str, *arguments: Any) -> Any:
+        """Sends a message that has an answer, and waits for it. Raises what the child refuses it with."""
         self._home.check()
-        answer: Future[EngineStats] = Future()
+        answer: Future[Any] = Future()
         number = next(self._numbers)
         with self._lock:
             if not self.alive:
                 raise EngineClosedError("the engine process is gone")
             self._questions[number] = answer
         with contextlib.suppress(OSError):  # it just died: the reader answers
-            self._wire.send("stats", number)
+            self._wire.send(kind, number, *arguments)
         return answer.result()
 
     def ask_to_end(self) -> None:
@@ -178,10 +182,13 @@ class Child:
     def _obey(self, message: list[Any]) -> None:
         if message[0] == "outputs":
             self._deliver(message[1])
-        elif message[0] == "stats":
-            with self._lock:
-                answer = self._questions.pop(message[1])
-            answer.set_result(EngineStats(**message[2]))
+            return
+        with self._lock:
+            answer = self._questions.pop(message[1])
+        if message[0] == "answer":
+            answer.set_result(message[2])
+        else:
+            answer.set_exception(getattr(errors, message[2], EngineError)(message[3]))
 
     def _deliver(self, packed: list[list[Any]]) -> None:
         by_sink: dict[int, tuple[Sink, list[SequenceOutput]]] = {}

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from llamabatch.child import WORKER, Children
+from llamabatch.child_adapters import ChildAdapters
 from llamabatch.client import Sink
 from llamabatch.config import EngineConfig
 from llamabatch.engine import plan
@@ -40,6 +41,7 @@ class ChildClient:
         except BaseException:
             children.kill()
             raise
+        self._adapters = ChildAdapters(children.list, self.plan.config)
         self._lifetime = Lifetime(self, children)
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
@@ -50,6 +52,16 @@ class ChildClient:
 
     def stats(self) -> EngineStats:
         return self._child.stats()
+
+    @property
+    def adapters(self) -> list[str]:
+        return self._adapters.names
+
+    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
+        self._adapters.load(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        self._adapters.unload(name)
 
     @property
     def pids(self) -> list[int]:
@@ -87,7 +99,18 @@ class RouterClient(Router):
             raise
         super().__init__(children.list, self.plan.config.cache_prefix)
         self._children = children.list
+        self._adapters = ChildAdapters(children.list, self.plan.config)
         self._lifetime = Lifetime(self, children)
+
+    @property
+    def adapters(self) -> list[str]:
+        return self._adapters.names
+
+    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
+        self._adapters.load(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        self._adapters.unload(name)
 
     @property
     def pids(self) -> list[int]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from llamabatch.capacity import Plan
 from llamabatch.config import EngineConfig
@@ -57,10 +58,20 @@ class EngineClient(Protocol):
     def stats(self) -> EngineStats:
         """Counts since the start. Raises EngineClosedError."""
 
+    @property
+    def adapters(self) -> list[str]:
+        """Names of the loaded adapters."""
+
+    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
+        """Loads a LoRA or a control vector. Raises AdapterError, ModelFileError, EngineClosedError."""
+
+    def unload_adapter(self, name: str) -> None:
+        """Frees an adapter. Raises AdapterError if it is not loaded or in use, EngineClosedError."""
+
     def close(self) -> None:
         """Ends all requests with finish_reason "abort" (in a child: "error") and frees everything. May be called twice.
 
-        Not from a sink; nor stats().
+        Not from a sink; nor what else waits for the engine: stats(), load_adapter(), unload_adapter().
         """
 
 
@@ -85,11 +96,12 @@ class _Abort:
 
 
 @dataclass(frozen=True)
-class _Stats:
-    answer: Future[EngineStats]
+class _Question:
+    ask: Callable[[Engine], Any]
+    answer: Future[Any]
 
 
-_Command = _Submit | _Abort | _Stats
+_Command = _Submit | _Abort | _Question
 
 
 class _Mailbox:
@@ -164,9 +176,24 @@ class ThreadClient:
             self._mailbox.put(_Abort(tuple(request_ids)))
 
     def stats(self) -> EngineStats:
-        answer: Future[EngineStats] = Future()
-        self._mailbox.put(_Stats(answer))
-        return answer.result()
+        stats: EngineStats = self.ask(Engine.stats).result()
+        return stats
+
+    @property
+    def adapters(self) -> list[str]:
+        return self.model.adapters.names
+
+    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
+        self.ask(lambda engine: engine.load_adapter(name, path)).result()
+
+    def unload_adapter(self, name: str) -> None:
+        self.ask(lambda engine: engine.unload_adapter(name)).result()
+
+    def ask(self, question: Callable[[Engine], Any]) -> Future[Any]:
+        """Has the engine's thread call this between two steps. Raises EngineClosedError."""
+        answer: Future[Any] = Future()
+        self._mailbox.put(_Question(question, answer))
+        return answer
 
     def close(self) -> None:
         self._lifetime.end()
@@ -238,7 +265,10 @@ class _Loop:
             ended = [engine.abort(request_id) for request_id in command.request_ids]
             self._deliver([output for output in ended if output is not None])
         else:
-            command.answer.set_result(engine.stats())
+            try:
+                command.answer.set_result(command.ask(engine))
+            except Exception as error:  # it is the asker's
+                command.answer.set_exception(error)
 
     def _take_in(self, engine: Engine, command: _Submit) -> None:
         refused = []
@@ -277,7 +307,7 @@ class _Loop:
         for command in self._mailbox.shut(reason):
             if isinstance(command, _Submit):
                 tell(command.sink, [failure(request, reason) for request in command.requests])
-            elif isinstance(command, _Stats):
+            elif isinstance(command, _Question):
                 command.answer.set_exception(EngineClosedError(reason))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict
 
+from llamabatch.adapters import check_name
 from llamabatch.checks import boolean, choice, integer, nearest, number, show
 from llamabatch.errors import ConfigError
 from llamabatch.policies import POLICIES, STRATEGIES
@@ -81,6 +82,7 @@ class EngineConfig:
     n_draft: int = _option(8, f"guesses for each sequence in a step at most, 1..{MAX_DRAFT}")
     speculate_always: bool = _option(False, "guess in every step, also where it does not pay")
     isolate: bool = _option(False, "run llama.cpp in a child process")
+    adapters: tuple[tuple[str, str], ...] = _option((), "LoRAs and control vectors to load: names and paths")
     profile: bool = _option(True, "let what `llamabatch tune` found for this model and machine fill in what is open")
 
     def __post_init__(self) -> None:
@@ -115,6 +117,7 @@ class EngineConfig:
                 raise ConfigError(f"tensor_split is {show(self.tensor_split)}; give 1 to 16 shares")
             for share in self.tensor_split:
                 number(ConfigError, "tensor_split", share, 0.0, 1e6)
+        _check_adapters(self.adapters)
 
     @classmethod
     def from_options(cls, model: str | os.PathLike[str], options: Mapping[str, Any]) -> EngineConfig:
@@ -128,6 +131,8 @@ class EngineConfig:
             model = os.fspath(model)
         if isinstance(values.get("flash_attn"), bool):
             values["flash_attn"] = "on" if values["flash_attn"] else "off"
+        if "adapters" in values:
+            values["adapters"] = _named_paths(values["adapters"])
         if isinstance(values.get("tensor_split"), list):
             values["tensor_split"] = tuple(values["tensor_split"])
         return cls(model, **values)
@@ -157,6 +162,26 @@ class EngineConfig:
         value = getattr(self, name)
         assert isinstance(value, int), f"{name} is still {value!r}"
         return value
+
+
+def _check_adapters(adapters: object) -> None:
+    if not isinstance(adapters, tuple) or not all(isinstance(each, tuple) and len(each) == 2 for each in adapters):
+        raise ConfigError(f"adapters is {show(adapters)}; give a tuple of pairs of a name and a path")
+    for name, path in adapters:
+        check_name(name)
+        if not isinstance(path, str) or not path:
+            raise ConfigError(f"the path of adapter {name!r} is {show(path)}; give the path of a .gguf file")
+    if len({name for name, _ in adapters}) < len(adapters):
+        raise ConfigError(f"adapters names one twice: {show([name for name, _ in adapters])}")
+
+
+def _named_paths(adapters: Any) -> tuple[tuple[str, str], ...]:
+    """{name: path}, or pairs of these, as pairs of texts."""
+    pairs = adapters.items() if isinstance(adapters, Mapping) else adapters
+    try:
+        return tuple((name, os.fspath(path)) for name, path in pairs)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"adapters is {show(adapters)}; give {{'name': 'path.gguf'}}") from error
 
 
 _RANGES = (
@@ -226,4 +251,5 @@ class EngineOptions(TypedDict, total=False):
     n_draft: int
     speculate_always: bool
     isolate: bool
+    adapters: Mapping[str, str | os.PathLike[str]]
     profile: bool

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
+from llamabatch.adapters import check_known
 from llamabatch.capacity import ModelFacts, Plan, resolve
 from llamabatch.config import EngineConfig
-from llamabatch.errors import ConfigError, EngineClosedError
+from llamabatch.errors import AdapterError, ConfigError, EngineClosedError
 from llamabatch.fanout import Fans
 from llamabatch.llama.library import gpu_count, has_fast_attention
 from llamabatch.llama.model import Model
@@ -58,6 +60,9 @@ class Engine:
             chosen = policy(self.config.strategy)
             n_slots = 1 if chosen.one_slot else self.config.number("n_slots")
             check_can_speculate(self.config, self.model)
+            if model is None:
+                for name, path in self.config.adapters:
+                    self.model.adapters.load(name, path)
             self._runner = Runner(self.model, self.config, n_slots)
         except BaseException:
             self.model.close()
@@ -90,6 +95,7 @@ class Engine:
 
         Raises:
             PromptError: the prompt is empty, longer than n_ctx, or holds ids outside the vocabulary.
+            AdapterError: an adapter is not loaded.
             SamplingError: the parameters name token ids outside the vocabulary, words that it cannot write, or what is
                 known to be a bad grammar.
             ValueError: a request of that id is in flight.
@@ -99,6 +105,8 @@ class Engine:
         check_prompt(request.prompt_token_ids, self.model.n_vocab, n_ctx)
         check_params(request.params, self.model.n_vocab)
         check_logprobs(request.params, len(request.prompt_token_ids), n_ctx)
+        if request.adapters:
+            check_known(request.adapters, self.model.adapters.names)
         recipe = self._recipes.of(request.params)
         if request.request_id in self._fans or request.request_id in self._unready:
             raise ValueError(f"request id {request.request_id!r} is already in flight")
@@ -171,6 +179,31 @@ class Engine:
             **(vars(self._speculation.counts) if self._speculation is not None else {}),
         )
 
+    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
+        """Loads a LoRA or a control vector for later requests.
+
+        Raises:
+            AdapterError: the name is taken.
+            ModelFileError: the file is missing, damaged, or for another model.
+        """
+        self._check_open()
+        self.model.adapters.load(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        """Frees an adapter. Raises AdapterError if it is not loaded, or a request in flight uses it."""
+        self._check_open()
+        unload_adapter([self], name)
+
+    def uses_adapter(self, name: str) -> bool:
+        """Does any request in flight?"""
+        unready = any(name == used for s in self._unready.sequences for used, _ in s.request.adapters)
+        return unready or self._scheduler.adapters.uses(name)
+
+    def forget_adapter(self, name: str) -> None:
+        """Takes it off the context, so that it can be freed."""
+        self._runner.forget_adapter(name)
+        self._scheduler.forget_adapter(name)
+
     def check_integrity(self) -> None:
         """Raises ValueError if slots and running sequences disagree: a bug of ours."""
         self._scheduler.check_integrity()
@@ -193,6 +226,24 @@ class Engine:
     def _check_open(self) -> None:
         if self._closed:
             raise EngineClosedError("the engine is closed")
+
+
+def unload_adapter(engines: list[Engine], name: str) -> None:
+    """Frees an adapter of a model.
+
+    Args:
+        engines: all that share the model; none may be computing.
+
+    Raises:
+        AdapterError: it is not loaded, or a request in flight uses it.
+    """
+    adapters = engines[0].model.adapters
+    check_known(((name, 1.0),), adapters.names)
+    if any(engine.uses_adapter(name) for engine in engines):
+        raise AdapterError(f"adapter {name!r} is used by requests in flight; unload it when they have finished")
+    for engine in engines:
+        engine.forget_adapter(name)
+    adapters.unload(name)
 
 
 def plan(config: EngineConfig, model: Model) -> Plan:

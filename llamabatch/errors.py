@@ -6,6 +6,7 @@
     ├── InputError (ValueError)        what the caller gave is refused: the message names value and allowed range
     │   ├── ConfigError                an option of the engine
     │   ├── SamplingError              a field of SamplingParams
+    │   ├── AdapterError               an adapter: unknown, in use, or its name is taken
     │   ├── PromptError                a prompt: empty, too long, token ids out of range
     │   └── ModelFileError             the model file: missing, truncated, not GGUF, a directory
     ├── QueueFull                      max_queue requests wait already; nothing of this call was queued
@@ -33,6 +34,10 @@ class ConfigError(InputError):
 
 class SamplingError(InputError):
     """A field of SamplingParams has a value outside its range."""
+
+
+class AdapterError(InputError):
+    """An adapter is not loaded, is in use, or its name is taken."""
 
 
 class PromptError(InputError):

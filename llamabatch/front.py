@@ -11,16 +11,19 @@ from functools import partial
 from numbers import Integral
 from typing import Any, TypeGuard
 
+from llamabatch.adapters import AdapterSet, adapter_sets, check_known
 from llamabatch.chat import ChatOptions, Conversation, to_tokens
 from llamabatch.checks import show
 from llamabatch.client import EngineClient, failure
-from llamabatch.errors import InputError, PromptError
+from llamabatch.errors import AdapterError, InputError, PromptError
 from llamabatch.request import Request, RequestOutput, SequenceOutput, check_prompt, new_group
 from llamabatch.sampling_params import SamplingParams
 
 Prompt = str | ListLike[int]
 OneParams = SamplingParams | Mapping[str, Any]
 Params = OneParams | ListLike[OneParams] | None
+OneAdapters = Mapping[str, float] | str | None
+Adapters = OneAdapters | list[OneAdapters]
 
 _request_numbers = itertools.count()
 _Ids = tuple[str | None, tuple[int, ...]]  # a prompt's text, where it has one, and its tokens
@@ -79,25 +82,29 @@ class Front:
     """Makes Submissions for one engine. It checks and tokenizes, and waits for nothing."""
 
     def __init__(self, client: EngineClient) -> None:
+        self._client = client
         self._model = client.model
         self._n_ctx = client.plan.config.number("n_ctx")
 
-    def prompts(self, prompts: object, params: Params) -> Submission:
+    def prompts(self, prompts: object, params: Params, adapters: Adapters = None) -> Submission:
         """Of one prompt, or a list of them: texts or token ids. What is wrong with the only one is raised."""
         alone = isinstance(prompts, str) or is_token_ids(prompts)
-        return self._submission([prompts] if alone else listed("prompts", prompts), params, self._prompt_ids, alone)
+        items = [prompts] if alone else listed("prompts", prompts)
+        return self._submission(items, params, adapters, self._prompt_ids, alone)
 
-    def conversations(self, conversations: object, params: Params, options: ChatOptions) -> Submission:
+    def conversations(
+        self, conversations: object, params: Params, options: ChatOptions, adapters: Adapters = None
+    ) -> Submission:
         """Of one conversation, or a list of them."""
         alone = is_conversation(conversations)
         items = [conversations] if alone else listed("conversations", conversations)
-        return self._submission(items, params, partial(self._chat_ids, options), alone)
+        return self._submission(items, params, adapters, partial(self._chat_ids, options), alone)
 
-    def either(self, prompts: object, params: Params, options: ChatOptions) -> Submission:
+    def either(self, prompts: object, params: Params, options: ChatOptions, adapters: Adapters = None) -> Submission:
         """Of one prompt or conversation, or a list that may hold both."""
         alone = isinstance(prompts, str) or is_token_ids(prompts) or is_conversation(prompts)
         items = [prompts] if alone else listed("prompts", prompts)
-        return self._submission(items, params, partial(self._either_ids, options), alone)
+        return self._submission(items, params, adapters, partial(self._either_ids, options), alone)
 
     def detokenize(self, token_ids: Any, skip_special_tokens: bool) -> str | list[str]:
         """As LLM.detokenize."""
@@ -121,28 +128,41 @@ class Front:
     def _either_ids(self, options: ChatOptions, prompt: object) -> _Ids:
         return self._chat_ids(options, prompt) if is_conversation(prompt) else self._prompt_ids(prompt)
 
-    def _submission(self, items: list[Any], params: Params, to_ids: _ToIds, alone: bool) -> Submission:
+    def _submission(
+        self, items: list[Any], params: Params, adapters: Adapters, to_ids: _ToIds, alone: bool
+    ) -> Submission:
         """Args:
         alone: there is one prompt, which was not in a list: raise what is wrong with it.
         """
         if not items:
             raise PromptError("there is no prompt; give at least one")
-        each = _params_for(items, params)
+        each = zip(items, _params_for(items, params), self._adapters_for(len(items), adapters), strict=True)
         group, arrival = new_group(), time.perf_counter()
         requests: list[Request | Refused] = []
-        for item, item_params in zip(items, each, strict=True):
+        for item, item_params, item_adapters in each:
             ids: tuple[int, ...] = ()
             text, error = item if isinstance(item, str) else None, None
             try:
                 text, ids = to_ids(item)
                 check_prompt(ids, self._model.n_vocab, self._n_ctx)
-            except PromptError as refusal:
+                if item_adapters:
+                    check_known(item_adapters, self._client.adapters)
+            except (PromptError, AdapterError) as refusal:
                 if alone:
                     raise
                 error = str(refusal)
-            request = Request(f"request-{next(_request_numbers)}", ids, item_params, text, arrival, group)
+            request = Request(
+                f"request-{next(_request_numbers)}", ids, item_params, text, arrival, group, adapters=item_adapters
+            )
             requests.append(request if error is None else Refused(request, error))
         return Submission(requests)
+
+    def _adapters_for(self, n: int, adapters: Adapters) -> list[AdapterSet]:
+        """One set for each prompt. What is wrong with that of all is raised."""
+        sets = adapter_sets(adapters, n)
+        if not isinstance(adapters, list) and sets[0]:
+            check_known(sets[0], self._client.adapters)
+        return sets
 
 
 def is_token_ids(prompt: object) -> TypeGuard[ListLike[int]]:

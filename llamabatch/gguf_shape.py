@@ -13,15 +13,15 @@ from typing import BinaryIO
 
 from llamabatch.errors import ModelFileError
 
-_HEADER = struct.Struct("<4sIQQ")  # magic, version, tensors, key-value pairs
-_LENGTH = struct.Struct("<Q")
-_TYPE = struct.Struct("<I")
-_NUMBERS = {
+HEADER = struct.Struct("<4sIQQ")  # magic, version, tensors, key-value pairs
+LENGTH = struct.Struct("<Q")
+TYPE = struct.Struct("<I")
+NUMBERS = {
     0: struct.Struct("<B"), 1: struct.Struct("<b"), 2: struct.Struct("<H"), 3: struct.Struct("<h"),
     4: struct.Struct("<I"), 5: struct.Struct("<i"), 6: struct.Struct("<f"), 7: struct.Struct("<?"),
     10: struct.Struct("<Q"), 11: struct.Struct("<q"), 12: struct.Struct("<d"),
 }  # fmt: skip
-_STRING, _ARRAY = 8, 9
+STRING, ARRAY = 8, 9
 _TOKENS = "tokenizer.ggml.tokens"
 _MAX_PAIRS = 4096  # before the vocabulary; files have some dozens
 _MAX_TEXT = 1 << 16  # bytes of a key, or of a value that is read
@@ -63,7 +63,7 @@ def read_shape(path: Path) -> ModelShape:
     size = path.stat().st_size
     try:
         with path.open("rb", buffering=1 << 16) as file:
-            magic, version, n_tensors, n_pairs = _HEADER.unpack(file.read(_HEADER.size))
+            magic, version, n_tensors, n_pairs = HEADER.unpack(file.read(HEADER.size))
             if magic != b"GGUF" or version not in (2, 3):
                 raise ModelFileError(f"{path} is no GGUF file of version 2 or 3")
             values, n_vocab = _walk(file, size, min(n_pairs, _MAX_PAIRS))
@@ -94,18 +94,18 @@ def _walk(file: BinaryIO, size: int, n_pairs: int) -> tuple[dict[str, str], int]
     """The values in front of the vocabulary, as text, and the number of its tokens."""
     values: dict[str, str] = {}
     for _ in range(n_pairs):
-        key = _text(file)
-        (kind,) = _TYPE.unpack(file.read(_TYPE.size))
-        if kind in _NUMBERS:
-            values[key] = _number(file, kind)
-        elif kind == _STRING:
+        key = read_text(file)
+        (kind,) = TYPE.unpack(file.read(TYPE.size))
+        if kind in NUMBERS:
+            values[key] = read_number(file, kind)
+        elif kind == STRING:
             if key == "general.architecture":
-                values[key] = _text(file)
+                values[key] = read_text(file)
             else:
-                _skip_text(file, size)  # a chat template, say
-        elif kind == _ARRAY:
-            (item,) = _TYPE.unpack(file.read(_TYPE.size))
-            (count,) = _LENGTH.unpack(file.read(_LENGTH.size))
+                skip_text(file, size)  # a chat template, say
+        elif kind == ARRAY:
+            (item,) = TYPE.unpack(file.read(TYPE.size))
+            (count,) = LENGTH.unpack(file.read(LENGTH.size))
             if key == _TOKENS:
                 return values, count
             values[key] = _array(file, size, item, count)
@@ -116,36 +116,36 @@ def _walk(file: BinaryIO, size: int, n_pairs: int) -> tuple[dict[str, str], int]
 
 def _array(file: BinaryIO, size: int, item: int, count: int) -> str:
     """Numbers with commas between them; nothing of strings and of what is too long."""
-    if item in _NUMBERS and count <= _MAX_ITEMS:
-        return ",".join(_number(file, item) for _ in range(count))
-    if item in _NUMBERS:
-        _skip(file, size, count * _NUMBERS[item].size)
-    elif item == _STRING and count <= _MAX_ITEMS:
+    if item in NUMBERS and count <= _MAX_ITEMS:
+        return ",".join(read_number(file, item) for _ in range(count))
+    if item in NUMBERS:
+        skip(file, size, count * NUMBERS[item].size)
+    elif item == STRING and count <= _MAX_ITEMS:
         for _ in range(count):
-            _skip_text(file, size)
+            skip_text(file, size)
     else:
         raise ValueError(f"an array of {count} items of type {item}")
     return ""
 
 
-def _number(file: BinaryIO, kind: int) -> str:
-    form = _NUMBERS[kind]
+def read_number(file: BinaryIO, kind: int) -> str:
+    form = NUMBERS[kind]
     return str(form.unpack(file.read(form.size))[0])
 
 
-def _text(file: BinaryIO) -> str:
-    (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
+def read_text(file: BinaryIO) -> str:
+    (length,) = LENGTH.unpack(file.read(LENGTH.size))
     if length > _MAX_TEXT:
         raise ValueError(f"a text of {length} bytes")
     return file.read(length).decode("utf-8", "replace")
 
 
-def _skip_text(file: BinaryIO, size: int) -> None:
-    (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
-    _skip(file, size, length)
+def skip_text(file: BinaryIO, size: int) -> None:
+    (length,) = LENGTH.unpack(file.read(LENGTH.size))
+    skip(file, size, length)
 
 
-def _skip(file: BinaryIO, size: int, count: int) -> None:
+def skip(file: BinaryIO, size: int, count: int) -> None:
     if count > size - file.tell():
         raise ValueError(f"a value of {count} bytes reaches beyond the end of the file")
     file.seek(count, 1)

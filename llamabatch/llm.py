@@ -16,7 +16,7 @@ from llamabatch.checks import show
 from llamabatch.client import EngineClient, connect
 from llamabatch.config import EngineConfig
 from llamabatch.errors import PromptError
-from llamabatch.front import Front, Params, Prompt, Submission
+from llamabatch.front import Adapters, Front, Params, Prompt, Submission
 from llamabatch.lifetime import Home
 from llamabatch.progress import ProgressBar
 from llamabatch.request import RequestOutput, SequenceOutput
@@ -48,7 +48,12 @@ class LLM:
         return self._client.plan
 
     def generate(
-        self, prompts: Prompt | ListLike[Prompt], params: Params = None, *, progress: bool = False
+        self,
+        prompts: Prompt | ListLike[Prompt],
+        params: Params = None,
+        *,
+        adapters: Adapters = None,
+        progress: bool = False,
     ) -> list[RequestOutput]:
         """Continues prompts.
 
@@ -56,6 +61,8 @@ class LLM:
             prompts: one prompt or a list; each a text, or the token ids of one.
             params: SamplingParams, or a mapping of their fields and aliases: one for all, or a list with one for
                 each; None: the defaults.
+            adapters: {name: scale} of loaded adapters (LLM(..., adapters=…), load_adapter): one for all, or a list
+                with one for each; None: the model as it is.
             progress: a progress bar on stderr, where that is a terminal.
 
         Returns:
@@ -64,9 +71,10 @@ class LLM:
 
         Raises:
             PromptError: there is no prompt, or the only one (not in a list) cannot be run.
+            AdapterError: an adapter that is not loaded.
             EngineClosedError: after close().
         """
-        return self._run(self._front.prompts(prompts, params), progress)
+        return self._run(self._front.prompts(prompts, params, adapters), progress)
 
     def chat(
         self,
@@ -75,6 +83,7 @@ class LLM:
         *,
         tools: ListLike[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        adapters: Adapters = None,
         progress: bool = False,
     ) -> list[RequestOutput]:
         """Answers conversations through the model's own chat template. As `generate`, but for:
@@ -89,7 +98,7 @@ class LLM:
             ConfigError: the model has no chat template.
         """
         options = ChatOptions(tools, chat_template_kwargs or {})
-        return self._run(self._front.conversations(conversations, params, options), progress)
+        return self._run(self._front.conversations(conversations, params, options, adapters), progress)
 
     def stream(
         self,
@@ -98,6 +107,7 @@ class LLM:
         *,
         tools: ListLike[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        adapters: Adapters = None,
     ) -> Iterator[SequenceOutput]:
         """One prompt or conversation, or many at once, token by token as they come.
 
@@ -109,7 +119,7 @@ class LLM:
                 be run is one piece, finished with its error.
         """
         options = ChatOptions(tools, chat_template_kwargs or {})
-        return self._events(self._front.either(prompts, params, options), stream=True)
+        return self._events(self._front.either(prompts, params, options, adapters), stream=True)
 
     def as_completed(
         self,
@@ -118,10 +128,11 @@ class LLM:
         *,
         tools: ListLike[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        adapters: Adapters = None,
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Pairs of a prompt's index and its output, the first to finish first. Otherwise as `stream`."""
         options = ChatOptions(tools, chat_template_kwargs or {})
-        return self._completed(self._front.either(prompts, params, options))
+        return self._completed(self._front.either(prompts, params, options, adapters))
 
     @overload
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]: ...
@@ -170,6 +181,30 @@ class LLM:
             PromptError: not token ids, or an id outside the vocabulary.
         """
         return self._front.detokenize(token_ids, skip_special_tokens)
+
+    @property
+    def adapters(self) -> list[str]:
+        """Names of the loaded adapters."""
+        return self._client.adapters
+
+    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
+        """Loads a LoRA or a control vector (GGUF) under a name that requests can ask for.
+
+        Raises:
+            AdapterError: the name is taken.
+            ModelFileError: the file is missing, damaged, or for another model.
+            EngineClosedError: after close().
+        """
+        self._client.load_adapter(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        """Frees an adapter.
+
+        Raises:
+            AdapterError: it is not loaded, or a request in flight uses it.
+            EngineClosedError: after close().
+        """
+        self._client.unload_adapter(name)
 
     def stats(self) -> EngineStats:
         """What the engine has done since it started. Raises EngineClosedError."""

@@ -52,9 +52,10 @@ def shortest_prompt_first(sequence: Sequence) -> tuple[Any, ...]:
 
 def longest_first(sequence: Sequence) -> tuple[Any, ...]:
     """Longest expected first: the short ones then fill the tail, where slots would otherwise stand empty. Prompts that
-    begin alike stay together, so that one of them is there to copy from."""
+    begin alike stay together, so that one of them is there to copy from; those with the same adapters do, because
+    others need calls of their own."""
     longest, first = sequence.family
-    return (sequence.request.group, -longest, first, -sequence.request.expected_tokens)
+    return (sequence.request.group, sequence.request.adapters, -longest, first, -sequence.request.expected_tokens)
 
 
 def whenever_free(running: int, free: int) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as ListLike
 
+from llamabatch.adapters import AdapterSet
 from llamabatch.request import Request, Sequence
 
 # Below this many tokens computing is not slower than copying a slot's cells (measured: copying 512 cells of a 0.5B
@@ -46,9 +47,9 @@ def _are_family(a: ListLike[int], b: ListLike[int]) -> bool:
     return min(len(a), len(b)) >= needed and a[:needed] == b[:needed]
 
 
-def share_key(request: Request) -> Hashable:
+def share_key(request: Request) -> AdapterSet:
     """What a request's cells depend on beside the tokens; those of requests with different keys are never shared."""
-    return ()
+    return request.adapters
 
 
 def best_source(sequence: Sequence, running: Iterable[Sequence]) -> tuple[Sequence, int] | None:

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any
 
 from llamabatch import openai
+from llamabatch.adapters import AdapterSet
 from llamabatch.checks import show
 from llamabatch.detokenizer import Detokenizer
 from llamabatch.errors import PromptError, SamplingError
@@ -46,6 +47,7 @@ class Request:
             so that a later call never overtakes an earlier one for good.
         seed: params.seed, or a random one drawn here, so that a retry draws the same tokens.
         ranked: its cumulative logprob is wanted, though no single ones are.
+        adapters: what the model is to compute it with; see adapters.adapter_set.
     """
 
     request_id: str
@@ -56,6 +58,7 @@ class Request:
     group: int = field(default_factory=lambda: next(_group_numbers))
     seed: int = -1
     ranked: bool = False
+    adapters: AdapterSet = ()
 
     def __post_init__(self) -> None:
         if self.seed < 0:

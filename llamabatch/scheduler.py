@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 
+from llamabatch.adapter_turns import AdapterTurns
 from llamabatch.cells import Cells
 from llamabatch.compaction import moves
 from llamabatch.deadlines import Deadlines, complaint
@@ -65,6 +66,7 @@ class Scheduler:
         self._sequences: dict[str, Sequence] = {}
         self._sources: dict[str, tuple[Sequence, int]] = {}  # request id -> whose prefix it waits to copy, how much
         self._turns = Turns(limits)
+        self.adapters = AdapterTurns()
         self._is_full = False  # the KV cache had no room for all that run
         self._step = 0
 
@@ -93,6 +95,7 @@ class Scheduler:
             self._first_s = self._clock()
         self._sequences[request_id] = sequence
         self._n_background += sequence.background
+        self.adapters.add(sequence.request)
         self._waiting.add(sequence)
         self.deadlines.add(sequence)
 
@@ -138,6 +141,10 @@ class Scheduler:
         self._cells.reset(n_slots)
         self._sources.clear()
 
+    def forget_adapter(self, name: str) -> None:
+        """It is about to be unloaded, and another may take its name: what is kept of it is of no more use."""
+        self._cells.drop_keys(lambda key: any(name == used for used, _ in key))
+
     # --- decide -------------------------------------------------------------------------------------------------
 
     def schedule(self) -> ScheduledBatch:
@@ -148,7 +155,7 @@ class Scheduler:
         served = self.running if not self._n_background else in_front(self.running)
         joins = self._turns.background_joins(beside=len(served) < len(self.running))
         ready = [s for s in (self.running if joins else served) if s.request.request_id not in self._sources]
-        chosen = self.policy.select(ready)
+        chosen = self.policy.select(self.adapters.choose(ready) if self.adapters.in_use else ready)
         if len(chosen) == len(self.running):
             self._close_holes()
         prompts = [s for s in chosen if s.num_pending > 1 and not (joins and s.background)]
@@ -167,12 +174,15 @@ class Scheduler:
             calls = self._speculation.calls(decoding, occupied)
         # where the policy lets one sequence compute at a time, there is nobody in this step to go easy on
         prompts, budget = self._turns.choose(prompts, somebody_waits and bool(decoding))
-        if served and served[0].background:
-            budget = min(budget, self.limits.prefill_budget)  # whoever comes now shall not wait for long
+        if (served and served[0].background) or (self.adapters.in_use and somebody_waits):
+            # whoever comes now shall not wait for long, nor somebody with other adapters
+            budget = min(budget, self.limits.prefill_budget)
         calls += prefill_calls(prompts, budget, self.limits)
         if joins:
             late = [s for s in chosen if s.num_pending > 1 and s.background]
             calls += prefill_calls(late, min(BACKGROUND_CHUNK, self.limits.n_batch), self.limits)
+        if self.adapters.in_use:
+            self.adapters.spend(calls)
         return ScheduledBatch(*self._cells.actions(), tuple(calls))
 
     def _admit(self) -> None:
@@ -216,7 +226,7 @@ class Scheduler:
             sequence.admit(self._cells.lease_prefix(*kept, own=own, top=top))
             self._count_hit(sequence, kept[1])
         else:
-            sequence.admit(self._cells.lease(own=own, top=top))
+            sequence.admit(self._cells.lease(own=own, top=top, beside=self.adapters.beside(sequence, self.running)))
             if source is not None:
                 self._sources[sequence.request.request_id] = source
         self.running.append(sequence)
@@ -356,6 +366,7 @@ class Scheduler:
         request_id = sequence.request.request_id
         del self._sequences[request_id]
         self._n_background -= sequence.background
+        self.adapters.remove(sequence.request)
         self._is_full = False
         self._sources.pop(request_id, None)
         if sequence in self.running:

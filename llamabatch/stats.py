@@ -15,6 +15,7 @@ class EngineStats:
             over the weights.
         prefill_calls, prefill_tokens, prefill_passes: the same for calls with prompt tokens.
         dummy_rows: rows computed only to keep the ids of a call dense.
+        adapter_switches: changes of the adapters that a context computes with: turns that sets of them have taken.
         shared_tokens: prompt tokens that were copied from requests in flight instead of computed.
         prefix_hits: requests that began with the cells of a finished one. prefix_tokens: tokens that they did not have
             to compute for that.
@@ -42,6 +43,7 @@ class EngineStats:
     prefill_tokens: int = 0
     prefill_passes: int = 0
     dummy_rows: int = 0
+    adapter_switches: int = 0
     verify_calls: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0

@@ -11,6 +11,7 @@ from enum import Enum, auto
 from functools import cached_property
 from typing import NamedTuple
 
+from llamabatch.adapters import AdapterSet
 from llamabatch.logprobs import RowLogprobs
 from llamabatch.request import Sequence
 
@@ -47,6 +48,11 @@ class Call:
     spans: tuple[Span, ...]
     dummy_slots: tuple[int, ...] = ()
     n_guesses: int = 0
+
+    @property
+    def adapters(self) -> AdapterSet:
+        """What it is computed with: its sequences agree in it."""
+        return self.spans[0].sequence.request.adapters
 
     @cached_property
     def is_decode(self) -> bool:

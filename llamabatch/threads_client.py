@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import Any
+
 from llamabatch.client import ThreadClient
+from llamabatch.engine import Engine, unload_adapter
+from llamabatch.errors import EngineClosedError
 from llamabatch.router import Router
 
 
@@ -18,6 +26,7 @@ class ThreadsClient(Router):
         self.plan = first.plan
         self.model = first.model
         self._clients = [first]
+        self._holding = threading.Lock()
         try:
             for _ in range(self.plan.config.number("instances") - 1):
                 self._clients.append(ThreadClient(self.plan.config, model=self.model, alone=False))
@@ -25,6 +34,58 @@ class ThreadsClient(Router):
             self.close()
             raise
         super().__init__(self._clients, self.plan.config.cache_prefix)
+
+    @property
+    def adapters(self) -> list[str]:
+        return self.model.adapters.names
+
+    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
+        self._hold(lambda engines: engines[0].load_adapter(name, path))
+
+    def unload_adapter(self, name: str) -> None:
+        self._hold(lambda engines: unload_adapter(engines, name))
+
+    def _hold(self, action: Callable[[list[Engine]], None]) -> None:
+        """Has one engine's thread do something with the weights that all share, while the others stand still.
+
+        Raises:
+            EngineClosedError: one of the engines is gone.
+        """
+        barrier = threading.Barrier(len(self._clients))
+        engines: list[Engine] = []
+
+        def act(engine: Engine) -> None:
+            engines.append(engine)
+            barrier.wait()
+            try:
+                action(engines)
+            finally:
+                barrier.wait()
+
+        def stand_still(engine: Engine) -> None:
+            engines.append(engine)
+            barrier.wait()
+            barrier.wait()
+
+        def give_up(done: Future[Any]) -> None:
+            if isinstance(done.exception(), EngineClosedError):  # it never came to the barrier
+                barrier.abort()
+
+        with self._holding:  # two that hold the engines in different orders would wait for each other
+            answers: list[Future[Any]] = []
+            try:
+                for client in self._clients:
+                    answers.append(client.ask(stand_still if answers else act))
+                    answers[-1].add_done_callback(give_up)
+            except EngineClosedError:
+                barrier.abort()
+                raise
+            wait(answers)
+        for answer in answers:
+            try:
+                answer.result()
+            except threading.BrokenBarrierError as error:
+                raise EngineClosedError("one of the engines is gone") from error
 
     def close(self) -> None:
         for client in self._clients:

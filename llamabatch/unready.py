@@ -29,6 +29,10 @@ class Unready:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting
 
+    @property
+    def sequences(self) -> list[Sequence]:
+        return [sequence for sequence, _ in self._waiting.values()]
+
     def add(self, sequence: Sequence, future: Future[Any]) -> None:
         if future.done() and future.exception() is None:
             self._enter(sequence, future.result())

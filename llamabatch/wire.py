@@ -1,7 +1,7 @@
 """What crosses between a client and its child process: length-prefixed msgpack messages on a socket pair.
 
-A message is a list, its kind first. Parent to child: init, submit, abort, stats, close. Child to parent: ready, failed,
-outputs, stats.
+A message is a list, its kind first. Parent to child: init, submit, abort, close; with a number for the answer: stats,
+load_adapter, unload_adapter. Child to parent: ready, failed, outputs, answer, refused.
 """
 
 from __future__ import annotations
@@ -110,14 +110,16 @@ def pack_request(request: Request) -> list[Any]:
         request.arrival_s,
         request.group,
         request.seed,
+        request.adapters,
     ]
 
 
 def unpack_request(packed: list[Any]) -> Request:
-    request_id, ids, params, arrival_s, group, seed = packed
+    request_id, ids, params, arrival_s, group, seed, adapters = packed
     if params["structured_outputs"] is not None:  # a named tuple came as a list
         params["structured_outputs"] = Structure(*params["structured_outputs"])
-    return Request(request_id, tuple(ids), SamplingParams(**params), None, arrival_s, group, seed)
+    sampling, pairs = SamplingParams(**params), tuple((name, scale) for name, scale in adapters)
+    return Request(request_id, tuple(ids), sampling, None, arrival_s, group, seed, adapters=pairs)
 
 
 def pack_output(output: SequenceOutput) -> list[Any]:

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+from typing import Any
 
 from llamabatch.client import EngineClient, connect_here
 from llamabatch.errors import EngineClosedError, LlamaBatchError
@@ -48,14 +49,27 @@ def _serve(wire: Wire, client: EngineClient) -> bool:
                 return True  # the engine failed; the end of this process tells those who wait
         elif kind == "abort":
             client.abort(rest[0])
-        elif kind == "stats":
-            try:
-                wire.send("stats", rest[0], vars(client.stats()))
-            except EngineClosedError:
-                return True
-        elif kind == "close":
+        elif kind == "close" or not _answer(wire, client, kind, *rest):
             return True
     return False
+
+
+def _answer(wire: Wire, client: EngineClient, kind: str, number: int, *arguments: str) -> bool:
+    """Answers a question; False if the engine is gone."""
+    try:
+        answer: Any = None
+        if kind == "stats":
+            answer = vars(client.stats())
+        elif kind == "load_adapter":
+            client.load_adapter(*arguments)
+        else:
+            client.unload_adapter(*arguments)
+        wire.send("answer", number, answer)
+    except EngineClosedError:
+        return False
+    except LlamaBatchError as error:
+        wire.send("refused", number, type(error).__name__, str(error))
+    return True
 
 
 if __name__ == "__main__":

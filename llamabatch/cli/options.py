@@ -77,9 +77,13 @@ class Param(click.ParamType):  # type: ignore[type-arg]
             return field.replace("-", "_"), text
 
 
+# the commands have one for the model, and none that would use adapters
+_NO_OPTIONS = ("model", "adapters")
+
+
 def engine_options(exclude: tuple[str, ...] = ()) -> Callable[[Command], Command]:
-    """Adds an option for each field of EngineConfig but `model`; the command gets `engine`, a dict of those given."""
-    chosen = [field for field in fields(EngineConfig) if field.name not in ("model", *exclude)]
+    """Adds an option for each field of EngineConfig but a few; the command gets `engine`, a dict of those given."""
+    chosen = [field for field in fields(EngineConfig) if field.name not in (*_NO_OPTIONS, *exclude)]
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)

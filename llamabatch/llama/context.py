@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from llamabatch.adapters import AdapterSet
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, EngineError
 from llamabatch.llama import library
@@ -74,11 +75,18 @@ class Context:
             raise EngineError(f"no context of {n_slots} slots of {n_ctx} tokens can be made: {reason}")
         self._memory = lib.llama_get_memory(self.handle)
         self._n_vocab = model.n_vocab
+        self._model = model
+        self.adapters: AdapterSet = ()
 
     def close(self) -> None:
         if self.handle:
             self._lib.llama_free(self.handle)
             self.handle = None
+
+    def set_adapters(self, adapters: AdapterSet) -> None:
+        """From the next decode on it computes with these. Raises EngineError where llama.cpp cannot."""
+        self._model.adapters.apply(self.handle, self.adapters, adapters)
+        self.adapters = adapters
 
     def decode(self, batch: Any) -> DecodeCode:
         """One llama_decode."""

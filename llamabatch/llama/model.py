@@ -13,6 +13,7 @@ from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineClosedError, ModelFileError, PromptError
 from llamabatch.lifetime import Home
 from llamabatch.llama import library
+from llamabatch.llama.adapters import Adapters
 from llamabatch.llama.profiles import profile_for
 from llamabatch.request import Vocabulary
 
@@ -72,6 +73,7 @@ class Model:
         self.generates = bool(self._lib.llama_model_has_decoder(self.handle)) and not bool(
             self._lib.llama_model_has_encoder(self.handle)
         )
+        self.adapters = Adapters(self._lib, self.handle, self.metadata)
         self.vocabulary = Vocabulary(self.n_vocab, self.is_eog, self.token_bytes, self.all_bytes)
 
     def share(self) -> Model:

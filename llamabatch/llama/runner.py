@@ -31,6 +31,7 @@ class RunnerCounts:
             their passes over the weights.
         prefill_calls, prefill_tokens, prefill_passes: the same for calls with prompt tokens.
         dummy_rows: rows computed only to keep the ids of a call dense.
+        adapter_switches: changes of the adapters that the context computes with.
     """
 
     decode_calls: int = 0
@@ -40,6 +41,7 @@ class RunnerCounts:
     prefill_tokens: int = 0
     prefill_passes: int = 0
     dummy_rows: int = 0
+    adapter_switches: int = 0
 
 
 class Runner:
@@ -76,6 +78,11 @@ class Runner:
     def close(self) -> None:
         self._context.close()
 
+    def forget_adapter(self, name: str) -> None:
+        """It is about to be unloaded: the context must not hold on to it."""
+        if any(name == held for held, _ in self._context.adapters):
+            self._context.set_adapters(())
+
     def resize(self, n_slots: int) -> int:
         """Makes the context anew, empty, with that many slots; as before where llama.cpp cannot. Returns how many.
 
@@ -100,6 +107,9 @@ class Runner:
         return [result for call in batch.calls for result in self._run_call(call)]
 
     def _run_call(self, call: Call) -> list[SpanResult]:
+        if call.adapters != self._context.adapters:
+            self._context.set_adapters(call.adapters)
+            self.counts.adapter_switches += 1
         struct, outputs = self._batch.fill(call)
         code = self._context.decode(struct)
         for slot in call.dummy_slots:

@@ -57,7 +57,7 @@ def logit_gap():
 def assert_equal_by_the_rule(logit_gap):
     """Greedy outputs are equal, or part where the model itself was undecided; at least 99 % are equal."""
 
-    def check(got: list[RequestOutput], wanted: list[RequestOutput], least: float = 0.99) -> None:
+    def check(got: list[RequestOutput], wanted: list[RequestOutput], least: float = 0.99, gap_of=logit_gap) -> None:
         differing = 0
         for one, other in zip(got, wanted, strict=True):
             assert one.error is None
@@ -67,7 +67,7 @@ def assert_equal_by_the_rule(logit_gap):
                 continue
             differing += 1
             at = parting(one, other)
-            gap = logit_gap((*one.prompt_token_ids, *one.token_ids[:at]))
+            gap = gap_of((*one.prompt_token_ids, *one.token_ids[:at]))
             assert gap < MAX_GAP, f"{one.text!r} and {other.text!r} part at token {at}, where the gap is {gap}"
         assert differing <= (1 - least) * len(got), f"{differing} of {len(got)} outputs differ"
 

@@ -53,6 +53,8 @@ def test_the_scheduling_rooms_are_pure():
         "compaction",
         "precedence",
         "deadlines",
+        "adapters",
+        "adapter_turns",
         "request",
         "fanout",
         "token_counts",
@@ -68,11 +70,11 @@ def test_the_scheduling_rooms_are_pure():
 def test_imports_go_one_way():
     order = [
         {"errors", "checks"},
-        {"sampling_params", "token_counts", "detokenizer", "stats"},
+        {"sampling_params", "token_counts", "detokenizer", "stats", "adapters"},
         {"request"},
         {"slots", "prefix", "policies", "fanout", "deadlines"},
         {"config", "step", "waiting"},
-        {"packing", "turns", "cells", "affinity", "lookup", "compaction", "precedence"},
+        {"packing", "turns", "cells", "affinity", "lookup", "compaction", "precedence", "adapter_turns"},
         {"speculation"},
         {"scheduler", "machine"},
         {"capacity", "model_file"},

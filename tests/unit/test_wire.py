@@ -48,6 +48,11 @@ def test_structured_outputs_cross(asked):
     assert unpack_request(across(pack_request(request))[0]) == request
 
 
+def test_adapters_cross():
+    request = Request("r", (1,), adapters=(("a", 0.5), ("b", -1.0)))
+    assert unpack_request(across(pack_request(request))[0]).adapters == request.adapters
+
+
 def test_lone_surrogates_cross():
     request = Request("r", (1,), SamplingParams(stop="\ud800"))
     assert unpack_request(across(pack_request(request))[0]) == request
@@ -81,7 +86,7 @@ def test_logprobs_cross_unchanged():
 
 
 def test_configs_cross_unchanged():
-    config = EngineConfig("tiny", n_slots=3, tensor_split=(1.0, 2.0))
+    config = EngineConfig("tiny", n_slots=3, tensor_split=(1.0, 2.0), adapters=(("a", "a.gguf"),))
     assert unpack_config(across(pack_config(config))[0]) == config
 
 

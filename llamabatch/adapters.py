@@ -1,0 +1,72 @@
+"""Adapters of a request: which of the loaded ones, and how strongly. Pure Python.
+
+An adapter is a LoRA or a control vector, known to its model by a name. llama.cpp applies adapters to a whole context,
+so that only requests with the same set of them can share a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from llamabatch.checks import nearest, number, show
+from llamabatch.errors import AdapterError
+
+# (name, scale) in order of the names, without scales of 0: two equal sets are one and the same to llama.cpp
+AdapterSet = tuple[tuple[str, float], ...]
+
+MAX_SCALE = 1000.0
+MAX_NAME = 256  # characters
+
+
+def adapter_set(adapters: object) -> AdapterSet:
+    """What a caller gave as a set.
+
+    Args:
+        adapters: {name: scale}, pairs of these, one name for scale 1, or None for none. A scale of 0 is the same as
+            not naming the adapter.
+
+    Raises:
+        AdapterError: it is none of these, or a scale is no number from -1000 to 1000.
+    """
+    if adapters is None:
+        return ()
+    if isinstance(adapters, str):
+        adapters = {adapters: 1.0}
+    if isinstance(adapters, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in adapters):
+        pairs: list[tuple[Any, Any]] = list(adapters)
+    elif isinstance(adapters, Mapping):
+        pairs = list(adapters.items())
+    else:
+        raise AdapterError(f"adapters is {show(adapters)}; give names and scales as {{'name': 1.0}}, or None")
+    for name, scale in pairs:
+        check_name(name)
+        number(AdapterError, f"the scale of adapter {name!r}", scale, -MAX_SCALE, MAX_SCALE)
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        raise AdapterError(f"adapters names one twice: {show(names)}")
+    return tuple(sorted((name, float(scale)) for name, scale in pairs if scale))
+
+
+def adapter_sets(adapters: object, n: int) -> list[AdapterSet]:
+    """One set for each of n prompts: from one for all, or a list with one for each. Raises AdapterError."""
+    if not isinstance(adapters, list):
+        return [adapter_set(adapters)] * n
+    if len(adapters) != n:
+        raise AdapterError(f"there are {len(adapters)} sets of adapters for {n} prompts; give one, or one for each")
+    return [adapter_set(each) for each in adapters]
+
+
+def check_name(name: object) -> None:
+    """Raises AdapterError for what cannot be the name of an adapter."""
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
+        raise AdapterError(f"the name of an adapter is {show(name)}; give a text of 1 to {MAX_NAME} characters")
+
+
+def check_known(adapters: AdapterSet, known: Iterable[str]) -> None:
+    """Raises AdapterError for a name that is not among the loaded ones."""
+    for name, _ in adapters:
+        if name not in known:
+            names = sorted(known)
+            loaded = nearest(name, names) if names else " (none is loaded)"
+            raise AdapterError(f"there is no adapter {name!r}{loaded}")

@@ -1,0 +1,59 @@
+"""Adapters of engines in child processes: each loads its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Sequence
+
+from llamabatch.adapters import check_known
+from llamabatch.child import Child
+from llamabatch.config import EngineConfig
+from llamabatch.errors import AdapterError, LlamaBatchError
+
+
+class ChildAdapters:
+    """All children hold the same. What one of them refuses is taken back in the others."""
+
+    def __init__(self, children: Sequence[Child], config: EngineConfig) -> None:
+        self._children = children
+        self._paths = dict(config.adapters)
+        self._lock = threading.Lock()
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._paths)
+
+    def load(self, name: str, path: str | os.PathLike[str]) -> None:
+        """As EngineClient.load_adapter."""
+        if not isinstance(path, (str, os.PathLike)):
+            raise AdapterError(f"the path of adapter {name!r} is a {type(path).__name__}; give a str or a Path")
+        absolute = os.path.abspath(os.fspath(path))
+        with self._lock:
+            self._everywhere(("load_adapter", name, absolute), ("unload_adapter", name))
+            self._paths[name] = absolute
+
+    def unload(self, name: str) -> None:
+        """As EngineClient.unload_adapter."""
+        with self._lock:
+            check_known(((name, 1.0),), self._paths)
+            path = self._paths.pop(name)  # from here on no request can ask for it
+            try:
+                self._everywhere(("unload_adapter", name), ("load_adapter", name, path))
+            except LlamaBatchError:
+                self._paths[name] = path
+                raise
+
+    def _everywhere(self, command: tuple[str, ...], undo: tuple[str, ...]) -> None:
+        done: list[Child] = []
+        try:
+            for child in self._children:
+                if child.alive or len(self._children) == 1:  # the only one tells that it is gone
+                    child.ask(*command)
+                    done.append(child)
+        except LlamaBatchError:
+            for child in done:
+                with contextlib.suppress(LlamaBatchError):
+                    child.ask(*undo)
+            raise

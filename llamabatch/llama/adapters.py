@@ -1,0 +1,106 @@
+"""The adapters of a model: loaded once, set on a context as its calls ask for them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from llamabatch.adapter_file import read_adapter
+from llamabatch.adapters import AdapterSet, check_known, check_name
+from llamabatch.errors import AdapterError, EngineError, ModelFileError
+from llamabatch.llama import library
+
+
+class Adapters:
+    """LoRAs and control vectors by name.
+
+    The model frees what is left. While one is loaded or unloaded, no thread may compute with the model: llama.cpp
+    reads its list of adapters whenever it makes a graph.
+    """
+
+    def __init__(self, lib: ModuleType, model: Any, metadata: Mapping[str, str]) -> None:
+        self._lib = lib
+        self._model = model
+        self._n_embd = int(lib.llama_model_n_embd(model))
+        self._n_layer = int(lib.llama_model_n_layer(model))
+        self._n_expert = int(metadata.get(f"{metadata.get('general.architecture')}.expert_count", 0))
+        # with an adapter for such feed-forward weights llama.cpp aborts the process (llama-graph.cpp, build_ffn)
+        self._is_nvfp4 = metadata.get("general.file_type") == str(lib.LLAMA_FTYPE_MOSTLY_NVFP4)
+        self._loras: dict[str, Any] = {}
+        self._vectors: dict[str, Mapping[int, array[float]]] = {}
+
+    @property
+    def names(self) -> list[str]:
+        return sorted([*self._loras, *self._vectors])
+
+    def load(self, name: str, path: str | os.PathLike[str]) -> None:
+        """Reads an adapter file.
+
+        Raises:
+            AdapterError: the name is taken, or is none.
+            ModelFileError: the file is none, or is for another model.
+        """
+        check_name(name)
+        if name in self.names:
+            raise AdapterError(f"an adapter {name!r} is loaded already; unload it, or choose another name")
+        if not isinstance(path, (str, os.PathLike)):
+            raise AdapterError(f"the path of adapter {name!r} is a {type(path).__name__}; give a str or a Path")
+        file = read_adapter(Path(path), n_embd=self._n_embd, n_layer=self._n_layer, n_expert=self._n_expert)
+        if file.kind == "control vector":
+            self._vectors[name] = file.directions
+            return
+        if self._is_nvfp4:
+            raise ModelFileError(f"adapter {path}: llama.cpp cannot apply a LoRA to NVFP4 weights")
+        library.recent_complaints()
+        handle = self._lib.llama_adapter_lora_init(self._model, os.fsencode(path))
+        if not handle:
+            reason = "; ".join(dict.fromkeys(library.recent_complaints())) or "llama.cpp gives no reason"
+            raise ModelFileError(f"adapter {path} cannot be loaded: {reason}")
+        self._loras[name] = handle
+
+    def unload(self, name: str) -> None:
+        """Frees an adapter that no context has set. Raises AdapterError if there is no such one."""
+        check_known(((name, 1.0),), self.names)
+        self._vectors.pop(name, None)
+        lora = self._loras.pop(name, None)
+        if lora is not None:
+            self._lib.llama_adapter_lora_free(lora)
+
+    def apply(self, context: Any, before: AdapterSet, wanted: AdapterSet) -> None:
+        """Sets a context's adapters.
+
+        Args:
+            before: what it has.
+
+        Raises:
+            EngineError: llama.cpp cannot.
+        """
+        loras = [(self._loras[name], scale) for name, scale in wanted if name in self._loras]
+        handles = (self._lib.llama_adapter_lora_p_ctypes * max(1, len(loras)))(*[handle for handle, _ in loras])
+        scales = (ctypes.c_float * max(1, len(loras)))(*[scale for _, scale in loras])
+        code = self._lib.llama_set_adapters_lora(context, handles, len(loras), scales)  # nothing if they are the same
+        if code == 0 and self._only_vectors(before) != self._only_vectors(wanted):
+            code = self._set_vectors(context, self._only_vectors(wanted))
+        if code != 0:
+            raise EngineError(f"llama.cpp could not set the adapters {wanted}: {code}")
+
+    def _only_vectors(self, adapters: AdapterSet) -> AdapterSet:
+        return tuple((name, scale) for name, scale in adapters if name in self._vectors)
+
+    def _set_vectors(self, context: Any, vectors: AdapterSet) -> int:
+        """llama.cpp has room for one: the sum of them. Layers beyond its data would keep what they had before."""
+        if not vectors:
+            return int(self._lib.llama_set_adapter_cvec(context, None, 0, self._n_embd, 0, 0))
+        total = np.zeros((self._n_layer, self._n_embd), np.float32)
+        for name, scale in vectors:
+            for layer, values in self._vectors[name].items():
+                total[layer - 1] += np.float32(scale) * np.asarray(values, np.float32)
+        data = total.ctypes.data_as(ctypes.POINTER(ctypes.c_float))  # copied by the call
+        return int(self._lib.llama_set_adapter_cvec(context, data, total.size, self._n_embd, 1, self._n_layer))
