@@ -21,7 +21,8 @@ from llamabatch.lookup import PromptLookup
 from llamabatch.machine import Machine
 from llamabatch.model_file import resolve as resolve_path
 from llamabatch.policies import policy
-from llamabatch.request import Request, Sequence, SequenceOutput, check_params, check_prompt
+from llamabatch.request import Request, Sequence, SequenceOutput
+from llamabatch.request_checks import check_params, check_prompt
 from llamabatch.scheduler import Scheduler
 from llamabatch.speculation import Speculation
 from llamabatch.stats import EngineStats

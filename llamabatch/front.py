@@ -16,7 +16,8 @@ from llamabatch.chat import ChatOptions, Conversation, to_tokens
 from llamabatch.checks import show
 from llamabatch.client import EngineClient, failure
 from llamabatch.errors import AdapterError, InputError, PromptError
-from llamabatch.request import Request, RequestOutput, SequenceOutput, check_prompt, new_group
+from llamabatch.request import Request, RequestOutput, SequenceOutput, new_group
+from llamabatch.request_checks import check_prompt
 from llamabatch.sampling_params import SamplingParams
 
 Prompt = str | ListLike[int]

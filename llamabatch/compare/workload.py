@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from llamabatch.chat import to_tokens
 from llamabatch.errors import LlamaBatchError, PromptError, SetupError
 from llamabatch.llama.model import Model
-from llamabatch.request import check_prompt
+from llamabatch.request_checks import check_prompt
 
 _JSONL = (".jsonl", ".ndjson", ".json")
 _SHAPES = '{"prompt": TEXT} or {"messages": [{"role": …, "content": …}]}'

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from llamabatch import ConfigError, EngineConfig, LlamaBatchError, SamplingError, SamplingParams
 from llamabatch.config import EngineOptions
-from llamabatch.request import check_params
+from llamabatch.request_checks import check_params
 from llamabatch.sampling_params import ALIASES
 from llamabatch.token_counts import TokenCounts
 
