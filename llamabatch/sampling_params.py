@@ -258,6 +258,27 @@ class SamplingParams:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @property
+    def uncommon(self) -> bool:
+        """Does it ask for more than bias, penalties, masks, top_k, top_p, min_p and temperature?"""
+        if self.dry or self.logits_processors:
+            return True
+        if self.greedy:
+            return False
+        cuts = self.typical_p < 1 or self.top_n_sigma > 0 or self.xtc_probability > 0
+        return cuts or self.mirostat > 0 or self.dynatemp_range > 0
+
+    @property
+    def dry(self) -> bool:
+        """Are repeated runs of tokens penalised?"""
+        return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
+
+    @property
+    def breakers(self) -> tuple[str, ...]:
+        """dry_sequence_breakers."""
+        assert isinstance(self.dry_sequence_breakers, tuple)
+        return self.dry_sequence_breakers
+
+    @property
     def log_min_p(self) -> float:
         """How far below the best a logit may lie; -inf: any distance."""
         return math.log(self.min_p) if self.min_p > 0 else -math.inf

@@ -169,6 +169,12 @@ class Model:
             self._check_open()
             return self._tokenize(data, add_special, parse_special)
 
+    def tokenize_bytes(self, data: bytes) -> list[int]:
+        """A piece of text, which may begin within a character, as ids; without special tokens."""
+        with self._lock:
+            self._check_open()
+            return self._tokenize(data, False, False)
+
     def _tokenize(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
         room = len(data) + 8  # a token is at least one byte, but for BOS and a leading space
         for _ in range(2):

@@ -197,6 +197,8 @@ def _draw(sequence: Sequence) -> Draw:
     draw.index = sequence.num_output
     if draw.masks is not None:
         draw.mask = draw.masks.next(draw.index, sequence.token_ids)
+    if draw.chain is not None:
+        draw.token_ids = sequence.token_ids
     return draw
 
 

@@ -1,17 +1,23 @@
 """Samples all output rows of a call: with the compiled helper, or with numpy where there is none. Same tokens.
 
+Requests for uncommon samplers go through numpy in either case (chain.py).
+
 A row's token depends on its logits, its parameters, the tokens before it (penalties only), its mask, and
 (seed, index). Each row is worked on alone, in place and unchanged, so that company cannot change a token.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence as ListLike
+
 import numpy as np
 import numpy.typing as npt
 
 from llamabatch import native
 from llamabatch.llama import sampler_numpy
+from llamabatch.llama.chain import Chain
 from llamabatch.llama.masks import Masks
+from llamabatch.repeats import Repeats
 from llamabatch.sampling_params import SamplingParams
 from llamabatch.token_counts import TokenCounts
 
@@ -29,9 +35,11 @@ class Draw:
         mask: bit i of word i / 32 allows token i (llguidance's format), uint32, without gaps; None: no mask. What
             params.allowed_token_ids forbids stays forbidden.
         masks: where the mask of each token comes from; None for most.
+        chain: the samplers that few ask for; None for most.
+        token_ids: prompt and output so far; kept up to date where there is a chain.
     """
 
-    __slots__ = ("_prepared", "counts", "index", "mask", "masks", "params", "seed")
+    __slots__ = ("_prepared", "chain", "counts", "index", "mask", "masks", "params", "seed", "token_ids")
 
     def __init__(
         self,
@@ -40,13 +48,17 @@ class Draw:
         index: int = 0,
         counts: TokenCounts | None = None,
         mask: npt.NDArray[np.uint32] | None = None,
+        repeats: Repeats | None = None,
     ) -> None:
+        """`repeats`: what DRY goes by; without it there is none."""
         self.params = params
         self.seed = seed
         self.index = index
         self.counts = counts
         self.mask = mask
         self.masks: Masks | None = None
+        self.chain = Chain(params, repeats) if params.uncommon else None
+        self.token_ids: ListLike[int] = ()
         self._prepared: native.Prepared | None = None
 
     @property
@@ -72,8 +84,15 @@ def sample_rows(logits: npt.NDArray[np.float32], draws: list[Draw], n_threads: i
         n_threads: for the compiled helper, where it has OpenMP and the rows are worth it.
     """
     if native.available():
-        return native.sample_rows(logits, draws, n_threads)
-    return [sampler_numpy.sample_row(row, draw) for row, draw in zip(logits, draws, strict=True)]
+        tokens = native.sample_rows(logits, draws, n_threads)
+        for i in [i for i, draw in enumerate(draws) if draw.chain is not None]:
+            tokens[i] = _sample_row(logits[i], draws[i])
+        return tokens
+    return [_sample_row(row, draw) for row, draw in zip(logits, draws, strict=True)]
+
+
+def _sample_row(row: npt.NDArray[np.float32], draw: Draw) -> int:
+    return sampler_numpy.sample_row(row, draw) if draw.chain is None else draw.chain.sample(row, draw)
 
 
 def distribution(row: npt.NDArray[np.float32], draw: Draw) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
@@ -82,9 +101,10 @@ def distribution(row: npt.NDArray[np.float32], draw: Draw) -> tuple[npt.NDArray[
     A token less than 2^-34 times as likely as the likeliest has probability 0. Both are empty where the logits are
     not numbers or nothing is allowed.
     """
-    if native.available():
+    if draw.chain is None and native.available():
         raw_ids, raw_weights = native.candidates(row, draw)
         ids, weights = np.array(raw_ids, np.int64), np.array(raw_weights)
     else:
-        ids, weights = sampler_numpy.candidates(row, draw)
+        ids, raw = (sampler_numpy if draw.chain is None else draw.chain).candidates(row, draw)
+        weights = raw.astype(np.float64)
     return ids, weights / weights.sum() if len(ids) else weights

@@ -6,6 +6,7 @@ are llama.cpp's: bias, penalties, mask, top_k, top_p, min_p on the untempered pr
 
 from __future__ import annotations
 
+from collections.abc import Sequence as ListLike
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,12 +37,13 @@ class Draw(Protocol):
     index: int
     counts: TokenCounts | None
     mask: Mask | None
+    token_ids: ListLike[int]
 
 
 def sample_row(row: Floats, draw: Draw) -> int:
     """The token of one row, or NO_TOKEN; where logits are equal, lower ids come first."""
     if draw.params.greedy:
-        values = _values(row, draw)
+        values = values_of(row, draw)
         return NO_TOKEN if values is None else int(values.argmax())
     ids, weights = candidates(row, draw)
     if not len(ids):
@@ -52,25 +54,25 @@ def sample_row(row: Floats, draw: Draw) -> int:
 
 def candidates(row: Floats, draw: Draw) -> tuple[Ids, Floats]:
     """The ids that the chain leaves, rising, and their weights in whole numbers; empty where nothing can be drawn."""
-    values = _values(row, draw)
+    values = values_of(row, draw)
     if values is None:
         return np.empty(0, np.int64), np.empty(0)
     params, vocabulary, top = draw.params, len(values), values.max()
     floor = float(top) + params.log_min_p
     if 0 < params.top_k < vocabulary:
-        ids = _top(values, params.top_k)
+        ids = top_of(values, params.top_k)
         if params.top_p < 1:
-            weights = _weights(values[ids], top)
+            weights = weights_of(values[ids], top)
             ids = ids[: _reach(weights, params.top_p * weights.sum())]
     elif params.top_p < 1:
-        ids = _nucleus(values, top, params.top_p)
+        ids = nucleus(values, top, params.top_p)
     else:
         ids = np.flatnonzero(values > -np.inf)
     ids = np.sort(ids[values[ids].astype(np.float64) >= floor])
-    return ids, _weights(values[ids], top, params.temperature)
+    return ids, weights_of(values[ids], top, params.temperature)
 
 
-def _values(row: Floats, draw: Draw) -> Floats | None:
+def values_of(row: Floats, draw: Draw) -> Floats | None:
     """The row with bias, penalties and masks, a copy only where there are any; None where it holds no numbers."""
     if not row.max() <= np.finfo(np.float32).max:  # a NaN or +inf; `max` hands a NaN on
         return None
@@ -105,12 +107,12 @@ def _edited(row: Floats, params: SamplingParams, counts: TokenCounts | None) -> 
     return values
 
 
-def _nucleus(values: Floats, top: Any, top_p: float) -> Ids:
+def nucleus(values: Floats, top: Any, top_p: float) -> Ids:
     """The fewest likeliest tokens whose weights reach top_p of all."""
-    target = top_p * _weights(values, top).sum()
+    target = top_p * weights_of(values, top).sum()
     for look in (_FIRST_LOOK, len(values)):
-        ids = _top(values, look)
-        weights = _weights(values[ids], top)
+        ids = top_of(values, look)
+        weights = weights_of(values[ids], top)
         if weights.sum() >= target:
             break
     return ids[: _reach(weights, target)]
@@ -120,7 +122,7 @@ def _reach(weights: Floats, target: float) -> int:
     return int(np.searchsorted(np.cumsum(weights), target, side="left")) + 1
 
 
-def _top(values: Floats, k: int) -> Ids:
+def top_of(values: Floats, k: int) -> Ids:
     """The k largest that are not -inf, in order. A threshold from chunk maxima keeps the sort to a few dozen."""
     vocabulary = len(values)
     whole = vocabulary // _CHUNK
@@ -133,7 +135,7 @@ def _top(values: Floats, k: int) -> Ids:
     return ids[np.argsort(-values[ids], kind="stable")][:k]
 
 
-def _weights(values: Floats, top: Any, temperature: float = 1.0) -> Floats:
+def weights_of(values: Floats, top: Any, temperature: float = 1.0) -> Floats:
     """exp((values - top) / temperature) * 2^33, rounded: float64 that hold whole numbers, whose sums are exact.
 
     Step by step as in native_patches/native/kernels.hpp, in float32, so that the last bit is the same; the polynomial

@@ -59,6 +59,7 @@ def test_the_scheduling_rooms_are_pure():
         "request_checks",
         "fanout",
         "token_counts",
+        "repeats",
         "detokenizer",
         "sampling_params",
         "sampling_checks",
@@ -71,7 +72,7 @@ def test_the_scheduling_rooms_are_pure():
 def test_imports_go_one_way():
     order = [
         {"errors", "checks"},
-        {"sampling_params", "token_counts", "detokenizer", "stats", "adapters"},
+        {"sampling_params", "token_counts", "repeats", "detokenizer", "stats", "adapters"},
         {"request"},
         {"slots", "prefix", "policies", "fanout", "deadlines", "request_checks"},
         {"config", "step", "waiting"},

@@ -1,0 +1,96 @@
+"""The samplers that few ask for, through the whole engine."""
+
+from dataclasses import replace
+
+import pytest
+
+from llamabatch import LLM, Engine, EngineConfig, Request, SamplingParams, native
+
+CHAT = [{"role": "user", "content": "Tell me a story about a fox."}]
+LIVELY = {"max_tokens": 40, "temperature": 2.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "ignore_eos": True}
+KINDS = {
+    "plain": {},
+    "typical": {"typical_p": 0.3},
+    "sigma": {"top_n_sigma": 0.8},
+    "xtc": {"xtc_probability": 0.8, "xtc_threshold": 0.05},
+    "dry": {"dry_multiplier": 4.0, "dry_base": 3.0, "dry_allowed_length": 1},
+    "mirostat 1": {"mirostat": 1, "mirostat_tau": 2.0},
+    "mirostat 2": {"mirostat": 2, "mirostat_tau": 2.0, "mirostat_eta": 0.5},
+    "dynamic": {"dynatemp_range": 1.2},
+}
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM("tiny") as llm:
+        yield llm
+
+
+def params(kind, **more):
+    return SamplingParams(**LIVELY | KINDS[kind] | {"seed": 3} | more)
+
+
+def tokens(llm):
+    outs = llm.chat([CHAT] * len(KINDS), [params(kind) for kind in KINDS])
+    assert all(out.error is None for out in outs)
+    return {kind: out.token_ids for kind, out in zip(KINDS, outs, strict=True)}
+
+
+def test_each_changes_the_text_and_they_run_in_one_batch(llm):
+    found = tokens(llm)
+    same = [kind for kind in KINDS if found[kind] == found["plain"]]
+    assert same in (["plain"], ["plain", "dry"])  # a text that repeats nothing is none of DRY's business
+
+
+@pytest.mark.skipif(not native.available(), reason="compares the compiled helper with numpy")
+def test_texts_are_the_same_without_the_helper_and_in_a_child(llm, monkeypatch):
+    with_helper = tokens(llm)
+    monkeypatch.setattr(native, "available", lambda: False)
+    assert tokens(llm) == with_helper
+    with LLM("tiny", isolate=True) as child:
+        assert tokens(child) == with_helper
+
+
+def test_dry_ends_repetition(llm):
+    prompt = "the cat sat. " * 12
+    looping = {"temperature": 0, "max_tokens": 40, "ignore_eos": True}
+    plain, dry = llm.generate(
+        [prompt, prompt],
+        [SamplingParams(**looping), SamplingParams(**looping, dry_multiplier=5.0, dry_sequence_breakers=())],
+    )
+
+    def repeated(out):
+        ids = (*out.prompt_token_ids, *out.token_ids)
+        return sum(
+            ids[i : i + 4] in {ids[j : j + 4] for j in range(i)} for i in range(len(out.prompt_token_ids), len(ids) - 4)
+        )
+
+    assert repeated(dry) < repeated(plain)
+
+
+def test_what_they_remember_survives_a_context_that_is_lost(llm):
+    """The context grows while they run, so that all is computed again; tokens and mirostat's state are kept."""
+    ids = tuple(llm.chat([CHAT], SamplingParams(max_tokens=1))[0].prompt_token_ids)
+    texts = []
+    for disturb in (False, True):
+        with Engine(EngineConfig("tiny", n_slots=8)) as engine:
+            kinds = ["mirostat 1", "mirostat 2", "dry", "xtc"]
+            for kind in kinds if disturb else []:
+                engine.add(Request(kind, ids, params(kind)))
+                for _ in range(3):
+                    engine.step()
+            for kind in [] if disturb else kinds:
+                engine.add(Request(kind, ids, params(kind)))
+            finished = {}
+            while engine.has_work:
+                finished |= {o.request_id: o.finished.token_ids for o in engine.step() if o.finished}
+            assert (engine.stats().preemptions > 0) == disturb
+            texts.append(finished)
+    # the logits differ in their last bits, and a draw may fall on the other side of a border; most do not
+    assert sum(texts[0][kind] == texts[1][kind] for kind in texts[0]) >= 3
+
+
+def test_greedy_with_rare_cuts_is_plain_greedy(llm):
+    greedy = SamplingParams(temperature=0, max_tokens=24)
+    several = [greedy] + [replace(greedy, **KINDS[kind]) for kind in KINDS if kind not in ("plain", "dry")]
+    assert len({out.token_ids for out in llm.chat([CHAT] * len(several), several)}) == 1
