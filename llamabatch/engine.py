@@ -29,7 +29,7 @@ from llamabatch.stats import EngineStats
 from llamabatch.step import Limits
 from llamabatch.unready import Unready
 
-_PATIENCE_S = 0.005  # with nothing to compute; commands that come meanwhile wait as long
+_PATIENCE_S = 0.002  # with nothing to compute but grammars under way
 
 
 class Engine:
@@ -88,8 +88,11 @@ class Engine:
 
     def wait_s(self) -> float | None:
         """How long the next step may wait for company, seconds: 0 where there is reason to compute at once, None where
-        there is nothing to do. For those who drive the loop; `step` itself never waits."""
-        return self._scheduler.wait_s()
+        there is nothing to do. For those who drive the loop; `step` itself waits for a grammar only, and not long."""
+        wait_s = self._scheduler.wait_s()
+        if self._unready:
+            return _PATIENCE_S if wait_s is None else min(wait_s, _PATIENCE_S)
+        return wait_s
 
     def add(self, request: Request) -> None:
         """Takes a request in.
@@ -172,7 +175,7 @@ class Engine:
             waiting=scheduler.num_waiting + len(self._unready),
             free_slots=scheduler.num_free_slots,
             preemptions=scheduler.num_preemptions,
-            missed_deadlines=scheduler.deadlines.num_missed,
+            missed_deadlines=scheduler.deadlines.num_missed + self._unready.num_missed,
             shared_tokens=scheduler.num_shared_tokens,
             prefix_hits=scheduler.num_prefix_hits,
             prefix_tokens=scheduler.num_prefix_tokens,

@@ -68,6 +68,10 @@ class Request:
         """Who goes first: the lower one."""
         return self.params.background, self.params.priority
 
+    def is_late(self, now: float) -> bool:
+        """Has its deadline passed?"""
+        return self.params.deadline_s is not None and now > self.arrival_s + self.params.deadline_s
+
     @property
     def expected_tokens(self) -> int:
         """Tokens that this request will occupy at most, as far as is known now: the measure of load."""

@@ -43,7 +43,7 @@ def structure(given: object) -> Structure | None:
     asked = {key: value for key, value in given.items() if value is not None and value is not False}
     for key in asked:
         if key not in _KEYS:
-            raise SamplingError(f"structured_outputs has no {show(key)}{nearest(str(key), _KEYS)}")
+            raise SamplingError(f"structured_outputs has no {show(key)}{nearest(show(key), _KEYS)}")
     if len(asked) != 1:
         names = ", ".join(asked) or "nothing"
         raise SamplingError(f"structured_outputs holds {names}; give exactly one of {', '.join(_KEYS)}")
@@ -59,7 +59,7 @@ def _response_format(given: Mapping[Any, Any]) -> Structure | None:
     """OpenAI's response_format, and llama_cpp.Llama's, which has the schema beside the type."""
     kind = given["type"]
     if kind not in _FORMATS:
-        raise SamplingError(f"the type of structured_outputs is {show(kind)}{nearest(str(kind), _FORMATS)}")
+        raise SamplingError(f"the type of structured_outputs is {show(kind)}{nearest(show(kind), _FORMATS)}")
     if kind == "text":
         return None
     if kind == "json_object":
@@ -89,7 +89,7 @@ def _schema_text(given: object) -> str:
     if not isinstance(given, Mapping):
         raise SamplingError(f"json of structured_outputs is {show(given)}; give a schema or a pydantic model class")
     try:
-        return json.dumps(given, allow_nan=False)
+        return json.dumps(dict(given), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise SamplingError(f"json of structured_outputs cannot be written as JSON: {error}") from error
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
+from llamabatch.deadlines import complaint
 from llamabatch.errors import InputError
 from llamabatch.request import Sequence, SequenceOutput
 
@@ -17,9 +19,13 @@ class Unready:
 
     Args:
         enter: called with a sequence and what it waited for.
+
+    Attributes:
+        num_missed: how many reached their deadline here.
     """
 
     def __init__(self, enter: Enter) -> None:
+        self.num_missed = 0
         self._enter = enter
         self._waiting: dict[str, tuple[Sequence, Future[Any]]] = {}
 
@@ -53,9 +59,12 @@ class Unready:
         """
         futures = {future for _, future in self._waiting.values()}
         done, _ = wait(futures, patience_s, FIRST_COMPLETED)
-        failed = []
+        now, failed = time.perf_counter(), []
         for request_id, (sequence, future) in list(self._waiting.items()):
             if future not in done:
+                if sequence.request.is_late(now):
+                    self.num_missed += 1
+                    failed.append(self.abort(request_id, complaint(sequence, now)))
                 continue
             error = future.exception()
             if error is None:

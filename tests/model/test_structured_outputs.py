@@ -4,11 +4,14 @@ import itertools
 import json
 import queue
 import re
+import subprocess
+import sys
 import threading
 import time
 from enum import Enum
 from typing import Annotated, Literal
 
+import psutil
 import pytest
 from annotated_types import MaxLen
 from architectures import write
@@ -219,3 +222,24 @@ def test_constrained_and_guessing_rows_share_a_call(tmp_path):
         assert llm.stats().drafted_tokens > 0
         assert outputs[1].text == "one one one xxxxxxxxx"
         assert outputs[0].text == outputs[2].text
+
+
+def test_closing_leaves_no_process_behind():
+    me = psutil.Process()
+    before = {child.pid for child in me.children()}
+    with LLM("tiny", n_slots=2) as llm:
+        llm.generate("x", SamplingParams(structured_outputs={"regex": "a"}))
+        assert {child.pid for child in me.children()} - before
+    assert {child.pid for child in me.children()} == before
+
+
+def test_nothing_is_started_for_those_who_do_not_ask():
+    code = (
+        "import sys, threading, psutil; from llamabatch import LLM\n"
+        "with LLM('tiny', strategy='batched', n_slots=2) as llm:\n"
+        "    llm.generate('x', {'max_tokens': 2})\n"
+        "    assert 'llguidance' not in sys.modules\n"
+        "    assert not psutil.Process().children()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

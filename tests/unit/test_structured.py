@@ -5,6 +5,7 @@ import random
 import re
 import threading
 import time
+from types import MappingProxyType
 
 import numpy as np
 import pydantic
@@ -38,6 +39,7 @@ TEXT = json.dumps(SCHEMA)
         ({"json": TEXT.replace(" ", "\n")}, ("json", TEXT)),
         ({"json": Person}, ("json", json.dumps(Person.model_json_schema()))),
         ({"json": True}, ("json", "{}")),
+        ({"json": MappingProxyType(SCHEMA)}, ("json", TEXT)),
         ({"json_object": True}, ("json", '{"type": "object"}')),
         ({"regex": r"\d+", "json": None, "json_object": False}, ("regex", r"\d+")),
         ({"choice": ("yes", "né")}, ("choice", '["yes", "n\\u00e9"]')),
@@ -69,6 +71,9 @@ DEEP = "[" * 100_000
         ({"json": SCHEMA, "regex": "a"}, "holds json, regex; give exactly one"),
         ({"jsn": SCHEMA}, "no 'jsn'; did you mean 'json'"),
         ({1: SCHEMA}, "no 1"),
+        ({10**5000: SCHEMA}, "number of 16610 bits"),
+        ({"json": {"const": 10**5000}}, "cannot be written"),
+        ({"type": 10**5000}, "number of 16610 bits"),
         ({"json": 3}, "json of structured_outputs is 3"),
         ({"json": False}, "holds nothing"),
         ({"json": "{"}, "is no JSON"),
@@ -329,8 +334,14 @@ def test_sequences_enter_when_their_grammar_is_ready_and_fail_with_it(compiler):
     slow = compiler.compile(structure({"json": {"type": "integer", "multipleOf": 1_234_579}}))
     for name, future in (("ready", ready), ("slow", slow), ("aborted", slow)):
         unready.add(Sequence(Request(name, (1,)), vocabulary, 64), future)
+    late = Request("late", (1,), SamplingParams(deadline_s=0.05))
+    unready.add(Sequence(late, vocabulary, 64), slow)
     assert entered == ["ready"]
     assert unready.step(0.0) == []
+    time.sleep(0.1)
+    [missed] = unready.step(0.0)
+    assert "deadline_s is 0.05" in missed.finished.error
+    assert unready.num_missed == 1
     assert "slow" in unready
     assert unready.abort("aborted", None).finished.finish_reason == "abort"
     failed = []
