@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from llamabatch.async_llm import AsyncLLM
 from llamabatch.config import EngineConfig
 from llamabatch.engine import Engine
 from llamabatch.errors import (
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "AdapterError",
+    "AsyncLLM",
     "CompletionOutput",
     "ConfigError",
     "Engine",

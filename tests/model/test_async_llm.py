@@ -1,0 +1,291 @@
+"""AsyncLLM: what LLM gives, cancellation, clean ends, and an event loop that never stands still."""
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from llamabatch import (
+    LLM,
+    AsyncLLM,
+    ConfigError,
+    EngineClosedError,
+    EngineError,
+    FinishReason,
+    ModelFileError,
+    PromptError,
+    QueueFull,
+    SamplingParams,
+)
+
+HI = [{"role": "user", "content": "What is the capital of France?"}]
+LONG = SamplingParams(max_tokens=900, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def sync():
+    with LLM("tiny", n_slots=8) as llm:
+        yield llm
+
+
+async def until_idle(llm: AsyncLLM, seconds: float = 10.0) -> None:
+    """Until no slot is taken; fails if that does not come to pass."""
+    end = time.monotonic() + seconds
+    while (stats := await llm.stats()).running or stats.waiting:
+        assert time.monotonic() < end, stats
+        await asyncio.sleep(0.002)
+
+
+async def until_running(llm: AsyncLLM) -> None:
+    while not (await llm.stats()).running:
+        await asyncio.sleep(0.002)
+
+
+def test_gives_what_llm_gives(sync, greedy):
+    async def main():
+        async with AsyncLLM("tiny", n_slots=8) as llm:
+            assert llm.plan.config.n_slots == 8
+            texts = [o.text for o in await llm.generate(["Once upon a time", "", "The sea"], greedy)]
+            [answer] = await llm.chat(HI, {"temperature": 0, "max_tokens": 48})
+            pieces = [p async for p in llm.stream(["Once upon a time", HI], greedy)]
+            done = [pair async for pair in llm.as_completed(["a", "b"], SamplingParams(max_tokens=3))]
+            ids = await llm.tokenize("Once")
+            assert await llm.detokenize(ids) == "Once"
+            with pytest.raises(PromptError, match="empty"):
+                await llm.generate("")
+            return texts, answer.text, pieces, done
+
+    texts, answer, pieces, done = asyncio.run(main())
+    expected = [o.text for o in sync.generate(["Once upon a time", "", "The sea"], greedy)]
+    assert texts == expected
+    assert answer == sync.chat(HI, greedy)[0].text
+    assert "".join(p.text for p in pieces if p.prompt_index == 0) == expected[0]
+    assert "".join(p.text for p in pieces if p.prompt_index == 1) == answer
+    assert {index for index, _ in done} == {0, 1}
+
+
+def test_many_tasks_share_batches(greedy):
+    async def main():
+        async with AsyncLLM("tiny", n_slots=16, instances=1) as llm:
+            outputs = await asyncio.gather(*(llm.generate(f"Chapter {i}.", greedy) for i in range(100)))
+            return outputs, await llm.stats()
+
+    outputs, stats = asyncio.run(main())
+    assert all(output.finish_reason is not FinishReason.ERROR for [output] in outputs)
+    assert stats.rows_per_step > 4
+
+
+@pytest.mark.parametrize("options", [{}, {"isolate": True}])
+def test_cancelling_a_task_frees_its_slots_and_disturbs_nobody(options, greedy):
+    async def main():
+        async with AsyncLLM("tiny", n_slots=4, **options) as llm:
+            [alone] = await llm.generate("Once upon a time", greedy)
+            doomed = asyncio.create_task(llm.generate(["a"] * 20, LONG))
+            await until_running(llm)
+            other = asyncio.create_task(llm.generate("Once upon a time", greedy))
+            doomed.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await doomed
+            assert (await other)[0].text == alone.text
+            await until_idle(llm)
+
+    asyncio.run(main())
+
+
+def test_cancelled_before_it_is_submitted_it_never_runs():
+    async def main():
+        async with AsyncLLM("tiny", n_slots=2, instances=1) as llm:
+            ids = await llm.tokenize("a " * 400)
+            before = (await llm.stats()).prefill_tokens
+            # each of them is still on its way to the engine when it is cancelled, or has just come there
+            for delay in (0.0, 0.0, 0.001, 0.005):
+                task = asyncio.create_task(llm.generate([ids] * 50, LONG))
+                await asyncio.sleep(delay)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            await until_idle(llm)
+            return before, (await llm.stats()).prefill_tokens, len(ids)
+
+    before, after, one = asyncio.run(main())
+    assert after - before < 100 * one
+
+
+def test_leaving_a_stream_frees_its_slots():
+    async def main():
+        async with AsyncLLM("tiny", n_slots=4) as llm:
+            async for _ in llm.stream(["a", "b"], LONG):
+                break
+            await until_idle(llm)
+            params = [SamplingParams(max_tokens=1), LONG, LONG]
+            async for index, _ in llm.as_completed(["a", "b", "c"], params):
+                assert index == 0
+                break
+            await until_idle(llm)
+
+    asyncio.run(main())
+
+
+def test_timeouts_are_cancellations():
+    async def main():
+        async with AsyncLLM("tiny", n_slots=2) as llm:
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(llm.generate(["a"] * 50, LONG), 0.05)
+            await until_idle(llm)
+
+    asyncio.run(main())
+
+
+def test_closing_ends_what_runs_and_what_comes_after_is_refused():
+    async def main():
+        llm = AsyncLLM("tiny", n_slots=2)
+        task = asyncio.create_task(llm.generate(["a"] * 20, LONG))
+        await until_running(llm)
+        await llm.aclose()
+        await llm.aclose()
+        assert {o.finish_reason for o in await task} == {FinishReason.ABORT}
+        for call in (llm.generate("x"), llm.stats(), llm.tokenize("x"), llm.load()):
+            with pytest.raises(EngineClosedError):
+                await call
+
+    asyncio.run(main())
+
+
+def test_the_loop_may_be_closed_first_and_another_may_follow():
+    # asyncio itself complains of the task that is left, hence a program of its own
+    code = """
+        import asyncio
+        from llamabatch import AsyncLLM, SamplingParams
+
+        llm = AsyncLLM("tiny", n_slots=4, instances=1)
+        long = SamplingParams(max_tokens=1500, ignore_eos=True)
+
+        async def until(busy):
+            while bool((await llm.stats()).running) is not busy:
+                await asyncio.sleep(0.002)
+
+        loop = asyncio.new_event_loop()
+        short = SamplingParams(max_tokens=20, ignore_eos=True)
+        task = loop.create_task(llm.generate(["a"] * 4, [short, long, long, long]))
+        loop.run_until_complete(until(True))
+        loop.close()  # without a word to the task; the first event that cannot be told ends the others
+        asyncio.run(until(False))
+        print(asyncio.run(llm.stats()).decode_rows < 4 * 1500)
+        print(len(asyncio.run(llm.generate("x", SamplingParams(max_tokens=1)))[0].token_ids))
+        llm.close()
+        print("closed", flush=True)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True\n1\nclosed\n", done.stderr
+    assert "could not be delivered" not in done.stderr
+
+
+def test_options_are_checked_at_once_and_a_failed_load_is_told_and_tried_again(tmp_path):
+    with pytest.raises(ConfigError, match="n_slotz"):
+        AsyncLLM("tiny", n_slotz=1)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"nothing")
+    llm = AsyncLLM(path)
+    with pytest.raises(EngineError, match="not loaded"):
+        llm.plan  # noqa: B018
+
+    async def main():
+        for _ in range(2):
+            with pytest.raises(ModelFileError):
+                await llm.generate("x")
+        with pytest.raises(ModelFileError):
+            async with AsyncLLM(path):
+                pass
+        await llm.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_full_queue_is_an_error_of_the_call():
+    async def main():
+        async with AsyncLLM("tiny", n_slots=2, max_queue=2) as llm:
+            tasks = [asyncio.create_task(llm.generate("a", LONG)) for _ in range(4)]
+            while (await llm.stats()).running + (await llm.stats()).waiting < 4:
+                await asyncio.sleep(0.002)
+            with pytest.raises(QueueFull, match="max_queue=2"):
+                await llm.generate("a", LONG)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for _ in range(1000):
+                try:
+                    await llm.generate("a", SamplingParams(max_tokens=1))
+                    break
+                except QueueFull:
+                    await asyncio.sleep(0.005)
+            else:
+                pytest.fail("the place of a cancelled request stays taken")
+            assert (await llm.stats()).rejected >= 1
+
+    asyncio.run(main())
+
+
+class Ticker:
+    """A task of the event loop that notes the longest time between two of its turns."""
+
+    async def __aenter__(self):
+        self.worst = 0.0
+        self._task = asyncio.create_task(self._tick())
+        await asyncio.sleep(0)
+        self._start = time.perf_counter()
+        return self
+
+    async def __aexit__(self, *exc):
+        self.took = time.perf_counter() - self._start
+        self._task.cancel()
+
+    async def _tick(self):
+        last = time.perf_counter()
+        while True:
+            await asyncio.sleep(0.001)
+            now = time.perf_counter()
+            self.worst, last = max(self.worst, now - last), now
+
+
+def test_the_loop_goes_on_while_a_megabyte_is_tokenized_and_while_the_model_is_loaded():
+    text = "Once upon a time there was a fox. " * 31_000
+
+    async def main():
+        async with Ticker() as ticker:
+            llm = AsyncLLM("tiny")
+            await llm.load()
+        loading = ticker
+        async with llm:
+            async with Ticker() as ticker:
+                [output] = await llm.generate([text])
+                assert "n_ctx allows" in output.error
+                await llm.generate([text, text, "x"], SamplingParams(max_tokens=2))
+            return loading, ticker
+
+    loading, tokenizing = asyncio.run(main())
+    assert tokenizing.took > 0.3, "the prompt is too short to tell"
+    # 50 ms at rest; other programs may take the processor away for longer, and then everything takes longer
+    assert loading.worst < max(0.05, loading.took / 4)
+    assert tokenizing.worst < max(0.05, tokenizing.took / 4)
+
+
+def test_a_forgotten_one_ends_with_the_program():
+    code = """
+        import asyncio
+        from llamabatch import AsyncLLM, SamplingParams
+
+        llm = AsyncLLM("tiny", n_slots=2)
+
+        async def main():
+            task = asyncio.create_task(llm.generate(["a"] * 9, SamplingParams(max_tokens=900, ignore_eos=True)))
+            await asyncio.sleep(0.3)
+            print("done")
+
+        asyncio.run(main())
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
