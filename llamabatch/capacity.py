@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, MemoryPlanError
 from llamabatch.machine import Machine
+from llamabatch.model_facts import MOST_CTX, ModelFacts
 from llamabatch.policies import POLICIES
 from llamabatch.profile import Profile
 
@@ -21,54 +22,10 @@ _CELL_PADDING = 256  # llama.cpp rounds the cells of a slot up to this
 _MOST_SLOTS = 32
 _UBATCH = 512  # llama.cpp's own default
 _FEW_SLOTS = 4  # with fewer slots of n_ctx each, sharing the cells serves more requests at once
-_MOST_CTX = 4096
 _MOST_ENGINES = 4  # in one process: each holds Python's lock for about a tenth of its time
 _MEMORY_SHARE = 0.5  # of what is free: the rest is for the user's own work
 _MIB = 2**20
 _SMALL_MODEL = 64 * _MIB
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """What the arithmetic needs of a model; all of it stands in the GGUF's metadata.
-
-    Attributes:
-        file_bytes: size of the file: what the weights take.
-        k_values, v_values: elements that one token keeps in K and in V, summed over the layers.
-        n_embd, n_head, n_vocab, n_ctx_train: as in the metadata.
-    """
-
-    name: str
-    file_bytes: int
-    k_values: int
-    v_values: int
-    n_embd: int
-    n_head: int
-    n_vocab: int
-    n_ctx_train: int
-
-    @classmethod
-    def from_metadata(cls, metadata: Mapping[str, str], file_bytes: int, n_vocab: int) -> ModelFacts:
-        """Reads llama.cpp's own keys (gguf-py/gguf/constants.py); llama.cpp's defaults where one is absent."""
-        arch = metadata.get("general.architecture", "")
-
-        def value(key: str, default: int) -> int:
-            return _first_int(metadata.get(f"{arch}.{key}", ""), default)
-
-        n_layer, n_embd = value("block_count", 1), value("embedding_length", 1)
-        n_head = max(1, value("attention.head_count", 1))
-        kv_heads = _ints(metadata.get(f"{arch}.attention.head_count_kv", ""))
-        total_kv_heads = sum(kv_heads) if len(kv_heads) == n_layer else n_layer * (kv_heads[0] if kv_heads else n_head)
-        return cls(
-            name=metadata.get("general.name", arch),
-            file_bytes=file_bytes,
-            k_values=total_kv_heads * value("attention.key_length", n_embd // n_head),
-            v_values=total_kv_heads * value("attention.value_length", n_embd // n_head),
-            n_embd=n_embd,
-            n_head=n_head,
-            n_vocab=n_vocab,
-            n_ctx_train=value("context_length", _MOST_CTX),
-        )
 
 
 @dataclass(frozen=True)
@@ -115,8 +72,8 @@ class Plan:
 
 
 def memory(facts: ModelFacts, config: EngineConfig, n_ctx: int, n_slots: int) -> Memory:
-    """What one engine takes: weights, KV cells rounded to 256 (a slot, or in all if kv is "unified"), logits and
-    attention scores of one pass."""
+    """What one engine takes: weights, KV cells rounded to 256 (a slot, or in all if kv is "unified"), recurrent states
+    (a slot, f32), logits and attention scores of one pass."""
     unified = config.kv == "unified"
     cells = _padded(config.number("kv_cells") if unified else n_ctx)  # what one pass can attend to
     per_cell = facts.k_values * _TYPE_BYTES[config.type_k] + facts.v_values * _TYPE_BYTES[config.type_v]
@@ -124,11 +81,14 @@ def memory(facts: ModelFacts, config: EngineConfig, n_ctx: int, n_slots: int) ->
     n_ubatch = _ubatch(config)
     activations = n_ubatch * facts.n_embd * 4 * 16
     scores = 0 if config.flash_attn == "on" else n_ubatch * cells * facts.n_head * 4
+    layout = f"{cells:,} cells shared by {n_slots}" if unified else f"{n_slots} x {cells:,} cells"
+    if facts.state_values:
+        layout = f"{layout} and states" if per_cell else f"{n_slots} states"
     return Memory(
         facts.file_bytes,
-        int((1 if unified else n_slots) * cells * per_cell),
+        int((1 if unified else n_slots) * cells * per_cell) + n_slots * facts.state_values * 4,
         logits + activations + scores + 16 * _MIB,
-        f"{cells:,} cells shared by {n_slots}" if unified else f"{n_slots} x {cells:,} cells",
+        layout,
     )
 
 
@@ -156,8 +116,8 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
         config = replace(config, prefill_budget=config.n_ubatch)
     n_ctx = facts.n_ctx_train if config.n_ctx == "auto" else config.n_ctx
     if config.n_ctx == "auto":
-        n_ctx = max(32, min(facts.n_ctx_train, _MOST_CTX))
-        reasons["n_ctx"] = f"the smaller of {facts.n_ctx_train} (trained) and {_MOST_CTX}"
+        n_ctx = max(32, min(facts.n_ctx_train, MOST_CTX))
+        reasons["n_ctx"] = f"the smaller of {facts.n_ctx_train} (trained) and {MOST_CTX}"
     elif n_ctx > facts.n_ctx_train:
         raise ConfigError(f"n_ctx is {n_ctx}; {facts.name} was trained for 32 to {facts.n_ctx_train}")
     config = replace(config, n_ctx=n_ctx, flash_attn=_flash_attn(config, on_gpu, small, machine, reasons))
@@ -311,16 +271,6 @@ def _strategy(config: EngineConfig, reasons: dict[str, str]) -> str:
         "one pass over the weights serves all slots, and a single request runs as it would sequentially"
     )
     return "batched"
-
-
-def _first_int(text: str, default: int) -> int:
-    values = _ints(text)
-    return values[0] if values else default
-
-
-def _ints(text: str) -> list[int]:
-    """Whole numbers of a metadata value: "8" or "[8, 8, 4]"."""
-    return [int(part) for part in text.strip("[] ").replace(",", " ").split() if part.isdigit()]
 
 
 def _mib(n_bytes: int) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from llamabatch.adapters import check_known
-from llamabatch.capacity import ModelFacts, Plan, resolve
+from llamabatch.capacity import Plan, resolve
 from llamabatch.config import EngineConfig
 from llamabatch.errors import AdapterError, ConfigError, EngineClosedError
 from llamabatch.fanout import Fans
@@ -19,6 +19,7 @@ from llamabatch.llama.runner import Runner
 from llamabatch.logprobs import check_logprobs
 from llamabatch.lookup import PromptLookup
 from llamabatch.machine import Machine
+from llamabatch.model_facts import ModelFacts
 from llamabatch.model_file import resolve as resolve_path
 from llamabatch.policies import policy
 from llamabatch.request import Request, Sequence, SequenceOutput

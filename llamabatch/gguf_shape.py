@@ -60,17 +60,7 @@ def read_shape(path: Path) -> ModelShape:
         ModelFileError: it is no GGUF file, or damaged.
         OSError: it cannot be read.
     """
-    size = path.stat().st_size
-    try:
-        with path.open("rb", buffering=1 << 16) as file:
-            magic, version, n_tensors, n_pairs = HEADER.unpack(file.read(HEADER.size))
-            if magic != b"GGUF" or version not in (2, 3):
-                raise ModelFileError(f"{path} is no GGUF file of version 2 or 3")
-            values, n_vocab = _walk(file, size, min(n_pairs, _MAX_PAIRS))
-    except (struct.error, ValueError) as error:
-        if isinstance(error, ModelFileError):
-            raise
-        raise ModelFileError(f"the header of {path} is damaged: {error}") from error
+    n_tensors, values, n_vocab = _read(path)
     arch = values.get("general.architecture", "")
 
     def value(key: str) -> str:
@@ -86,8 +76,28 @@ def read_shape(path: Path) -> ModelShape:
         n_vocab=n_vocab,
         file_type=values.get("general.file_type", ""),
         n_tensors=n_tensors,
-        file_bytes=size,
+        file_bytes=path.stat().st_size,
     )
+
+
+def read_numbers(path: Path) -> dict[str, str]:
+    """The numbers in front of the vocabulary, lists with commas: llama.cpp itself tells nothing of lists. Raises as
+    read_shape."""
+    return _read(path)[1]
+
+
+def _read(path: Path) -> tuple[int, dict[str, str], int]:
+    """Number of tensors, what stands in front of the vocabulary, and number of tokens."""
+    try:
+        with path.open("rb", buffering=1 << 16) as file:
+            magic, version, n_tensors, n_pairs = HEADER.unpack(file.read(HEADER.size))
+            if magic != b"GGUF" or version not in (2, 3):
+                raise ModelFileError(f"{path} is no GGUF file of version 2 or 3")
+            return n_tensors, *_walk(file, path.stat().st_size, min(n_pairs, _MAX_PAIRS))
+    except (struct.error, ValueError) as error:
+        if isinstance(error, ModelFileError):
+            raise
+        raise ModelFileError(f"the header of {path} is damaged: {error}") from error
 
 
 def _walk(file: BinaryIO, size: int, n_pairs: int) -> tuple[dict[str, str], int]:

@@ -78,6 +78,11 @@ class Context:
         self._model = model
         self.adapters: AdapterSet = ()
 
+    @property
+    def has_memory(self) -> bool:
+        """Whether it keeps what it has computed: encoders do not."""
+        return bool(self._memory)
+
     def close(self) -> None:
         if self.handle:
             self._lib.llama_free(self.handle)

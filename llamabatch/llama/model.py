@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineClosedError, ModelFileError, PromptError
+from llamabatch.gguf_shape import read_numbers
 from llamabatch.lifetime import Home
 from llamabatch.llama import library
 from llamabatch.llama.adapters import Adapters
@@ -69,12 +71,14 @@ class Model:
         )
         # some layers attend over a sliding window only
         self.has_window = int(self._lib.llama_model_n_swa(self.handle)) > 0
-        # is a decoder-only text generator: what the step loop can drive
-        self.generates = bool(self._lib.llama_model_has_decoder(self.handle)) and not bool(
-            self._lib.llama_model_has_encoder(self.handle)
-        )
+        self.cannot_generate = self._why_it_cannot_generate()
         self.adapters = Adapters(self._lib, self.handle, self.metadata)
         self.vocabulary = Vocabulary(self.n_vocab, self.is_eog, self.token_bytes, self.all_bytes)
+
+    @property
+    def generates(self) -> bool:
+        """Whether it is a decoder-only text model: what the step loop can drive."""
+        return self.cannot_generate is None
 
     def share(self) -> Model:
         """The same model for one more owner; each must close it."""
@@ -107,8 +111,22 @@ class Model:
         if not self.handle:
             raise EngineClosedError("the model is closed")
 
+    def _why_it_cannot_generate(self) -> str | None:
+        """What kind of model it is, for a message; None for a decoder-only text model."""
+        arch = self.metadata.get("general.architecture", "")
+        if self._lib.llama_model_has_encoder(self.handle):
+            decodes = self._lib.llama_model_has_decoder(self.handle)
+            return f"an {'encoder-decoder' if decodes else 'encoder'} ({arch}); only decoders are supported"
+        if self._lib.llama_model_is_diffusion(self.handle):
+            return f"a diffusion model ({arch}), which writes all tokens of a text at once"
+        if self.metadata.get(f"{arch}.attention.causal") == "false":
+            return f"an encoder ({arch}), which reads a text in both directions and has no next token"
+        return None
+
     def _read_metadata(self) -> dict[str, str]:
-        lib, pairs = self._lib, {}
+        lib, pairs = self._lib, dict[str, str]()
+        with contextlib.suppress(ModelFileError):  # llama.cpp leaves lists out, but knows more kinds of headers
+            pairs = read_numbers(self.path)
         for i in range(lib.llama_model_meta_count(self.handle)):
             key = _string(lambda buffer, size, i=i: lib.llama_model_meta_key_by_index(self.handle, i, buffer, size))
             pairs[key] = _string(

@@ -52,13 +52,16 @@ class Runner:
     """
 
     def __init__(self, model: Model, config: EngineConfig, n_slots: int) -> None:
-        if not model.generates:
-            raise ConfigError(f"{model.path.name} is no decoder-only text model; llamabatch cannot generate with it")
+        if model.cannot_generate is not None:
+            raise ConfigError(f"{model.path.name} cannot generate text: it is {model.cannot_generate}")
         self.model = model
         self.counts = RunnerCounts()
         self._n_ubatch = config.number("n_ubatch")
         self._config = config
         self._context = Context(model, config, 1)
+        if not self._context.has_memory:  # decoding would abort the process
+            self._context.close()
+            raise ConfigError(f"{model.path.name} cannot generate text: llama.cpp gives its architecture no memory")
         self._batch = Batch(load(), config.n_batch)
         self._guide_rows: Any = None
         plain = not model.is_recurrent
@@ -170,7 +173,7 @@ class Runner:
         """
         if code is DecodeCode.NO_ROOM:
             return [SpanResult(DecodeStatus.NO_ROOM)] * len(call.spans)
-        whole = all(self._context.clear(span.slot, span.start) for span in call.spans)
+        whole = code is DecodeCode.INVALID or all(self._context.clear(span.slot, span.start) for span in call.spans)
         if len(call.spans) == 1 or not whole:
             error = f"llama_decode failed: {code.name.lower()} ({code.value})"
             return [SpanResult(DecodeStatus.FAILED, error=error)] * len(call.spans)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import psutil
 
 from llamabatch import profile_store
-from llamabatch.capacity import ModelFacts, memory
+from llamabatch.capacity import memory
 from llamabatch.checks import number
 from llamabatch.compare.machine import MachineFacts
 from llamabatch.compare.processes import no_child_left
@@ -23,6 +23,7 @@ from llamabatch.llama.library import environment_defaults, extra_bufts_safe
 from llamabatch.llama.model import Model
 from llamabatch.llama.profiles import used_gpus
 from llamabatch.machine import Machine
+from llamabatch.model_facts import ModelFacts
 from llamabatch.model_file import resolve
 from llamabatch.profile import Profile, Stair
 from llamabatch.tuning.children import Children, busy_neighbour

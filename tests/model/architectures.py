@@ -341,7 +341,7 @@ KINDS: dict[str, Kind] = {
     ),
     "mamba": (_SSM | {"attention.layer_norm_rms_epsilon": 1e-5, "attention.head_count": 0}, _mamba),
     "rwkv7": (
-        {"attention.layer_norm_epsilon": 1e-5, "wkv.head_size": HEAD, "attention.head_count": 0}
+        {"attention.layer_norm_epsilon": 1e-5, "wkv.head_size": N_EMBD, "attention.head_count": 0}
         | {f"attention.{name}_lora_rank": _LORA for name in ("decay", "iclr", "value_residual_mix", "gate")},
         _rwkv7,
     ),

@@ -2,10 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from llamabatch.capacity import ModelFacts, memory, resolve
+from llamabatch.capacity import memory, resolve
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, MemoryPlanError
 from llamabatch.machine import Machine
+from llamabatch.model_facts import ModelFacts
 
 GIB = 2**30
 # Qwen2.5-0.5B: 24 layers, 14 heads on 2 KV heads of 64
@@ -27,6 +28,22 @@ def test_facts_from_metadata():
     layers = ", ".join(["2"] * 12 + ["4"] * 12)
     uneven = ModelFacts.from_metadata(metadata | {"qwen2.attention.head_count_kv": f"[{layers}]"}, 1, 1)
     assert uneven.k_values == (12 * 2 + 12 * 4) * 64
+
+
+def test_what_layers_keep():
+    """tests/model/test_architectures.py compares the same with what llama.cpp allocates."""
+    common = {"general.architecture": "x", "x.block_count": "4", "x.embedding_length": "64"}
+    attention = {"x.attention.head_count": "4", "x.attention.head_count_kv": "0,2,0,2"}
+    hybrid = ModelFacts.from_metadata(common | attention | {"x.shortconv.l_cache": "4"}, 1, 1)
+    assert (hybrid.k_values, hybrid.v_values, hybrid.state_values) == (64, 64, 2 * 3 * 64)
+    ssm = {"x.ssm.conv_kernel": "4", "x.ssm.inner_size": "128", "x.ssm.state_size": "8", "x.attention.head_count": "0"}
+    recurrent = ModelFacts.from_metadata(common | ssm, 1, 1)
+    assert (recurrent.k_values, recurrent.v_values, recurrent.state_values) == (0, 0, 4 * (3 * 128 + 8 * 128))
+    need = memory(recurrent, EngineConfig("m"), 4096, 8)
+    assert (need.kv_cache, need.layout) == (8 * recurrent.state_values * 4, "8 states")
+    latent = {"x.attention.head_count_kv": "1", "x.attention.key_length": "40", "x.attention.key_length_mla": "24"}
+    assert ModelFacts.from_metadata(common | attention | latent, 1, 1).k_values == 4 * 40
+    assert ModelFacts.from_metadata(common | attention | latent, 1, 1).v_values == 0
 
 
 def test_kv_cache_is_what_llama_cpp_allocates():

@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamabatch import profile_store
-from llamabatch.capacity import ModelFacts, resolve
+from llamabatch.capacity import resolve
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, ModelFileError, SetupError
 from llamabatch.gguf_shape import ModelShape, read_shape
 from llamabatch.llama import library
 from llamabatch.machine import Machine
+from llamabatch.model_facts import ModelFacts
 from llamabatch.profile import Profile, ProfileKey, Stair
 
 SHAPE = ModelShape("qwen2", "24", "896", "4864", "14", "2", 5, "7", 290, 530_000_000)

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from llamabatch.capacity import ModelFacts
 from llamabatch.compare.machine import MachineFacts
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, EngineError
 from llamabatch.gguf_shape import ModelShape
 from llamabatch.machine import Machine
+from llamabatch.model_facts import ModelFacts
 from llamabatch.profile import Profile, ProfileKey
 from llamabatch.tuning import run as tuning
 from llamabatch.tuning.choose import choose
