@@ -20,8 +20,10 @@ from llamabatch.errors import (
     SetupError,
 )
 from llamabatch.llm import LLM
+from llamabatch.logprobs import Logprob
 from llamabatch.request import CompletionOutput, FinishReason, Request, RequestOutput, SequenceOutput, Timings
 from llamabatch.sampling_params import SamplingParams
+from llamabatch.scoring import Score
 
 __version__ = "0.1.0"
 
@@ -38,6 +40,7 @@ __all__ = [
     "FinishReason",
     "InputError",
     "LlamaBatchError",
+    "Logprob",
     "MemoryPlanError",
     "ModelFileError",
     "PromptError",
@@ -46,6 +49,7 @@ __all__ = [
     "RequestOutput",
     "SamplingError",
     "SamplingParams",
+    "Score",
     "SequenceOutput",
     "SetupError",
     "Timings",

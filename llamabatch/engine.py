@@ -109,7 +109,7 @@ class Engine:
         n_ctx = self.config.number("n_ctx")
         check_prompt(request.prompt_token_ids, self.model.n_vocab, n_ctx)
         check_params(request.params, self.model.n_vocab)
-        check_logprobs(request.params, len(request.prompt_token_ids), n_ctx)
+        check_logprobs(request.params, len(request.prompt_token_ids), n_ctx, request.score_from)
         if request.adapters:
             check_known(request.adapters, self.model.adapters.names)
         recipe = self._recipes.of(request.params)

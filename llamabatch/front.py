@@ -27,6 +27,13 @@ OneAdapters = Mapping[str, float] | str | None
 Adapters = OneAdapters | list[OneAdapters]
 
 _request_numbers = itertools.count()
+
+
+def new_id() -> str:
+    """An id for a request of this process."""
+    return f"request-{next(_request_numbers)}"
+
+
 _Ids = tuple[str | None, tuple[int, ...]]  # a prompt's text, where it has one, and its tokens
 _ToIds = Callable[[Any], _Ids]
 
@@ -152,9 +159,7 @@ class Front:
                 if alone:
                     raise
                 error = str(refusal)
-            request = Request(
-                f"request-{next(_request_numbers)}", ids, item_params, text, arrival, group, adapters=item_adapters
-            )
+            request = Request(new_id(), ids, item_params, text, arrival, group, adapters=item_adapters)
             requests.append(request if error is None else Refused(request, error))
         return Submission(requests)
 

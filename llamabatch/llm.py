@@ -16,10 +16,11 @@ from llamabatch.checks import show
 from llamabatch.client import EngineClient, connect
 from llamabatch.config import EngineConfig
 from llamabatch.errors import PromptError
-from llamabatch.front import Adapters, Front, Params, Prompt, Submission
+from llamabatch.front import Adapters, Front, OneAdapters, Params, Prompt, Submission
 from llamabatch.lifetime import Home
 from llamabatch.progress import ProgressBar
 from llamabatch.request import RequestOutput, SequenceOutput
+from llamabatch.scoring import Pairs, Score, Scoring
 from llamabatch.stats import EngineStats
 
 if TYPE_CHECKING:
@@ -133,6 +134,57 @@ class LLM:
         """Pairs of a prompt's index and its output, the first to finish first. Otherwise as `stream`."""
         options = ChatOptions(tools, chat_template_kwargs or {})
         return self._completed(self._front.either(prompts, params, options, adapters))
+
+    @overload
+    def score(
+        self,
+        prompt: Prompt,
+        continuations: ListLike[Prompt],
+        *,
+        progress: bool = False,
+        adapters: OneAdapters = None,
+    ) -> list[Score]: ...
+
+    @overload
+    def score(
+        self,
+        prompt: Pairs,
+        continuations: None = None,
+        *,
+        progress: bool = False,
+        adapters: OneAdapters = None,
+    ) -> list[list[Score]]: ...
+
+    def score(
+        self,
+        prompt: Prompt | Pairs,
+        continuations: ListLike[Prompt] | None = None,
+        *,
+        progress: bool = False,
+        adapters: OneAdapters = None,
+    ) -> list[Score] | list[list[Score]]:
+        """How likely each continuation of a prompt is, for the model alone; nothing is sampled.
+
+        The prompt is computed once for all its continuations, which copy its cells. Two texts are tokenized as one: see
+        docs/scoring.md for the border between them.
+
+        Args:
+            prompt: a text or token ids; without `continuations`, a list of pairs (prompt, continuations).
+            continuations: texts or token ids.
+            progress: a progress bar on stderr, where that is a terminal.
+            adapters: {name: scale} of loaded adapters, for all of them.
+
+        Returns:
+            One Score a continuation, in their order; for pairs, a list of them for each pair.
+
+        Raises:
+            PromptError: there is nothing to score, or one of the continuations of a single prompt cannot be scored:
+                it is empty, no token comes before it, or both are longer than n_ctx. In a list of pairs such a one has
+                `error` set, and the others are scored.
+        """
+        scoring = Scoring(self._client, prompt, continuations, adapters)
+        scores = scoring.scores(self._run(scoring.submission, progress))
+        return scores if continuations is None else scores[0]
 
     @overload
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]: ...

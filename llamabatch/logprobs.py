@@ -6,7 +6,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 from typing import NamedTuple
 
-from llamabatch.errors import SamplingError
+from llamabatch.checks import show
+from llamabatch.errors import PromptError, SamplingError
 from llamabatch.sampling_params import SamplingParams
 
 # Of one request: about 300 bytes each as Python objects, 25 in a message between processes.
@@ -20,7 +21,7 @@ class Logprob(NamedTuple):
         logprob: natural logarithm of its probability: log softmax of the model's own logits, before logit_bias,
             penalties, masks and temperature.
         rank: 1 for the likeliest token of the vocabulary; of equally likely ones the lower id counts as likelier.
-        decoded_token: its text; U+FFFD for bytes that are no whole character, "" for special tokens.
+        decoded_token: its text, of special tokens their name; U+FFFD for bytes that are no whole character.
     """
 
     logprob: float
@@ -29,6 +30,7 @@ class Logprob(NamedTuple):
 
 
 TokenLogprobs = dict[int, Logprob]  # the token that came first, then the likeliest, which may name it again
+Told = tuple[TokenLogprobs, ...] | None  # of output tokens, one each; None: nothing was asked for
 
 
 class RowLogprobs(NamedTuple):
@@ -78,13 +80,22 @@ class LogprobRecord:
 
     @classmethod
     def asked_for(
-        cls, params: SamplingParams, prompt: tuple[int, ...], token_bytes: Callable[[int], bytes], *, ranked: bool
+        cls,
+        params: SamplingParams,
+        prompt: tuple[int, ...],
+        token_bytes: Callable[[int], bytes],
+        *,
+        ranked: bool = False,
+        score_from: int | None = None,
     ) -> LogprobRecord | None:
         """The record of a sequence; None where it asks for none.
 
         Args:
             ranked: the sum is wanted at least.
+            score_from: the first token of the prompt whose logprob is; nothing of any output.
         """
+        if score_from is not None:
+            return cls(prompt, token_bytes, prompt_top=params.prompt_logprobs or 0, top=None, first=score_from)
         if params.logprobs is None and params.prompt_logprobs is None and not ranked:
             return None
         top = cls.CUMULATIVE if params.logprobs is None and ranked else params.logprobs
@@ -112,7 +123,7 @@ class LogprobRecord:
         """The next rows inside the prompt."""
         self._prompt_rows += [row.named(self._token_bytes) for row in rows]
 
-    def take(self, rows: ListLike[RowLogprobs]) -> tuple[TokenLogprobs, ...] | None:
+    def take(self, rows: ListLike[RowLogprobs]) -> Told:
         """The rows that output tokens were drawn from; returns what is told of these tokens."""
         for row in rows:
             self._sum += row.logprobs[0]
@@ -126,7 +137,7 @@ class LogprobRecord:
     def cumulative(self) -> float | None:
         return None if self.top is None else self._sum
 
-    def of_output(self) -> tuple[TokenLogprobs, ...] | None:
+    def of_output(self) -> Told:
         return None if self.top is None or self.top == self.CUMULATIVE else tuple(self._tokens)
 
     def of_prompt(self) -> tuple[TokenLogprobs | None, ...] | None:
@@ -136,8 +147,15 @@ class LogprobRecord:
         return (None,) * self._first + tuple(self._prompt_rows)
 
 
-def check_logprobs(params: SamplingParams, n_prompt: int, n_ctx: int) -> None:
-    """Refuses what would give more logprobs than memory and a message between processes should hold: SamplingError."""
+def check_logprobs(params: SamplingParams, n_prompt: int, n_ctx: int, score_from: int | None = None) -> None:
+    """Refuses to score what cannot be: a token that nothing comes before, or several times.
+
+    And more logprobs than memory and a message between processes should hold. Raises PromptError, SamplingError.
+    """
+    if score_from is not None and not 1 <= score_from < n_prompt:
+        raise PromptError(f"score_from is {show(score_from)} for {n_prompt} tokens; allowed are 1 to {n_prompt - 1}")
+    if score_from is not None and params.n_copies != 1:
+        raise SamplingError(f"n is {params.n_copies}; a request that scores its prompt has 1")
     n_output = min(n_ctx + 1 - n_prompt, params.max_tokens or n_ctx) * params.n_copies
     asked = n_prompt * (params.prompt_logprobs or 0) + n_output * (params.logprobs or 0)
     if asked > MAX_IN_ALL:

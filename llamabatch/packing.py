@@ -101,7 +101,8 @@ def _span(sequence: Sequence, count: int) -> Span:
     start = sequence.num_computed
     end, record = start + count, sequence.logprobs
     rows = 0 if record is None else record.rows_of(start, end)
-    return Span(sequence, sequence.slot, start, count, end == len(sequence.token_ids), None, rows)
+    output = end == len(sequence.token_ids) and not sequence.scores
+    return Span(sequence, sequence.slot, start, count, output, None, rows)
 
 
 def _pieces(sequence: Sequence, count: int, limits: Limits) -> Iterator[Span]:

@@ -15,6 +15,7 @@ from llamabatch.adapters import AdapterSet
 from llamabatch.detokenizer import Detokenizer
 from llamabatch.logprobs import LogprobRecord, TokenLogprobs
 from llamabatch.sampling_params import SamplingParams
+from llamabatch.timings import Timings as Timings
 from llamabatch.token_counts import TokenCounts
 
 _group_numbers = itertools.count()
@@ -46,6 +47,8 @@ class Request:
         seed: params.seed, or a random one drawn here, so that a retry draws the same tokens.
         ranked: its cumulative logprob is wanted, though no single ones are.
         adapters: what the model is to compute it with; see adapters.adapter_set.
+        score_from: sample nothing; tell the logprobs of the prompt's tokens from this one on, 1 .. their number - 1,
+            and end. None: an ordinary request.
     """
 
     request_id: str
@@ -57,6 +60,7 @@ class Request:
     seed: int = -1
     ranked: bool = False
     adapters: AdapterSet = ()
+    score_from: int | None = None
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -75,42 +79,13 @@ class Request:
     @property
     def expected_tokens(self) -> int:
         """Tokens that this request will occupy at most, as far as is known now: the measure of load."""
-        return len(self.prompt_token_ids) + self.params.n_copies * (self.params.max_tokens or 256)
+        output = self.params.n_copies * (self.params.max_tokens or 256) if self.score_from is None else 0
+        return len(self.prompt_token_ids) + output
 
 
 def new_group() -> int:
     """A group number for the requests of one call."""
     return next(_group_numbers)
-
-
-@dataclass(frozen=True)
-class Timings:
-    """When things happened to one request; seconds, relative to its arrival.
-
-    Attributes:
-        queued_s: until it got a slot.
-        ttft_s: until its first output token was known (time to first token); None if there was none.
-        total_s: until it finished.
-        token_times_s: when each output token was known.
-    """
-
-    queued_s: float | None = None
-    ttft_s: float | None = None
-    total_s: float = 0.0
-    token_times_s: tuple[float, ...] = ()
-
-    @property
-    def inter_token_s(self) -> tuple[float, ...]:
-        """Seconds between neighbouring output tokens (one fewer than tokens)."""
-        return tuple(b - a for a, b in itertools.pairwise(self.token_times_s))
-
-    @property
-    def generation_tps(self) -> float | None:
-        """Output tokens a second after the first one; None below two tokens."""
-        if len(self.token_times_s) < 2:
-            return None
-        span = self.token_times_s[-1] - self.token_times_s[0]
-        return (len(self.token_times_s) - 1) / span if span > 0 else None
 
 
 @dataclass(frozen=True)
@@ -251,15 +226,23 @@ class Sequence:
         self.error: str | None = None
         self.token_counts: TokenCounts | None = None  # kept for penalties only
         self.draw: Any = None  # what the engine keeps for sampling it
-        ids, token_bytes = request.prompt_token_ids, vocabulary.token_bytes
-        self.logprobs = LogprobRecord.asked_for(request.params, ids, token_bytes, ranked=request.ranked)
         self.guide: Any = None  # what keeps it to structured_outputs
+        self.scores = request.score_from is not None  # samples nothing
+        if self.scores:
+            self.token_ids.pop()  # looked up in the row before it, never computed
+        self.logprobs = LogprobRecord.asked_for(
+            request.params,
+            request.prompt_token_ids,
+            vocabulary.all_bytes,
+            ranked=request.ranked,
+            score_from=request.score_from,
+        )
         if request.params.penalised:
             self.token_counts = TokenCounts(request.prompt_token_ids)
         self._vocabulary = vocabulary
-        self._num_prompt = len(request.prompt_token_ids)
+        self._num_prompt = len(self.token_ids)
         room = n_ctx + 1 - self._num_prompt  # the last token sampled is never computed: it needs no cell
-        self._max_output = min(room, request.params.max_tokens or room)
+        self._max_output = 1 if self.scores else min(room, request.params.max_tokens or room)
         params = request.params
         self._stop_ids = frozenset(params.stop_ids)
         self._detokenizer = Detokenizer(
@@ -286,7 +269,7 @@ class Sequence:
 
     @property
     def num_pending(self) -> int:
-        """Tokens known but not computed; 1 means that a decode row is all it needs."""
+        """Tokens known but not computed; 1 means that a decode row is all it needs, unless it scores."""
         return len(self.token_ids) - self.num_computed
 
     @property
@@ -344,6 +327,10 @@ class Sequence:
         if token_id in self._stop_ids:
             return True
         return self._vocabulary.is_eog(token_id) and not self.request.params.ignore_eos
+
+    def end_score(self) -> None:
+        """All that it was to tell is known."""
+        self._finish(FinishReason.LENGTH)
 
     def abort(self, error: str | None = None) -> str:
         """Ends it from outside; returns the text that was held back."""

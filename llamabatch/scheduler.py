@@ -11,7 +11,7 @@ from llamabatch.adapter_turns import AdapterTurns
 from llamabatch.cells import Cells
 from llamabatch.compaction import moves
 from llamabatch.deadlines import Deadlines, complaint
-from llamabatch.logprobs import TokenLogprobs
+from llamabatch.logprobs import Told
 from llamabatch.packing import MAX_DUMMY_GAP, decode_calls, prefill_calls
 from llamabatch.policies import Policy
 from llamabatch.precedence import in_front, may_copy, slots_of_kind, who_gives_way
@@ -158,9 +158,10 @@ class Scheduler:
         chosen = self.policy.select(self.adapters.choose(ready) if self.adapters.in_use else ready)
         if len(chosen) == len(self.running):
             self._close_holes()
-        prompts = [s for s in chosen if s.num_pending > 1 and not (joins and s.background)]
-        decoding = [s for s in chosen if s.num_pending == 1]
-        somebody_waits = any(s.num_pending == 1 for s in served) and not _is_one_list(served)
+        filling = [s for s in chosen if s.num_pending > 1 or s.scores]
+        prompts = [s for s in filling if not (joins and s.background)]
+        decoding = [s for s in chosen if s.num_pending == 1 and not s.scores]
+        somebody_waits = any(s.num_pending == 1 and not s.scores for s in served) and not _is_one_list(served)
         if prompts and not somebody_waits:
             # prompts first, so that each pass then serves as many rows as there are slots
             decoding = [s for s in decoding if joins and s.background]
@@ -179,7 +180,7 @@ class Scheduler:
             budget = min(budget, self.limits.prefill_budget)
         calls += prefill_calls(prompts, budget, self.limits)
         if joins:
-            late = [s for s in chosen if s.num_pending > 1 and s.background]
+            late = [s for s in filling if s.background]
             calls += prefill_calls(late, min(BACKGROUND_CHUNK, self.limits.n_batch), self.limits)
         if self.adapters.in_use:
             self.adapters.spend(calls)
@@ -336,6 +337,9 @@ class Scheduler:
         sequence.num_computed = span.start + span.length
         if span.prompt_rows and record is not None:
             record.take_prompt(result.logprobs[: span.prompt_rows])
+            if sequence.scores and record.prompt_is_read:
+                sequence.end_score()
+                return self._retire(sequence, (), "")
         if not result.token_ids:
             return None
         text, taken = "", 0
@@ -356,13 +360,7 @@ class Scheduler:
             return output
         return SequenceOutput(sequence.request.request_id, accepted, text, logprobs=told)
 
-    def _retire(
-        self,
-        sequence: Sequence,
-        token_ids: tuple[int, ...],
-        text: str,
-        logprobs: tuple[TokenLogprobs, ...] | None = None,
-    ) -> SequenceOutput:
+    def _retire(self, sequence: Sequence, token_ids: tuple[int, ...], text: str, told: Told = None) -> SequenceOutput:
         request_id = sequence.request.request_id
         del self._sequences[request_id]
         self._n_background -= sequence.background
@@ -376,7 +374,7 @@ class Scheduler:
                 self._cells.vacate(sequence.slot)
             else:
                 self._cells.keep(sequence.slot, sequence)
-        return SequenceOutput(request_id, token_ids, text, sequence.output(), logprobs=logprobs)
+        return SequenceOutput(request_id, token_ids, text, sequence.output(), logprobs=told)
 
     def _preempt(self, sequence: Sequence) -> None:
         assert sequence.slot is not None

@@ -111,15 +111,18 @@ def pack_request(request: Request) -> list[Any]:
         request.group,
         request.seed,
         request.adapters,
+        request.score_from,
     ]
 
 
 def unpack_request(packed: list[Any]) -> Request:
-    request_id, ids, params, arrival_s, group, seed, adapters = packed
+    request_id, ids, params, arrival_s, group, seed, adapters, score_from = packed
     if params["structured_outputs"] is not None:  # a named tuple came as a list
         params["structured_outputs"] = Structure(*params["structured_outputs"])
     sampling, pairs = SamplingParams(**params), tuple((name, scale) for name, scale in adapters)
-    return Request(request_id, tuple(ids), sampling, None, arrival_s, group, seed, adapters=pairs)
+    return Request(
+        request_id, tuple(ids), sampling, None, arrival_s, group, seed, adapters=pairs, score_from=score_from
+    )
 
 
 def pack_output(output: SequenceOutput) -> list[Any]:

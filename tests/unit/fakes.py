@@ -33,7 +33,7 @@ def told_of(before: list[int], token: int) -> RowLogprobs:
 
 def expected_logprobs(token_ids: list[int], first: int) -> list[dict[int, Logprob]]:
     """Of the tokens from place `first` on."""
-    return [told_of(token_ids[:at], token_ids[at]).named(VOCABULARY.token_bytes) for at in range(first, len(token_ids))]
+    return [told_of(token_ids[:at], token_ids[at]).named(VOCABULARY.all_bytes) for at in range(first, len(token_ids))]
 
 
 def expected_output(prompt: tuple[int, ...], max_tokens: int, n_ctx: int = N_CTX) -> list[int]:
@@ -158,8 +158,17 @@ class FakeRunner:
         return SpanResult(DecodeStatus.OK, tuple(accepted), logprobs=tuple(told))
 
 
-def sequence(name: str, prompt: tuple[int, ...], max_tokens: int = 16, *, n_ctx: int = N_CTX, group: int = 0, **params):
-    request = Request(name, prompt, SamplingParams(max_tokens=max_tokens, **params), group=group)
+def sequence(
+    name: str,
+    prompt: tuple[int, ...],
+    max_tokens: int = 16,
+    *,
+    n_ctx: int = N_CTX,
+    group: int = 0,
+    score_from: int | None = None,
+    **params,
+):
+    request = Request(name, prompt, SamplingParams(max_tokens=max_tokens, **params), group=group, score_from=score_from)
     return Sequence(request, VOCABULARY, n_ctx)
 
 

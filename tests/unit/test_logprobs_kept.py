@@ -18,11 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_speculation import Guesser
 
-from llamabatch.errors import SamplingError
+from llamabatch.errors import PromptError, SamplingError
 from llamabatch.fanout import Fans
 from llamabatch.logprobs import check_logprobs
 from llamabatch.policies import POLICIES, policy
-from llamabatch.request import Request, Sequence
+from llamabatch.request import FinishReason, Request, Sequence
 from llamabatch.sampling_params import SamplingParams
 from llamabatch.scheduler import Scheduler
 from llamabatch.speculation import Speculation
@@ -154,6 +154,72 @@ def test_a_long_prompt_is_read_in_one_step_of_several_calls():
     outputs, _, runner = run([sequence("r", prompt, 1, prompt_logprobs=0, n_ctx=512)], limits)
     assert [[span.length for span in call.spans] for call in runner.calls] == [[64], [64], [64], [64], [44]]
     check(outputs["r"], prompt, 1, None, 0)
+
+
+# --- scores -------------------------------------------------------------------------------------------------------
+
+
+def check_score(output, prompt: tuple[int, ...], first: int) -> None:
+    assert (output.token_ids, output.finish_reason) == ((), FinishReason.LENGTH)
+    assert list(output.prompt_logprobs) == [None] * first + expected_logprobs(list(prompt), first)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    seed=st.integers(0, 2**32),
+    name=st.sampled_from(sorted(POLICIES)),
+    n_slots=st.integers(1, 9),
+    prompt_rows=st.sampled_from([1, 7, 64]),
+    can_share=st.booleans(),
+    no_room_every=st.sampled_from([0, 0, 7]),
+    guesses=st.booleans(),
+)
+def test_scores_among_others(seed, name, n_slots, prompt_rows, can_share, no_room_every, guesses):
+    rng = random.Random(seed)
+    limits = Limits(n_slots, 128, 64, 32, can_share=can_share, prompt_rows=prompt_rows, n_outputs=64)
+    speculation = Speculation(Guesser(rng, 0.7), limits, 3, 512, always=True) if guesses else None
+    scheduler, runner = Scheduler(policy(name), limits, speculation=speculation), FakeRunner(limits, no_room_every)
+    asked = {}
+    for i in range(rng.randrange(1, 20)):
+        prompt = (*random_prompt(rng, 60), 7)
+        first = rng.randrange(1, len(prompt)) if rng.random() < 0.6 else None
+        asked[f"r{i}"] = prompt, first
+        scheduler.add(sequence(f"r{i}", prompt, 9, group=rng.choice([0, i]), score_from=first))
+    outputs = drain(scheduler, runner)
+    for name_of, (prompt, first) in asked.items():
+        if first is None:
+            check(outputs[name_of], prompt, 9, None, None)
+        else:
+            check_score(outputs[name_of], prompt, first)
+    assert all(not span.output for call in runner.calls for span in call.spans if span.sequence.scores)
+
+
+@pytest.mark.parametrize("n", [8, 40])
+def test_the_prompt_is_computed_once_for_all_its_continuations(n):
+    """Also for more of them than there are slots; of each, no row for its last token."""
+    prompts = [(*HEAD, 100 + i, *range(1, 1 + i % 3)) for i in range(n)]
+    items = [sequence(f"r{i}", prompt, score_from=len(HEAD)) for i, prompt in enumerate(prompts)]
+    outputs, _, runner = run(items)
+    for i, prompt in enumerate(prompts):
+        check_score(outputs[f"r{i}"], prompt, len(HEAD))
+    computed = sum(span.length for call in runner.calls for span in call.spans)
+    assert computed == len(HEAD) - 1 + sum(len(prompt) - len(HEAD) for prompt in prompts)
+    assert rows_read(runner) == sum(len(prompt) - len(HEAD) for prompt in prompts)
+
+
+@pytest.mark.parametrize("first", [0, 3, -1, 4])
+def test_what_nothing_comes_before_is_not_scored(first):
+    with pytest.raises(PromptError, match=f"score_from is {first} for 3 tokens; allowed are 1 to 2"):
+        check_logprobs(SamplingParams(), 3, 512, first)
+    check_logprobs(SamplingParams(), 3, 512, 2)
+
+
+def test_a_score_is_made_once():
+    with pytest.raises(SamplingError, match="n is 2; a request that scores its prompt has 1"):
+        check_logprobs(SamplingParams(n=2), 3, 512, 1)
+
+
+# --- all of them --------------------------------------------------------------------------------------------------
 
 
 def test_who_does_not_ask_has_no_record_and_no_rows():

@@ -73,6 +73,7 @@ def test_imports_go_one_way():
     order = [
         {"errors", "checks"},
         {"sampling_params", "token_counts", "repeats", "detokenizer", "stats", "adapters"},
+        {"logprobs"},
         {"request"},
         {"slots", "prefix", "policies", "fanout", "deadlines", "request_checks"},
         {"config", "step", "waiting"},
@@ -85,6 +86,7 @@ def test_imports_go_one_way():
         {"router", "bounded_client"},
         {"child_client", "threads_client", "worker"},
         {"front"},
+        {"scoring"},
         {"llm", "async_llm"},
     ]
     level = {name: i for i, names in enumerate(order) for name in names}

@@ -42,6 +42,11 @@ def test_all_of_the_parameters_cross():
     assert unpack_request(across(pack_request(Request("r", (1,), params)))[0]).params == params
 
 
+def test_a_request_to_score_crosses():
+    request = Request("r", (1, 2, 3), score_from=2)
+    assert unpack_request(across(pack_request(request))[0]) == request
+
+
 @pytest.mark.parametrize("asked", [{"json": {"type": "integer"}}, {"choice": ["a", "\u00e9"]}, {"regex": "a+"}])
 def test_structured_outputs_cross(asked):
     request = Request("r", (1,), SamplingParams(structured_outputs=asked))
