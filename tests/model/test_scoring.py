@@ -3,10 +3,11 @@
 import math
 
 import pytest
+from adapter_files import write_lora
 from conftest import MAX_GAP, questions
 from test_logprobs import Raw
 
-from llamabatch import LLM, Engine, EngineConfig, PromptError, Request, SamplingParams, Score
+from llamabatch import LLM, AdapterError, Engine, EngineConfig, PromptError, Request, SamplingParams, Score
 
 LONG = " ".join(questions()[:8])
 ANSWERS = [" Paris.", " London.", " It is a city", " a", " The red dog ran home"]
@@ -153,3 +154,16 @@ def test_a_child_process_scores_the_same():
 def test_the_engine_refuses_what_nothing_comes_before():
     with Engine(EngineConfig("tiny", n_slots=1)) as engine, pytest.raises(PromptError, match="score_from is 0"):
         engine.add(Request("r", (300, 301), score_from=0))
+
+
+def test_adapters_change_what_is_scored(tmp_path):
+    files = {"a": write_lora(tmp_path / "a.gguf", seed=1, size=0.6)}
+    prompt, text = "Once upon a time", " there was a dog"
+    with LLM("tiny", strategy="sequential", adapters=files) as llm:
+        [plain], [other] = llm.score(prompt, [text]), llm.score(prompt, [text], adapters="a")
+        [out] = llm.generate([prompt + text], SamplingParams(max_tokens=1, prompt_logprobs=0), adapters=["a"])
+        with pytest.raises(AdapterError, match="there is no adapter 'b'"):
+            llm.score(prompt, [text], adapters="b")
+    told = [one[token].logprob for token, one in zip(out.prompt_token_ids[1:], out.prompt_logprobs[1:], strict=True)]
+    assert other.token_logprobs == pytest.approx(told[-other.num_tokens :], abs=MAX_GAP)
+    assert abs(other.logprob - plain.logprob) > MAX_GAP
