@@ -15,7 +15,8 @@ from llamabatch.client import EngineClient
 from llamabatch.errors import PromptError
 from llamabatch.front import OneAdapters, Prompt, Refused, Submission, is_token_ids, listed, new_id
 from llamabatch.prefix import common_length
-from llamabatch.request import Request, RequestOutput, check_prompt, new_group
+from llamabatch.request import Request, RequestOutput, new_group
+from llamabatch.request_checks import check_prompt
 from llamabatch.sampling_params import SamplingParams
 
 # Of each token its own logprob and rank, and no likelier ones beside it.
