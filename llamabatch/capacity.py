@@ -30,22 +30,24 @@ _SMALL_MODEL = 64 * _MIB
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one engine; `layout` says of what the KV cache consists."""
+    """Bytes of one engine; `layout` says of what the KV cache consists, `draft` is all that a draft model takes."""
 
     weights: int
     kv_cache: int
     compute: int
     layout: str = ""
+    draft: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv_cache + self.compute
+        return self.weights + self.kv_cache + self.compute + self.draft
 
     def describe(self) -> str:
         """The sum, for messages."""
         return (
             f"{_mib(self.weights)} weights + {_mib(self.kv_cache)} KV cache ({self.layout}) + "
-            f"{_mib(self.compute)} buffers = {_mib(self.total)}"
+            f"{_mib(self.compute)} buffers{f' + {_mib(self.draft)} draft model' if self.draft else ''} = "
+            f"{_mib(self.total)}"
         )
 
 
@@ -80,6 +82,9 @@ def memory(facts: ModelFacts, config: EngineConfig, n_ctx: int, n_slots: int) ->
     logits = config.output_rows(n_slots, facts.n_vocab) * facts.n_vocab * 4
     n_ubatch = _ubatch(config)
     activations = n_ubatch * facts.n_embd * 4 * 16
+    draft = 0
+    if facts.draft is not None:
+        draft = memory(facts.draft, config.for_draft_model(), n_ctx, n_slots).total
     scores = 0 if config.flash_attn == "on" else n_ubatch * cells * facts.n_head * 4
     layout = f"{cells:,} cells shared by {n_slots}" if unified else f"{n_slots} x {cells:,} cells"
     if facts.state_values:
@@ -89,6 +94,7 @@ def memory(facts: ModelFacts, config: EngineConfig, n_ctx: int, n_slots: int) ->
         int((1 if unified else n_slots) * cells * per_cell) + n_slots * facts.state_values * 4,
         logits + activations + scores + 16 * _MIB,
         layout,
+        draft,
     )
 
 
@@ -189,7 +195,7 @@ def _instances(config: EngineConfig, machine: Machine, small_on_cpu: bool, reaso
 def _engines_here(config: EngineConfig, machine: Machine, reasons: dict[str, str]) -> int:
     """A step of a small model is a hundred operations of microseconds, whose threads mostly wait for each other. On the
     bundled model and 2 cores, 2 engines make 1.3 times the tokens/s of one: benchmarks/results/strategies-tiny.json."""
-    if config.n_threads != "auto" or config.n_threads_batch != "auto":
+    if config.n_threads != "auto" or config.n_threads_batch != "auto" or config.speculate == "draft":
         return 1
     slots = _MOST_SLOTS if config.n_slots == "auto" else config.n_slots
     engines = max(1, min(machine.cores, _MOST_ENGINES, slots // 2))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypedDict
 
 from llamabatch.adapters import check_name
@@ -147,6 +147,10 @@ class EngineConfig:
             raise ConfigError(f"draft_model is {show(draft)}; it is for speculate='draft', not {self.speculate!r}")
         if self.speculate_always and self.speculate == "off":
             raise ConfigError("speculate_always is on, but speculate is 'off'; give 'lookup' or 'draft'")
+
+    def for_draft_model(self) -> EngineConfig:
+        """The options with which the draft model runs: a split KV cache, and nobody who guesses for it."""
+        return replace(self, kv="split", kv_cells="auto", speculate="off", draft_model=None, speculate_always=False)
 
     def prompt_rows(self, n_vocab: int) -> int:
         """Output rows of a call at most where several are of one sequence: for logprobs of its prompt."""

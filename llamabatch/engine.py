@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from llamabatch.capacity import Plan, resolve
 from llamabatch.config import EngineConfig
 from llamabatch.errors import AdapterError, ConfigError, EngineClosedError
 from llamabatch.fanout import Fans
+from llamabatch.llama.draft import DraftModel, open_draft
 from llamabatch.llama.library import gpu_count, has_fast_attention
 from llamabatch.llama.model import Model
 from llamabatch.llama.profiles import profile_for
@@ -25,7 +27,7 @@ from llamabatch.policies import policy
 from llamabatch.request import Request, Sequence, SequenceOutput
 from llamabatch.request_checks import check_params, check_prompt
 from llamabatch.scheduler import Scheduler
-from llamabatch.speculation import Speculation
+from llamabatch.speculation import Drafter, Speculation
 from llamabatch.stats import EngineStats
 from llamabatch.step import Limits
 from llamabatch.unready import Unready
@@ -56,21 +58,24 @@ class Engine:
 
     def __init__(self, config: EngineConfig, *, model: Model | None = None, alone: bool = True) -> None:
         self.model = Model(resolve_path(config.model), config) if model is None else model.share()
-        try:
-            self.plan = plan(replace(config, instances=1) if alone else config, self.model)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.model.close)
+            check_can_speculate(config, self.model)
+            draft = open_draft(config, self.model)
+            if draft is not None:
+                undo.callback(draft.close)
+            self.plan = plan(replace(config, instances=1) if alone else config, self.model, draft)
             self.config = self.plan.part()
             chosen = policy(self.config.strategy)
             n_slots = 1 if chosen.one_slot else self.config.number("n_slots")
-            check_can_speculate(self.config, self.model)
             if model is None:
                 for name, path in self.config.adapters:
                     self.model.adapters.load(name, path)
             self._runner = Runner(self.model, self.config, n_slots)
-        except BaseException:
-            self.model.close()
-            raise
+            undo.callback(self._runner.close)
+            self._speculation = speculation(self.config, self._runner.limits, self.model, draft)
+            undo.pop_all()
         self._recipes = Recipes(self.model)
-        self._speculation = speculation(self.config, self._runner.limits)
         self._scheduler = Scheduler(
             chosen,
             self._runner.limits,
@@ -251,10 +256,17 @@ def unload_adapter(engines: list[Engine], name: str) -> None:
     adapters.unload(name)
 
 
-def plan(config: EngineConfig, model: Model) -> Plan:
-    """Fills in "auto" for this model on this machine."""
-    facts = ModelFacts.from_metadata(model.metadata, model.path.stat().st_size, model.n_vocab)
+def plan(config: EngineConfig, model: Model, draft: Model | None = None) -> Plan:
+    """Fills in "auto" for this model, and its draft model, on this machine."""
+    facts = _facts(model)
+    if draft is not None:
+        theirs = _facts(draft)
+        facts = replace(facts, draft=theirs if draft is not model else replace(theirs, file_bytes=0))
     return resolve(config, facts, Machine.here(gpu_count(), has_fast_attention()), profile_for(model.path, config))
+
+
+def _facts(model: Model) -> ModelFacts:
+    return ModelFacts.from_metadata(model.metadata, model.path.stat().st_size, model.n_vocab)
 
 
 def check_can_speculate(config: EngineConfig, model: Model) -> None:
@@ -267,8 +279,9 @@ def check_can_speculate(config: EngineConfig, model: Model) -> None:
         )
 
 
-def speculation(config: EngineConfig, limits: Limits) -> Speculation | None:
-    """What guesses tokens in this engine; None if nothing does."""
+def speculation(config: EngineConfig, limits: Limits, model: Model, draft: Model | None) -> Speculation | None:
+    """What guesses tokens in this engine, which then owns the draft model; None if nothing does."""
     if config.speculate == "off":
         return None
-    return Speculation(PromptLookup(), limits, config.n_draft, config.number("n_ctx"), config.speculate_always)
+    drafter: Drafter = PromptLookup() if draft is None else DraftModel(draft, model, config, limits.n_slots)
+    return Speculation(drafter, limits, config.n_draft, config.number("n_ctx"), config.speculate_always)

@@ -18,6 +18,7 @@ class ModelFacts:
             a sliding window count like the others: llama.cpp keeps all their cells, too.
         n_embd, n_head, n_vocab, n_ctx_train: as in the metadata.
         state_values: elements of the state that a sequence has however long it is, summed over the recurrent layers.
+        draft: the model that guesses for it, if one does; no file bytes where both are one file.
     """
 
     name: str
@@ -29,6 +30,7 @@ class ModelFacts:
     n_vocab: int
     n_ctx_train: int
     state_values: int = 0
+    draft: ModelFacts | None = None
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str], file_bytes: int, n_vocab: int) -> ModelFacts:

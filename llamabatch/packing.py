@@ -75,7 +75,12 @@ def prefill_calls(sequences: ListLike[Sequence], budget: int, limits: Limits) ->
             break
         budget -= count
         spans += [_span(sequence, count)] if sequence.logprobs is None else _pieces(sequence, count, limits)
-    spans.sort(key=lambda span: (span.slot, span.start))
+    return group_spans(spans, limits)
+
+
+def group_spans(spans: ListLike[Span], limits: Limits) -> list[Call]:
+    """Calls for chunks of prompts; see prefill_calls."""
+    spans = sorted(spans, key=lambda span: (span.slot, span.start))
     groups: list[list[Span]] = []
     for span in spans:
         if groups and _fits(groups[-1], span, limits):

@@ -309,7 +309,7 @@ class Sequence:
         self._token_times.append(now)
         if self.token_counts is not None:
             self.token_counts.add(token_id)
-        if self._ends(token_id):
+        if self.ends_at(token_id):
             shown = self._detokenizer.push(token_id) if self.request.params.include_stop_str_in_output else ""
             self._finish(FinishReason.STOP, token_id)
             return shown + self._detokenizer.flush()
@@ -323,7 +323,8 @@ class Sequence:
                 self._finish(FinishReason.STOP, self._detokenizer.stopped)
         return text
 
-    def _ends(self, token_id: int) -> bool:
+    def ends_at(self, token_id: int) -> bool:
+        """Would this token, as output, end the text?"""
         if token_id in self._stop_ids:
             return True
         return self._vocabulary.is_eog(token_id) and not self.request.params.ignore_eos

@@ -114,7 +114,7 @@ def can_draft(params: SamplingParams) -> bool:
         or params.dry_multiplier
         or params.bad_words
         or params.min_tokens
-        or getattr(params, "structured_outputs", None) is not None
+        or params.structured_outputs is not None
     )
 
 
@@ -211,7 +211,9 @@ class Speculation:
     def _propose(self, decoding: ListLike[Sequence], lengths: list[int], n: int) -> list[list[int]]:
         asked = [s for s, length in zip(decoding, lengths, strict=True) if length]
         found = iter(self._drafter.propose(asked, n))
-        return [next(found)[:length] if length else [] for length in lengths]
+        return [
+            _to_the_end(s, next(found)[:length]) if length else [] for s, length in zip(decoding, lengths, strict=True)
+        ]
 
     def _how_many(self, known: list[_Known], lengths: list[int], costs: bool) -> int:
         """How many guesses a row bring the most tokens a second; 0: none does better than going without."""
@@ -228,7 +230,8 @@ class Speculation:
         fallback, fallback_tps = 1, 0.0
         for n in _candidates(longest):
             guesses = sum(min(n, length) for length in lengths) if self._limits.is_unified else n * rows
-            seconds = self._step_times.seconds(rows + guesses) or plain
+            # no less than that of fewer rows: samples of a rare shape may be of a quieter time
+            seconds = max(self._step_times.seconds(rows + guesses) or plain, plain)
             if costs:
                 seconds += n * (self._draft_times.seconds(rows) or 0.0)
             gain = sum(_expected(rate, min(n, length)) for rate, length in zip(rates, lengths, strict=True) if length)
@@ -268,6 +271,14 @@ class Speculation:
                 self.counts.accepted_tokens += n_accepted
                 self._acceptance.add(len(span.draft), n_accepted)
                 self._known_of(span.sequence).acceptance.add(len(span.draft), n_accepted)
+
+
+def _to_the_end(sequence: Sequence, draft: list[int]) -> list[int]:
+    """Without what would come after the end of the text."""
+    for place, token_id in enumerate(draft, 1):
+        if sequence.ends_at(token_id):
+            return draft[:place]
+    return draft
 
 
 def _candidates(longest: int) -> list[int]:

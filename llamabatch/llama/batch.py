@@ -71,13 +71,23 @@ class Batch:
 
     def _fill_rows(self, spans: tuple[Span, ...]) -> tuple[Any, list[Span]]:
         """The same for one row a sequence, which is most calls, in few operations."""
-        n = len(spans)
-        self._tokens[:n] = [span.sequence.token_ids[span.start] for span in spans]
-        self._positions[:n] = [span.start for span in spans]
-        self._slots[:n] = [span.slot for span in spans]
-        self._outputs[:n] = [span.output or span.prompt_rows for span in spans]
-        self._struct.n_tokens = n
+        self.fill_rows(
+            [span.sequence.token_ids[span.start] for span in spans],
+            [span.start for span in spans],
+            [span.slot for span in spans],
+        )
+        self._outputs[: len(spans)] = [span.output or span.prompt_rows for span in spans]
         return self._struct, [span for span in spans if span.output or span.prompt_rows]
+
+    def fill_rows(self, token_ids: list[int], positions: list[int], slots: list[int]) -> Any:
+        """The C struct of one row for each slot, the slots rising; all are outputs."""
+        n = len(slots)
+        self._tokens[:n] = token_ids
+        self._positions[:n] = positions
+        self._slots[:n] = slots
+        self._outputs[:n] = 1
+        self._struct.n_tokens = n
+        return self._struct
 
 
 def _in_slot_order(call: Call) -> list[tuple[int, Span | None]]:

@@ -164,7 +164,11 @@ class Model:
         token = int(getattr(self._lib, f"llama_vocab_{name}")(self.vocab_handle))
         if token < 0:
             return ""
-        text: bytes = self._lib.llama_vocab_get_text(self.vocab_handle, token)
+        return self.token_text(token)
+
+    def token_text(self, token_id: int) -> str:
+        """How the vocabulary writes a token, special ones included. The id must be inside the vocabulary."""
+        text: bytes = self._lib.llama_vocab_get_text(self.vocab_handle, token_id)
         return text.decode(errors="replace")
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:

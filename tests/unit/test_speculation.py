@@ -315,3 +315,23 @@ def test_output_rows_are_bounded():
     most = longer.output_rows(32, 152_000)  # what a call is cut by, also while the context has fewer slots
     assert all(n * (most // n) <= longer.output_rows(n, 152_000) for n in (8, 16, 32))
     assert all(n * 65 <= longer.output_rows(n, 152_000) for n in (1, 2, 4))
+
+
+def test_a_run_past_a_stop_string_leaves_no_cells_of_guesses_to_the_next_turn():
+    """The next request begins with all that the finished one came to be: its cells end where that text ends."""
+    cut = 0
+    for seed in range(30):
+        speculation = Speculation(Guesser(random.Random(seed), 1.0, ragged=False), LIMITS, 8, N_CTX, always=True)
+        scheduler, runner = Scheduler(policy("batched"), LIMITS, speculation=speculation), FakeRunner(LIMITS)
+        prompt = tuple(1 + (seed + i) % 60 for i in range(60))
+        whole = expected_output(prompt, 100)
+        stop = chr(whole[min(len(whole) - 1, 5)])
+        scheduler.add(sequence("first", prompt, 100, stop=[stop]))
+        output = drain(scheduler, runner)["first"]
+        assert list(output.token_ids) == whole[: len(output.token_ids)]
+        following = (*prompt, *output.token_ids)
+        cut += any(len(cells) > len(following) - 1 for cells in runner.cells)
+        scheduler.add(sequence("next", (*following, 7), 20))
+        assert list(drain(scheduler, runner)["next"].token_ids) == expected_output((*following, 7), 20)
+        assert scheduler.num_prefix_hits == 1
+    assert cut > 10

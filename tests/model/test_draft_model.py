@@ -1,0 +1,189 @@
+"""A draft model: its guesses follow the target wherever its sequences go, and never change a text."""
+
+import json
+import random
+from types import SimpleNamespace
+
+import architectures
+import pytest
+from conftest import GREEDY, HELDOUT, mixed_conversations
+
+from llamabatch import LLM, ConfigError, Engine, EngineConfig, Request, SamplingParams
+from llamabatch.engine import plan
+from llamabatch.llama.draft import check_draft
+from llamabatch.llama.model import Model
+from llamabatch.model_file import resolve
+
+# one thread: what is tested is the bookkeeping, and a second one mostly waits in a model of this size
+ITSELF = {"speculate": "draft", "draft_model": "tiny", "speculate_always": True, "n_threads_batch": 1}
+
+
+def conversations_with_stories(n, seed):
+    """Every other one asks for a story, which is long."""
+    others = mixed_conversations(n, seed=seed)
+    asked = [json.loads(line) for line in HELDOUT.read_text(encoding="utf-8").splitlines()]
+    stories = [row["messages"] for row in asked if row["kind"] == "stories"]
+    return [stories[i] if i % 2 else other for i, other in enumerate(others)]
+
+
+@pytest.fixture(scope="module")
+def another(tmp_path_factory):
+    """A model of the same vocabulary with random weights: it guesses nothing right."""
+    return str(architectures.write("llama", tmp_path_factory.mktemp("draft") / "random.gguf"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "sequential", "n_draft": 16},
+        {"strategy": "batched", "n_slots": 8},
+        {"strategy": "batched", "n_slots": 8, "kv": "unified"},
+        {"strategy": "interleaved", "n_slots": 4, "n_draft": 3},
+        {"strategy": "batched", "n_slots": 6, "n_batch": 40, "n_ubatch": 24},
+    ],
+    ids=str,
+)
+def test_a_model_that_drafts_for_itself_is_right(options, reference, assert_equal_by_the_rule):
+    conversations, params = conversations_with_stories(30, seed=8), SamplingParams(temperature=0, max_tokens=64)
+    wanted = reference.chat(conversations, params)
+    with LLM("tiny", **ITSELF, **options) as llm:
+        outputs = llm.chat(conversations, params)
+        stats = llm.stats()
+    assert stats.drafted_tokens > 100
+    assert stats.acceptance >= 0.99
+    assert_equal_by_the_rule(outputs, wanted, least=0.95)
+
+
+def test_it_follows_growth_moves_shared_prefixes_and_lost_slots(reference, assert_equal_by_the_rule):
+    """Requests come while others run, some leave early: wrong cells of the draft model would show in its guesses."""
+    rng = random.Random(4)
+    head = reference.tokenize("Ada keeps three cats. Ben keeps one dog. Carla keeps five fish. " * 3)
+    prompts = [
+        (tuple(head) if rng.random() < 0.4 else ()) + tuple(reference.tokenize(f"Tell me a story, number {i}."))
+        for i in range(36)
+    ]
+    params = [SamplingParams(temperature=0, max_tokens=rng.randrange(4, 60), ignore_eos=True) for _ in prompts]
+    wanted = reference.generate([list(prompt) for prompt in prompts], params)
+    finished = {}
+    with Engine(EngineConfig("tiny", n_slots=8, n_ctx=512, **ITSELF)) as engine:
+        drafter = engine._speculation._drafter
+        computed, decode = [], drafter._decode
+        drafter._decode = lambda context, struct: (computed.append(struct.n_tokens), decode(context, struct))
+        waiting = list(range(len(prompts)))
+        for number in range(4000):
+            if waiting and rng.random() < 0.5:
+                i = waiting.pop(0)
+                engine.add(Request(f"r{i}", prompts[i], params[i]))
+            if number in (20, 45) and engine._scheduler.running:
+                engine._scheduler._preempt(engine._scheduler.running[0])
+            for output in engine.step():
+                if output.finished:
+                    finished[output.request_id] = output.finished
+            if not waiting and not engine.has_work:
+                break
+        stats = engine.stats()
+    assert stats.preemptions >= 2
+    assert stats.acceptance >= 0.99
+    outputs = [finished[f"r{i}"] for i in range(len(prompts))]
+    assert_equal_by_the_rule(outputs, wanted, least=0.9)
+    # each prompt once at most and each guess once, with a few rows computed again: nothing is computed from its start
+    assert sum(computed) <= sum(map(len, prompts)) + 2 * sum(len(output.token_ids) for output in outputs)
+
+
+def test_the_end_of_n_ctx(caplog):
+    with LLM("tiny", n_ctx=64, strategy="batched", n_slots=3, **ITSELF) as llm:
+        prompts = [[300 + i] * (60 - i) for i in range(3)]
+        outputs = llm.generate(prompts, SamplingParams(temperature=0, ignore_eos=True, max_tokens=None))
+    assert [len(output.token_ids) for output in outputs] == [5, 6, 7]
+    assert caplog.text == ""
+
+
+def test_a_draft_model_that_is_always_wrong_changes_nothing(another, reference, assert_equal_by_the_rule):
+    conversations = conversations_with_stories(20, seed=9)
+    options = {"strategy": "batched", "n_slots": 8, "speculate": "draft", "draft_model": another, "n_threads_batch": 1}
+    with LLM("tiny", speculate_always=True, **options) as llm:
+        assert_equal_by_the_rule(llm.chat(conversations, GREEDY), reference.chat(conversations, GREEDY), least=0.95)
+        assert llm.stats().acceptance < 0.2
+    with LLM("tiny", **options) as llm:  # left to itself, it sees that this does not pay
+        llm.generate(["Tell me a story."] * 8, SamplingParams(temperature=0, max_tokens=300, ignore_eos=True))
+        stats = llm.stats()
+    assert stats.speculating == 0
+    assert stats.verify_calls <= 0.2 * stats.decode_calls
+
+
+def test_sampled_text_is_that_of_its_seed(reference):
+    conversations = conversations_with_stories(40, seed=3)
+    params = [SamplingParams(temperature=0.8, seed=i, max_tokens=32) for i in range(40)]
+    wanted = reference.chat(conversations, params)
+    with LLM("tiny", n_slots=8, strategy="batched", **ITSELF) as llm:
+        outputs = llm.chat(conversations, params)
+        assert 0.5 < llm.stats().acceptance < 1
+    assert sum(a.token_ids == b.token_ids for a, b in zip(outputs, wanted, strict=True)) >= 38
+
+
+def test_a_draft_model_that_fails_costs_nobody_a_request(reference):
+    conversation = mixed_conversations(1)[0]
+    [wanted] = reference.chat([conversation], GREEDY)
+    with Engine(EngineConfig("tiny", n_slots=2, **ITSELF)) as engine:
+        drafter = engine._speculation._drafter
+        drafter._context.decode = lambda struct: SimpleNamespace(name="FAILED", value=-3)
+        engine.add(Request("r", wanted.prompt_token_ids, GREEDY))
+        while engine.has_work:
+            for output in engine.step():
+                finished = output.finished
+        assert engine.stats().drafted_tokens == 0
+    assert finished.token_ids == wanted.token_ids
+
+
+def test_the_plan_counts_the_draft_model(another):
+    model, draft = Model(resolve("tiny"), EngineConfig("tiny")), Model(resolve(another), EngineConfig(another))
+    config = EngineConfig("tiny", n_slots=8, n_ctx=512)
+    drafted = EngineConfig("tiny", n_slots=8, n_ctx=512, speculate="draft", draft_model=another)
+    try:
+        without, whole, same = plan(config, model), plan(drafted, model, draft), plan(drafted, model, model)
+    finally:
+        draft.close()
+        model.close()
+    file_bytes = resolve(another).stat().st_size
+    kv_cache = 2 * 2 * 32 * 512 * 8 * 2  # layers, K and V, values a token, cells, slots, bytes
+    assert whole.memory.draft >= file_bytes + kv_cache
+    assert whole.memory.total >= without.memory.total + whole.memory.draft
+    assert "draft model" in whole.describe()
+    assert "draft model" not in without.describe()
+    assert 0 < same.memory.draft < same.memory.kv_cache + resolve("tiny").stat().st_size + same.memory.compute
+
+
+# --- refusals -----------------------------------------------------------------------------------------------------
+
+
+def model_of(name, texts, **facts):
+    known = {"cannot_generate": None, "is_recurrent": False, "has_window": False, "path": SimpleNamespace(name=name)}
+    return SimpleNamespace(n_vocab=len(texts), token_text=texts.__getitem__, **{**known, **facts})
+
+
+@pytest.mark.parametrize(
+    ("texts", "facts", "message"),
+    [
+        (["a"] * 100, {}, "d.gguf has a vocabulary of 100 tokens, t.gguf one of 300; they must have the same"),
+        (["a"] * 17 + ["b"] + ["a"] * 282, {}, "d.gguf has another vocabulary than t.gguf: token 17 is 'b', not 'a'"),
+        (["a"] * 300, {"is_recurrent": True}, "d.gguf has recurrent state"),
+        (["a"] * 300, {"has_window": True}, "d.gguf has layers with a sliding window"),
+        (["a"] * 300, {"cannot_generate": "an encoder"}, "d.gguf cannot guess text: it is an encoder"),
+    ],
+)
+def test_a_draft_model_that_cannot_guess_is_refused_by_name(texts, facts, message):
+    target = model_of("t.gguf", ["a"] * 300)
+    check_draft(model_of("padded.gguf", ["a"] * 320), target)
+    with pytest.raises(ConfigError, match=message):
+        check_draft(model_of("d.gguf", texts, **facts), target)
+
+
+@pytest.mark.parametrize(("kind", "message"), [("mamba", "recurrent state"), ("gemma2", "sliding window")])
+def test_recurrent_and_sliding_models_are_refused_on_both_sides(kind, message, tmp_path):
+    path = architectures.write(kind, tmp_path / f"{kind}.gguf")
+    with pytest.raises(ConfigError, match=f"speculate is 'lookup', but {kind}.gguf has .*{message}"):
+        LLM(path, speculate="lookup")
+    with pytest.raises(ConfigError, match=f"speculate is 'draft', but {kind}.gguf has .*{message}"):
+        LLM(path, speculate="draft", draft_model="tiny")
+    with pytest.raises(ConfigError, match=f"draft_model {kind}.gguf has .*{message}"):
+        LLM("tiny", speculate="draft", draft_model=str(path))
