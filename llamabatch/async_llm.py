@@ -11,15 +11,16 @@ from collections.abc import Sequence as ListLike
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from llamabatch.capacity import Plan
 from llamabatch.chat import ChatOptions, Conversation
 from llamabatch.client import EngineClient, connect
 from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineClosedError, EngineError
-from llamabatch.front import Adapters, Front, Params, Prompt, Submission
+from llamabatch.front import Adapters, Front, OneAdapters, Params, Prompt, Submission
 from llamabatch.request import RequestOutput, SequenceOutput
+from llamabatch.scoring import Pairs, Score, Scoring
 from llamabatch.stats import EngineStats
 
 if TYPE_CHECKING:
@@ -121,6 +122,29 @@ class AsyncLLM:
         """As LLM.as_completed, for `async for`."""
         options = ChatOptions(tools, chat_template_kwargs or {})
         return self._completed(lambda front: front.either(prompts, params, options, adapters))
+
+    @overload
+    async def score(
+        self, prompt: Prompt, continuations: ListLike[Prompt], *, adapters: OneAdapters = None
+    ) -> list[Score]: ...
+
+    @overload
+    async def score(
+        self, prompt: Pairs, continuations: None = None, *, adapters: OneAdapters = None
+    ) -> list[list[Score]]: ...
+
+    async def score(
+        self,
+        prompt: Prompt | Pairs,
+        continuations: ListLike[Prompt] | None = None,
+        *,
+        adapters: OneAdapters = None,
+    ) -> list[Score] | list[list[Score]]:
+        """As LLM.score; cancelling it aborts the requests."""
+        client = await self._client()
+        scoring = await self._on_thread(lambda: Scoring(client, prompt, continuations, adapters))
+        scores = scoring.scores(await self._run(lambda _: scoring.submission))
+        return scores if continuations is None else scores[0]
 
     async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """As LLM.tokenize, of one text."""

@@ -46,10 +46,15 @@ class Router:
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
         self._home.check()
         shares: dict[int, list[Request]] = {}
+        homes: dict[tuple[int, ...], int] = {}  # a prompt whose continuations are scored -> who computes it
         with self._lock:
             alive = self._alive()
             for request in requests:
-                number = self._choose(request, alive)
+                if request.score_from is None:
+                    number = self._choose(request, alive)
+                else:
+                    prompt = request.prompt_token_ids[: request.score_from]
+                    number = homes[prompt] = homes[prompt] if prompt in homes else self._choose(request, alive)
                 self._loads[number] += request.expected_tokens
                 self._owners[request.request_id] = (number, request.expected_tokens)
                 shares.setdefault(number, []).append(request)

@@ -1,5 +1,6 @@
 """LLM.score against a softmax in float64 over llama_cpp's own logits, and what surrounds it."""
 
+import asyncio
 import math
 
 import pytest
@@ -7,7 +8,7 @@ from adapter_files import write_lora
 from conftest import MAX_GAP, questions
 from test_logprobs import Raw
 
-from llamabatch import LLM, AdapterError, Engine, EngineConfig, PromptError, Request, SamplingParams, Score
+from llamabatch import LLM, AdapterError, AsyncLLM, Engine, EngineConfig, PromptError, Request, SamplingParams, Score
 
 LONG = " ".join(questions()[:8])
 ANSWERS = [" Paris.", " London.", " It is a city", " a", " The red dog ran home"]
@@ -79,6 +80,16 @@ def test_the_prompt_is_computed_once_and_nothing_is_sampled(monkeypatch):
     assert len(head) > 32
     # a chunk of one token counts as a row that continues
     assert stats.prefill_tokens + stats.decode_rows == len(head) - 1 + sum(score.num_tokens for score in scores)
+
+
+def test_several_engines_share_the_prompts_and_compute_each_once():
+    prompts = [f"{LONG} {word}" for word in ("a", "b", "c", "d")]
+    with LLM("tiny", strategy="batched", instances=2, n_slots=4) as llm:
+        scores = llm.score([(prompt, ANSWERS) for prompt in prompts])
+        stats, head = llm.stats(), len(llm.tokenize(LONG))
+    own = sum(score.num_tokens for each in scores for score in each)
+    assert stats.prefill_tokens + stats.decode_rows < 2 * head + own + 4 * 3
+    assert stats.prefill_tokens + stats.decode_rows > 2 * (head - 1) + own
 
 
 def test_the_greedy_continuation_is_found_and_others_are_not(llm):
@@ -167,3 +178,21 @@ def test_adapters_change_what_is_scored(tmp_path):
     told = [one[token].logprob for token, one in zip(out.prompt_token_ids[1:], out.prompt_logprobs[1:], strict=True)]
     assert other.token_logprobs == pytest.approx(told[-other.num_tokens :], abs=MAX_GAP)
     assert abs(other.logprob - plain.logprob) > MAX_GAP
+
+
+def test_asyncio_scores_the_same_and_others_go_on():
+    async def main():
+        async with AsyncLLM("tiny", strategy="sequential") as llm:
+            talk = asyncio.create_task(llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=40)))
+            scores = await llm.score(LONG, ANSWERS)
+            pairs = await llm.score([(LONG, ANSWERS[:2])])
+            with pytest.raises(PromptError, match="no token of its own"):
+                await llm.score("a", [""])
+            return scores, pairs, (await talk)[0]
+
+    scores, [pair], talk = asyncio.run(main())
+    with LLM("tiny", strategy="sequential") as llm:
+        for got, wanted in zip([*scores, *pair], llm.score(LONG, ANSWERS + ANSWERS[:2]), strict=True):
+            assert got.token_ids == wanted.token_ids
+            assert got.token_logprobs == pytest.approx(wanted.token_logprobs, abs=MAX_GAP)
+    assert talk.error is None
