@@ -149,11 +149,11 @@ class Engine:
             return self._unready.abort(request_id, error)
         return self._scheduler.abort(request_id, error)
 
-    def _enter(self, sequence: Sequence, matcher: Any) -> None:
+    def _enter(self, sequence: Sequence, compiled: Any) -> None:
         """Its grammar is compiled."""
         from llamabatch.llama.guide import hold  # with a library that most do not need
 
-        sequence.guide = hold(sequence.draw, matcher, self.model.n_vocab)
+        sequence.guide = hold(sequence.draw, compiled, self.model.n_vocab)
         self._scheduler.add(sequence)
 
     def step(self) -> list[SequenceOutput]:

@@ -18,6 +18,7 @@ import llguidance
 MOST_MEMORY = 512 * 2**20  # address space, of which Python and the libraries take about 100 MiB
 STACK = 2 * 2**20  # less than the threads that compile and use the grammar later
 
+MAX_LEXER_STATES = 25_000  # of 0.3 to 2 kB each
 _MOST_SHOWN = 300  # characters of a message
 
 # As in the JSON grammars of llama.cpp (json-schema-to-grammar): a model that is unsure must not pad for ever.
@@ -25,8 +26,8 @@ WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
 
 
 def limits() -> Any:
-    """What one grammar may cost; llguidance's own, but for the states of its lexer, 1 to 2 kB each."""
-    return llguidance.LLParserLimits(max_lexer_states=25_000, verbose_errors=False)
+    """What one grammar may cost; llguidance's own, but for the states of its lexer."""
+    return llguidance.LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
 
 
 def to_llguidance(kind: str, text: str) -> str:

@@ -20,6 +20,7 @@ import llguidance
 
 from llamabatch.errors import EngineClosedError, LlamaBatchError, SamplingError
 from llamabatch.llama import grammar_check
+from llamabatch.llama.guide import Compiled
 from llamabatch.structured import ANY_OBJECT, Structure
 
 logger = logging.getLogger(__name__)
@@ -60,18 +61,18 @@ class Grammars:
     def __init__(self, model: Tokenizer) -> None:
         self._model = model
         self._lock = threading.Lock()
-        self._known: OrderedDict[Structure, tuple[Future[Any], float]] = OrderedDict()  # with the time of asking
+        self._known: OrderedDict[Structure, tuple[Future[Compiled], float]] = OrderedDict()  # with the time of asking
         self._trial = Trial(lambda: self._names)
         self._names: list[str] = []
         self._vocabulary: Any = None
         self._pool: ThreadPoolExecutor | None = None
 
-    def compile(self, structure: Structure) -> Future[Any]:
-        """An LLMatcher in its first state, to be copied; or SamplingError, which says what is wrong with it."""
+    def compile(self, structure: Structure) -> Future[Compiled]:
+        """What guides are made of; or SamplingError, which says what is wrong with it."""
         with self._lock:
             future, asked_s = self._known.get(structure, (None, 0.0))
             now = time.monotonic()
-            if future is None or (now - asked_s > _REMEMBER_BAD_S and future.done() and future.exception()):
+            if future is None or _is_stale(future, now - asked_s):
                 if self._pool is None:
                     self._pool = ThreadPoolExecutor(1, "llamabatch-grammars")
                 with _stack(_STACK):  # the pool starts its thread here
@@ -90,21 +91,23 @@ class Grammars:
         self._known.clear()
         self._vocabulary = None  # through it, llguidance holds the model, where no garbage collector sees it
 
-    def _compile(self, structure: Structure) -> Any:
+    def _compile(self, structure: Structure) -> Compiled:
         try:
             if not self._model.eog_ids:
                 raise SamplingError("structured_outputs need a model that has an end-of-generation token")
             tokens = self._tokens()
             grammar = self._trial.run(structure) if _is_foreign(structure) else grammar_check.to_llguidance(*structure)
-            matcher = llguidance.LLMatcher(tokens, grammar, log_level=0, limits=grammar_check.limits())
-            if matcher.is_error():
-                raise SamplingError(_refusal(structure, grammar_check.reason(matcher.get_error())))
+            compiled = Compiled(
+                lambda: llguidance.LLMatcher(tokens, grammar, log_level=0, limits=grammar_check.limits())
+            )
+            if compiled.error:
+                raise SamplingError(_refusal(structure, compiled.error))
         except LlamaBatchError:
             raise
         except Exception as error:  # so that whatever it is stays this request's error
             logger.exception("a grammar could not be compiled")
             raise SamplingError(_refusal(structure, str(error))) from error
-        return matcher
+        return compiled
 
     def _tokens(self) -> Any:
         """The vocabulary as llguidance reads it; 0.5 s for 128k tokens, once."""
@@ -264,6 +267,12 @@ class Trial:
                     pipe.close()
         process.kill()
         process.wait()
+
+
+def _is_stale(future: Future[Compiled], age_s: float) -> bool:
+    if not future.done():
+        return False
+    return age_s > _REMEMBER_BAD_S if future.exception() is not None else future.result().spent
 
 
 def _is_foreign(structure: Structure) -> bool:

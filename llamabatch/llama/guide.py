@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import llguidance
@@ -13,7 +14,45 @@ from llamabatch.llama.grammar_check import reason
 from llamabatch.llama.masks import Masks, Words, n_words
 from llamabatch.llama.sampler import Draw
 
+_MOST_SECONDS = 0.02  # to compile within a step
 _FEW = 4  # rows that one thread serves sooner than several: a mask takes 5 to 50 us
+
+
+class Compiled:
+    """A grammar ready for a vocabulary, for any number of sequences.
+
+    They share what its lexer has learnt, most of the work. The states of a lexer are limited, for all who share
+    it together; whoever meets the limit goes on with a lexer of its own, so that no request's text can end another's.
+
+    Args:
+        make: an LLMatcher at its beginning.
+
+    Attributes:
+        first: an LLMatcher at its beginning; copies of it share its lexer.
+        spent: its lexer is full, and it takes long to make; the next request should have it compiled anew.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        start = time.perf_counter()
+        self.first = make()
+        self._seconds = time.perf_counter() - start
+        self.spent = False
+
+    @property
+    def error(self) -> str:
+        """What is wrong with it; empty if nothing is."""
+        return reason(self.first.get_error()) if self.first.is_error() else ""
+
+    def own(self, full: Any) -> Any | None:
+        """A matcher at its beginning that shares nothing, for one that was a copy of `full`; None where to make it
+        would keep others waiting. Those that come later share a new lexer, too."""
+        if self._seconds > _MOST_SECONDS:
+            self.spent = True
+            return None
+        if self.first is full:
+            self.first = self._make()
+        return self._make()
 
 
 class Guide:
@@ -25,40 +64,46 @@ class Guide:
         error: what went wrong, when the grammar has become too costly to follow; then it allows nothing.
     """
 
-    __slots__ = ("_ready", "_row", "_taken", "error", "matcher")
+    __slots__ = ("_compiled", "_ready", "_row", "_source", "_taken", "error", "matcher")
 
-    def __init__(self, matcher: Any) -> None:
-        self.matcher = matcher.deep_copy()
+    def __init__(self, compiled: Compiled) -> None:
+        self._source: Any = compiled.first  # None: its lexer is its own
+        self.matcher = self._source.deep_copy()
         self.error: str | None = None
+        self._compiled = compiled
         self._taken = 0
         self._ready = -1  # the output token that _row is for
         self._row: Words | None = None
 
     def advance(self, index: int, token_ids: Sequence[int]) -> None:
         """Takes in the output tokens before `index`; token_ids ends with the last of them."""
+        if self.error is not None:
+            return
         if self._taken > index:  # the text was cut back
             self.matcher.rollback(self._taken - index)
             self._taken = index
-        while self._taken < index and self.error is None:
+        while self._taken < index:
             self.matcher.consume_token(token_ids[self._taken - index])
             self._taken += 1
-            self.check()
+        if self.matcher.is_error():
+            self._start_anew(index, token_ids)
 
-    def check(self) -> None:
+    def _start_anew(self, index: int, token_ids: Sequence[int]) -> None:
+        own = None if self._source is None else self._compiled.own(self._source)
+        if own is not None:
+            self.matcher, self._source = own, None
+            self.matcher.consume_tokens(list(token_ids[len(token_ids) - index :]))
         if self.matcher.is_error():
             self.error = f"structured_outputs cannot be followed any further: {reason(self.matcher.get_error())}"
 
-    @property
-    def why_nothing(self) -> str:
-        """What to say when no token may come."""
-        return self.error or (
-            "no token may come: structured_outputs and the other parameters exclude all, or the logits are not finite"
-        )
-
-    def give(self, index: int, row: Words) -> None:
-        """Its mask for output token `index` is this row, as long as nobody else writes there."""
+    def give(self, index: int, token_ids: Sequence[int], row: Words) -> None:
+        """Its mask for output token `index` is this row, to which the matcher wrote it, until somebody else does."""
         self._ready, self._row = index, row
-        self.check()
+        for _ in range(2):
+            if self.error is None and self.matcher.is_error():
+                self._start_anew(index, token_ids)
+                if self.error is None:
+                    self.matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if self.error is not None:
             row[:] = 0
 
@@ -67,10 +112,17 @@ class Guide:
         assert self._ready == index
         return self._row
 
+    @property
+    def why_nothing(self) -> str:
+        """What to say when no token may come."""
+        return self.error or (
+            "no token may come: structured_outputs and the other parameters exclude all, or the logits are not finite"
+        )
 
-def hold(draw: Draw, matcher: Any, n_vocab: int) -> Guide:
+
+def hold(draw: Draw, compiled: Compiled, n_vocab: int) -> Guide:
     """Holds what this draws to a compiled grammar from its beginning."""
-    guide = Guide(matcher)
+    guide = Guide(compiled)
     if draw.masks is None:
         draw.masks = Masks(n_vocab)
     draw.masks.add(guide)
@@ -106,5 +158,5 @@ class GuideRows:
             if self._executor is None:
                 self._executor = llguidance.LLExecutor(min(self._n_threads, os.cpu_count() or 1))
             self._executor.unsafe_compute_mask_ptr(pairs, start, width, len(rows))
-        for at, (guide, index, _) in enumerate(guided):
-            guide.give(index, rows[at])
+        for at, (guide, index, token_ids) in enumerate(guided):
+            guide.give(index, token_ids, rows[at])

@@ -12,7 +12,9 @@ import pydantic
 import pytest
 
 from llamabatch.errors import SamplingError
+from llamabatch.llama import grammar_check
 from llamabatch.llama import grammars as grammars_module
+from llamabatch.llama import guide as guide_module
 from llamabatch.llama.grammars import Grammars
 from llamabatch.llama.guide import GuideRows, hold
 from llamabatch.llama.sampler import Draw
@@ -177,10 +179,10 @@ def test_a_text_may_be_empty(compiler):
 
 def test_whitespace_between_the_parts_is_bounded(compiler):
     """Or a model that is unsure pads until max_tokens."""
-    matcher = compiled(compiler, json={"type": "array", "items": {"const": 1}})
-    assert matcher.deep_copy().validate_tokens(list(b"[\n\n  1 , 1]")) == 11
-    assert matcher.deep_copy().validate_tokens(list(b"[  1]")) == 2
-    assert matcher.deep_copy().validate_tokens(list(b"[\n" + b" " * 21)) == 22
+    matcher = compiled(compiler, json={"type": "array", "items": {"const": 1}}).first.deep_copy()
+    assert matcher.validate_tokens(list(b"[\n\n  1 , 1]")) == 11
+    assert matcher.validate_tokens(list(b"[  1]")) == 2
+    assert matcher.validate_tokens(list(b"[\n" + b" " * 21)) == 22
 
 
 def test_a_grammar_is_compiled_once_until_too_many_others_came(compiler, monkeypatch):
@@ -259,7 +261,7 @@ def test_large_counts_are_no_danger(compiler, asked):
 
 
 def test_names_of_special_tokens_stand_for_the_tokens(compiler):
-    matcher = compiled(compiler, grammar='start: <tool> "x"').deep_copy()
+    matcher = compiled(compiler, grammar='start: <tool> "x"').first.deep_copy()
     assert matcher.consume_token(301)
     assert matcher.consume_token(ord("x"))
     assert matcher.is_stopped()
@@ -270,13 +272,48 @@ def test_a_grammar_that_grows_too_costly_is_an_error_of_its_own(compiler):
     guide = hold(draw := Draw(SamplingParams(), 0), compiled(compiler, grammar=doubling), 302)
     other = hold(Draw(SamplingParams(), 0), compiled(compiler, regex="b+"), 302)
     rows = GuideRows(302, 1)
-    for index in range(2):
+    for index in range(4):
         rows.fill([(guide, index, [98] * (index + 1)), (other, index, [98] * (index + 1))])
     assert "Too many items" in guide.error
     assert guide.why_nothing == guide.error
-    assert not draw.masks.next(1, []).any()
+    assert not draw.masks.next(3, []).any()
     assert other.error is None
-    assert other.words(1, []).any()
+    assert other.words(3, []).any()
+
+
+def test_what_many_texts_have_cost_is_no_error_of_the_next(monkeypatch):
+    """They share a lexer, whose states are limited for all of them together."""
+    compiler = Grammars(Bytes())
+    monkeypatch.setattr(grammar_check, "MAX_LEXER_STATES", 80)
+    asked = {"regex": "([a-f]{1,100}[0-9]){1,500}"}
+    rng = random.Random(0)
+    draws = [Draw(SamplingParams(), i) for i in range(40)]
+    guides = [hold(draw, compiled(compiler, **asked), 302) for draw in draws]
+    rows, texts = GuideRows(302, 2), [[1] for _ in guides]
+    for index in range(20):
+        rows.fill([(guide, index, text) for guide, text in zip(guides, texts, strict=True)])
+        for guide, draw, text in zip(guides, draws, texts, strict=True):
+            assert guide.error is None
+            words = draw.masks.next(index, text)
+            may_come = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+            text.append(rng.choice([int(token) for token in may_come if token not in EOGS]))
+    assert not any(guide._source for guide in guides), "the limit was never met"
+    compiler.close()
+
+
+def test_what_takes_long_to_compile_is_not_compiled_again_within_a_step(monkeypatch):
+    compiler = Grammars(Bytes())
+    monkeypatch.setattr(grammar_check, "MAX_LEXER_STATES", 20)
+    monkeypatch.setattr(guide_module, "_MOST_SECONDS", 0.0)
+    asked = {"regex": "[a-z]{1,100}"}
+    guide, rows = hold(Draw(SamplingParams(), 0), compiled(compiler, **asked), 302), GuideRows(302, 1)
+    for index in range(40):
+        rows.fill([(guide, index, [1, *b"x" * index])])
+    assert "too many states" in guide.error
+    again = hold(Draw(SamplingParams(), 0), compiled(compiler, **asked), 302)
+    rows.fill([(again, 0, [1])])
+    assert again.error is None
+    compiler.close()
 
 
 def test_a_guide_follows_a_text_that_was_cut_back(compiler):
@@ -327,7 +364,7 @@ def test_closing_ends_a_trial_that_is_under_way():
 
 def test_sequences_enter_when_their_grammar_is_ready_and_fail_with_it(compiler):
     entered = []
-    unready = Unready(lambda sequence, matcher: entered.append(sequence.request.request_id))
+    unready = Unready(lambda sequence, compiled: entered.append(sequence.request.request_id))
     vocabulary = Vocabulary(256, lambda token: token == 0, lambda token: b"a", lambda token: b"a")
     ready = compiler.compile(structure({"regex": "ready"}))
     ready.result()
