@@ -331,6 +331,21 @@ def test_a_deadline_during_a_long_prefill_frees_the_slot_within_one_step():
     assert scheduler.num_free_slots == 3
 
 
+def test_an_abort_during_a_long_prefill_frees_the_slot_at_once():
+    scheduler, runner = engine()
+    scheduler.add(long("talker", 200))
+    scheduler.add(long("doomed", 5, prompt=500, group=1))
+    for _ in range(4):
+        step(scheduler, runner)
+    doomed = next(s for s in scheduler.running if s.request.request_id == "doomed")
+    assert 0 < doomed.num_computed < 500
+    assert scheduler.abort("doomed").finished.finish_reason is FinishReason.ABORT
+    assert scheduler.num_free_slots == 3
+    runner.calls.clear()
+    step(scheduler, runner)
+    assert [span.sequence.request.request_id for call in runner.calls for span in call.spans] == ["talker"]
+
+
 # --- company ----------------------------------------------------------------------------------------------------
 
 

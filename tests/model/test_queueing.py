@@ -1,0 +1,134 @@
+"""Queues, priorities, deadlines, company and preemption with a real engine, here and in child processes."""
+
+import threading
+import time
+
+import pytest
+
+from llamabatch import LLM, FinishReason, QueueFull, SamplingParams
+
+LONG = SamplingParams(max_tokens=900, ignore_eos=True, temperature=0)
+ONE = SamplingParams(max_tokens=1)
+
+
+def running(llm: LLM, count: int) -> None:
+    while llm.stats().running < count:
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"n_slots": 2}, {"n_slots": 2, "isolate": True}, {"n_slots": 1, "strategy": "multi-instance", "instances": 2}],
+    ids=["threads", "child", "router"],
+)
+def test_a_full_queue_refuses_a_whole_call(options):
+    with LLM("tiny", max_queue=1, **options) as llm:
+        with pytest.raises(QueueFull, match="4 more would be 4 in flight; allowed are 2 that run and max_queue=1"):
+            llm.generate(["a"] * 4, ONE)
+        assert llm.stats().prefill_tokens == 0, "a part of it was queued"
+        stream = llm.stream(["a"] * 3, LONG)
+        next(stream)
+        with pytest.raises(QueueFull):
+            llm.generate("b", ONE)
+        stream.close()
+        while llm.stats().running + llm.stats().waiting:
+            time.sleep(0.002)
+        assert len(llm.generate(["a"] * 3, ONE)) == 3
+        assert llm.stats().rejected == 5
+
+
+@pytest.mark.parametrize("options", [{}, {"isolate": True}], ids=["here", "child"])
+def test_the_best_priority_goes_first_and_background_last(options):
+    params = [
+        SamplingParams(max_tokens=3, priority=5),
+        SamplingParams(max_tokens=3, background=True, priority=-9),
+        SamplingParams(max_tokens=3, priority=-1),
+        SamplingParams(max_tokens=3),
+    ]
+    with LLM("tiny", strategy="sequential", **options) as llm:
+        assert [index for index, _ in llm.as_completed(["a", "b", "c", "d"], params)] == [2, 3, 0, 1]
+
+
+@pytest.mark.parametrize("options", [{}, {"isolate": True}], ids=["here", "child"])
+def test_past_its_deadline_a_request_ends_with_the_text_so_far(options):
+    with LLM("tiny", n_slots=1, **options) as llm:
+        llm.generate("a", ONE)
+        start = time.perf_counter()
+        late = SamplingParams(max_tokens=2000, ignore_eos=True, deadline_s=0.2)
+        outputs = llm.generate(["a", "b", "c"], [late, late, LONG])
+        ended = [output for output in outputs if output.error is not None]
+        assert len(ended) == 2
+        assert all(output.finish_reason is FinishReason.ERROR for output in ended)
+        assert all(output.error.startswith("DeadlineExceeded: deadline_s is 0.2; ") for output in ended)
+        assert all(output.timings.total_s >= 0.2 for output in ended)
+        assert outputs[2].error is None
+        assert time.perf_counter() - start > 0.2
+        assert llm.stats().missed_deadlines == 2
+        assert llm.stats().free_slots == 1
+    ran, waited = sorted(ended, key=lambda output: len(output.token_ids), reverse=True)
+    assert ran.text
+    assert f"with {len(ran.token_ids)} tokens generated" in ran.error
+    assert "while it waited for a slot" in waited.error
+
+
+def test_a_deadline_counts_for_each_continuation():
+    with LLM("tiny", n_slots=4) as llm:
+        [output] = llm.generate("a", SamplingParams(max_tokens=2000, ignore_eos=True, deadline_s=0.1, n=2))
+        assert "DeadlineExceeded" in output.error
+        assert len(output.outputs) == 2
+        assert llm.stats().missed_deadlines == 2
+
+
+def test_a_first_request_waits_for_company_but_not_when_there_is_enough_of_it():
+    with LLM("tiny", n_slots=4, instances=1, max_wait_ms=400) as llm:
+        llm.generate(["a"] * 4, ONE)
+        [output] = llm.generate("a", ONE)
+        assert output.timings.queued_s >= 0.4
+        outputs = llm.generate(["a"] * 4, ONE)
+        assert all(output.timings.queued_s < 0.3 for output in outputs)
+
+        before = llm.stats()
+        params = SamplingParams(max_tokens=30, ignore_eos=True)
+        threads = [threading.Thread(target=llm.generate, args=(f"{i}", params)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+            time.sleep(0.02)
+        for thread in threads:
+            thread.join()
+        after = llm.stats()
+        assert (after.decode_rows - before.decode_rows) / (after.decode_calls - before.decode_calls) > 2.9
+
+
+@pytest.mark.parametrize("options", [{}, {"isolate": True}], ids=["here", "child"])
+def test_preempted_work_goes_on_with_the_same_text(options, assert_equal_by_the_rule):
+    with LLM("tiny", n_slots=1, preempt=True, **options) as llm:
+        low = SamplingParams(max_tokens=300, ignore_eos=True, temperature=0, priority=1)
+        [alone] = llm.generate("Once upon a time", low)
+        got = []
+        thread = threading.Thread(target=lambda: got.extend(llm.generate("Once upon a time", low)))
+        thread.start()
+        running(llm, 1)
+        [high] = llm.generate("The sea", SamplingParams(max_tokens=3))
+        assert not got, "the better one waited"
+        thread.join()
+        assert high.error is None
+        assert llm.stats().preemptions == 1
+        assert_equal_by_the_rule(got, [alone], least=0)
+
+
+def test_background_work_gives_the_same_text_and_steps_aside(assert_equal_by_the_rule):
+    with LLM("tiny", n_slots=4, instances=1) as llm:
+        behind = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0, background=True)
+        alone = llm.generate(["Once", "The sea", "A fox"], behind)
+        got = []
+        thread = threading.Thread(target=lambda: got.extend(llm.generate(["Once", "The sea", "A fox"], behind)))
+        before = llm.stats()
+        talker = llm.stream("Chapter 1", SamplingParams(max_tokens=300, ignore_eos=True))
+        next(talker)
+        thread.start()
+        assert sum(1 for _ in talker) > 0
+        thread.join()
+        after = llm.stats()
+        assert_equal_by_the_rule(got, alone, least=0)
+        steps = after.decode_calls - before.decode_calls
+        assert steps > 300, "the talker had to share its steps"
