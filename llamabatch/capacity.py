@@ -84,7 +84,7 @@ def memory(facts: ModelFacts, config: EngineConfig, n_ctx: int, n_slots: int) ->
     activations = n_ubatch * facts.n_embd * 4 * 16
     draft = 0
     if facts.draft is not None:
-        draft = memory(facts.draft, config.for_draft_model(), n_ctx, n_slots).total
+        draft = memory(facts.draft, config.for_draft_model(), min(n_ctx, facts.draft.n_ctx_train), n_slots).total
     scores = 0 if config.flash_attn == "on" else n_ubatch * cells * facts.n_head * 4
     layout = f"{cells:,} cells shared by {n_slots}" if unified else f"{n_slots} x {cells:,} cells"
     if facts.state_values:

@@ -106,15 +106,10 @@ def _stair(rows: int) -> int:
 
 
 def can_draft(params: SamplingParams) -> bool:
-    """Can several tokens of such a request be sampled in one step? Not where a token's mask or chain is set up for one
-    token a step; such a request runs beside the others without drafts."""
+    """Can several tokens of such a request be sampled in one step? Not where the sampler learns from each token that it
+    draws; such a request runs beside the others without drafts."""
     return not (
-        params.mirostat
-        or params.logits_processors
-        or params.dry_multiplier
-        or params.bad_words
-        or params.min_tokens
-        or params.structured_outputs is not None
+        params.mirostat or params.logits_processors or params.dry_multiplier or params.structured_outputs is not None
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, EngineError
@@ -74,8 +74,9 @@ class DraftModel:
     def __init__(self, model: Model, target: Model, config: EngineConfig, n_slots: int) -> None:
         self._model = model
         self._n_vocab = min(model.n_vocab, target.n_vocab)
-        self._config = config.for_draft_model()
-        self._n_ctx = config.number("n_ctx")
+        # a model with a table of positions aborts the process beyond its end
+        self._n_ctx = min(config.number("n_ctx"), model.n_ctx_train)
+        self._config = replace(config.for_draft_model(), n_ctx=self._n_ctx)
         self._n_threads = config.number("n_threads_batch")
         self._limits = Limits(n_slots, config.n_batch, config.number("n_ubatch"), config.n_batch)
         self._most_slots = n_slots
@@ -95,9 +96,10 @@ class DraftModel:
 
     def propose(self, sequences: ListLike[Sequence], n: int) -> list[list[int]]:
         """Up to n greedy guesses for each sequence; fewer at the end of n_ctx, none where the draft model fails."""
-        spans = sorted(
-            (Span(s, s.slot, 0, 0, True) for s in sequences if s.slot is not None), key=lambda span: span.slot
-        )
+        short = (s for s in sequences if len(s.token_ids) <= self._n_ctx)
+        spans = sorted((Span(s, s.slot, 0, 0, True) for s in short if s.slot is not None), key=lambda span: span.slot)
+        if not spans:
+            return [[] for _ in sequences]
         try:
             context = self._with_slots(1 + max(span.slot for span in spans))
             guessed = self._guess(context, self._caught_up(context, spans), n)
@@ -106,7 +108,7 @@ class DraftModel:
             self._warned = True
             self._forget()
             return [[] for _ in sequences]
-        return [guessed[sequence] for sequence in sequences]
+        return [guessed.get(sequence, []) for sequence in sequences]
 
     # --- cells --------------------------------------------------------------------------------------------------
 

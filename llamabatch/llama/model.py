@@ -72,6 +72,7 @@ class Model:
         # some layers attend over a sliding window only
         self.has_window = int(self._lib.llama_model_n_swa(self.handle)) > 0
         self.cannot_generate = self._why_it_cannot_generate()
+        self.n_ctx_train = int(self._lib.llama_model_n_ctx_train(self.handle))
         self.adapters = Adapters(self._lib, self.handle, self.metadata)
         self.vocabulary = Vocabulary(self.n_vocab, self.is_eog, self.token_bytes, self.all_bytes)
 

@@ -31,10 +31,10 @@ def accepted_tokens(
     results, at = [], 0
     for span, draw in zip(spans, draws, strict=True):
         guesses, end = span.draft or (), at + 1 + len(span.draft or ())
-        if draw.counts is None:
+        if draw.counts is None and draw.masks is None:
             results.append(_run(guesses, chosen[at:end]))
         else:
-            results.append(_sample_in_turn(logits[at:end], guesses, draw))
+            results.append(_sample_in_turn(logits[at:end], guesses, draw, span.sequence.token_ids))
         at = end
     return results
 
@@ -61,21 +61,29 @@ def _run(guesses: tuple[int, ...], chosen: list[int]) -> tuple[int, ...]:
     return tuple(tokens)
 
 
-def _sample_in_turn(rows: npt.NDArray[np.float32], guesses: tuple[int, ...], draw: Draw) -> tuple[int, ...]:
-    """One position after another, for a request whose penalties count the tokens before; the counts are left as they
-    were."""
-    assert draw.counts is not None
-    n_distinct, first = len(draw.counts.ids), draw.index
+def _sample_in_turn(
+    rows: npt.NDArray[np.float32], guesses: tuple[int, ...], draw: Draw, token_ids: list[int]
+) -> tuple[int, ...]:
+    """One position after another, for a request whose penalties count the tokens before, or whose masks depend on them.
+    The counts and token_ids, which is prompt and output so far, are left as they were."""
+    n_distinct = 0 if draw.counts is None else len(draw.counts.ids)
+    first, n_known = draw.index, len(token_ids)
     tokens: list[int] = []
     for number in range(len(rows)):
         draw.index = first + number
+        if number and draw.masks is not None:
+            draw.mask = draw.masks.next(draw.index, token_ids)
         [token] = sample_rows(rows[number : number + 1], [draw])
         if token == NO_TOKEN:
             break
         tokens.append(token)
         if number == len(guesses) or token != guesses[number]:
             break
-        draw.counts.add(token)
-    draw.counts.take_back(tokens[: draw.index - first], n_distinct)
+        token_ids.append(token)
+        if draw.counts is not None:
+            draw.counts.add(token)
+    if draw.counts is not None:
+        draw.counts.take_back(token_ids[n_known:], n_distinct)
+    del token_ids[n_known:]
     draw.index = first
     return tuple(tokens)

@@ -98,6 +98,20 @@ def test_the_end_of_n_ctx(caplog):
     assert caplog.text == ""
 
 
+def test_a_text_longer_than_the_draft_model_knows_goes_on_without(tmp_path, caplog, reference):
+    short = architectures.write("llama", tmp_path / "short.gguf", context_length=64)
+    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=40)
+    prompts = [[300 + i] * length for i, length in enumerate((5, 50, 63, 64, 65, 100))]
+    options = {**ITSELF, "draft_model": str(short), "strategy": "batched", "n_slots": 6, "n_ctx": 200}
+    with LLM("tiny", **options) as llm:
+        outputs = llm.generate(prompts, params)
+        assert 64 < llm.stats().drafted_tokens < 8 * 4 * 60
+        assert "draft model" in llm.plan.memory.describe()
+    assert caplog.text == ""
+    wanted = reference.generate(prompts, params)
+    assert sum(a.token_ids == b.token_ids for a, b in zip(outputs, wanted, strict=True)) >= 5
+
+
 def test_a_draft_model_that_is_always_wrong_changes_nothing(another, reference, assert_equal_by_the_rule):
     conversations = conversations_with_stories(20, seed=9)
     options = {"strategy": "batched", "n_slots": 8, "speculate": "draft", "draft_model": another, "n_threads_batch": 1}

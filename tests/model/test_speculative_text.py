@@ -68,6 +68,24 @@ def test_penalties_count_the_tokens_inside_a_run(reference, assert_equal_by_the_
     assert sum(a.token_ids == b.token_ids for a, b in zip(outputs, wanted, strict=True)) >= 38
 
 
+def test_masks_follow_the_tokens_inside_a_run(reference):
+    """Bad words of several tokens, and the end that may not come yet."""
+    asked = copies()[:30]
+    whole = reference.chat(asked, SamplingParams(temperature=0, max_tokens=40))
+    params = []
+    for output in whole:
+        words = output.text.replace(",", " ").split()
+        forbidden = f"{words[-2]} {words[-1]}" if " ".join(words[-2:]) in output.text else f"{words[-2]}, {words[-1]}"
+        params.append(SamplingParams(temperature=0, bad_words=[forbidden], min_tokens=18, max_tokens=24))
+    wanted = reference.chat(asked, params)
+    with LLM("tiny", n_slots=8, strategy="batched", **FORCED) as llm:
+        outputs = llm.chat(asked, params)
+        assert llm.stats().accepted_tokens > 60
+    assert all(len(output.token_ids) >= 18 for output in outputs)
+    assert sum(a.token_ids[:8] != b.token_ids[:8] for a, b in zip(outputs, whole, strict=True)) > 10
+    assert sum(a.token_ids == b.token_ids for a, b in zip(outputs, wanted, strict=True)) >= 28
+
+
 def test_sampled_text_is_that_of_its_seed(reference):
     conversations = mixture(30, 30, seed=3)
     params = [SamplingParams(temperature=0.8, seed=i, max_tokens=32) for i in range(60)]

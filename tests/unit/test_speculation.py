@@ -135,13 +135,15 @@ def test_company_that_cannot_be_drafted_runs_beside_those_that_can():
 @pytest.mark.parametrize(
     "params",
     [
-        {"mirostat": 1}, {"dry_multiplier": 0.8}, {"bad_words": ["x"]}, {"min_tokens": 2},
+        {"mirostat": 1},
+        {"dry_multiplier": 0.8},
+        {"structured_outputs": {"regex": "[a-z]+"}},
         {"logits_processors": [lambda ids, logits: logits]},
     ],
-)  # fmt: skip
+)
 def test_requests_whose_chain_is_for_one_token_a_step_are_not_drafted(params):
     assert not can_draft(SamplingParams(**params))
-    assert can_draft(SamplingParams(repetition_penalty=1.3, logit_bias={1: 2.0}, stop=["x"]))
+    assert can_draft(SamplingParams(repetition_penalty=1.3, min_tokens=2, bad_words=["x"], stop=["x"]))
 
 
 def simulate(cost, right, steps=400, n_draft=8, rows=4):
