@@ -112,8 +112,10 @@ def together(llm: LLM, asked: list[tuple[str, SamplingParams]]) -> list:
         {"n_slots": 8, "kv": "unified", "kv_cells": 2048},
         {"n_slots": 6, "prefill_budget": 32, "cache_prefix": False, "preempt": True},
         {"n_slots": 8, "speculate": "lookup"},
+        {"n_slots": 8, "speculate": "lookup", "speculate_always": True},
+        {"n_slots": 8, "speculate": "draft", "draft_model": "tiny", "speculate_always": True, "n_threads_batch": 1},
     ],
-    ids=["split", "unified", "small chunks", "speculating"],
+    ids=["split", "unified", "small chunks", "speculating", "always", "drafting"],
 )
 def test_every_request_gives_what_it_gives_alone(reference, options):
     asked = requests(70, seed=len(options))
