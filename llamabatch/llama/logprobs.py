@@ -8,13 +8,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from collections.abc import Sequence as ListLike
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from llamabatch import native
 from llamabatch.llama.sampler import NO_TOKEN, Draw, sample_rows
+from llamabatch.llama.sampler_numpy import top_of
 from llamabatch.logprobs import RowLogprobs
 from llamabatch.request import Sequence
 from llamabatch.step import Span
@@ -108,21 +108,12 @@ def _row_logprobs(row: Floats, token: int, top: int) -> RowLogprobs:
     largest = row.max()
     if not -np.inf < largest <= np.finfo(np.float32).max:  # a NaN too: `max` hands it on
         return RowLogprobs((), (), 0)
-    below = row.astype(np.float64) - float(largest)
-    whole = np.log(np.exp(below).sum())
+    with np.errstate(over="ignore"):
+        whole = np.log(np.exp(row - largest).sum(dtype=np.float64))
     ids: list[int] = [token]
     rank = 0
     if top >= 0:
         value = row[token]
         rank = 1 + int((row > value).sum() + (row[:token] == value).sum())
-        ids += _likeliest(row, top).tolist()
-    return RowLogprobs(ids, (below[ids] - whole).tolist(), rank)
-
-
-def _likeliest(row: Floats, k: int) -> npt.NDArray[Any]:
-    """Ids of the k largest that are not -inf, in order; the lower id first where two are equal."""
-    if k == 0:
-        return np.empty(0, np.int64)
-    bound = np.partition(row, len(row) - k)[len(row) - k] if k < len(row) else -np.inf
-    ids = np.flatnonzero((row >= bound) & (row > -np.inf))
-    return ids[np.argsort(-row[ids], kind="stable")][:k]
+        ids += top_of(row, top).tolist() if top else []
+    return RowLogprobs(ids, (row[ids].astype(np.float64) - float(largest) - whole).tolist(), rank)
