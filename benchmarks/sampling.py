@@ -23,6 +23,7 @@ from rich.table import Table
 
 from llamabatch import SamplingParams, native
 from llamabatch.cpu import cpu_name
+from llamabatch.filled_params import FilledParams, fill
 from llamabatch.llama import sampler_numpy
 from llamabatch.llama.library import load
 from llamabatch.llama.sampler import Draw
@@ -44,7 +45,7 @@ CASES: dict[str, dict[str, Any]] = {
 class Chain:
     """llama.cpp's own samplers for one set of parameters."""
 
-    def __init__(self, params: SamplingParams, n_vocab: int, history: list[int]) -> None:
+    def __init__(self, params: FilledParams, n_vocab: int, history: list[int]) -> None:
         self._lib = lib = load()
         self._handle = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
         links = []
@@ -82,7 +83,7 @@ class Chain:
 def measure(n_vocab: int, options: dict[str, Any], n_rows: int, rounds: int) -> dict[str, float]:
     """Microseconds a row by who samples."""
     rows = np.random.default_rng(n_vocab).normal(0, 3, (n_rows, n_vocab)).astype(np.float32)
-    params = SamplingParams(**options)
+    params = fill(SamplingParams(**options))
     history = [int(i) for i in np.random.default_rng(0).integers(0, n_vocab, N_PENALISED)] if params.penalised else []
     counts = TokenCounts() if params.penalised else None
     for token_id in history:

@@ -20,12 +20,12 @@ from typing import Any
 from llamabatch import errors
 from llamabatch.client import Sink, failure, tell
 from llamabatch.config import EngineConfig
-from llamabatch.errors import EngineClosedError, EngineError
+from llamabatch.errors import EngineClosedError, EngineError, InputError
 from llamabatch.lifetime import Home
 from llamabatch.llama.model import Model
 from llamabatch.request import Request, SequenceOutput
 from llamabatch.stats import EngineStats
-from llamabatch.wire import Wire, pack_config, pack_request, unpack_output
+from llamabatch.wire import Wire, check_crosses, pack_config, pack_request, unpack_output
 
 logger = logging.getLogger(__name__)
 
@@ -89,18 +89,22 @@ class Child:
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
         """As EngineClient.submit."""
         self._home.check()
-        doubled = []
+        refused, fresh = [], []
         with self._lock:
             if not self.alive:
                 raise EngineClosedError("the engine process is gone")
             for request in requests:
-                if request.request_id in self._pending:
-                    doubled.append(request)
+                try:
+                    check_crosses(request)
+                    if request.request_id in self._pending:
+                        raise InputError(f"request id {request.request_id!r} is already in flight")
+                except InputError as error:
+                    refused.append(failure(request, str(error)))
                 else:
                     self._pending[request.request_id] = _Pending(request, sink)
-        if doubled:
-            tell(sink, [failure(r, f"request id {r.request_id!r} is already in flight") for r in doubled])
-        fresh = [request for request in requests if request not in doubled] if doubled else requests
+                    fresh.append(request)
+        if refused:
+            tell(sink, refused)
         try:
             for start in range(0, len(fresh), _REQUESTS_A_MESSAGE):
                 part = fresh[start : start + _REQUESTS_A_MESSAGE]

@@ -118,6 +118,7 @@ class Engine:
         if request.adapters:
             check_known(request.adapters, self.model.adapters.names)
         recipe = self._recipes.of(request.params)
+        request = replace(request, params=recipe.params)
         if request.request_id in self._fans or request.request_id in self._unready:
             raise ValueError(f"request id {request.request_id!r} is already in flight")
         structure = request.params.structure

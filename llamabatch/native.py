@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llamabatch.errors import EngineError
-from llamabatch.sampling_params import SamplingParams
+from llamabatch.filled_params import FilledParams
 from llamabatch.token_counts import TokenCounts
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Prepared:
 
     __slots__ = ("_kept", "address")
 
-    def __init__(self, params: SamplingParams) -> None:
+    def __init__(self, params: FilledParams) -> None:
         ids = array("i", [token_id for token_id, _ in params.biases])
         biases = array("f", [bias for _, bias in params.biases])
         allowed = allowed_words(params.allowed_ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -14,8 +15,8 @@ MAX_PROCESSORS = 64
 MAX_TOKEN_ID = 2**20 - 1  # larger than any vocabulary; the engine refuses what its model does not have
 
 
-def strings(name: str, given: object, most: int) -> tuple[str, ...]:
-    """One string or several, each of 1 to MAX_CHARS characters."""
+def strings(name: str, given: object, most: int, *, to_tokens: bool = False) -> tuple[str, ...]:
+    """One string or several, each of 1 to MAX_CHARS characters, of whole ones if they are to be tokenized."""
     if given is None:
         return ()
     values = (given,) if isinstance(given, str) else given
@@ -26,6 +27,8 @@ def strings(name: str, given: object, most: int) -> tuple[str, ...]:
     for string in values:
         if not 1 <= len(string) <= MAX_CHARS:
             raise SamplingError(f"{name} has a string of {len(string)} characters; allowed are 1 to {MAX_CHARS}")
+        if to_tokens and any("\ud800" <= character <= "\udfff" for character in string):
+            raise SamplingError(f"{name} has {show(string)}, which holds half a character; give whole ones")
     return tuple(values)
 
 
@@ -52,7 +55,7 @@ def token_ids(name: str, given: object, least: int = 0) -> tuple[int, ...] | Non
         return None
     if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
         raise SamplingError(f"{name} is {show(given)}; give a list of token ids")
-    ids = list(given)
+    ids = list(itertools.islice(given, MAX_TOKEN_ID + 2))
     if not least <= len(ids) <= MAX_TOKEN_ID + 1:
         raise SamplingError(f"{name} holds {len(ids)} ids; give {least} to {MAX_TOKEN_ID + 1}, or None")
     for token_id in ids:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -52,6 +51,12 @@ ALIASES = {
     "response_format": "structured_outputs",
 }
 
+# None: as the model's GGUF says, else as llama.cpp does (filled_params.py).
+OPEN = (
+    *("temperature", "top_k", "top_p", "min_p", "xtc_probability", "xtc_threshold"),
+    *("repetition_penalty", "mirostat", "mirostat_tau", "mirostat_eta"),
+)
+
 _NUMBERS = {
     "temperature": (0.0, 100.0),
     "top_p": (0.0, 1.0),
@@ -95,8 +100,9 @@ class SamplingParams:
 
     The chain is llama.cpp's (common/sampling.cpp): logit_bias, the penalties, DRY, allowed_token_ids and other masks,
     top_n_sigma, top_k, typical_p, top_p, min_p on the untempered probabilities, XTC, temperature, then one draw.
-    Penalties are vLLM's and OpenAI's. Defaults are those of llama.cpp's command line (common/common.h), but for
-    max_tokens.
+    Penalties are vLLM's and OpenAI's. temperature, top_k, top_p, min_p, xtc_probability, xtc_threshold, mirostat,
+    mirostat_tau, mirostat_eta and repetition_penalty are None unless given: then the model's GGUF decides
+    (general.sampling.*), and where it says nothing llama.cpp's defaults (common/common.h) hold, which stand below.
 
     Attributes:
         n: continuations of the prompt, 1 .. 256; they share the prompt's KV cells.
@@ -104,20 +110,20 @@ class SamplingParams:
         max_tokens: tokens to generate at most, the end-of-generation token included; None: until the model stops or
             the request has used its n_ctx.
         min_tokens: before so many tokens nothing ends the text: no end-of-generation token, stop token or stop string.
-        temperature: 0 is greedy: the likeliest token, the lowest id where two are equal.
-        top_k: keep the k likeliest tokens; 0 or -1: all.
-        top_p: keep the fewest tokens whose probabilities sum to at least top_p; 1: all.
-        min_p: keep tokens at least min_p times as probable as the likeliest; 0: all.
+        temperature: 0 is greedy: the likeliest token, the lowest id where two are equal. [0.8]
+        top_k: keep the k likeliest tokens; 0 or -1: all. [40]
+        top_p: keep the fewest tokens whose probabilities sum to at least top_p; 1: all. [0.95]
+        min_p: keep tokens at least min_p times as probable as the likeliest; 0: all. [0.05]
         typical_p: keep the tokens whose surprise is nearest to the entropy, up to this mass (locally typical
             sampling); 1: all.
         top_n_sigma: keep logits within so many standard deviations of the largest; 0 or below: all.
         xtc_probability, xtc_threshold: with this probability, drop all tokens above the threshold but the least
-            likely of them ("exclude top choices"); a threshold above 0.5 never drops any.
+            likely of them ("exclude top choices"); a threshold above 0.5 never drops any. [0, 0.1]
         dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, dry_sequence_breakers: "don't repeat
             yourself": a token that would repeat a run of more than dry_allowed_length tokens loses multiplier * base **
             (run - allowed length); last_n: tokens looked at, -1: all; 0 of multiplier or last_n: off.
         mirostat, mirostat_tau, mirostat_eta: 1 or 2: hold the surprise near tau bits, learning at rate eta, in place of
-            the cuts above; 0: off.
+            the cuts above; 0: off. [0, 5, 0.1]
         dynatemp_range, dynatemp_exponent: temperature between temperature - range and + range, by entropy; 0: off.
         seed: 0 .. 2**64-1; the draw of output token i depends on (seed, i) alone, so that company, retries and
             preemption never shift it. None: a fresh random seed for each request. Continuation k draws with seed + k.
@@ -128,7 +134,7 @@ class SamplingParams:
         bad_words: strings that the tokens of the text never spell; each is looked for as the vocabulary writes it, with
             and without a space before it.
         repetition_penalty: the logit of each token that is in prompt or output is divided by it where positive, else
-            multiplied; 0.01 .. 100, 1: none.
+            multiplied; 0.01 .. 100, 1: none. [1]
         presence_penalty: taken from the logit of each token that is in the output; -2 .. 2.
         frequency_penalty: the same for each time that the token is in the output; -2 .. 2.
         logit_bias: {token id: what is added to its logit, -100 .. 100}, at most 1024 ids; kept as a tuple of pairs.
@@ -140,8 +146,9 @@ class SamplingParams:
             {"choice": [strings]}, {"grammar": in Lark's or llama.cpp's notation}, {"json_object": True}; or OpenAI's
             response_format. The text is of this form whenever it ends with "stop". Kept as a Structure. Not with stop,
             stop_token_ids, min_tokens or ignore_eos: the grammar alone says where its text may end.
-        logits_processors: called as f(output token ids, logits) before each token; logits is a copy of the row,
-            numpy float32 of shape (vocabulary,); what f returns is sampled. Not where a child process does the work.
+        logits_processors: called as f(output token ids, logits) before each token and all else; logits is a copy of
+            the row, numpy float32 of shape (vocabulary,); what f returns is sampled. What it raises ends the request
+            with an error. Not where a child process does the work.
         priority: who waits with the lower number enters first, as in vLLM.
         background: for the rows that others leave free.
         deadline_s: seconds from the asking after which the request ends as an error; None: never.
@@ -153,22 +160,22 @@ class SamplingParams:
     best_of: int | None = None
     max_tokens: int | None = 256
     min_tokens: int = 0
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
     typical_p: float = 1.0
     top_n_sigma: float = -1.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
     dry_multiplier: float = 0.0
     dry_base: float = 1.75
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = -1
     dry_sequence_breakers: Strings = ("\n", ":", '"', "*")
-    mirostat: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
     dynatemp_range: float = 0.0
     dynatemp_exponent: float = 1.0
     seed: int | None = None
@@ -177,7 +184,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     bad_words: Strings = ()
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: LogitBias = ()
@@ -194,9 +201,11 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name, (least, most) in _NUMBERS.items():
-            number(SamplingError, name, getattr(self, name), least, most)
+            if getattr(self, name) is not None or name not in OPEN:
+                number(SamplingError, name, getattr(self, name), least, most)
         for name, (low, high) in _INTEGERS.items():
-            integer(SamplingError, name, getattr(self, name), low, high)
+            if getattr(self, name) is not None or name not in OPEN:
+                integer(SamplingError, name, getattr(self, name), low, high)
         for name, (low, high) in _OPTIONAL_INTEGERS.items():
             if getattr(self, name) is not None:
                 integer(SamplingError, name, getattr(self, name), low, high)
@@ -207,8 +216,9 @@ class SamplingParams:
         choice(SamplingError, "overflow", self.overflow, OVERFLOWS)
         # the only normalisations: afterwards always tuples, so that parameters can be compared and hashed
         self._keep("stop", strings("stop", self.stop, MAX_STOPS))
-        self._keep("bad_words", strings("bad_words", self.bad_words, MAX_BAD_WORDS))
-        self._keep("dry_sequence_breakers", strings("dry_sequence_breakers", self.dry_sequence_breakers, MAX_STOPS))
+        self._keep("bad_words", strings("bad_words", self.bad_words, MAX_BAD_WORDS, to_tokens=True))
+        breakers = strings("dry_sequence_breakers", self.dry_sequence_breakers, MAX_STOPS, to_tokens=True)
+        self._keep("dry_sequence_breakers", breakers)
         self._keep("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids) or ())
         self._keep("logit_bias", biases(self.logit_bias))
         self._keep("allowed_token_ids", token_ids("allowed_token_ids", self.allowed_token_ids, least=1))
@@ -255,17 +265,7 @@ class SamplingParams:
     @property
     def penalised(self) -> bool:
         """Does a token's logit depend on the tokens before it?"""
-        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
-
-    @property
-    def uncommon(self) -> bool:
-        """Does it ask for more than bias, penalties, masks, top_k, top_p, min_p and temperature?"""
-        if self.dry or self.logits_processors:
-            return True
-        if self.greedy:
-            return False
-        cuts = self.typical_p < 1 or self.top_n_sigma > 0 or self.xtc_probability > 0
-        return cuts or self.mirostat > 0 or self.dynatemp_range > 0
+        return self.repetition_penalty not in (None, 1) or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @property
     def dry(self) -> bool:
@@ -277,11 +277,6 @@ class SamplingParams:
         """dry_sequence_breakers."""
         assert isinstance(self.dry_sequence_breakers, tuple)
         return self.dry_sequence_breakers
-
-    @property
-    def log_min_p(self) -> float:
-        """How far below the best a logit may lie; -inf: any distance."""
-        return math.log(self.min_p) if self.min_p > 0 else -math.inf
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
@@ -306,6 +301,12 @@ class SamplingParams:
         """bad_words."""
         assert isinstance(self.bad_words, tuple)
         return self.bad_words
+
+    @property
+    def processors(self) -> tuple[LogitsProcessor, ...]:
+        """logits_processors."""
+        assert isinstance(self.logits_processors, tuple)
+        return self.logits_processors
 
     @property
     def structure(self) -> Structure | None:

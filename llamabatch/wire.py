@@ -17,7 +17,7 @@ from typing import Any
 import msgpack
 
 from llamabatch.config import EngineConfig
-from llamabatch.errors import EngineError
+from llamabatch.errors import EngineError, SamplingError
 from llamabatch.lifetime import in_forks
 from llamabatch.logprobs import Logprob, TokenLogprobs
 from llamabatch.request import CompletionOutput, FinishReason, Request, RequestOutput, SequenceOutput, Timings
@@ -100,8 +100,18 @@ def unpack_config(packed: dict[str, Any]) -> EngineConfig:
     return EngineConfig.from_options(model, packed)
 
 
+def check_crosses(request: Request) -> None:
+    """Refuses what cannot go to another process. Raises SamplingError."""
+    if request.params.logits_processors:
+        raise SamplingError(
+            "logits_processors are Python functions and cannot go to a child process; use an engine in this one, "
+            "without isolate and multi-instance"
+        )
+
+
 def pack_request(request: Request) -> list[Any]:
     """Without the prompt's text: the child has no use for it, and the parent puts it into the result."""
+    check_crosses(request)
     params = vars(request.params)
     return [
         request.request_id,

@@ -10,15 +10,17 @@ import click
 
 from llamabatch.cli.options import Bias, Param, engine_options, model_option
 from llamabatch.errors import PromptError
+from llamabatch.filled_params import DEFAULTS
 from llamabatch.llm import LLM
 from llamabatch.request import FinishReason, SequenceOutput
-from llamabatch.sampling_params import SamplingParams
+from llamabatch.sampling_params import OPEN, SamplingParams
 
 _DEFAULTS = {f.name: f.default for f in fields(SamplingParams) if f.default is not MISSING}
 
 
 def _help(text: str, name: str) -> str:
-    return f"{text}  [default: {_DEFAULTS[name]}]"
+    default = f"the model's, else {DEFAULTS[name]}" if name in OPEN else _DEFAULTS[name]
+    return f"{text}  [default: {default}]"
 
 
 @click.command()

@@ -2,9 +2,10 @@
 
 Order and meaning are llama.cpp's (common/sampling.cpp, src/llama-sampler.cpp): bias, penalties, DRY, masks,
 top_n_sigma, top_k, typical_p, top_p, min_p, XTC, temperature, one draw; or with mirostat: temperature, then mirostat in
-place of all cuts. Four things differ on purpose. Temperature 0 is greedy whatever else is asked. A token that cannot
-come counts nowhere, not for an entropy either. Mirostat keeps the penalties, which llama.cpp then leaves out. And the
-weights of the draw are the whole numbers of sampler_numpy, so that one seed gives one text.
+place of all cuts. Logits processors come before all of it. Four things differ on purpose. Temperature 0 is greedy
+whatever else is asked. A token that cannot come counts nowhere, not for an entropy either. Mirostat keeps the
+penalties, which llama.cpp then leaves out. And the weights of the draw are the whole numbers of sampler_numpy, so that
+one seed gives one text.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from llamabatch.filled_params import FilledParams
 from llamabatch.llama import cuts, sampler_numpy
+from llamabatch.llama.processors import ProcessorError, processed
 from llamabatch.llama.sampler_numpy import NO_TOKEN, Draw, Floats, Ids, uniform, weights_of
 from llamabatch.repeats import Repeats
-from llamabatch.sampling_params import SamplingParams
 
 _XTC_SALT = 0x9E6C63D0876A9A47  # makes XTC's chance another number than the draw's
 _FLOAT_MAX = float(np.finfo(np.float32).max)
@@ -31,7 +33,7 @@ class Chain:
         repeats: for DRY; None: none.
     """
 
-    def __init__(self, params: SamplingParams, repeats: Repeats | None = None) -> None:
+    def __init__(self, params: FilledParams, repeats: Repeats | None = None) -> None:
         self._params = params
         self._repeats = repeats
         self._num_known: int | None = None  # output tokens that DRY has seen; None: not even the prompt
@@ -80,6 +82,13 @@ class Chain:
         self._mus.append(mu - params.mirostat_eta * (-math.log2(probability) - params.mirostat_tau))
 
     def _edited(self, row: Floats, draw: Draw) -> Floats | None:
+        draw.error = None
+        if self._params.processors:
+            try:
+                row = processed(row, self._params.processors, draw.token_ids[len(draw.token_ids) - draw.index :])
+            except ProcessorError as error:
+                draw.error = str(error)
+                return None
         values = sampler_numpy.values_of(row, draw)
         if values is None or self._repeats is None:
             return values

@@ -10,8 +10,8 @@ import math
 
 import numpy as np
 
+from llamabatch.filled_params import FilledParams
 from llamabatch.llama.sampler_numpy import Floats, Ids, top_of, weights_of
-from llamabatch.sampling_params import SamplingParams
 
 _MIROSTAT_M = 100  # the likeliest tokens, from which mirostat 1 estimates how steep the distribution is
 _UNIT = 2.0**33  # the weight of the likeliest token
@@ -45,7 +45,7 @@ def xtc(values: Floats, threshold: float) -> Ids:
     return np.delete(np.arange(len(values)), above[above != stays])
 
 
-def dynamic_temperature(values: Floats, params: SamplingParams) -> float:
+def dynamic_temperature(values: Floats, params: FilledParams) -> float:
     """Between temperature - range, where one token is certain, and + range, where all are equally likely."""
     if params.dynatemp_range <= 0 or len(values) < 2:
         return params.temperature
@@ -62,7 +62,7 @@ def entropy(values: Floats) -> float:
     return max(0.0, -float((probabilities * np.log(probabilities)).sum()))
 
 
-def mirostat(values: Floats, params: SamplingParams, mu: float, n_vocab: int) -> Ids:
+def mirostat(values: Floats, params: FilledParams, mu: float, n_vocab: int) -> Ids:
     """Tokens that mirostat leaves, at least one (Basu et al. 2021): as many of the likeliest as version 1 estimates to
     hold mu bits of surprise, or with version 2 those of at most mu bits each."""
     if params.mirostat == 2:

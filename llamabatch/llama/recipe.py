@@ -1,12 +1,13 @@
-"""What SamplingParams mean for one model: words as tokens, masks, and a Draw for each sequence."""
+"""What SamplingParams mean for one model: its defaults, words as tokens, masks, and a Draw for each sequence."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from llamabatch.checks import show
 from llamabatch.errors import SamplingError
+from llamabatch.filled_params import FilledParams, defaults_of, fill
 from llamabatch.llama.masks import BadWords, Masks, NotBefore, Words, all_but
 from llamabatch.llama.sampler import Draw
 from llamabatch.repeats import Repeats, Tails, breaker_tokens
@@ -20,6 +21,7 @@ class Tokenizer(Protocol):
     """What is used of a Model."""
 
     n_vocab: int
+    metadata: Mapping[str, str]
 
     @property
     def eog_ids(self) -> tuple[int, ...]: ...
@@ -43,7 +45,7 @@ class Recipe:
         SamplingError: a bad word has no tokens.
     """
 
-    def __init__(self, params: SamplingParams, model: Tokenizer, tails: Tails | None = None) -> None:
+    def __init__(self, params: FilledParams, model: Tokenizer, tails: Tails | None = None) -> None:
         self.params = params
         self._tails = tails
         self._n_vocab = model.n_vocab
@@ -71,6 +73,7 @@ class Recipes:
 
     def __init__(self, model: Tokenizer) -> None:
         self._model = model
+        self._defaults = defaults_of(model.metadata)
         self._breakers: tuple[tuple[str, ...], Tails] | None = None
         self._known: dict[int, tuple[SamplingParams, Recipe]] = {}  # by identity: hashing long lists takes its time
 
@@ -79,14 +82,15 @@ class Recipes:
         known = self._known.get(id(params))
         if known is not None:
             return known[1]
-        recipe = Recipe(params, self._model, self._tails_of(params) if params.dry else None)
+        filled = fill(params, self._defaults)
+        recipe = Recipe(filled, self._model, self._tails_of(filled) if filled.dry else None)
         if len(self._known) >= _KEPT:
             del self._known[next(iter(self._known))]
         self._known[id(params)] = (params, recipe)  # the params too, so that their id stays theirs
         return recipe
 
-    def _tails_of(self, params: SamplingParams) -> Tails:
-        """Kept for the last set of breakers: all tokens are looked through, 0.3 s for 152k of them."""
+    def _tails_of(self, params: FilledParams) -> Tails:
+        """Kept for the last set of breakers, as every token of the vocabulary is looked at."""
         if self._breakers is None or self._breakers[0] != params.breakers:
             model = self._model
             tails = breaker_tokens(params.breakers, model.n_vocab, model.all_bytes, model.tokenize_bytes)
@@ -94,7 +98,7 @@ class Recipes:
         return self._breakers[1]
 
 
-def _no_end(params: SamplingParams, model: Tokenizer) -> Words:
+def _no_end(params: FilledParams, model: Tokenizer) -> Words:
     """All tokens but those that would end the text."""
     ends = set(params.stop_ids)
     if not params.ignore_eos:
@@ -102,7 +106,7 @@ def _no_end(params: SamplingParams, model: Tokenizer) -> Words:
     return all_but(ends, model.n_vocab)
 
 
-def _bad_runs(params: SamplingParams, model: Tokenizer) -> Iterator[tuple[int, ...]]:
+def _bad_runs(params: FilledParams, model: Tokenizer) -> Iterator[tuple[int, ...]]:
     """The bad words as tokens, each with and without a space before it, as vLLM has them."""
     for word in params.forbidden_strings:
         runs = list(_spellings(word, model))

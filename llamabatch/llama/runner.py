@@ -206,6 +206,8 @@ def _draw(sequence: Sequence) -> Draw:
 
 
 def _result(sequence: Sequence, token: int | None, logprobs: tuple[RowLogprobs, ...] = ()) -> SpanResult:
+    if token == NO_TOKEN and sequence.draw.error is not None:
+        return SpanResult(DecodeStatus.FAILED, error=sequence.draw.error)
     if token == NO_TOKEN and sequence.guide is not None:
         return SpanResult(DecodeStatus.FAILED, error=sequence.guide.why_nothing)
     if token == NO_TOKEN or not all(row.token_ids for row in logprobs):

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamabatch import native
+from llamabatch.filled_params import FilledParams, fill
 from llamabatch.llama import sampler_numpy
 from llamabatch.llama.chain import Chain
 from llamabatch.llama.masks import Masks
@@ -37,9 +38,10 @@ class Draw:
         masks: where the mask of each token comes from; None for most.
         chain: the samplers that few ask for; None for most.
         token_ids: prompt and output so far; kept up to date where there is a chain.
+        error: why there was no token, where a logits processor is the reason.
     """
 
-    __slots__ = ("_prepared", "chain", "counts", "index", "mask", "masks", "params", "seed", "token_ids")
+    __slots__ = ("_prepared", "chain", "counts", "error", "index", "mask", "masks", "params", "seed", "token_ids")
 
     def __init__(
         self,
@@ -51,14 +53,15 @@ class Draw:
         repeats: Repeats | None = None,
     ) -> None:
         """`repeats`: what DRY goes by; without it there is none."""
-        self.params = params
+        self.params = params if isinstance(params, FilledParams) else fill(params)
         self.seed = seed
         self.index = index
         self.counts = counts
         self.mask = mask
         self.masks: Masks | None = None
-        self.chain = Chain(params, repeats) if params.uncommon else None
+        self.chain = Chain(self.params, repeats) if self.params.uncommon else None
         self.token_ids: ListLike[int] = ()
+        self.error: str | None = None
         self._prepared: native.Prepared | None = None
 
     @property

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from llamabatch.filled_params import FilledParams
 from llamabatch.native import allowed_words
-from llamabatch.sampling_params import SamplingParams
 from llamabatch.token_counts import TokenCounts
 
 Floats = npt.NDArray[np.floating[Any]]
@@ -32,12 +32,13 @@ _COLDEST = 1e-9  # below this temperature sampling is greedy
 class Draw(Protocol):
     """What is read of llamabatch.llama.sampler.Draw."""
 
-    params: SamplingParams
+    params: FilledParams
     seed: int
     index: int
     counts: TokenCounts | None
     mask: Mask | None
     token_ids: ListLike[int]
+    error: str | None
 
 
 def sample_row(row: Floats, draw: Draw) -> int:
@@ -89,7 +90,7 @@ def values_of(row: Floats, draw: Draw) -> Floats | None:
     return values if np.isfinite(values.max()) else None
 
 
-def _edited(row: Floats, params: SamplingParams, counts: TokenCounts | None) -> Floats:
+def _edited(row: Floats, params: FilledParams, counts: TokenCounts | None) -> Floats:
     values = row.copy()
     for token_id, bias in params.biases:
         if token_id < len(row):

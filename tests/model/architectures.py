@@ -369,7 +369,7 @@ _COMMON: Metadata = {"context_length": N_CTX, "embedding_length": N_EMBD, "block
 def _describe(writer: Any, kind: str, metadata: Metadata) -> None:
     writer.add_name(f"random {kind}")
     for key, value in (_COMMON | metadata).items():
-        _add(writer, f"{kind}.{key}", value)
+        _add(writer, key if key.startswith("general.") else f"{kind}.{key}", value)
     for name, field in _bundled_fields():
         writer.add_key_value(name, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None)
     writer.add_token_type_count(2)

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from llamabatch.filled_params import fill
 from llamabatch.llama.chain import Chain
 from llamabatch.llama.library import load
 from llamabatch.llama.model import Model
@@ -120,7 +121,7 @@ CASES = {
 def test_same_candidates_same_probabilities(lib, case, seed):
     rng = np.random.default_rng(seed)
     row = random_row(rng)
-    params = SamplingParams(**PLAIN | {name: rng.choice(values).item() for name, values in CASES[case].items()})
+    params = fill(SamplingParams(**PLAIN | {name: rng.choice(values).item() for name, values in CASES[case].items()}))
     assert params.uncommon
     peer = Peer(lib, peer_samplers(lib, params))
     wanted, _ = peer.apply(row)
@@ -208,7 +209,7 @@ def test_mirostat(lib, version, seed):
 def test_mirostat_holds_the_surprise(lib):
     """The mean surprise of our own draws comes near tau, whatever the temperature before it."""
     for version, temperature in [(1, 1.0), (2, 1.0), (2, 1.5)]:
-        params = SamplingParams(mirostat=version, mirostat_tau=3.0, mirostat_eta=0.2, temperature=temperature)
+        params = fill(SamplingParams(mirostat=version, mirostat_tau=3.0, mirostat_eta=0.2, temperature=temperature))
         rng, chain, sum_ = np.random.default_rng(0), Chain(params), 0.0
         draw = Draw(params, 5)
         draw.chain = chain

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from llamabatch import native
+from llamabatch.filled_params import fill
 from llamabatch.llama.library import load
 from llamabatch.llama.sampler import Draw, distribution
 from llamabatch.sampling_params import SamplingParams
@@ -63,12 +64,14 @@ def test_same_candidates_same_probabilities(seed, edits):
         counts = TokenCounts()
         for token_id in output:
             counts.add(token_id)
-    params = SamplingParams(
-        top_k=int(rng.choice([0, 1, 10, 40, 500])),
-        top_p=float(rng.choice([0.5, 0.9, 0.95, 1.0])),
-        min_p=float(rng.choice([0.0, 0.02, 0.1])),
-        temperature=float(rng.choice([0.3, 0.8, 1.0, 1.7])),
-        **changes,
+    params = fill(
+        SamplingParams(
+            top_k=int(rng.choice([0, 1, 10, 40, 500])),
+            top_p=float(rng.choice([0.5, 0.9, 0.95, 1.0])),
+            min_p=float(rng.choice([0.0, 0.02, 0.1])),
+            temperature=float(rng.choice([0.3, 0.8, 1.0, 1.7])),
+            **changes,
+        )
     )
     ids, probabilities = distribution(row, Draw(params, 0, counts=counts))
     got = dict(zip(ids.tolist(), probabilities.tolist(), strict=True))

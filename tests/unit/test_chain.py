@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamabatch import native
+from llamabatch.filled_params import fill
 from llamabatch.llama import cuts, sampler_numpy
 from llamabatch.llama.chain import Chain
 from llamabatch.llama.sampler import NO_TOKEN, Draw, distribution, sample_rows
@@ -28,7 +29,7 @@ def rows(n, size=300, seed=0):
 )  # fmt: skip
 def test_with_common_parameters_it_gives_what_the_common_samplers_give(size, seed, top_k, top_p, min_p, temperature):
     row = rows(1, size, seed)[0]
-    params = SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p, temperature=temperature)
+    params = fill(SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p, temperature=temperature))
     draw = Draw(params, seed)
     assert draw.chain is None
     ids, weights = Chain(params).candidates(row, draw)
@@ -56,7 +57,7 @@ def test_rows_of_all_kinds_share_a_call_and_none_sees_another(monkeypatch):
 
 @pytest.mark.parametrize("params", [p for p in RARE if "dry_multiplier" not in p])
 def test_temperature_0_is_greedy_whatever_else_is_asked(params):
-    params = SamplingParams(temperature=0, **params)
+    params = fill(SamplingParams(temperature=0, **params))
     assert not params.uncommon
     logits = rows(4)
     assert sample_rows(logits, [Draw(params, 1)] * 4) == logits.argmax(axis=1).tolist()
@@ -131,7 +132,7 @@ def test_dry_sees_each_token_once_however_often_it_is_asked():
 def test_mirostat_leaves_at_least_one_token_and_at_most_all(n, mu, spread):
     values = (np.random.default_rng(1).normal(0, 1, n) * spread).astype(np.float32)
     for version in (1, 2):
-        left = cuts.mirostat(values, SamplingParams(mirostat=version, temperature=0.7), mu, n)
+        left = cuts.mirostat(values, fill(SamplingParams(mirostat=version, temperature=0.7)), mu, n)
         assert 1 <= len(left) <= n
         assert (np.diff(left) > 0).all()
         assert int(values.argmax()) in left

@@ -1,11 +1,14 @@
 """Which tokens may come: sources of masks, alone and together, and what SamplingParams make of them."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llamabatch import SamplingError, SamplingParams
+from llamabatch.filled_params import fill
 from llamabatch.llama.masks import BadWords, Masks, NotBefore, all_but
 from llamabatch.llama.recipe import Recipe, Recipes
 from llamabatch.request import Request, Sequence
@@ -64,6 +67,7 @@ class Letters:
     """One token a character; the space before a word is part of its first token, as in most vocabularies."""
 
     n_vocab = 256
+    metadata: ClassVar[dict[str, str]] = {}
     eog_ids = (0, 1)
 
     def __init__(self, always_a_space: bool = False) -> None:
@@ -81,7 +85,7 @@ class Letters:
 
 def forbidden_after(params, output=(), model=None):
     sequence = Sequence(Request("r", (9,)), VOCABULARY, 64)
-    draw = Recipe(params, model or Letters()).draw(sequence)
+    draw = Recipe(fill(params), model or Letters()).draw(sequence)
     if draw.masks is None:
         return set()
     words = draw.masks.next(len(output), [9, *output])
@@ -110,12 +114,12 @@ def test_min_tokens_forbid_whatever_would_end_the_text():
 
 def test_who_asks_for_nothing_has_no_masks():
     sequence = Sequence(Request("r", (9,)), VOCABULARY, 64)
-    assert Recipe(SamplingParams(stop="x", stop_token_ids=[3]), Letters()).draw(sequence).masks is None
+    assert Recipe(fill(SamplingParams(stop="x", stop_token_ids=[3])), Letters()).draw(sequence).masks is None
 
 
 def test_a_word_without_tokens_is_refused():
     with pytest.raises(SamplingError, match="bad_words has ' '"):
-        Recipe(SamplingParams(bad_words=" "), Letters())
+        Recipe(fill(SamplingParams(bad_words=" ")), Letters())
 
 
 def test_recipes_are_made_once_and_forgotten():
@@ -123,7 +127,7 @@ def test_recipes_are_made_once_and_forgotten():
     first = recipes.of(params)
     assert recipes.of(params) is first
     for _ in range(100):
-        assert recipes.of(SamplingParams()).params == SamplingParams()
+        assert recipes.of(SamplingParams()).params == fill(SamplingParams())
     assert recipes.of(params) is not first
     assert np.array_equal(
         first.draw(Sequence(Request("r", (9,)), VOCABULARY, 64)).masks.next(0, [9]),

@@ -1,5 +1,7 @@
 """SamplingParams and EngineConfig: checked once, refused by name with value and range."""
 
+import itertools
+import time
 from dataclasses import FrozenInstanceError, fields, replace
 from typing import get_type_hints
 
@@ -7,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamabatch import ConfigError, EngineConfig, LlamaBatchError, SamplingError, SamplingParams
+from llamabatch import ConfigError, EngineConfig, LlamaBatchError, SamplingError
 from llamabatch.config import EngineOptions
+from llamabatch.filled_params import DEFAULTS, FilledParams, defaults_of, fill
 from llamabatch.request_checks import check_params
-from llamabatch.sampling_params import ALIASES
+from llamabatch.sampling_params import ALIASES, OPEN, SamplingParams
 from llamabatch.token_counts import TokenCounts
 
-BAD_NUMBERS = [float("nan"), float("inf"), -float("inf"), -0.1, 1e300, "1", None, True, [], 2**64]
+BAD_NUMBERS = [float("nan"), float("inf"), -float("inf"), -0.1, 1e300, "1", True, [], 2**64]
 
 
 @pytest.mark.parametrize("field", ["temperature", "top_p", "min_p"])
@@ -31,7 +34,7 @@ def test_bad_whole_numbers(field, value):
 
 
 @pytest.mark.parametrize("field", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -2.5, 101, "1", None, True, []])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -2.5, 101, "1", True, []])
 def test_bad_penalties(field, value):
     with pytest.raises(SamplingError, match=field):
         SamplingParams(**{field: value})
@@ -118,6 +121,69 @@ def test_fields_that_contradict_each_other():
         SamplingParams(n=3, best_of=2)
     with pytest.raises(SamplingError, match="min_tokens is 9; it must not exceed max_tokens, 8"):
         SamplingParams(max_tokens=8, min_tokens=9)
+
+
+# What no field takes, and what is wrong for fields of one kind: with the names of the fields, a few hundred values.
+WRONG_TYPES = [b"1", object(), {"a": 1}, float, 1j]
+WRONG_NUMBERS = [float("nan"), float("inf"), -float("inf"), 2**64, -(2**64), 10**400, 1e308, "0.5", [], True]
+ANY_NUMBER = {f.name for f in fields(SamplingParams) if "float" in str(f.type) and "Bias" not in str(f.type)}
+ANY_INTEGER = {f.name for f in fields(SamplingParams) if str(f.type) in ("int", "int | None")}
+SWITCHES = {f.name for f in fields(SamplingParams) if str(f.type) == "bool"}
+OF_STRINGS = {"stop", "bad_words", "dry_sequence_breakers"}
+OF_IDS = {"stop_token_ids", "allowed_token_ids"}
+BAD_VALUES = [
+    *((name, value) for name in ANY_NUMBER | ANY_INTEGER for value in [*WRONG_TYPES, *WRONG_NUMBERS]),
+    *((name, value) for name in ANY_INTEGER for value in (1.0, -(2**40), "1")),
+    *((name, value) for name in SWITCHES for value in [*WRONG_TYPES, 0, 1, "yes", None, float("nan")]),
+    *((name, value) for name in OF_STRINGS for value in (5, [5], [""], ["x"] * 10_000, "x" * 10**6, {"a": 1}, [b"x"])),
+    *((name, ["\udc80"]) for name in OF_STRINGS - {"stop"}),
+    *((name, value) for name in OF_IDS for value in (5, "12", [-1], [2**64], [1.0], [None], [True], range(2**21))),
+    *((name, itertools.count()) for name in OF_IDS),
+    ("logit_bias", dict.fromkeys(range(1_000_000), 1.0)), ("logit_bias", {1: float("nan")}), ("logit_bias", {2**64: 1}),
+    ("logit_bias", {1: float("-inf")}), ("logit_bias", [1, 2]), ("logit_bias", {"a": 1}), ("logit_bias", 7),
+    ("logits_processors", [1]), ("logits_processors", print), ("logits_processors", [print] * 65),
+    ("overflow", "drop"), ("overflow", 1), ("overflow", None), ("structured_outputs", 3), ("structured_outputs", {}),
+]  # fmt: skip
+
+
+def test_hundreds_of_bad_values_name_their_field():
+    assert len(BAD_VALUES) >= 300
+    for name, value in BAD_VALUES:
+        start = time.perf_counter()
+        with pytest.raises(SamplingError, match=name) as refusal:
+            SamplingParams(**{name: value})
+        assert len(str(refusal.value)) < 1000
+        assert time.perf_counter() - start < 1, name
+
+
+def test_what_is_left_open_comes_from_the_model_else_from_llama_cpp():
+    assert {name for name in OPEN if getattr(SamplingParams(), name) is None} == set(OPEN) == set(DEFAULTS)
+    assert fill(SamplingParams()) == FilledParams(**DEFAULTS)
+    said = {
+        "general.sampling.temp": "0.600000", "general.sampling.top_k": "20", "general.sampling.top_p": "0.9",
+        "general.sampling.min_p": "0", "general.sampling.xtc_probability": "0.25", "general.sampling.mirostat": "2",
+        "general.sampling.xtc_threshold": "0.2", "general.sampling.mirostat_tau": "4",
+        "general.sampling.mirostat_eta": "0.2", "general.sampling.penalty_repeat": "1.1", "general.name": "7",
+    }  # fmt: skip
+    defaults = defaults_of(said)
+    assert defaults == {
+        "temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.0, "xtc_probability": 0.25, "xtc_threshold": 0.2,
+        "mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.2, "repetition_penalty": 1.1,
+    }  # fmt: skip
+    assert type(defaults["top_k"]) is int
+    own = {"temperature": 1.5, "top_k": 7, "mirostat": 0, "repetition_penalty": 1.0}
+    filled = fill(SamplingParams(**own), defaults)
+    assert filled == FilledParams(**defaults | own)
+    assert filled.penalised is False
+    assert fill(SamplingParams(), defaults).penalised
+
+
+def test_advice_of_a_model_that_cannot_be_is_left_out(caplog):
+    bad = {"temp": "nan", "top_p": "1.5", "min_p": "many", "mirostat": "3", "penalty_repeat": "-1", "top_k": "1e400"}
+    assert defaults_of({f"general.sampling.{name}": value for name, value in bad.items()}) == DEFAULTS
+    assert {record.args[0] for record in caplog.records} == {f"general.sampling.{name}" for name in bad}
+    below = defaults_of({"general.sampling.temp": "-1", "general.sampling.top_k": "-40"})
+    assert (below["temperature"], below["top_k"]) == (0, 0)
 
 
 def test_names_of_other_libraries():
