@@ -13,7 +13,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from llamabatch.capacity import Plan
@@ -22,6 +22,7 @@ from llamabatch.engine import Engine
 from llamabatch.errors import EngineClosedError
 from llamabatch.lifetime import Home, Lifetime, settle
 from llamabatch.llama.model import Model
+from llamabatch.model_file import local
 from llamabatch.request import Request, RequestOutput, SequenceOutput
 from llamabatch.stats import EngineStats
 
@@ -332,6 +333,8 @@ def connect(config: EngineConfig) -> EngineClient:
 
 def _connect(config: EngineConfig) -> EngineClient:
     settle()
+    draft = config.draft_model and local(config.draft_model)
+    config = replace(config, model=local(config.model), draft_model=draft)
     from llamabatch.child_client import ChildClient, RouterClient  # they start programs; most users need neither
 
     if config.strategy == "multi-instance":

@@ -22,6 +22,7 @@ from llamabatch.logprobs import check_logprobs
 from llamabatch.lookup import PromptLookup
 from llamabatch.machine import Machine
 from llamabatch.model_facts import ModelFacts
+from llamabatch.model_file import file_bytes
 from llamabatch.model_file import resolve as resolve_path
 from llamabatch.policies import policy
 from llamabatch.request import Request, Sequence, SequenceOutput
@@ -267,7 +268,7 @@ def plan(config: EngineConfig, model: Model, draft: Model | None = None) -> Plan
 
 
 def _facts(model: Model) -> ModelFacts:
-    return ModelFacts.from_metadata(model.metadata, model.path.stat().st_size, model.n_vocab)
+    return ModelFacts.from_metadata(model.metadata, file_bytes(model.path), model.n_vocab)
 
 
 def check_can_speculate(config: EngineConfig, model: Model) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from llamabatch.errors import ModelFileError
+from llamabatch.model_file import file_bytes
 
 HEADER = struct.Struct("<4sIQQ")  # magic, version, tensors, key-value pairs
 LENGTH = struct.Struct("<Q")
@@ -76,7 +77,7 @@ def read_shape(path: Path) -> ModelShape:
         n_vocab=n_vocab,
         file_type=values.get("general.file_type", ""),
         n_tensors=n_tensors,
-        file_bytes=path.stat().st_size,
+        file_bytes=file_bytes(path),
     )
 
 

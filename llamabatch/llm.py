@@ -7,6 +7,7 @@ import os
 import queue
 from collections.abc import Generator, Iterator, Mapping
 from collections.abc import Sequence as ListLike
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
@@ -17,6 +18,7 @@ from llamabatch.client import EngineClient, connect
 from llamabatch.config import EngineConfig
 from llamabatch.errors import PromptError
 from llamabatch.front import Adapters, Front, OneAdapters, Params, Prompt, Submission
+from llamabatch.hub import fetch
 from llamabatch.lifetime import Home
 from llamabatch.progress import ProgressBar
 from llamabatch.request import RequestOutput, SequenceOutput
@@ -24,7 +26,7 @@ from llamabatch.scoring import Pairs, Score, Scoring
 from llamabatch.stats import EngineStats
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
     from llamabatch.config import EngineOptions
 
@@ -33,7 +35,8 @@ class LLM:
     """A GGUF model that runs many prompts at once. Its methods may be called from several threads.
 
     Args:
-        model: path of a .gguf file, or "tiny" for the bundled one.
+        model: path of a .gguf file (the first, of several parts), "tiny" for the bundled one, or a name on the hub as
+            "hf:owner/repo:Q4_K_M".
         **options: see EngineConfig; unknown ones are refused by name. What "auto" became stands in `plan`.
 
     Raises:
@@ -42,6 +45,36 @@ class LLM:
 
     def __init__(self, model: str | os.PathLike[str], **options: Unpack[EngineOptions]) -> None:
         self._client: EngineClient = connect(EngineConfig.from_options(model, options))
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_id: str,
+        filename: str | None = None,
+        *,
+        revision: str | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        **options: Unpack[EngineOptions],
+    ) -> Self:
+        """An LLM of a model on Hugging Face's hub, downloaded unless it is in huggingface_hub's cache; needs the extra
+        `llamabatch[hub]`. LLM("hf:owner/repo:Q4_K_M") is its short form.
+
+        Args:
+            repo_id: "owner/repo".
+            filename: a pattern as "*Q4_K_M.gguf", or a quantisation as "Q4_K_M"; None: the only model there. Of a
+                model in several parts all are fetched.
+            revision: branch, tag or commit; None: main.
+            cache_dir: None: huggingface_hub's own.
+            local_files_only: use the cache alone, as with HF_HUB_OFFLINE=1.
+            **options: as for LLM.
+
+        Raises:
+            What LLM raises; ModelFileError also if none or several files match, with their names; SetupError without
+            huggingface_hub.
+        """
+        path = fetch(repo_id, filename, revision=revision, cache_dir=cache_dir, local_files_only=local_files_only)
+        return cls(path, **options)
 
     @property
     def plan(self) -> Plan:

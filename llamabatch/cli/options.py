@@ -11,11 +11,17 @@ from typing import Any
 import click
 
 from llamabatch.config import EngineConfig
+from llamabatch.model_file import local
 
 Command = Callable[..., Any]
 
 model_option = click.option(
-    "-m", "--model", default="tiny", show_default=True, help="Path of a .gguf file, or 'tiny' for the bundled model."
+    "-m",
+    "--model",
+    default="tiny",
+    show_default=True,
+    callback=lambda ctx, param, value: local(value),
+    help="Path of a .gguf file, 'tiny' for the bundled model, or hf:owner/repo:Q4_K_M from the hub.",
 )
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ModelFileError
 from llamabatch.llama import library
-from llamabatch.model_file import resolve
+from llamabatch.model_file import file_bytes, resolve
 from llamabatch.request import CompletionOutput, FinishReason, Request, RequestOutput, SequenceOutput, Timings
 from llamabatch.stats import EngineStats
 from llamabatch.wire import Wire, pack_output, unpack_config, unpack_request
@@ -35,7 +35,7 @@ class Loop:
 
     def __init__(self, config: EngineConfig) -> None:
         path = resolve(config.model)
-        self._module = library.load(path.stat().st_size)
+        self._module = library.load(file_bytes(path))
         self._choose_buffers(config)
         try:
             self._llama = self._module.Llama(

@@ -22,7 +22,7 @@ from llamabatch.engine import plan
 from llamabatch.errors import ConfigError, LlamaBatchError
 from llamabatch.llama.library import extra_bufts_safe
 from llamabatch.llama.model import Model
-from llamabatch.model_file import resolve
+from llamabatch.model_file import file_bytes, resolve
 from llamabatch.policies import POLICIES, STRATEGIES
 from llamabatch.sampling_params import SamplingParams
 
@@ -126,7 +126,7 @@ def run(settings: Settings, progress: Progress) -> Report:
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             machine=MachineFacts.here(),
             model=model_name,
-            model_bytes=path.stat().st_size,
+            model_bytes=file_bytes(path),
             workload=workload,
             max_tokens=settings.max_tokens,
             rows=rows,

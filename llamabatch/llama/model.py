@@ -17,6 +17,7 @@ from llamabatch.lifetime import Home
 from llamabatch.llama import library
 from llamabatch.llama.adapters import Adapters
 from llamabatch.llama.profiles import profile_for
+from llamabatch.model_file import file_bytes
 from llamabatch.request import Vocabulary
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Model:
         self._home = Home()
         self._owners = 1
         profile = profile_for(path, config) if config is not None else None  # first: it sets how the library is loaded
-        self._lib = library.load(path.stat().st_size)
+        self._lib = library.load(file_bytes(path))
         library.check_usable()
         params = self._lib.llama_model_default_params()
         if config is None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from llamabatch import profile_store
 from llamabatch.config import EngineConfig
 from llamabatch.llama import library
+from llamabatch.model_file import file_bytes
 from llamabatch.profile import Profile
 
 
@@ -16,7 +17,7 @@ def profile_for(path: Path, config: EngineConfig) -> Profile | None:
     Loads the library, with the spin count of the profile if it was not loaded before.
     """
     found = profile_store.find(path, config.type_k, config.type_v) if config.profile else None
-    library.load(path.stat().st_size, found.spins if found is not None else None)
+    library.load(file_bytes(path), found.spins if found is not None else None)
     if found is None or found.gpus != used_gpus(config):
         return None
     return found

@@ -24,7 +24,7 @@ from llamabatch.llama.model import Model
 from llamabatch.llama.profiles import used_gpus
 from llamabatch.machine import Machine
 from llamabatch.model_facts import ModelFacts
-from llamabatch.model_file import resolve
+from llamabatch.model_file import file_bytes, resolve
 from llamabatch.profile import Profile, Stair
 from llamabatch.tuning.children import Children, busy_neighbour
 from llamabatch.tuning.choose import Choice, Figures, choose, medians
@@ -93,7 +93,7 @@ def run(settings: Settings, progress: Progress) -> Report:
     profile_store.check_writable()
     load = psutil.getloadavg()[0]
     with closing(Model(path)) as vocabulary:
-        facts = ModelFacts.from_metadata(vocabulary.metadata, path.stat().st_size, vocabulary.n_vocab)
+        facts = ModelFacts.from_metadata(vocabulary.metadata, file_bytes(path), vocabulary.n_vocab)
         config = replace(settings.config(), n_ctx=max(32, min(_CELLS, facts.n_ctx_train)), n_slots=1)
         ruled = plan(config, vocabulary).config
     with no_child_left(), Children(ruled, _room(facts, ruled)) as children:

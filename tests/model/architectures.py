@@ -29,15 +29,16 @@ Metadata = dict[str, Any]
 Kind = tuple[Metadata, Callable[[], Iterator[Tensor]]]
 
 
-def write(kind: str, path: Path, seed: int = 0, **changes: Any) -> Path:
+def write(kind: str, path: Path, seed: int = 0, *, part_tensors: int = 0, **changes: Any) -> Path:
     """Writes the model of a kind; returns the path.
 
     Args:
         kind: one of KINDS, which are llama.cpp's names of architectures.
+        part_tensors: split it into files of so many tensors; the path is then that of the first.
         changes: further metadata, or other values; "__" stands for "." in a key, None leaves it out.
     """
     metadata, tensors = KINDS[kind]
-    writer = gguf.GGUFWriter(path, kind)
+    writer = gguf.GGUFWriter(path, kind, split_max_tensors=part_tensors)
     _describe(writer, kind, metadata | {key.replace("__", "."): value for key, value in changes.items()})
     rng = np.random.default_rng(seed)
     for name, shape, *given in tensors():
@@ -46,7 +47,7 @@ def write(kind: str, path: Path, seed: int = 0, **changes: Any) -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return min(path.parent.glob(f"{path.stem}-00001-of-*.gguf")) if part_tensors else path
 
 
 def write_bert(path: Path, pooling: gguf.PoolingType | None = gguf.PoolingType.MEAN, seed: int = 0) -> Path:
