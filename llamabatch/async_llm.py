@@ -22,6 +22,7 @@ from llamabatch.front import Adapters, Front, OneAdapters, Params, Prompt, Submi
 from llamabatch.request import RequestOutput, SequenceOutput
 from llamabatch.scoring import Pairs, Score, Scoring
 from llamabatch.stats import EngineStats
+from llamabatch.vectors import vectors
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -145,6 +146,18 @@ class AsyncLLM:
         scoring = await self._on_thread(lambda: Scoring(client, prompt, continuations, adapters))
         scores = scoring.scores(await self._run(lambda _: scoring.submission))
         return scores if continuations is None else scores[0]
+
+    async def embed(
+        self,
+        texts: Prompt | ListLike[Prompt],
+        *,
+        normalize: bool = False,
+        adapters: Adapters = None,
+        return_errors: bool = False,
+    ) -> list[Any]:
+        """As LLM.embed; cancelling it aborts the requests."""
+        outputs = await self._run(lambda front: front.texts(texts, adapters, strict=not return_errors))
+        return vectors(outputs, normalize=normalize, return_errors=return_errors)
 
     async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """As LLM.tokenize, of one text."""

@@ -10,6 +10,7 @@ from typing import Any
 from llamabatch.adapters import check_known
 from llamabatch.capacity import Plan, resolve
 from llamabatch.config import EngineConfig
+from llamabatch.embeddings import Embeddings
 from llamabatch.errors import AdapterError, ConfigError, EngineClosedError
 from llamabatch.fanout import Fans
 from llamabatch.llama.draft import DraftModel, open_draft
@@ -17,7 +18,7 @@ from llamabatch.llama.library import gpu_count, has_fast_attention
 from llamabatch.llama.model import Model
 from llamabatch.llama.profiles import profile_for
 from llamabatch.llama.recipe import Recipes
-from llamabatch.llama.runner import Runner
+from llamabatch.llama.runner import NoRunner, Runner
 from llamabatch.logprobs import check_logprobs
 from llamabatch.lookup import PromptLookup
 from llamabatch.machine import Machine
@@ -72,7 +73,7 @@ class Engine:
             if model is None:
                 for name, path in self.config.adapters:
                     self.model.adapters.load(name, path)
-            self._runner = Runner(self.model, self.config, n_slots)
+            self._runner = NoRunner() if self.model.is_encoder else Runner(self.model, self.config, n_slots)
             undo.callback(self._runner.close)
             self._speculation = speculation(self.config, self._runner.limits, self.model, draft)
             undo.pop_all()
@@ -85,18 +86,19 @@ class Engine:
             max_wait_s=self.config.max_wait_ms / 1000,
         )
         self._fans = Fans()
+        self._embeddings = Embeddings(self.model, self.config)
         self._unready = Unready(self._enter)
         self._closed = False
 
     @property
     def has_work(self) -> bool:
         """Is any request unfinished?"""
-        return self._scheduler.has_work or bool(self._unready)
+        return self._scheduler.has_work or bool(self._unready) or bool(self._embeddings)
 
     def wait_s(self) -> float | None:
         """How long the next step may wait for company, seconds: 0 where there is reason to compute at once, None where
         there is nothing to do. For those who drive the loop; `step` itself waits for a grammar only, and not long."""
-        wait_s = self._scheduler.wait_s()
+        wait_s = 0.0 if self._embeddings else self._scheduler.wait_s()
         if self._unready:
             return _PATIENCE_S if wait_s is None else min(wait_s, _PATIENCE_S)
         return wait_s
@@ -105,6 +107,7 @@ class Engine:
         """Takes a request in.
 
         Raises:
+            ConfigError: the model cannot generate, or gives no embeddings.
             PromptError: the prompt is empty, longer than n_ctx, or holds ids outside the vocabulary.
             AdapterError: an adapter is not loaded.
             SamplingError: the parameters name token ids outside the vocabulary, words that it cannot write, or what is
@@ -112,12 +115,17 @@ class Engine:
             ValueError: a request of that id is in flight.
         """
         self._check_open()
+        if request.adapters:
+            check_known(request.adapters, self.model.adapters.names)
+        if request.embed:
+            self._embeddings.add(request)
+            return
+        if self.model.is_encoder:
+            raise ConfigError(f"{self.model.path.name} cannot generate text: it is {self.model.cannot_generate}")
         n_ctx = self.config.number("n_ctx")
         check_prompt(request.prompt_token_ids, self.model.n_vocab, n_ctx)
         check_params(request.params, self.model.n_vocab)
         check_logprobs(request.params, len(request.prompt_token_ids), n_ctx, request.score_from)
-        if request.adapters:
-            check_known(request.adapters, self.model.adapters.names)
         recipe = self._recipes.of(request.params)
         request = replace(request, params=recipe.params)
         if request.request_id in self._fans or request.request_id in self._unready:
@@ -147,6 +155,8 @@ class Engine:
         return self._fans.merge([output for output in ended if output is not None])[-1]
 
     def _abort_one(self, request_id: str, error: str | None) -> SequenceOutput | None:
+        if request_id in self._embeddings:
+            return self._embeddings.abort(request_id, error)
         if request_id in self._unready:
             return self._unready.abort(request_id, error)
         return self._scheduler.abort(request_id, error)
@@ -159,13 +169,17 @@ class Engine:
         self._scheduler.add(sequence)
 
     def step(self) -> list[SequenceOutput]:
-        """One step: at most one chunk of each prompt and one token of each running sequence."""
+        """One step: at most one chunk of each prompt and one token of each running sequence, and one pass of texts to
+        embed."""
         self._check_open()
         refused = self._unready.step(0.0 if self._scheduler.has_work else _PATIENCE_S) if self._unready else []
+        embedded = self._embeddings.step(beside_others=self._scheduler.has_work) if self._embeddings else []
+        if embedded and not self._scheduler.has_work:
+            return refused + embedded
         self._make_room()
         batch = self._scheduler.schedule()
         results = self._runner.run(batch)
-        outputs = refused + self._scheduler.update(batch, results)
+        outputs = refused + embedded + self._scheduler.update(batch, results)
         return self._fans.merge(outputs) if self._fans else outputs
 
     def _make_room(self) -> None:
@@ -180,7 +194,7 @@ class Engine:
         scheduler = self._scheduler
         return EngineStats(
             running=len(scheduler.running),
-            waiting=scheduler.num_waiting + len(self._unready),
+            waiting=scheduler.num_waiting + len(self._unready) + len(self._embeddings),
             free_slots=scheduler.num_free_slots,
             preemptions=scheduler.num_preemptions,
             missed_deadlines=scheduler.deadlines.num_missed + self._unready.num_missed,
@@ -188,6 +202,7 @@ class Engine:
             prefix_hits=scheduler.num_prefix_hits,
             prefix_tokens=scheduler.num_prefix_tokens,
             **vars(self._runner.counts),
+            **vars(self._embeddings.counts),
             **(vars(self._speculation.counts) if self._speculation is not None else {}),
         )
 
@@ -209,11 +224,12 @@ class Engine:
     def uses_adapter(self, name: str) -> bool:
         """Does any request in flight?"""
         unready = any(name == used for s in self._unready.sequences for used, _ in s.request.adapters)
-        return unready or self._scheduler.adapters.uses(name)
+        return unready or self._embeddings.uses_adapter(name) or self._scheduler.adapters.uses(name)
 
     def forget_adapter(self, name: str) -> None:
         """Takes it off the context, so that it can be freed."""
         self._runner.forget_adapter(name)
+        self._embeddings.forget_adapter(name)
         self._scheduler.forget_adapter(name)
 
     def check_integrity(self) -> None:
@@ -226,6 +242,7 @@ class Engine:
             self._closed = True
             if self._speculation is not None:
                 self._speculation.close()
+            self._embeddings.close()
             self._runner.close()
             self.model.close()
 

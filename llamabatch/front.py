@@ -15,9 +15,10 @@ from llamabatch.adapters import AdapterSet, adapter_sets, check_known
 from llamabatch.chat import ChatOptions, Conversation, to_tokens
 from llamabatch.checks import show
 from llamabatch.client import EngineClient, failure
-from llamabatch.errors import AdapterError, InputError, PromptError
+from llamabatch.embed_queue import longest_text
+from llamabatch.errors import AdapterError, ConfigError, InputError, PromptError
 from llamabatch.request import Request, RequestOutput, SequenceOutput, new_group
-from llamabatch.request_checks import check_prompt
+from llamabatch.request_checks import check_prompt, check_text
 from llamabatch.sampling_params import SamplingParams
 
 Prompt = str | ListLike[int]
@@ -71,6 +72,12 @@ class Submission:
             self._n_left -= 1
         return event if index == 0 else replace(event, prompt_index=index)
 
+    def raise_refused(self, name: str) -> None:
+        """Raises PromptError for the first that cannot be run, named as one of the list `name`."""
+        for event in self.refused:
+            assert event.finished is not None
+            raise PromptError(f"{name}[{self._indices[event.request_id]}]: {event.finished.error}")
+
     @property
     def done(self) -> bool:
         return self._n_left == 0
@@ -92,7 +99,8 @@ class Front:
     def __init__(self, client: EngineClient) -> None:
         self._client = client
         self._model = client.model
-        self._n_ctx = client.plan.config.number("n_ctx")
+        self._config = client.plan.config
+        self._n_ctx = self._config.number("n_ctx")
 
     def prompts(self, prompts: object, params: Params, adapters: Adapters = None) -> Submission:
         """Of one prompt, or a list of them: texts or token ids. What is wrong with the only one is raised."""
@@ -113,6 +121,24 @@ class Front:
         alone = isinstance(prompts, str) or is_token_ids(prompts) or is_conversation(prompts)
         items = [prompts] if alone else listed("prompts", prompts)
         return self._submission(items, params, adapters, partial(self._either_ids, options), alone)
+
+    def texts(self, texts: object, adapters: Adapters = None, *, strict: bool = True) -> Submission:
+        """Of one text to embed, or a list of them: texts or token ids.
+
+        Args:
+            strict: raise what is wrong with any of them.
+
+        Raises:
+            ConfigError: the model gives no embeddings.
+        """
+        if self._model.cannot_embed is not None:
+            raise ConfigError(f"{self._model.path.name} gives no embeddings: it is {self._model.cannot_embed}")
+        alone = isinstance(texts, str) or is_token_ids(texts)
+        items = [texts] if alone else listed("texts", texts)
+        asked = self._submission(items, None, adapters, self._prompt_ids, alone and strict, embed=True)
+        if strict:
+            asked.raise_refused("texts")
+        return asked
 
     def detokenize(self, token_ids: Any, skip_special_tokens: bool) -> str | list[str]:
         """As LLM.detokenize."""
@@ -137,11 +163,13 @@ class Front:
         return self._chat_ids(options, prompt) if is_conversation(prompt) else self._prompt_ids(prompt)
 
     def _submission(
-        self, items: list[Any], params: Params, adapters: Adapters, to_ids: _ToIds, alone: bool
+        self, items: list[Any], params: Params, adapters: Adapters, to_ids: _ToIds, alone: bool, *, embed: bool = False
     ) -> Submission:
         """Args:
         alone: there is one prompt, which was not in a list: raise what is wrong with it.
         """
+        if not embed and self._model.cannot_generate is not None:
+            raise ConfigError(f"{self._model.path.name} cannot generate text: it is {self._model.cannot_generate}")
         if not items:
             raise PromptError("there is no prompt; give at least one")
         each = zip(items, _params_for(items, params), self._adapters_for(len(items), adapters), strict=True)
@@ -152,14 +180,17 @@ class Front:
             text, error = item if isinstance(item, str) else None, None
             try:
                 text, ids = to_ids(item)
-                check_prompt(ids, self._model.n_vocab, self._n_ctx)
+                if embed:
+                    check_text(ids, self._model.n_vocab, longest_text(self._config))
+                else:
+                    check_prompt(ids, self._model.n_vocab, self._n_ctx)
                 if item_adapters:
                     check_known(item_adapters, self._client.adapters)
             except (PromptError, AdapterError) as refusal:
                 if alone:
                     raise
                 error = str(refusal)
-            request = Request(new_id(), ids, item_params, text, arrival, group, adapters=item_adapters)
+            request = Request(new_id(), ids, item_params, text, arrival, group, adapters=item_adapters, embed=embed)
             requests.append(request if error is None else Refused(request, error))
         return Submission(requests)
 

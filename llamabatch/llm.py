@@ -9,14 +9,14 @@ from collections.abc import Generator, Iterator, Mapping
 from collections.abc import Sequence as ListLike
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from llamabatch.capacity import Plan
 from llamabatch.chat import ChatOptions, Conversation
 from llamabatch.checks import show
 from llamabatch.client import EngineClient, connect
 from llamabatch.config import EngineConfig
-from llamabatch.errors import PromptError
+from llamabatch.errors import LlamaBatchError, PromptError
 from llamabatch.front import Adapters, Front, OneAdapters, Params, Prompt, Submission
 from llamabatch.hub import fetch
 from llamabatch.lifetime import Home
@@ -24,6 +24,7 @@ from llamabatch.progress import ProgressBar
 from llamabatch.request import RequestOutput, SequenceOutput
 from llamabatch.scoring import Pairs, Score, Scoring
 from llamabatch.stats import EngineStats
+from llamabatch.vectors import Vector, vectors
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -218,6 +219,58 @@ class LLM:
         scoring = Scoring(self._client, prompt, continuations, adapters)
         scores = scoring.scores(self._run(scoring.submission, progress))
         return scores if continuations is None else scores[0]
+
+    @overload
+    def embed(
+        self,
+        texts: Prompt | ListLike[Prompt],
+        *,
+        normalize: bool = ...,
+        adapters: Adapters = ...,
+        return_errors: Literal[False] = ...,
+        progress: bool = ...,
+    ) -> list[Vector]: ...
+
+    @overload
+    def embed(
+        self,
+        texts: Prompt | ListLike[Prompt],
+        *,
+        normalize: bool = ...,
+        adapters: Adapters = ...,
+        return_errors: Literal[True],
+        progress: bool = ...,
+    ) -> list[Vector | LlamaBatchError]: ...
+
+    def embed(
+        self,
+        texts: Prompt | ListLike[Prompt],
+        *,
+        normalize: bool = False,
+        adapters: Adapters = None,
+        return_errors: bool = False,
+        progress: bool = False,
+    ) -> list[Any]:
+        """A vector for each text, pooled as the model's GGUF says; the mean of its tokens' where it does not say.
+
+        Args:
+            texts: one text or a list; each a str, or the token ids of one.
+            normalize: scale each vector to length 1.
+            adapters: as for `generate`.
+            return_errors: put a LlamaBatchError in the place of a text that cannot be run; otherwise it is raised.
+            progress: a progress bar on stderr, where that is a terminal.
+
+        Returns:
+            One numpy array a text, in their order, also for a single text: shape (n_embd,), float32.
+
+        Raises:
+            ConfigError: the model gives no embeddings.
+            PromptError: a text is empty, or has more tokens than one pass takes: the smaller of n_ctx and n_batch.
+            AdapterError: an adapter that is not loaded.
+            EngineError: a pass failed. EngineClosedError: after close().
+        """
+        asked = self._front.texts(texts, adapters, strict=not return_errors)
+        return vectors(self._run(asked, progress), normalize=normalize, return_errors=return_errors)
 
     @overload
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]: ...

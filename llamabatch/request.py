@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -46,6 +47,7 @@ class Request:
             so that a later call never overtakes an earlier one for good.
         seed: params.seed, or a random one drawn here, so that a retry draws the same tokens.
         ranked: its cumulative logprob is wanted, though no single ones are.
+        embed: a vector of it is wanted, not a continuation; `params` mean nothing then.
         adapters: what the model is to compute it with; see adapters.adapter_set.
         score_from: sample nothing; tell the logprobs of the prompt's tokens from this one on, 1 .. their number - 1,
             and end. None: an ordinary request.
@@ -61,6 +63,7 @@ class Request:
     ranked: bool = False
     adapters: AdapterSet = ()
     score_from: int | None = None
+    embed: bool = False
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -79,8 +82,8 @@ class Request:
     @property
     def expected_tokens(self) -> int:
         """Tokens that this request will occupy at most, as far as is known now: the measure of load."""
-        output = self.params.n_copies * (self.params.max_tokens or 256) if self.score_from is None else 0
-        return len(self.prompt_token_ids) + output
+        output = self.params.n_copies * (self.params.max_tokens or 256)
+        return len(self.prompt_token_ids) + (output if self.score_from is None and not self.embed else 0)
 
 
 def new_group() -> int:
@@ -119,6 +122,7 @@ class RequestOutput:
     Attributes:
         prompt_logprobs: for each token of the prompt, itself and the likeliest at its place, by id, and None for the
             first, which nothing comes before; None unless asked for, and where the request ended before.
+        embedding: of a request for one: n_embd float32, as the model gives them.
     """
 
     request_id: str
@@ -128,6 +132,7 @@ class RequestOutput:
     error: str | None = None
     timings: Timings = Timings()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    embedding: array[float] | None = None
 
     def to_openai(self, *, chat: bool = False, model: str = "") -> dict[str, Any]:
         """As OpenAI's API and llama_cpp.Llama would return it, a plain dictionary.

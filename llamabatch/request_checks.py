@@ -20,6 +20,15 @@ def check_prompt(token_ids: tuple[int, ...], vocabulary_size: int, n_ctx: int) -
         raise PromptError(f"token id {show(bad)} is outside the vocabulary; allowed are 0 to {vocabulary_size - 1}")
 
 
+def check_text(token_ids: tuple[int, ...], vocabulary_size: int, longest: int) -> None:
+    """As check_prompt, for a text that goes through an embedding model in one pass."""
+    if len(token_ids) > longest:
+        raise PromptError(
+            f"the text has {len(token_ids)} tokens; an embedding takes 1 to {longest}, the smaller of n_ctx and n_batch"
+        )
+    check_prompt(token_ids, vocabulary_size, longest)
+
+
 def check_params(params: SamplingParams, vocabulary_size: int) -> None:
     """Refuses token ids that this vocabulary does not have. Raises SamplingError."""
     named = {

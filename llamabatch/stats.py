@@ -22,6 +22,7 @@ class EngineStats:
         verify_calls: those decode calls that checked guesses (speculative decoding).
         drafted_tokens, accepted_tokens: guesses checked; those that held.
         speculating: engines in which guessing pays by what is known now.
+        embed_passes, embed_texts, embed_tokens: passes for embeddings; texts and tokens in them.
         preemptions: sequences that lost their slot and came back.
         missed_deadlines: continuations that were ended by deadline_s.
         rejected: requests that max_queue refused.
@@ -44,6 +45,9 @@ class EngineStats:
     prefill_passes: int = 0
     dummy_rows: int = 0
     adapter_switches: int = 0
+    embed_passes: int = 0
+    embed_texts: int = 0
+    embed_tokens: int = 0
     verify_calls: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0

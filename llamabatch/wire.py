@@ -12,6 +12,7 @@ import socket
 import struct
 import threading
 import weakref
+from array import array
 from typing import Any
 
 import msgpack
@@ -122,17 +123,17 @@ def pack_request(request: Request) -> list[Any]:
         request.seed,
         request.adapters,
         request.score_from,
+        request.embed,
     ]
 
 
 def unpack_request(packed: list[Any]) -> Request:
-    request_id, ids, params, arrival_s, group, seed, adapters, score_from = packed
+    request_id, ids, params, arrival_s, group, seed, adapters, score_from, embed = packed
     if params["structured_outputs"] is not None:  # a named tuple came as a list
         params["structured_outputs"] = Structure(*params["structured_outputs"])
     sampling, pairs = SamplingParams(**params), tuple((name, scale) for name, scale in adapters)
-    return Request(
-        request_id, tuple(ids), sampling, None, arrival_s, group, seed, adapters=pairs, score_from=score_from
-    )
+    more = {"adapters": pairs, "score_from": score_from, "embed": embed}
+    return Request(request_id, tuple(ids), sampling, None, arrival_s, group, seed, **more)
 
 
 def pack_output(output: SequenceOutput) -> list[Any]:
@@ -152,6 +153,7 @@ def pack_output(output: SequenceOutput) -> list[Any]:
             finished.error,
             [timings.queued_s, timings.ttft_s, timings.total_s, timings.token_times_s],
             _pack_logprobs(finished.prompt_logprobs),
+            None if finished.embedding is None else finished.embedding.tobytes(),
         ]
     logprobs = _pack_logprobs(output.logprobs)
     return [output.request_id, output.token_ids, output.text, packed, output.index, logprobs]
@@ -163,7 +165,7 @@ def unpack_output(packed: list[Any], request: Request) -> SequenceOutput:
     logprobs = _known(_unpack_logprobs(packed_logprobs))
     if finished is None:
         return SequenceOutput(request_id, tuple(token_ids), text, index=number, logprobs=logprobs)
-    completions, error, (queued_s, ttft_s, total_s, times), of_prompt = finished
+    completions, error, (queued_s, ttft_s, total_s, times), of_prompt, vector = finished
     outputs = tuple(
         CompletionOutput(
             index, text_, tuple(ids), FinishReason(reason), stop, _known(_unpack_logprobs(told)), cumulative
@@ -172,7 +174,8 @@ def unpack_output(packed: list[Any], request: Request) -> SequenceOutput:
     )
     timings = Timings(queued_s, ttft_s, total_s, tuple(times))
     prompt_ids, prompt_logprobs = request.prompt_token_ids, _unpack_logprobs(of_prompt)
-    whole = RequestOutput(request_id, request.prompt, prompt_ids, outputs, error, timings, prompt_logprobs)
+    embedding = None if vector is None else array("f", vector)
+    whole = RequestOutput(request_id, request.prompt, prompt_ids, outputs, error, timings, prompt_logprobs, embedding)
     return SequenceOutput(request_id, tuple(token_ids), text, whole, number, logprobs=logprobs)
 
 

@@ -69,6 +69,17 @@ class Batch:
         self._positions[at:end] = np.arange(span.start, span.start + span.length)
         self._outputs[at:known] = 1
 
+    def fill_texts(self, texts: ListLike[ListLike[int]]) -> Any:
+        """The C struct of whole texts, text i as sequence i, every token an output."""
+        lengths = [len(ids) for ids in texts]
+        n = sum(lengths)
+        self._tokens[:n] = np.concatenate([np.asarray(ids, np.int32) for ids in texts])
+        self._positions[:n] = np.concatenate([np.arange(length) for length in lengths])
+        self._slots[:n] = np.repeat(np.arange(len(texts)), lengths)
+        self._outputs[:n] = 1
+        self._struct.n_tokens = n
+        return self._struct
+
     def _fill_rows(self, spans: tuple[Span, ...]) -> tuple[Any, list[Span]]:
         """The same for one row a sequence, which is most calls, in few operations."""
         self.fill_rows(

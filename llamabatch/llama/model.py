@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _MAX_TEXT_BYTES = 64 * 2**20  # llama_tokenize takes 8 s for 20 MB, and its length is an int32
 
+_RANK = "4"  # LLAMA_POOLING_TYPE_RANK
+
 
 class Model:
     """Owns a llama_model. Tokenizing is safe from any thread; closing is for the owner, after its contexts.
@@ -74,6 +76,9 @@ class Model:
         self.has_window = int(self._lib.llama_model_n_swa(self.handle)) > 0
         self.cannot_generate = self._why_it_cannot_generate()
         self.n_ctx_train = int(self._lib.llama_model_n_ctx_train(self.handle))
+        self.n_embd_out = int(self._lib.llama_model_n_embd_out(self.handle))
+        # what makes one vector of a text: mean (1), cls (2) or last (3); the mean where the model does not say
+        self.pooling = {"2": 2, "3": 3}.get(self._pooling_type, 1)
         self.adapters = Adapters(self._lib, self.handle, self.metadata)
         self.vocabulary = Vocabulary(self.n_vocab, self.is_eog, self.token_bytes, self.all_bytes)
 
@@ -81,6 +86,29 @@ class Model:
     def generates(self) -> bool:
         """Whether it is a decoder-only text model: what the step loop can drive."""
         return self.cannot_generate is None
+
+    @property
+    def _pooling_type(self) -> str:
+        return self.metadata.get(f"{self.metadata.get('general.architecture')}.pooling_type", "")
+
+    @property
+    def is_encoder(self) -> bool:
+        """Does it read a text in both directions, and so have no next token? Good for embeddings only."""
+        causal = self.metadata.get(f"{self.metadata.get('general.architecture')}.attention.causal", "true")
+        return causal == "false" and self.cannot_embed is None
+
+    @property
+    def cannot_embed(self) -> str | None:
+        """Why it gives no embeddings, for a message; None if it does."""
+        if self._lib.llama_model_has_encoder(self.handle):
+            return "an encoder that needs llama_encode, which is not supported"
+        if self._lib.llama_model_is_diffusion(self.handle):
+            return "a diffusion model"
+        if self.is_recurrent:
+            return "a model with recurrent state, for which they are not supported"
+        if self._pooling_type == _RANK:
+            return "a model that ranks texts, whose scores are no embeddings"
+        return None
 
     def share(self) -> Model:
         """The same model for one more owner; each must close it."""
@@ -121,6 +149,8 @@ class Model:
             return f"an {'encoder-decoder' if decodes else 'encoder'} ({arch}); only decoders are supported"
         if self._lib.llama_model_is_diffusion(self.handle):
             return f"a diffusion model ({arch}), which writes all tokens of a text at once"
+        if self._pooling_type == _RANK:
+            return f"a model ({arch}) that ranks texts, which is not supported"
         if self.metadata.get(f"{arch}.attention.causal") == "false":
             return f"an encoder ({arch}), which reads a text in both directions and has no next token"
         return None

@@ -205,6 +205,28 @@ def _draw(sequence: Sequence) -> Draw:
     return draw
 
 
+class NoRunner:
+    """In the place of a Runner where a model gives embeddings only: nothing enters the scheduler."""
+
+    limits = Limits(n_slots=1, n_batch=1, n_ubatch=1, prefill_budget=1)
+
+    def __init__(self) -> None:
+        self.counts = RunnerCounts()
+
+    def close(self) -> None:
+        pass
+
+    def forget_adapter(self, name: str) -> None:
+        pass
+
+    def resize(self, n_slots: int) -> int:
+        raise AssertionError("nothing is there to run")
+
+    def run(self, batch: ScheduledBatch) -> list[SpanResult]:
+        assert not batch.calls
+        return []
+
+
 def _result(sequence: Sequence, token: int | None, logprobs: tuple[RowLogprobs, ...] = ()) -> SpanResult:
     if token == NO_TOKEN and sequence.draw.error is not None:
         return SpanResult(DecodeStatus.FAILED, error=sequence.draw.error)

@@ -5,6 +5,7 @@ import random
 import re
 from dataclasses import replace
 
+import gguf
 import llama_cpp
 import numpy as np
 import pytest
@@ -203,15 +204,25 @@ def test_the_plan_counts_what_llama_cpp_allocates(models, kind, caplog):
     ("kind", "changes", "reason"),
     [
         ("t5", {}, r"an encoder-decoder \(t5\)"),
-        ("bert", {}, r"an encoder \(bert\), which reads a text in both directions"),
+        ("bert", {"pooling_type": gguf.PoolingType.RANK}, r"a model \(bert\) that ranks texts"),
         ("bert", {"attention__causal": None}, "llama.cpp gives its architecture no memory"),
-        ("llama", {"attention__causal": False}, r"an encoder \(llama\)"),
     ],
 )
 def test_refused_at_load_with_the_reason(tmp_path, kind, changes, reason, options):
     path = write(kind, tmp_path / "model.gguf", **changes)
     with pytest.raises(ConfigError, match=f"model.gguf cannot generate text: .*{reason}"):
         LLM(path, **options)
+
+
+@pytest.mark.parametrize(("kind", "changes"), [("bert", {}), ("llama", {"attention__causal": False})])
+@pytest.mark.parametrize("options", [{}, {"isolate": True}])
+def test_encoders_embed_and_are_refused_for_generation(tmp_path, kind, changes, options):
+    path = write(kind, tmp_path / "model.gguf", **changes)
+    with LLM(path, **options) as llm:
+        with pytest.raises(ConfigError, match=rf"model.gguf cannot generate text: .*an encoder \({kind}\)"):
+            llm.generate("Hello")
+        assert "cannot generate text" in llm.score("Hello", [" world"])[0].error
+        assert llm.embed("Hello")[0].shape == (N_EMBD,)
 
 
 def test_every_kind_is_tested():

@@ -1,6 +1,7 @@
 import math
 import socket
 import threading
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -56,6 +57,15 @@ def test_structured_outputs_cross(asked):
 def test_adapters_cross():
     request = Request("r", (1,), adapters=(("a", 0.5), ("b", -1.0)))
     assert unpack_request(across(pack_request(request))[0]).adapters == request.adapters
+
+
+def test_embeddings_cross_to_the_last_bit():
+    request = Request("r", (1, 2), embed=True)
+    assert unpack_request(across(pack_request(request))[0]) == request
+    done = CompletionOutput(0, "", (), FinishReason.STOP)
+    whole = RequestOutput("r", None, (1, 2), (done,), embedding=array("f", [1.0, -0.0, 1e-45, 3.1]))
+    output = SequenceOutput("r", (), "", whole)
+    assert unpack_output(across(pack_output(output))[0], request) == output
 
 
 def test_lone_surrogates_cross():

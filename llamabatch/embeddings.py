@@ -1,0 +1,91 @@
+"""Embedding requests of an engine: what waits, what a step computes of it, and what came of it."""
+
+from __future__ import annotations
+
+import time
+from array import array
+
+from llamabatch.config import EngineConfig
+from llamabatch.embed_queue import EmbedQueue, longest_text
+from llamabatch.errors import ConfigError, EngineError
+from llamabatch.llama.embedder import Embedder
+from llamabatch.llama.model import Model
+from llamabatch.request import CompletionOutput, FinishReason, Request, RequestOutput, SequenceOutput, Timings
+from llamabatch.request_checks import check_text
+
+
+class Embeddings:
+    """One pass a step, so that generation goes on beside it."""
+
+    def __init__(self, model: Model, config: EngineConfig) -> None:
+        self._model = model
+        self._longest = longest_text(config)
+        self._queue = EmbedQueue(min(config.number("n_ubatch"), self._longest))
+        self._embedder = Embedder(model, config)
+        self.counts = self._embedder.counts
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._queue
+
+    def add(self, request: Request) -> None:
+        """Raises ConfigError if the model gives no embeddings, PromptError if the text cannot be run."""
+        if self._model.cannot_embed is not None:
+            raise ConfigError(f"{self._model.path.name} gives no embeddings: it is {self._model.cannot_embed}")
+        check_text(request.prompt_token_ids, self._model.n_vocab, self._longest)
+        if request.request_id in self._queue:
+            raise ValueError(f"request id {request.request_id!r} is already in flight")
+        self._queue.add(request)
+
+    def abort(self, request_id: str, error: str | None) -> SequenceOutput:
+        """Ends one that waits."""
+        reason = FinishReason.ABORT if error is None else FinishReason.ERROR
+        return _finished(self._queue.remove(request_id), reason, error=error)
+
+    def step(self, beside_others: bool) -> list[SequenceOutput]:
+        """One pass, where there is something for it.
+
+        Args:
+            beside_others: somebody waits for the next token of a text.
+        """
+        taken = self._queue.take(beside_others)
+        return self._run(taken) if taken else []
+
+    def _run(self, requests: list[Request]) -> list[SequenceOutput]:
+        try:
+            vectors = self._embedder.run([r.prompt_token_ids for r in requests], requests[0].adapters)
+        except EngineError as error:
+            if len(requests) > 1:  # so that only the culprit fails
+                return [output for request in requests for output in self._run([request])]
+            return [_finished(requests[0], FinishReason.ERROR, error=str(error))]
+        return [_finished(r, FinishReason.STOP, vector) for r, vector in zip(requests, vectors, strict=True)]
+
+    def uses_adapter(self, name: str) -> bool:
+        """Does anything that waits?"""
+        return self._queue.uses(name)
+
+    def forget_adapter(self, name: str) -> None:
+        """Takes it off the context, so that it can be freed."""
+        self._embedder.forget_adapter(name)
+
+    def close(self) -> None:
+        self._embedder.close()
+
+
+def _finished(
+    request: Request, reason: FinishReason, embedding: array[float] | None = None, error: str | None = None
+) -> SequenceOutput:
+    total = time.perf_counter() - request.arrival_s
+    nothing = CompletionOutput(0, "", (), reason)
+    output = RequestOutput(
+        request.request_id,
+        request.prompt,
+        request.prompt_token_ids,
+        (nothing,),
+        error,
+        Timings(total_s=total),
+        embedding=embedding,
+    )
+    return SequenceOutput(request.request_id, (), "", output)

@@ -1,0 +1,114 @@
+"""A context of its own for embeddings, on the weights of a model."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from llamabatch.adapters import AdapterSet
+from llamabatch.config import EngineConfig
+from llamabatch.embed_queue import MAX_TEXTS
+from llamabatch.errors import EngineError
+from llamabatch.llama import library
+from llamabatch.llama.batch import Batch
+from llamabatch.llama.model import Model
+
+_PADDING = 256  # llama.cpp rounds cells up to this
+
+
+@dataclass
+class EmbedCounts:
+    """Sums since the start: passes for embeddings, texts and tokens in them."""
+
+    embed_passes: int = 0
+    embed_texts: int = 0
+    embed_tokens: int = 0
+
+
+class Embedder:
+    """Not for use from two threads at once; close it before its model.
+
+    The context is made when it is first needed, and anew with more room for a longer text: llama.cpp reserves logits
+    of the whole vocabulary for each token of a pass.
+    """
+
+    def __init__(self, model: Model, config: EngineConfig) -> None:
+        self.counts = EmbedCounts()
+        self._lib = library.load()
+        self._model = model
+        self._config = config
+        self._n_tokens = 0  # that the context has room for
+        self._handle: Any = None
+        self._adapters: AdapterSet = ()
+
+    def close(self) -> None:
+        if self._handle:
+            self._lib.llama_free(self._handle)
+        self._handle = None
+        self._n_tokens = 0
+        self._adapters = ()
+
+    def forget_adapter(self, name: str) -> None:
+        """It is about to be unloaded: the context must not hold on to it."""
+        if self._handle and any(name == held for held, _ in self._adapters):
+            self._set_adapters(())
+
+    def run(self, texts: ListLike[ListLike[int]], adapters: AdapterSet) -> list[array[float]]:
+        """One pass: a vector of n_embd float32 for each text, pooled as the model says, else the mean.
+
+        Raises:
+            EngineError: there is no memory for the context, or the pass fails. It can be used again.
+        """
+        n_tokens = sum(map(len, texts))
+        if n_tokens > self._n_tokens:
+            self._make(n_tokens)
+        if adapters != self._adapters:
+            self._set_adapters(adapters)
+        memory = self._lib.llama_get_memory(self._handle)
+        if memory:  # encoders have none
+            self._lib.llama_memory_clear(memory, False)
+        code = int(self._lib.llama_decode(self._handle, self._batch.fill_texts(texts)))
+        if code != 0:
+            raise EngineError(f"llama_decode failed: {code}")
+        self.counts.embed_passes += 1
+        self.counts.embed_texts += len(texts)
+        self.counts.embed_tokens += n_tokens
+        return [self._vector(number) for number in range(len(texts))]
+
+    def _make(self, n_tokens: int) -> None:
+        self.close()
+        lib, config = self._lib, self._config
+        n_tokens = max(n_tokens, min(config.number("n_ubatch"), config.n_batch))
+        n_tokens = -(-n_tokens // _PADDING) * _PADDING
+        params = lib.llama_context_default_params()
+        params.n_ctx = params.n_batch = params.n_ubatch = params.n_outputs_max = n_tokens
+        params.n_seq_max = min(MAX_TEXTS, n_tokens)
+        params.kv_unified = True
+        params.embeddings = True
+        params.pooling_type = self._model.pooling
+        params.n_threads = config.number("n_threads")
+        params.n_threads_batch = config.number("n_threads_batch")
+        params.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[config.flash_attn]
+        params.no_perf = True
+        library.recent_complaints()
+        self._handle = lib.llama_init_from_model(self._model.handle, params)
+        if not self._handle:
+            reason = "; ".join(dict.fromkeys(library.recent_complaints())) or "llama.cpp gives no reason"
+            raise EngineError(f"no context for embeddings of {n_tokens} tokens can be made: {reason}")
+        self._n_tokens = n_tokens
+        self._batch = Batch(lib, n_tokens)
+
+    def _set_adapters(self, adapters: AdapterSet) -> None:
+        self._model.adapters.apply(self._handle, self._adapters, adapters)
+        self._adapters = adapters
+
+    def _vector(self, number: int) -> array[float]:
+        pointer = self._lib.llama_get_embeddings_seq(self._handle, number)
+        if not pointer:
+            raise EngineError("llama.cpp gave no embedding")
+        values = np.ctypeslib.as_array(pointer, shape=(self._model.n_embd_out,))
+        return array("f", values.astype(np.float32).tobytes())
