@@ -153,7 +153,7 @@ class Cells:
 
     def keep(self, slot: int, sequence: Sequence) -> None:
         """Nobody's any more; the cells stay, if they are of use to others."""
-        if not self._keeps or sequence.num_computed < MIN_SHARED:
+        if not self._keeps or sequence.num_computed < MIN_SHARED or sequence.num_discarded:
             self.vacate(slot)
             return
         self.slots.release(slot)

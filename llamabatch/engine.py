@@ -27,7 +27,7 @@ from llamabatch.model_file import file_bytes
 from llamabatch.model_file import resolve as resolve_path
 from llamabatch.policies import policy
 from llamabatch.request import Request, Sequence, SequenceOutput
-from llamabatch.request_checks import check_params, check_prompt
+from llamabatch.request_checks import check_overflow, check_params, check_prompt, fitted
 from llamabatch.scheduler import Scheduler
 from llamabatch.speculation import Drafter, Speculation
 from llamabatch.stats import EngineStats
@@ -123,6 +123,8 @@ class Engine:
         if self.model.is_encoder:
             raise ConfigError(f"{self.model.path.name} cannot generate text: it is {self.model.cannot_generate}")
         n_ctx = self.config.number("n_ctx")
+        check_overflow(request, self._runner.limits)
+        request = fitted(request, n_ctx, self.model.vocabulary.bos)
         check_prompt(request.prompt_token_ids, self.model.n_vocab, n_ctx)
         check_params(request.params, self.model.n_vocab)
         check_logprobs(request.params, len(request.prompt_token_ids), n_ctx, request.score_from)
@@ -198,9 +200,9 @@ class Engine:
             free_slots=scheduler.num_free_slots,
             preemptions=scheduler.num_preemptions,
             missed_deadlines=scheduler.deadlines.num_missed + self._unready.num_missed,
-            shared_tokens=scheduler.num_shared_tokens,
-            prefix_hits=scheduler.num_prefix_hits,
-            prefix_tokens=scheduler.num_prefix_tokens,
+            shared_tokens=scheduler.sharing.num_shared_tokens,
+            prefix_hits=scheduler.sharing.num_prefix_hits,
+            prefix_tokens=scheduler.sharing.num_prefix_tokens,
             **vars(self._runner.counts),
             **vars(self._embeddings.counts),
             **(vars(self._speculation.counts) if self._speculation is not None else {}),

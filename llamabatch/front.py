@@ -18,7 +18,7 @@ from llamabatch.client import EngineClient, failure
 from llamabatch.embed_queue import longest_text
 from llamabatch.errors import AdapterError, ConfigError, InputError, PromptError
 from llamabatch.request import Request, RequestOutput, SequenceOutput, new_group
-from llamabatch.request_checks import check_prompt, check_text
+from llamabatch.request_checks import check_prompt, check_text, fitted
 from llamabatch.sampling_params import SamplingParams
 
 Prompt = str | ListLike[int]
@@ -176,21 +176,22 @@ class Front:
         group, arrival = new_group(), time.perf_counter()
         requests: list[Request | Refused] = []
         for item, item_params, item_adapters in each:
-            ids: tuple[int, ...] = ()
             text, error = item if isinstance(item, str) else None, None
+            request = Request(new_id(), (), item_params, text, arrival, group)
             try:
                 text, ids = to_ids(item)
+                request = replace(request, prompt=text, prompt_token_ids=ids, adapters=item_adapters, embed=embed)
                 if embed:
                     check_text(ids, self._model.n_vocab, longest_text(self._config))
                 else:
-                    check_prompt(ids, self._model.n_vocab, self._n_ctx)
+                    request = fitted(request, self._n_ctx, self._model.vocabulary.bos)
+                    check_prompt(request.prompt_token_ids, self._model.n_vocab, self._n_ctx)
                 if item_adapters:
                     check_known(item_adapters, self._client.adapters)
             except (PromptError, AdapterError) as refusal:
                 if alone:
                     raise
                 error = str(refusal)
-            request = Request(new_id(), ids, item_params, text, arrival, group, adapters=item_adapters, embed=embed)
             requests.append(request if error is None else Refused(request, error))
         return Submission(requests)
 

@@ -70,7 +70,7 @@ def prefill_calls(sequences: ListLike[Sequence], budget: int, limits: Limits) ->
     """
     spans: list[Span] = []
     for sequence in sequences:
-        count = min(sequence.num_pending, budget)
+        count = min(sequence.num_pending, budget, sequence.num_room)
         if count == 0:
             break
         budget -= count
@@ -106,18 +106,19 @@ def _span(sequence: Sequence, count: int) -> Span:
     start = sequence.num_computed
     end, record = start + count, sequence.logprobs
     rows = 0 if record is None else record.rows_of(start, end)
-    output = end == len(sequence.token_ids) and not sequence.scores
-    return Span(sequence, sequence.slot, start, count, output, None, rows)
+    shift, output = sequence.num_discarded, end == len(sequence.token_ids) and not sequence.scores
+    return Span(sequence, sequence.slot, start - shift, count, output, None, rows, shift)
 
 
 def _pieces(sequence: Sequence, count: int, limits: Limits) -> Iterator[Span]:
     """The next `count` tokens of a sequence whose prompt rows may be read, in chunks of few enough rows."""
     whole, record = _span(sequence, count), sequence.logprobs
     assert record is not None
-    start, end = whole.start, whole.start + count
+    start = whole.start + whole.shift
+    end = start + count
     while start < end:
         # no row up to next_row is read; the last row of a piece may be the one that is sampled
         stop = min(end, max(start, record.next_row) + limits.prompt_rows) if record.rows_of(start, end) else end
-        output = stop == end and whole.output
-        yield whole._replace(start=start, length=stop - start, output=output, prompt_rows=record.rows_of(start, stop))
+        output, at = stop == end and whole.output, start - whole.shift
+        yield whole._replace(start=at, length=stop - start, output=output, prompt_rows=record.rows_of(start, stop))
         start = stop

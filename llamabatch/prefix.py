@@ -62,7 +62,7 @@ def best_source(sequence: Sequence, running: Iterable[Sequence]) -> tuple[Sequen
     for other in running:
         if other is sequence or other.token_ids[:MIN_SHARED] != head or share_key(other.request) != key:
             continue
-        shared = min(common_length(prompt, other.token_ids), most)
+        shared = min(common_length(prompt, other.token_ids), other.num_shareable, most)
         if shared >= MIN_SHARED and (best is None or shared > best[1]):
             best = (other, shared)
     return best

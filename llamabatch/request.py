@@ -6,7 +6,6 @@ import itertools
 import secrets
 import time
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -18,6 +17,7 @@ from llamabatch.logprobs import LogprobRecord, TokenLogprobs
 from llamabatch.sampling_params import SamplingParams
 from llamabatch.timings import Timings as Timings
 from llamabatch.token_counts import TokenCounts
+from llamabatch.vocabulary import Vocabulary
 
 _group_numbers = itertools.count()
 
@@ -51,6 +51,7 @@ class Request:
         adapters: what the model is to compute it with; see adapters.adapter_set.
         score_from: sample nothing; tell the logprobs of the prompt's tokens from this one on, 1 .. their number - 1,
             and end. None: an ordinary request.
+        num_truncated: tokens that the prompt has lost at its left (overflow="truncate").
     """
 
     request_id: str
@@ -64,6 +65,7 @@ class Request:
     adapters: AdapterSet = ()
     score_from: int | None = None
     embed: bool = False
+    num_truncated: int = 0
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -123,6 +125,7 @@ class RequestOutput:
         prompt_logprobs: for each token of the prompt, itself and the likeliest at its place, by id, and None for the
             first, which nothing comes before; None unless asked for, and where the request ended before.
         embedding: of a request for one: n_embd float32, as the model gives them.
+        num_truncated: tokens that the prompt lost at its left (overflow="truncate"); prompt_token_ids is without them.
     """
 
     request_id: str
@@ -133,6 +136,7 @@ class RequestOutput:
     timings: Timings = Timings()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     embedding: array[float] | None = None
+    num_truncated: int = 0
 
     def to_openai(self, *, chat: bool = False, model: str = "") -> dict[str, Any]:
         """As OpenAI's API and llama_cpp.Llama would return it, a plain dictionary.
@@ -192,23 +196,6 @@ class SequenceOutput:
         return openai.chat_chunk(self, model) if chat else openai.completion_chunk(self, model)
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """What the engine has to know of a vocabulary, without the library behind it.
-
-    Attributes:
-        size: number of tokens; ids run from 0 to size - 1.
-        is_eog: id -> whether it ends a generation.
-        token_bytes: id -> the bytes of its text; empty for special tokens.
-        all_bytes: the same, but for special tokens their names.
-    """
-
-    size: int
-    is_eog: Callable[[int], bool]
-    token_bytes: Callable[[int], bytes]
-    all_bytes: Callable[[int], bytes]
-
-
 class Sequence:
     """The running state of one request. One object a sequence; everything else is derived.
 
@@ -219,6 +206,7 @@ class Sequence:
         self.request = request
         self.token_ids = list(request.prompt_token_ids)
         self.num_computed = 0
+        self.num_discarded = 0  # of those: their cells are gone, and the positions of all after them are lower by it
         self.slot: int | None = None
         self.number: int | None = None  # order of arrival at the scheduler
         # (most expected tokens, first number) of the requests of its list that begin alike
@@ -246,9 +234,15 @@ class Sequence:
             self.token_counts = TokenCounts(request.prompt_token_ids)
         self._vocabulary = vocabulary
         self._num_prompt = len(self.token_ids)
-        room = n_ctx + 1 - self._num_prompt  # the last token sampled is never computed: it needs no cell
-        self._max_output = 1 if self.scores else min(room, request.params.max_tokens or room)
         params = request.params
+        room = n_ctx + 1 - self._num_prompt  # the last token sampled is never computed: it needs no cell
+        self.shifts = params.overflow == "shift"
+        self._max_output = params.max_tokens or room
+        if self.scores:
+            self._max_output = 1
+        elif not self.shifts:
+            self._max_output = min(room, self._max_output)
+        self._n_ctx = n_ctx
         self._stop_ids = frozenset(params.stop_ids)
         self._detokenizer = Detokenizer(
             vocabulary.token_bytes if params.skip_special_tokens else vocabulary.all_bytes,
@@ -266,7 +260,22 @@ class Sequence:
     @property
     def most_cells(self) -> int:
         """Cells of the KV cache that it can come to use."""
-        return self._num_prompt + self._max_output - 1
+        return min(self._num_prompt + self._max_output - 1, self._n_ctx)
+
+    @property
+    def num_cells(self) -> int:
+        """Cells of the KV cache that it holds, which is the position of the next token to be computed."""
+        return self.num_computed - self.num_discarded
+
+    @property
+    def num_room(self) -> int:
+        """Tokens that can be computed before its n_ctx cells are full."""
+        return self._n_ctx - self.num_cells
+
+    @property
+    def num_shareable(self) -> int:
+        """Tokens of its beginning whose cells are, or will be, as any other request would compute them."""
+        return 0 if self.num_discarded else len(self.token_ids)
 
     @property
     def num_output(self) -> int:
@@ -306,7 +315,18 @@ class Sequence:
     def preempt(self) -> None:
         """Give the slot up; its tokens stay and are computed again later."""
         self.slot = None
-        self.num_computed = 0
+        self.num_computed = self.num_discarded = 0
+
+    def shift(self) -> tuple[int, int]:
+        """Its cells are full: the older half goes, but for a BOS. Returns the position where it begins, and its length.
+
+        When this happens depends on how many tokens are computed alone, so that a sequence which is computed again
+        comes by the same cells.
+        """
+        kept = 1 if self.token_ids[0] == self._vocabulary.bos else 0
+        count = (self._n_ctx - kept + 1) // 2
+        self.num_discarded += count
+        return kept, count
 
     def accept(self, token_id: int, now: float) -> str:
         """Take a sampled token in; returns the text that is now safe to show, and may set finish_reason."""
@@ -370,5 +390,6 @@ class Sequence:
             completion = replace(completion, logprobs=record.of_output(), cumulative_logprob=record.cumulative)
             prompt_logprobs = record.of_prompt()
         return RequestOutput(
-            request.request_id, request.prompt, ids, (completion,), self.error, timings, prompt_logprobs
+            *(request.request_id, request.prompt, ids, (completion,), self.error, timings, prompt_logprobs),
+            num_truncated=request.num_truncated,
         )

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 
 from llamabatch.adapter_turns import AdapterTurns
-from llamabatch.cells import Cells
 from llamabatch.compaction import moves
 from llamabatch.deadlines import Deadlines, complaint
 from llamabatch.logprobs import Told
-from llamabatch.packing import MAX_DUMMY_GAP, decode_calls, prefill_calls
+from llamabatch.packing import decode_calls, prefill_calls
 from llamabatch.policies import Policy
-from llamabatch.precedence import in_front, may_copy, slots_of_kind, who_gives_way
-from llamabatch.prefix import best_source
+from llamabatch.precedence import in_front, slots_of_kind, who_gives_way
 from llamabatch.request import FinishReason, Sequence, SequenceOutput
+from llamabatch.sharing import Sharing
 from llamabatch.slots import SlotPool
 from llamabatch.speculation import Speculation
-from llamabatch.step import DecodeStatus, Limits, ScheduledBatch, Span, SpanResult
+from llamabatch.step import DecodeStatus, Limits, ScheduledBatch, Shift, Span, SpanResult
 from llamabatch.turns import BACKGROUND_CHUNK, Turns
 from llamabatch.waiting import PREEMPTION_COUNTS, WaitingQueue
-
-# A second pass over the weights costs as much as this many prompt tokens (0.5B Q8_0: 23 ms, and 770 tokens/s).
-PASS_IN_TOKENS = 18
 
 
 class Scheduler:
@@ -48,13 +43,11 @@ class Scheduler:
     ) -> None:
         self.policy = policy
         self.limits = limits
-        self._cells = Cells(1, limits)
+        self.sharing = Sharing(limits)
+        self._cells = self.sharing.cells
         self._most_slots = 1 if policy.one_slot else limits.n_slots
         self.running: list[Sequence] = []
         self.num_preemptions = 0
-        self.num_shared_tokens = 0
-        self.num_prefix_hits = 0
-        self.num_prefix_tokens = 0
         self.deadlines = Deadlines()
         self._clock = clock
         self._preempts = preempt
@@ -64,9 +57,9 @@ class Scheduler:
         self._speculation = speculation
         self._waiting = WaitingQueue(policy.key, policy.by_family and limits.can_share)
         self._sequences: dict[str, Sequence] = {}
-        self._sources: dict[str, tuple[Sequence, int]] = {}  # request id -> whose prefix it waits to copy, how much
         self._turns = Turns(limits)
         self.adapters = AdapterTurns()
+        self._shifting: set[Sequence] = set()  # those in flight that may outgrow their slot
         self._is_full = False  # the KV cache had no room for all that run
         self._step = 0
 
@@ -96,6 +89,8 @@ class Scheduler:
         self._sequences[request_id] = sequence
         self._n_background += sequence.background
         self.adapters.add(sequence.request)
+        if sequence.shifts:
+            self._shifting.add(sequence)
         self._waiting.add(sequence)
         self.deadlines.add(sequence)
 
@@ -138,8 +133,7 @@ class Scheduler:
             self._most_slots = n_slots
         for sequence in list(self.running):
             self._preempt(sequence)
-        self._cells.reset(n_slots)
-        self._sources.clear()
+        self.sharing.reset(n_slots)
 
     def forget_adapter(self, name: str) -> None:
         """It is about to be unloaded, and another may take its name: what is kept of it is of no more use."""
@@ -149,15 +143,18 @@ class Scheduler:
 
     def schedule(self) -> ScheduledBatch:
         self._step += 1
-        self._copy_sources()  # before anyone enters: a source that has just finished still holds its slot's cells
+        self.sharing.copy_ready(
+            self.running
+        )  # before anyone enters: a source that has just finished still holds its slot's cells
         self._admit()
-        self._copy_sources()
+        self.sharing.copy_ready(self.running)
         served = self.running if not self._n_background else in_front(self.running)
         joins = self._turns.background_joins(beside=len(served) < len(self.running))
-        ready = [s for s in (self.running if joins else served) if s.request.request_id not in self._sources]
+        ready = [s for s in (self.running if joins else served) if not self.sharing.waits(s)]
         chosen = self.policy.select(self.adapters.choose(ready) if self.adapters.in_use else ready)
         if len(chosen) == len(self.running):
             self._close_holes()
+        shifts = self._shifts() if self._shifting else ()
         filling = [s for s in chosen if s.num_pending > 1 or s.scores]
         prompts = [s for s in filling if not (joins and s.background)]
         decoding = [s for s in chosen if s.num_pending == 1 and not s.scores]
@@ -167,8 +164,8 @@ class Scheduler:
             decoding = [s for s in decoding if joins and s.background]
         # decoding goes first: slots that are still empty can then take a dummy row
         occupied = {s.slot for s in self.running if s.num_computed and s.slot is not None}
-        if self._cells.kept and self.limits.can_pad:
-            self._give_way(decoding, occupied)
+        if self.limits.can_pad:
+            self.sharing.give_way(decoding, occupied)
         if self._speculation is None:
             calls = decode_calls(decoding, occupied, self.limits)
         else:
@@ -184,7 +181,12 @@ class Scheduler:
             calls += prefill_calls(late, min(BACKGROUND_CHUNK, self.limits.n_batch), self.limits)
         if self.adapters.in_use:
             self.adapters.spend(calls)
-        return ScheduledBatch(*self._cells.actions(), tuple(calls))
+        return ScheduledBatch(*self._cells.actions(), tuple(calls), shifts)
+
+    def _shifts(self) -> tuple[Shift, ...]:
+        """Those whose slot is full forget a part, each at the same token whatever runs beside it."""
+        full = [s for s in self._shifting if s.slot is not None and s.num_room == 0]
+        return tuple(Shift(s.slot, *s.shift()) for s in full if s.slot is not None)
 
     def _admit(self) -> None:
         if self._is_full and self.running:
@@ -218,55 +220,12 @@ class Scheduler:
         return sum(s.most_cells for s in self.running) + sequence.most_cells <= self.limits.n_cells
 
     def _enter(self, sequence: Sequence) -> None:
-        """Leases a slot: where a finished sequence left its beginning, if nobody who runs has more of it."""
-        kept = source = None
         own, top = slots_of_kind(sequence, self.running) if self._n_background else None, sequence.background
-        if self.limits.can_share:
-            kept, source = self._cells.best(sequence), best_source(sequence, may_copy(sequence, self.running))
-        if kept is not None and (source is None or kept[1] >= source[1]):
-            sequence.admit(self._cells.lease_prefix(*kept, own=own, top=top))
-            self._count_hit(sequence, kept[1])
-        else:
-            sequence.admit(self._cells.lease(own=own, top=top, beside=self.adapters.beside(sequence, self.running)))
-            if source is not None:
-                self._sources[sequence.request.request_id] = source
+        beside = self.adapters.beside(sequence, self.running)
+        self.sharing.enter(sequence, self.running, own, top, beside)
         self.running.append(sequence)
         if self.limits.n_cells is not None:  # what is kept gives way to all that those who run can come to use
             self._cells.drop_until(self.limits.n_cells - sum(s.most_cells for s in self.running))
-
-    def _count_hit(self, sequence: Sequence, count: int) -> None:
-        sequence.num_computed = count
-        self.num_prefix_hits += 1
-        self.num_prefix_tokens += count
-
-    def _look_again(self, sequence: Sequence) -> None:
-        """Its source was lost: what that has left may serve, or another that entered before it: two that wait for each
-        other would wait for ever."""
-        assert sequence.slot is not None
-        earlier = itertools.takewhile(lambda other: other is not sequence, self.running)
-        kept, source = self._cells.best(sequence), best_source(sequence, may_copy(sequence, earlier))
-        if kept is not None and (source is None or kept[1] >= source[1]):
-            self._cells.copy(kept[0], sequence.slot, kept[1])
-            self._count_hit(sequence, kept[1])
-        elif source is not None:
-            self._sources[sequence.request.request_id] = source
-
-    def _copy_sources(self) -> None:
-        """Copies for those whose source has computed enough."""
-        if not self._sources:
-            return
-        for sequence in self.running:
-            source, count = self._sources.get(sequence.request.request_id, (None, 0))
-            if source is None or sequence.slot is None:
-                continue
-            if source.slot is None or source.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
-                del self._sources[sequence.request.request_id]
-                self._look_again(sequence)
-            elif source.num_computed >= count:
-                del self._sources[sequence.request.request_id]
-                self._cells.copy(source.slot, sequence.slot, count)
-                sequence.num_computed = count
-                self.num_shared_tokens += count
 
     def _close_holes(self) -> None:
         """Moves sequences into the holes that nobody waits to fill, so that a step needs no dummy rows."""
@@ -277,25 +236,8 @@ class Scheduler:
         for sequence, new in moves(front, self.slots.free) + moves(behind, self.slots.free, up=True):
             assert sequence.slot is not None
             old, sequence.slot = sequence.slot, self._cells.lease_this(new)
-            self._cells.copy(old, new, sequence.num_computed)
+            self._cells.copy(old, new, sequence.num_cells)
             self._cells.vacate(old)
-
-    def _give_way(self, decoding: list[Sequence], occupied: set[int]) -> None:
-        """What is kept between rows stays only where computing it again would cost more than a second pass until the
-        end of one of them. `occupied` then holds the slots of what stays."""
-        slots = sorted(s.slot for s in decoding if s.slot is not None)
-        if not slots or slots[-1] - slots[0] < len(slots):
-            return
-        for left, right in itertools.pairwise(slots):
-            gap = range(left + 1, right)
-            kept = [slot for slot in gap if slot in self._cells.kept]
-            if not kept or len(gap) > MAX_DUMMY_GAP or not occupied.isdisjoint(gap):
-                continue
-            steps = max(s.most_steps_left for s in decoding)
-            if sum(map(self._cells.expected_saving, kept)) < PASS_IN_TOKENS * steps:
-                for slot in kept:
-                    self._cells.drop(slot)
-        occupied.update(self._cells.kept)
 
     # --- apply --------------------------------------------------------------------------------------------------
 
@@ -329,12 +271,12 @@ class Scheduler:
         sequence.last_step = self._step
         if sequence.slot is None or (result.status is DecodeStatus.NO_ROOM and not alone):
             return None
-        if sequence.num_computed != span.start or sequence.finished:
+        if sequence.num_cells != span.start or sequence.finished:
             return None  # the piece before this one of the same prompt failed
         if result.status is not DecodeStatus.OK:
             sequence.fail(result.error or "there is no room for it in the KV cache, even alone")
             return self._retire(sequence, (), "")
-        sequence.num_computed = span.start + span.length
+        sequence.num_computed = span.start + span.length + span.shift
         if span.prompt_rows and record is not None:
             record.take_prompt(result.logprobs[: span.prompt_rows])
             if sequence.scores and record.prompt_is_read:
@@ -349,14 +291,14 @@ class Scheduler:
             if sequence.finished:
                 break
         if span.draft is not None:  # behind the tokens taken, the cells hold guesses that did not come true
-            sequence.num_computed = span.start + taken
+            sequence.num_computed = span.start + taken + span.shift
         accepted, told = tuple(result.token_ids[:taken]), None
         if record is not None:
             told = record.take(result.logprobs[span.prompt_rows : span.prompt_rows + taken])
         if sequence.finished:
             output = self._retire(sequence, accepted, text, told)
             if taken < len(result.token_ids):
-                self._cells.cut(span.slot, sequence.num_computed)
+                self._cells.cut(span.slot, sequence.num_cells)
             return output
         return SequenceOutput(sequence.request.request_id, accepted, text, logprobs=told)
 
@@ -365,8 +307,9 @@ class Scheduler:
         del self._sequences[request_id]
         self._n_background -= sequence.background
         self.adapters.remove(sequence.request)
+        self._shifting.discard(sequence)
         self._is_full = False
-        self._sources.pop(request_id, None)
+        self.sharing.forget(sequence)
         if sequence in self.running:
             self.running.remove(sequence)
             assert sequence.slot is not None
@@ -381,7 +324,7 @@ class Scheduler:
         self.running.remove(sequence)
         self._cells.vacate(sequence.slot)
         sequence.preempt()
-        self._sources.pop(sequence.request.request_id, None)  # it looks again when it comes back
+        self.sharing.forget(sequence)
         self.num_preemptions += 1
         self._waiting.add(sequence)
 

@@ -109,7 +109,11 @@ def can_draft(params: SamplingParams) -> bool:
     """Can several tokens of such a request be sampled in one step? Not where the sampler learns from each token that it
     draws; such a request runs beside the others without drafts."""
     return not (
-        params.mirostat or params.logits_processors or params.dry_multiplier or params.structured_outputs is not None
+        params.mirostat
+        or params.overflow == "shift"  # guesses must not cross the end of its slot
+        or params.logits_processors
+        or params.dry_multiplier
+        or params.structured_outputs is not None
     )
 
 
@@ -180,7 +184,7 @@ class Speculation:
         if not limits.is_unified:
             slots = [s.slot for s in decoding if s.slot is not None]
             width = max(slots) - min(slots) + 1  # holes may get dummy rows
-            room = min(room, self._n_ctx - 1 - max(s.num_computed for s in decoding))
+            room = min(room, self._n_ctx - 1 - max(s.num_cells for s in decoding))
         return min(room, limits.n_ubatch // width - 1, limits.n_outputs // len(decoding) - 1)
 
     def _drafts(self, decoding: ListLike[Sequence], most: int) -> list[list[int]]:

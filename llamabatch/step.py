@@ -23,6 +23,8 @@ class Span(NamedTuple):
         output: the row of the last one is sampled.
         draft: in a verify call, guesses: the one known token that is pending comes first, then they, then any tokens
             that fill the length up. The known token's row and theirs are outputs; elsewhere it is None.
+        shift: the token at position p is token p + shift of the sequence: more than p only where a full slot has
+            forgotten some.
         prompt_rows: so many rows before that (with `output` False: so many of the last) are read for logprobs of the
             prompt, and not sampled.
     """
@@ -34,6 +36,7 @@ class Span(NamedTuple):
     output: bool
     draft: tuple[int, ...] | None = None
     prompt_rows: int = 0
+    shift: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,12 +81,22 @@ class Cut:
 
 
 @dataclass(frozen=True)
+class Shift:
+    """Slot `slot` forgets `count` tokens from position `start` on; those behind them move down."""
+
+    slot: int
+    start: int
+    count: int
+
+
+@dataclass(frozen=True)
 class ScheduledBatch:
-    """What one step does, in this order: copies, cuts, calls."""
+    """What one step does, in this order: copies, cuts, shifts, calls."""
 
     copies: tuple[PrefixCopy, ...] = ()
     cuts: tuple[Cut, ...] = ()
     calls: tuple[Call, ...] = ()
+    shifts: tuple[Shift, ...] = ()
 
     @property
     def spans(self) -> list[Span]:
@@ -123,6 +136,7 @@ class Limits:
         n_cells: cells of a unified KV cache, which all share; None: a split one, each slot with cells of its own.
         can_share: a prefix can be copied from slot to slot and cut (not with recurrent state).
         can_pad: dummy rows are harmless (not with recurrent state).
+        can_shift: the positions of cells can change (overflow="shift").
         keeps_prefixes: finished sequences leave their cells to requests that begin alike; needs can_share.
         prompt_rows: output rows of a call at most where several are of one sequence: each is a row of logits.
     """
@@ -135,6 +149,7 @@ class Limits:
     n_cells: int | None = None
     can_share: bool = True
     can_pad: bool = True
+    can_shift: bool = True
     keeps_prefixes: bool = True
     prompt_rows: int = 64
 

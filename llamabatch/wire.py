@@ -124,15 +124,16 @@ def pack_request(request: Request) -> list[Any]:
         request.adapters,
         request.score_from,
         request.embed,
+        request.num_truncated,
     ]
 
 
 def unpack_request(packed: list[Any]) -> Request:
-    request_id, ids, params, arrival_s, group, seed, adapters, score_from, embed = packed
+    request_id, ids, params, arrival_s, group, seed, adapters, score_from, embed, num_truncated = packed
     if params["structured_outputs"] is not None:  # a named tuple came as a list
         params["structured_outputs"] = Structure(*params["structured_outputs"])
     sampling, pairs = SamplingParams(**params), tuple((name, scale) for name, scale in adapters)
-    more = {"adapters": pairs, "score_from": score_from, "embed": embed}
+    more = {"adapters": pairs, "score_from": score_from, "embed": embed, "num_truncated": num_truncated}
     return Request(request_id, tuple(ids), sampling, None, arrival_s, group, seed, **more)
 
 
@@ -154,6 +155,7 @@ def pack_output(output: SequenceOutput) -> list[Any]:
             [timings.queued_s, timings.ttft_s, timings.total_s, timings.token_times_s],
             _pack_logprobs(finished.prompt_logprobs),
             None if finished.embedding is None else finished.embedding.tobytes(),
+            finished.num_truncated,
         ]
     logprobs = _pack_logprobs(output.logprobs)
     return [output.request_id, output.token_ids, output.text, packed, output.index, logprobs]
@@ -165,7 +167,7 @@ def unpack_output(packed: list[Any], request: Request) -> SequenceOutput:
     logprobs = _known(_unpack_logprobs(packed_logprobs))
     if finished is None:
         return SequenceOutput(request_id, tuple(token_ids), text, index=number, logprobs=logprobs)
-    completions, error, (queued_s, ttft_s, total_s, times), of_prompt, vector = finished
+    completions, error, (queued_s, ttft_s, total_s, times), of_prompt, vector, num_truncated = finished
     outputs = tuple(
         CompletionOutput(
             index, text_, tuple(ids), FinishReason(reason), stop, _known(_unpack_logprobs(told)), cumulative
@@ -174,8 +176,8 @@ def unpack_output(packed: list[Any], request: Request) -> SequenceOutput:
     )
     timings = Timings(queued_s, ttft_s, total_s, tuple(times))
     prompt_ids, prompt_logprobs = request.prompt_token_ids, _unpack_logprobs(of_prompt)
-    embedding = None if vector is None else array("f", vector)
-    whole = RequestOutput(request_id, request.prompt, prompt_ids, outputs, error, timings, prompt_logprobs, embedding)
+    told = (prompt_logprobs, None if vector is None else array("f", vector), num_truncated)
+    whole = RequestOutput(request_id, request.prompt, prompt_ids, outputs, error, timings, *told)
     return SequenceOutput(request_id, tuple(token_ids), text, whole, number, logprobs=logprobs)
 
 

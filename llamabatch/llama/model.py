@@ -18,7 +18,7 @@ from llamabatch.llama import library
 from llamabatch.llama.adapters import Adapters
 from llamabatch.llama.profiles import profile_for
 from llamabatch.model_file import file_bytes
-from llamabatch.request import Vocabulary
+from llamabatch.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from llamabatch.llama.grammars import Grammars
@@ -80,7 +80,17 @@ class Model:
         # what makes one vector of a text: mean (1), cls (2) or last (3); the mean where the model does not say
         self.pooling = {"2": 2, "3": 3}.get(self._pooling_type, 1)
         self.adapters = Adapters(self._lib, self.handle, self.metadata)
-        self.vocabulary = Vocabulary(self.n_vocab, self.is_eog, self.token_bytes, self.all_bytes)
+        self.vocabulary = Vocabulary(self.n_vocab, self.is_eog, self.token_bytes, self.all_bytes, self._bos())
+
+    @property
+    def scales_rope(self) -> bool:
+        """Does it scale what it rotates (YaRN, LongRoPE)? Then rotating by an angle of 0 may change it."""
+        architecture = self.metadata.get("general.architecture", "")
+        return self.metadata.get(f"{architecture}.rope.scaling.type", "none") not in ("none", "linear")
+
+    def _bos(self) -> int | None:
+        token = int(self._lib.llama_vocab_bos(self.vocab_handle))
+        return token if token >= 0 and self._lib.llama_vocab_get_add_bos(self.vocab_handle) else None
 
     @property
     def generates(self) -> bool:

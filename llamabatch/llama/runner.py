@@ -74,6 +74,7 @@ class Runner:
             n_cells=config.number("kv_cells") if config.kv == "unified" else None,
             can_share=plain and not model.has_window,
             can_pad=plain and config.kv != "unified",
+            can_shift=plain and not model.has_window and self._context.can_shift and not model.scales_rope,
             keeps_prefixes=config.cache_prefix and plain and not model.has_window,
             prompt_rows=config.prompt_rows(model.n_vocab),
         )
@@ -107,6 +108,8 @@ class Runner:
             self._context.copy_prefix(copy.source, copy.target, copy.count)
         for cut in batch.cuts:
             self._context.clear(cut.slot, cut.count)
+        for shift in batch.shifts:
+            self._context.shift(shift.slot, shift.start, shift.count)
         return [result for call in batch.calls for result in self._run_call(call)]
 
     def _run_call(self, call: Call) -> list[SpanResult]:

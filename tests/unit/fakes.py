@@ -6,18 +6,20 @@ import random
 import zlib
 
 from llamabatch.logprobs import Logprob, RowLogprobs
-from llamabatch.request import Request, Sequence, SequenceOutput, Vocabulary
+from llamabatch.request import Request, Sequence, SequenceOutput
 from llamabatch.sampling_params import SamplingParams
 from llamabatch.scheduler import Scheduler
 from llamabatch.step import Call, DecodeStatus, Limits, ScheduledBatch, SpanResult
+from llamabatch.vocabulary import Vocabulary
 
-EOG = 0
+EOG, BOS = 0, 1
 N_CTX = 512  # of a slot
 VOCABULARY = Vocabulary(
     256,
     lambda token: token == EOG,
     lambda token: bytes([token]),
     lambda token: b"<eog>" if token == EOG else bytes([token]),
+    BOS,
 )
 
 
@@ -44,6 +46,18 @@ def expected_output(prompt: tuple[int, ...], max_tokens: int, n_ctx: int = N_CTX
         if tokens[-1] == EOG:
             break
     return tokens[len(prompt) :]
+
+
+def expected_shifted(prompt: tuple[int, ...], max_tokens: int, n_ctx: int = 512) -> list[int]:
+    """The same where a full slot forgets the older half of what it holds, but for a BOS at its beginning."""
+    cells, output = list(prompt), []
+    while len(output) < max_tokens and EOG not in output:
+        output.append(next_token(cells))
+        if len(cells) == n_ctx:
+            kept = int(prompt[0] == BOS)
+            del cells[kept : kept + (n_ctx - kept + 1) // 2]
+        cells.append(output[-1])
+    return output
 
 
 class FakeRunner:
@@ -87,6 +101,10 @@ class FakeRunner:
             assert cut.count == 0 or cut.count < len(self.cells[cut.slot])
             self.cells[cut.slot] = self.cells[cut.slot][: cut.count]
         self._cut_short: set[int] = set()  # slots where a piece of a prompt failed: those after it cannot be computed
+        for shift in batch.shifts:
+            cells = self.cells[shift.slot]
+            assert 0 <= shift.start < shift.start + shift.count < len(cells)
+            del cells[shift.start : shift.start + shift.count]
         return [result for call in batch.calls for result in self._run_call(call)]
 
     def _run_call(self, call: Call) -> list[SpanResult]:
@@ -116,6 +134,9 @@ class FakeRunner:
     def _run_span(self, span) -> SpanResult:
         cells = self.cells[span.slot]
         known = span.sequence.token_ids
+        if span.shift:
+            kept = int(known[0] == BOS)
+            known = known[:kept] + known[kept + span.shift :]
         assert cells == known[: span.start], "the cells are those of another sequence, or of another position"
         tokens = known[span.start : span.start + span.length]
         if span.draft is not None:
@@ -125,6 +146,7 @@ class FakeRunner:
         if self._bad_token in tokens:
             return SpanResult(DecodeStatus.FAILED, error="bad token")
         cells.extend(tokens)
+        assert len(cells) <= N_CTX
         if self.limits.n_cells is not None:
             assert sum(map(len, self.cells)) <= self.limits.n_cells, "the unified cache overflows"
         record, told = span.sequence.logprobs, []

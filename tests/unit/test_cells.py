@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from llamabatch.cells import COPY_IN_TOKENS, Cells
 from llamabatch.policies import POLICIES, policy
 from llamabatch.prefix import MIN_SHARED
-from llamabatch.scheduler import PASS_IN_TOKENS, Scheduler
+from llamabatch.scheduler import Scheduler
+from llamabatch.sharing import PASS_IN_TOKENS
 from llamabatch.step import Limits
 
 LIMITS = Limits(n_slots=8, n_batch=512, n_ubatch=128, prefill_budget=64)
@@ -44,7 +45,7 @@ def test_a_turn_computes_its_own_tokens_only():
     # 20 tokens of its own, the last token of the answer before, which had no cell yet, and 9 of its answer
     assert computed == [100 + 9, 20 + 1 + 9, 20 + 1 + 9, 20 + 1 + 9]
     assert runner.copied_tokens == 0
-    assert (scheduler.num_prefix_hits, scheduler.num_prefix_tokens) == (3, 109 + 139 + 169)
+    assert (scheduler.sharing.num_prefix_hits, scheduler.sharing.num_prefix_tokens) == (3, 109 + 139 + 169)
 
 
 def expected_output_without_end(prompt, n):
@@ -60,7 +61,7 @@ def test_turned_off_everything_is_computed():
     scheduler, runner = engine(Limits(8, 512, 128, 64, keeps_prefixes=False))
     text = prompt_of(5, 100)
     assert [ask(scheduler, runner, sequence(f"t{i}", text, 1))[1] for i in range(2)] == [100, 100]
-    assert scheduler.num_prefix_hits == 0
+    assert scheduler.sharing.num_prefix_hits == 0
 
 
 def test_who_wants_the_rows_of_its_prompt_has_them_computed():
@@ -80,7 +81,7 @@ def test_every_chat_of_a_list_finds_its_own_cells():
     _, computed = ask(scheduler, runner, *[sequence(f"{i}", t, 1) for i, t in enumerate(texts)])
     # one of the first list may have had to give way when the others closed the hole that it had left
     assert computed <= 7 * 2 + len(texts[-1])
-    assert scheduler.num_prefix_hits >= 7
+    assert scheduler.sharing.num_prefix_hits >= 7
 
 
 def kept_prompts(scheduler, runner, *lengths):

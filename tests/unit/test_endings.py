@@ -6,8 +6,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from llamabatch.request import FinishReason, Request, Sequence, Vocabulary
+from llamabatch.request import FinishReason, Request, Sequence
 from llamabatch.sampling_params import SamplingParams
+from llamabatch.vocabulary import Vocabulary
 
 # two tokens end a generation, two more are special, and the others cut texts anywhere, also inside characters
 TEXTS = [

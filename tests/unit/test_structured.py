@@ -18,10 +18,11 @@ from llamabatch.llama import guide as guide_module
 from llamabatch.llama.grammars import Grammars
 from llamabatch.llama.guide import GuideRows, hold
 from llamabatch.llama.sampler import Draw
-from llamabatch.request import Request, Sequence, Vocabulary
+from llamabatch.request import Request, Sequence
 from llamabatch.sampling_params import SamplingParams
 from llamabatch.structured import MAX_CHARS, Structure, structure
 from llamabatch.unready import Unready
+from llamabatch.vocabulary import Vocabulary
 
 
 class Person(pydantic.BaseModel):

@@ -1,0 +1,123 @@
+"""Who begins with whose cells: those that a finished sequence left, or copies of a running one's. Pure Python."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence as ListLike
+
+from llamabatch.cells import Cells
+from llamabatch.packing import MAX_DUMMY_GAP
+from llamabatch.precedence import may_copy
+from llamabatch.prefix import best_source
+from llamabatch.request import FinishReason, Sequence
+from llamabatch.step import Limits
+
+# A second pass over the weights costs as much as this many prompt tokens (0.5B Q8_0: 23 ms, and 770 tokens/s).
+PASS_IN_TOKENS = 18
+
+
+class Sharing:
+    """Finds beginnings that need not be computed, and has them copied.
+
+    Attributes:
+        cells: what the slots hold.
+        num_shared_tokens: copied from running sequences.
+        num_prefix_hits, num_prefix_tokens: sequences that began with cells of finished ones; tokens of these.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.cells = Cells(1, limits)
+        self.num_shared_tokens = 0
+        self.num_prefix_hits = 0
+        self.num_prefix_tokens = 0
+        self._limits = limits
+        self._sources: dict[str, tuple[Sequence, int]] = {}  # request id -> whose prefix it waits to copy, how much
+
+    def reset(self, n_slots: int) -> None:
+        """The context has been made anew."""
+        self.cells.reset(n_slots)
+        self._sources.clear()
+
+    def waits(self, sequence: Sequence) -> bool:
+        """Does it wait for another to compute what it will copy?"""
+        return sequence.request.request_id in self._sources
+
+    def forget(self, sequence: Sequence) -> None:
+        """It ended, or lost its slot: it looks again when it comes back."""
+        self._sources.pop(sequence.request.request_id, None)
+
+    def enter(
+        self,
+        sequence: Sequence,
+        running: ListLike[Sequence],
+        own: ListLike[int] | None,
+        top: bool,
+        beside: ListLike[int] | None,
+    ) -> None:
+        """Leases a slot: where a finished sequence left its beginning, if nobody who runs has more of it.
+
+        Args:
+            own, top, beside: which slots it should stand near; see Cells.lease.
+        """
+        kept = source = None
+        if self._limits.can_share:
+            kept, source = self.cells.best(sequence), best_source(sequence, may_copy(sequence, running))
+        if kept is not None and (source is None or kept[1] >= source[1]):
+            sequence.admit(self.cells.lease_prefix(*kept, own=own, top=top))
+            self._count_hit(sequence, kept[1])
+            return
+        sequence.admit(self.cells.lease(own=own, top=top, beside=beside))
+        if source is not None:
+            self._sources[sequence.request.request_id] = source
+
+    def _count_hit(self, sequence: Sequence, count: int) -> None:
+        sequence.num_computed = count
+        self.num_prefix_hits += 1
+        self.num_prefix_tokens += count
+
+    def _look_again(self, sequence: Sequence, running: ListLike[Sequence]) -> None:
+        """Its source was lost: what that has left may serve, or another that entered before it: two that wait for each
+        other would wait for ever."""
+        assert sequence.slot is not None
+        earlier = itertools.takewhile(lambda other: other is not sequence, running)
+        kept, source = self.cells.best(sequence), best_source(sequence, may_copy(sequence, earlier))
+        if kept is not None and (source is None or kept[1] >= source[1]):
+            self.cells.copy(kept[0], sequence.slot, kept[1])
+            self._count_hit(sequence, kept[1])
+        elif source is not None:
+            self._sources[sequence.request.request_id] = source
+
+    def copy_ready(self, running: ListLike[Sequence]) -> None:
+        """Copies for those whose source has computed enough."""
+        if not self._sources:
+            return
+        for sequence in running:
+            source, count = self._sources.get(sequence.request.request_id, (None, 0))
+            if source is None or sequence.slot is None:
+                continue
+            ended_early = source.finish_reason in (FinishReason.ABORT, FinishReason.ERROR)
+            if source.slot is None or ended_early or source.num_shareable < count:
+                self.forget(sequence)
+                self._look_again(sequence, running)
+            elif source.num_computed >= count:
+                self.forget(sequence)
+                self.cells.copy(source.slot, sequence.slot, count)
+                sequence.num_computed = count
+                self.num_shared_tokens += count
+
+    def give_way(self, decoding: ListLike[Sequence], occupied: set[int]) -> None:
+        """What is kept between rows stays only where computing it again would cost more than a second pass until the
+        end of one of them. `occupied` then holds the slots of what stays."""
+        slots = sorted(s.slot for s in decoding if s.slot is not None)
+        if not self.cells.kept or not slots or slots[-1] - slots[0] < len(slots):
+            return
+        for left, right in itertools.pairwise(slots):
+            gap = range(left + 1, right)
+            kept = [slot for slot in gap if slot in self.cells.kept]
+            if not kept or len(gap) > MAX_DUMMY_GAP or not occupied.isdisjoint(gap):
+                continue
+            steps = max(s.most_steps_left for s in decoding)
+            if sum(map(self.cells.expected_saving, kept)) < PASS_IN_TOKENS * steps:
+                for slot in kept:
+                    self.cells.drop(slot)
+        occupied.update(self.cells.kept)
