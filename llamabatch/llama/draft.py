@@ -118,7 +118,8 @@ class DraftModel:
         if context is None:
             raise _Failed("its context was lost")
         if needed > context.n_slots:
-            enough: int = 1 << (needed - 1).bit_length()
+            # as the target's: the most at once where something would have to be computed again
+            enough: int = self._most_slots if self._held else 1 << (needed - 1).bit_length()
             context.close()
             self._context, self._held = None, {}
             context = self._context = Context(self._model, self._config, min(enough, self._most_slots))
@@ -165,34 +166,31 @@ class DraftModel:
 
     def _caught_up(self, context: Context, spans: list[Span]) -> list[Span]:
         """Computes what the draft model has not seen, but for the last tokens: spans for these, of one length, since
-        a pass takes equally many of each."""
+        a pass takes equally many of each. Who is too far behind for one step is left out until it has caught up."""
         known = [self._settle(context, span.sequence, span.slot) for span in spans]
         behind = [len(span.sequence.token_ids) - count for span, count in zip(spans, known, strict=True)]
         width = max((count for count in behind if count <= _SHORT), default=1)
         width = min(width, *(len(span.sequence.token_ids) for span in spans), self._limits.n_ubatch // len(spans) or 1)
-        last, left = [], []
+        last, chunks, budget = [], [], self._limits.n_ubatch
         for span, count in zip(spans, known, strict=True):
             start = len(span.sequence.token_ids) - width
-            last.append(span._replace(start=start, length=width))
+            taken = min(budget, max(0, start - count))
+            if taken:
+                budget -= taken
+                chunks.append(span._replace(start=count, length=taken, output=False))
             if count > start:  # these cells are computed again: cheaper than a pass for those that lack one
                 context.clear(span.slot, start)
-            elif count < start:
-                left.append(span._replace(start=count, length=start - count, output=False))
-        self._prefill(context, left)
+            if count + taken >= start:
+                last.append(span._replace(start=start, length=width))
+            self._held[span.slot].known = min(count + taken, start)
+        for call in group_spans(chunks, self._limits):
+            self._decode(context, self._batch.fill(call)[0])
         return last
-
-    def _prefill(self, context: Context, left: list[Span]) -> None:
-        most = self._limits.n_batch
-        while left:
-            chunks = [span._replace(length=min(span.length, most)) for span in left]
-            for call in group_spans(chunks, self._limits):
-                self._decode(context, self._batch.fill(call)[0])
-            left = [
-                span._replace(start=span.start + most, length=span.length - most) for span in left if span.length > most
-            ]
 
     def _guess(self, context: Context, spans: list[Span], n: int) -> dict[Sequence, list[int]]:
         guessed: dict[Sequence, list[int]] = {span.sequence: [] for span in spans}
+        if not spans:
+            return guessed
         self._decode(context, self._batch.fill(Call(tuple(spans)))[0])
         for span in spans:
             self._held[span.slot].known = len(span.sequence.token_ids)

@@ -40,6 +40,8 @@ def another(tmp_path_factory):
         {"strategy": "batched", "n_slots": 8, "kv": "unified"},
         {"strategy": "interleaved", "n_slots": 4, "n_draft": 3},
         {"strategy": "batched", "n_slots": 6, "n_batch": 40, "n_ubatch": 24},
+        {"instances": 2, "n_slots": 8},
+        {"isolate": True, "n_slots": 4},
     ],
     ids=str,
 )
@@ -88,6 +90,30 @@ def test_it_follows_growth_moves_shared_prefixes_and_lost_slots(reference, asser
     assert_equal_by_the_rule(outputs, wanted, least=0.9)
     # each prompt once at most and each guess once, with a few rows computed again: nothing is computed from its start
     assert sum(computed) <= sum(map(len, prompts)) + 2 * sum(len(output.token_ids) for output in outputs)
+
+
+def test_a_long_prompt_is_caught_up_with_in_small_parts(reference, assert_equal_by_the_rule):
+    """A step in which somebody waits for a token computes one pass of prompt tokens with the draft model at most."""
+    prompts = [[300 + i + j % 50 for j in range(700 if i < 2 else 9)] for i in range(4)]
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    finished = {}
+    with Engine(EngineConfig("tiny", n_slots=4, n_ctx=800, n_ubatch=64, n_batch=64, **ITSELF)) as engine:
+        drafter = engine._speculation._drafter
+        computed, decode, propose = [], drafter._decode, drafter.propose
+        drafter._decode = lambda context, struct: (computed.append(struct.n_tokens), decode(context, struct))
+        most = 0
+        drafter.propose = lambda sequences, n: (computed.clear(), propose(sequences, n))[1]
+        for i, prompt in enumerate(prompts):
+            engine.add(Request(f"r{i}", tuple(prompt), params))
+        while engine.has_work:
+            for output in engine.step():
+                if output.finished:
+                    finished[output.request_id] = output.finished
+            most = max(most, sum(computed))
+        assert engine.stats().acceptance >= 0.99
+        assert engine.stats().drafted_tokens > 100
+    assert most <= 64 + 4 * (16 + 8)
+    assert_equal_by_the_rule([finished[f"r{i}"] for i in range(4)], reference.generate(prompts, params), least=0.7)
 
 
 def test_the_end_of_n_ctx(caplog):

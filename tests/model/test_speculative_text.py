@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import HELDOUT, mixed_conversations
 
-from llamabatch import LLM, ConfigError, EngineConfig, SamplingParams
+from llamabatch import LLM, ConfigError, Engine, EngineConfig, Request, SamplingParams
 from llamabatch.engine import check_can_speculate
 
 FORCED = {"speculate": "lookup", "speculate_always": True}
@@ -110,12 +110,35 @@ def test_stops_and_lengths_inside_a_run_are_exact(reference):
             assert (one.text, one.token_ids, one.outputs[0].stop_reason) == (other.text, other.token_ids, stop)
 
 
-def test_left_to_itself_it_guesses_where_that_pays_and_says_so(greedy):
-    with LLM("tiny", strategy="batched", n_slots=4, speculate="lookup") as llm:
-        llm.generate(["a b c d"], SamplingParams(temperature=0, max_tokens=200, ignore_eos=True))
-        stats = llm.stats()
-    assert stats.speculating in (0, 1)
-    assert stats.verify_calls <= stats.decode_calls
+@pytest.mark.parametrize(
+    ("cost", "pays"), [(lambda rows: 0.01, True), (lambda rows: 0.01 * rows, False)], ids=["free rows", "dear rows"]
+)
+def test_left_to_itself_it_guesses_where_that_pays_and_says_so(cost, pays, reference):
+    """With steps that take what they are said to take; most of what is guessed in this text is wrong."""
+    now = [0.0]
+    with Engine(EngineConfig("tiny", n_slots=4, speculate="lookup")) as engine:
+        engine._speculation._clock = lambda: now[0]
+        run = engine._runner.run
+
+        def timed(batch):
+            now[0] += cost(sum(span.length for span in batch.spans))
+            return run(batch)
+
+        engine._runner.run = timed
+        for i in range(4):
+            prompt = tuple(reference.tokenize(f"{i} a b c a b c a b c"))
+            engine.add(
+                Request(f"r{i}", prompt, SamplingParams(temperature=1.5, seed=i, max_tokens=250, ignore_eos=True))
+            )
+        while engine.has_work:
+            engine.step()
+        stats = engine.stats()
+    assert 0 < stats.acceptance < 0.5
+    assert stats.speculating == pays
+    assert (stats.verify_calls > 0.5 * stats.decode_calls) == pays
+
+
+def test_nothing_is_guessed_unless_asked(greedy):
     with LLM("tiny", strategy="batched", n_slots=4) as llm:
         llm.chat(copies()[:4], greedy)
         stats = llm.stats()
