@@ -25,6 +25,11 @@ _MOST_SHOWN = 300  # characters of a message
 WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
 
 
+# Without \uXXXX, with which a name that the schema knows could come again in disguise; the control characters that need
+# it do not come.
+ESCAPES = 'nrbtf\\"'
+
+
 def limits() -> Any:
     """What one grammar may cost; llguidance's own, but for the states of its lexer."""
     return llguidance.LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
@@ -34,7 +39,10 @@ def to_llguidance(kind: str, text: str) -> str:
     """A Structure in llguidance's own form. Raises ValueError."""
     matcher = llguidance.LLMatcher
     if kind == "json":
-        return matcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE})
+        _check_counts(json.loads(text))
+        return matcher.grammar_from_json_schema(
+            text, defaults={"whitespace_pattern": WHITESPACE, "json_allowed_escapes": ESCAPES}
+        )
     if kind == "regex":
         return matcher.grammar_from_regex(text)
     if kind == "choice":
@@ -42,6 +50,21 @@ def to_llguidance(kind: str, text: str) -> str:
         words = " | ".join(json.dumps(each, ensure_ascii=False) for each in json.loads(text))
         return matcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {words}\n")
     return llguidance.grammar_from("gbnf", text)  # takes Lark as it is
+
+
+def _check_counts(schema: Any) -> None:
+    """Refuses a schema that texts can pretend to fulfil: where names beside the required ones count, one that comes
+    twice would count as two, and be one when it is read."""
+    left = [schema]
+    while left:
+        part = left.pop()
+        if isinstance(part, dict):
+            least = part.get("minProperties")
+            if isinstance(least, int) and least > len(part.get("required") or ()) + 1:
+                raise ValueError(f"minProperties is {least}, of which all but one must be in required")
+            left += [value for key, value in part.items() if key not in ("const", "enum", "default", "examples")]
+        elif isinstance(part, list):
+            left += part
 
 
 def reason(error: str) -> str:

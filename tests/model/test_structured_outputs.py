@@ -143,6 +143,29 @@ def test_other_parameters_work_before_the_mask(noise):
     assert refused[1].error is None
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"mirostat": 1},
+        {"mirostat": 2},
+        {"dry_multiplier": 0.8},
+        {"xtc_probability": 1.0, "xtc_threshold": 0.05},
+        {"typical_p": 0.5, "top_n_sigma": 1.0, "dynatemp_range": 0.5},
+        {"repetition_penalty": 1.5, "frequency_penalty": 1.0},
+        {"logprobs": 2, "prompt_logprobs": 1},
+        {"best_of": 4, "n": 2},
+        {"logits_processors": [lambda ids, logits: logits[::-1].copy()]},
+        {"skip_special_tokens": False},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_every_sampler_keeps_to_the_form(noise, other):
+    params = SamplingParams(structured_outputs={"regex": "[a-z]{3}( [0-9]{1,3}){2}"}, seed=1, **other)
+    for output in noise.generate(["one", "two", "three"], params):
+        for completion in output.outputs:
+            assert re.fullmatch("[a-z]{3}( [0-9]{1,3}){2}", completion.text), output.error
+
+
 def test_a_hostile_grammar_stalls_and_breaks_nobody(noise):
     """While it is tried out, another text goes on; then it alone is an error."""
     bad = {"json": {"type": "integer", "multipleOf": 1_234_577}}

@@ -10,6 +10,8 @@ from types import MappingProxyType
 import numpy as np
 import pydantic
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from llamabatch.errors import SamplingError
 from llamabatch.llama import grammar_check
@@ -174,6 +176,82 @@ def test_random_walks_end_where_the_form_is_whole(compiler):
         assert re.fullmatch("(no ){2}[^b-z]", walk(compiler, rng, grammar='root ::= x x [a]\nx ::= "no" " "'))
 
 
+def _bounds(least, most, *names):
+    """Two numbers in order, under these names; each may be missing."""
+    pairs = st.tuples(st.integers(least, most), st.integers(least, most)).map(sorted)
+    given = pairs.map(lambda pair: dict(zip(names, pair, strict=True)))
+    return st.tuples(given, st.sets(st.sampled_from(names))).map(
+        lambda both: {name: value for name, value in both[0].items() if name not in both[1]}
+    )
+
+
+LEAVES = st.one_of(
+    st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"type": ["integer", "null"]}, {"const": 'a\n"b'}]),
+    _bounds(-1000, 1000, "minimum", "maximum").map(lambda bounds: {"type": "integer", **bounds}),
+    _bounds(-9, 9, "minimum", "maximum").map(lambda bounds: {"type": "number", **bounds}),
+    _bounds(0, 9, "minLength", "maxLength").map(lambda bounds: {"type": "string", **bounds}),
+    st.lists(
+        st.one_of(st.integers(), st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=3), st.none()),
+        min_size=1,
+        max_size=4,
+    ).map(lambda values: {"enum": values}),
+)
+
+
+def _nested(inner):
+    names = st.sampled_from(["a", "b c", "é", '"'])
+    objects = st.tuples(st.dictionaries(names, inner, max_size=3), st.sets(names))
+    return st.one_of(
+        st.tuples(inner, _bounds(0, 3, "minItems", "maxItems")).map(
+            lambda both: {"type": "array", "items": both[0], **both[1]}
+        ),
+        objects.map(
+            lambda both: {
+                "type": "object",
+                "properties": both[0],
+                "required": sorted(both[1] & set(both[0])),
+                "additionalProperties": False,
+            }
+        ),
+        st.lists(inner, min_size=1, max_size=3).map(lambda each: {"anyOf": each}),
+    )
+
+
+def _is_valid(value, schema):
+    """As JSON schema has it, for what is drawn above."""
+    if "anyOf" in schema:
+        return any(_is_valid(value, each) for each in schema["anyOf"])
+    if "enum" in schema or "const" in schema:
+        known = schema.get("enum", [schema.get("const")])
+        return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in known)
+    types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    kinds = {"boolean": bool, "null": type(None), "integer": int, "string": str, "array": list, "object": dict}
+    right = any(
+        isinstance(value, kinds.get(t, (int, float))) and isinstance(value, bool) == (t == "boolean") for t in types
+    )
+    size = len(value) if isinstance(value, (str, list)) else value
+    low = next((schema[name] for name in ("minimum", "minLength", "minItems") if name in schema), None)
+    high = next((schema[name] for name in ("maximum", "maxLength", "maxItems") if name in schema), None)
+    if not right or (low is not None and size < low) or (high is not None and size > high):
+        return False
+    if isinstance(value, list):
+        return all(_is_valid(each, schema["items"]) for each in value)
+    if isinstance(value, dict):
+        known = schema["properties"]
+        return set(schema["required"]) <= set(value) <= set(known) and all(
+            _is_valid(each, known[name]) for name, each in value.items()
+        )
+    return True
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(schema=st.recursive(LEAVES, _nested, max_leaves=5), seed=st.integers(0, 2**32))
+def test_random_walks_through_random_schemas_are_valid(compiler, schema, seed):
+    text = walk(compiler, random.Random(seed), json=schema)
+    if text is not None:
+        assert _is_valid(json.loads(text), schema), text
+
+
 def test_a_text_may_be_empty(compiler):
     assert walk(compiler, random.Random(0), regex="(xyz)?") in ("", "xyz")
 
@@ -184,6 +262,24 @@ def test_whitespace_between_the_parts_is_bounded(compiler):
     assert matcher.validate_tokens(list(b"[\n\n  1 , 1]")) == 11
     assert matcher.validate_tokens(list(b"[  1]")) == 2
     assert matcher.validate_tokens(list(b"[\n" + b" " * 21)) == 22
+
+
+@pytest.mark.parametrize("again", ['"a":"x"', '"\\u0061":"x"', '"b":"x","a":"x"'])
+def test_a_name_that_the_schema_knows_cannot_come_again_as_another(compiler, again):
+    """Whoever reads the text would take the last."""
+    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+    matcher = compiled(compiler, json={**schema, "additionalProperties": {"type": "string"}}).first.deep_copy()
+    text = list(f'{{"a":1,{again}}}'.encode())
+    assert matcher.validate_tokens(text) < len(text)
+    assert matcher.validate_tokens(list(b'{"a":1,"c":"x"}')) == 15
+
+
+def test_names_that_must_be_many_must_be_required(compiler):
+    names = {"type": "object", "additionalProperties": {"type": "integer"}}
+    with pytest.raises(SamplingError, match="minProperties is 2, of which all but one must be in required"):
+        compiled(compiler, json={"type": "array", "items": {**names, "minProperties": 2}})
+    properties = {"minProperties": {"type": "integer"}}
+    compiled(compiler, json={**names, "properties": properties, "required": ["minProperties"], "minProperties": 2})
 
 
 def test_a_grammar_is_compiled_once_until_too_many_others_came(compiler, monkeypatch):
