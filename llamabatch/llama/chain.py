@@ -58,16 +58,14 @@ class Chain:
         values = self._edited(row, draw)
         if values is None:
             return np.empty(0, np.int64), np.empty(0)
-        ids: Ids = np.flatnonzero(values > -np.inf)
-        left = values[ids]
-        if self._params.mirostat:
-            chosen = cuts.mirostat(left, self._params, self.mu(draw.index), len(row))
-            temperature = self._params.temperature
+        params = self._params
+        if params.mirostat:
+            ids, temperature = cuts.mirostat(values, params, self.mu(draw.index)), params.temperature
         else:
-            chosen = self._cut(left, draw)
-            temperature = cuts.dynamic_temperature(left[chosen], self._params)
-        left = left[chosen]
-        return ids[chosen], weights_of(left, left.max(), temperature)
+            ids = self._cut(values, draw)
+            temperature = cuts.dynamic_temperature(values[ids], params)
+        left = values[ids]
+        return ids, weights_of(left, left.max(), temperature)
 
     def mu(self, index: int) -> float:
         """Mirostat's bound in bits for output token `index`."""
@@ -108,13 +106,17 @@ class Chain:
         return np.float32(min(params.dry_multiplier * params.dry_base**run, _FLOAT_MAX))
 
     def _cut(self, values: Floats, draw: Draw) -> Ids:
-        """Places of the values that the cuts leave, rising."""
+        """The ids that the cuts leave, rising."""
         params = self._params
-        kept: Ids = np.arange(len(values))
         if params.top_n_sigma > 0:
-            kept = cuts.top_n_sigma(values, params.top_n_sigma)
-        if 0 < params.top_k < len(kept):
-            kept = kept[np.sort(sampler_numpy.top_of(values[kept], params.top_k))]
+            kept: Ids = np.flatnonzero(values > -np.inf)
+            kept = kept[cuts.top_n_sigma(values[kept], params.top_n_sigma)]
+            if 0 < params.top_k < len(kept):
+                kept = kept[np.sort(sampler_numpy.top_of(values[kept], params.top_k))]
+        elif 0 < params.top_k < len(values):
+            kept = np.sort(sampler_numpy.top_of(values, params.top_k))
+        else:
+            kept = np.flatnonzero(values > -np.inf)
         if params.typical_p < 1:
             kept = kept[cuts.typical(values[kept], params.typical_p)]
         if params.top_p < 1:

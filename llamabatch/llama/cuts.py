@@ -1,6 +1,6 @@
 """What top_n_sigma, typical_p, XTC, mirostat and dynamic temperature do to a row, each a function of its values.
 
-Values are the logits of those tokens that may come, float32, in order of their ids; a cut gives the places that it
+Values are the logits of the tokens that may come, float32, in order of their ids; a cut gives the places that it
 leaves, rising. Weights are those of sampler_numpy; sums and logarithms are in float64.
 """
 
@@ -14,6 +14,7 @@ from llamabatch.filled_params import FilledParams
 from llamabatch.llama.sampler_numpy import Floats, Ids, top_of, weights_of
 
 _MIROSTAT_M = 100  # the likeliest tokens, from which mirostat 1 estimates how steep the distribution is
+_LOOKS = (512, 8192)  # tokens that typical_p sorts before it sorts them all
 _UNIT = 2.0**33  # the weight of the likeliest token
 
 
@@ -29,9 +30,17 @@ def typical(values: Floats, mass: float) -> Ids:
     places = np.flatnonzero(weights)
     probabilities = weights[places] / weights.sum()
     surprise = -np.log(probabilities)
-    nearest = np.argsort(np.abs(surprise - (probabilities * surprise).sum()), kind="stable")
-    reach = int(np.searchsorted(np.cumsum(probabilities[nearest]), mass, side="right")) + 1
-    return np.sort(places[nearest[:reach]])
+    distance = np.abs(surprise - (probabilities * surprise).sum())
+    near = np.arange(len(places))
+    for look in _LOOKS:  # sorting a whole vocabulary takes its time
+        if look < len(places):
+            close = np.flatnonzero(distance <= np.partition(distance, look)[look])
+            if probabilities[close].sum() > mass:
+                near = close
+                break
+    near = near[np.argsort(distance[near], kind="stable")]
+    reach = int(np.searchsorted(np.cumsum(probabilities[near]), mass, side="right")) + 1
+    return np.sort(places[near[:reach]])
 
 
 def xtc(values: Floats, threshold: float) -> Ids:
@@ -62,19 +71,19 @@ def entropy(values: Floats) -> float:
     return max(0.0, -float((probabilities * np.log(probabilities)).sum()))
 
 
-def mirostat(values: Floats, params: FilledParams, mu: float, n_vocab: int) -> Ids:
-    """Tokens that mirostat leaves, at least one (Basu et al. 2021): as many of the likeliest as version 1 estimates to
-    hold mu bits of surprise, or with version 2 those of at most mu bits each."""
+def mirostat(values: Floats, params: FilledParams, mu: float) -> Ids:
+    """Tokens of a whole row that mirostat leaves, at least one (Basu et al. 2021): as many of the likeliest as version
+    1 estimates to hold mu bits of surprise, or with version 2 those of at most mu bits each."""
     if params.mirostat == 2:
         weights = weights_of(values, values.max(), params.temperature)
-        bound = weights.sum() * 2.0**-mu
+        bound = max(1.0, weights.sum() * 2.0**-mu)
         return np.flatnonzero(weights >= bound) if bound <= _UNIT else np.array([values.argmax()])
     tempered = values[top_of(values, _MIROSTAT_M)].astype(np.float64) / params.temperature
-    return np.sort(top_of(values, mirostat_k(tempered, mu, n_vocab, len(values))))
+    return np.sort(top_of(values, mirostat_k(tempered, mu, len(values))))
 
 
-def mirostat_k(likeliest: Floats, mu: float, n_vocab: int, most: int) -> int:
-    """How many tokens mirostat 1 keeps, 1 to `most`, if probabilities fall as those of Zipf's law.
+def mirostat_k(likeliest: Floats, mu: float, n_vocab: int) -> int:
+    """How many tokens mirostat 1 keeps, 1 to n_vocab, if probabilities fall as those of Zipf's law.
 
     Args:
         likeliest: the logits of the _MIROSTAT_M likeliest tokens, falling.
@@ -90,4 +99,4 @@ def mirostat_k(likeliest: Floats, mu: float, n_vocab: int, most: int) -> int:
         k = (scale * 2.0**mu) ** (1 / slope)
     except (OverflowError, ZeroDivisionError):  # nearly flat
         k = math.inf
-    return max(1, int(min(k, most)))
+    return max(1, int(min(k, n_vocab)))

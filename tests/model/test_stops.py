@@ -1,5 +1,7 @@
 """Masks and token-level stops through the whole engine: what may not come does not, and what ends the text is named."""
 
+import random
+
 import pytest
 
 from llamabatch import LLM, FinishReason, SamplingParams
@@ -93,3 +95,34 @@ def test_masks_hold_in_company_and_cross_to_a_child(llm):
     with LLM("tiny", isolate=True, strategy="sequential") as child:
         alone = child.chat([CHAT] * 4, several)
     assert [(o.text, o.outputs[0].stop_reason) for o in together] == [(o.text, o.outputs[0].stop_reason) for o in alone]
+
+
+def test_text_of_any_tokens_is_exact_with_stop_strings_anywhere(llm):
+    """Random tokens cut characters and stop strings anywhere; the text must be that of the tokens all the same."""
+    lively = {"temperature": 5.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": 60}
+    rng, token_bytes = random.Random(0), llm._client.model.token_bytes
+    outs = llm.generate([[5]] * 24, [SamplingParams(**lively, seed=seed) for seed in range(24)])
+    broken, stopped = 0, 0
+    for out in outs:
+        assert out.text == b"".join(map(token_bytes, out.token_ids)).decode(errors="replace")
+        broken += "\ufffd" in out.text
+    assert broken, "no character was cut; the test shows nothing"
+    stops = []
+    for out in outs:
+        at = rng.randrange(max(1, len(out.text) - 6))
+        stops.append([out.text[at : at + rng.choice([1, 2, 5])] or "x", "zzz"])
+    several = [SamplingParams(**lively, seed=seed, stop=stop) for seed, stop in enumerate(stops)]
+    streamed = dict.fromkeys(range(24), "")
+    for seed, (params, stop) in enumerate(zip(several, stops, strict=True)):
+        for piece in llm.stream([5], params):
+            streamed[seed] += piece.text
+            if piece.finished is None:
+                continue
+            out = piece.finished
+            whole = b"".join(map(token_bytes, out.token_ids)).decode(errors="replace")
+            found = [(whole.find(s), s) for s in stop if s in whole]
+            assert streamed[seed] == out.text == (whole[: min(found)[0]] if found else whole)
+            stopped += bool(found)
+            if found:
+                assert (out.finish_reason, out.outputs[0].stop_reason) == (FinishReason.STOP, min(found)[1])
+    assert stopped > 12

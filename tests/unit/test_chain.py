@@ -132,7 +132,7 @@ def test_dry_sees_each_token_once_however_often_it_is_asked():
 def test_mirostat_leaves_at_least_one_token_and_at_most_all(n, mu, spread):
     values = (np.random.default_rng(1).normal(0, 1, n) * spread).astype(np.float32)
     for version in (1, 2):
-        left = cuts.mirostat(values, fill(SamplingParams(mirostat=version, temperature=0.7)), mu, n)
+        left = cuts.mirostat(values, fill(SamplingParams(mirostat=version, temperature=0.7)), mu)
         assert 1 <= len(left) <= n
         assert (np.diff(left) > 0).all()
         assert int(values.argmax()) in left
@@ -144,3 +144,12 @@ def test_a_cut_of_one_or_equal_values_leaves_something(cut, size):
     for values in (np.zeros(1, np.float32), np.zeros(9, np.float32), np.array([0, 80, 0], np.float32)):
         left = cut(values, size)
         assert 1 <= len(left) <= len(values)
+
+
+@pytest.mark.parametrize("mass", [0.0, 0.3, 0.9, 0.999])
+@pytest.mark.parametrize("spread", [0.01, 1.0, 4.0])
+def test_typical_looks_no_further_than_it_must_and_finds_the_same(mass, spread, monkeypatch):
+    values = np.random.default_rng(2).normal(0, spread, 20_000).astype(np.float32).round(2)  # with many equal ones
+    found = cuts.typical(values, mass)
+    monkeypatch.setattr(cuts, "_LOOKS", ())
+    assert found.tolist() == cuts.typical(values, mass).tolist()
