@@ -4,7 +4,9 @@ import contextlib
 import random
 import threading
 
+import numpy as np
 import pytest
+from adapter_files import write_control_vector, write_lora
 from conftest import MAX_GAP, questions
 
 from llamabatch import LLM, SamplingError, SamplingParams
@@ -55,9 +57,28 @@ FEATURES = [
 ]
 
 
-def requests(n: int, seed: int) -> list[tuple[str, SamplingParams]]:
+# What a request may be computed with; most go without.
+ADAPTERS = [None, None, None, None, {"lora": 1.0}, {"lora": 0.5, "vector": 1.0}]
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory, reference):
+    """Files by name, which the reference has loaded, too."""
+    folder = tmp_path_factory.mktemp("adapters")
+    files = {
+        "lora": write_lora(folder / "lora.gguf", seed=1, size=0.5),
+        "vector": write_control_vector(folder / "vector.gguf", seed=2, size=4.0),
+    }
+    for name, path in files.items():
+        reference.load_adapter(name, path)
+    yield files
+    for name in files:
+        reference.unload_adapter(name)
+
+
+def requests(n: int, seed: int) -> list[tuple[str, SamplingParams, dict[str, float] | None]]:
     """Every feature alone, then pairs of them, on prompts of all lengths; greedy where nothing says otherwise."""
-    rng, asked = random.Random(seed), questions()
+    rng, others, asked = random.Random(seed), random.Random(seed + 1), questions()
     chosen = []
     for i in range(n):
         options = FEATURES[i % len(FEATURES)]
@@ -66,7 +87,7 @@ def requests(n: int, seed: int) -> list[tuple[str, SamplingParams]]:
                 SamplingParams(**(both := {**rng.choice(FEATURES), **options}))
                 options = both
         prompt = " ".join(rng.choice(asked) for _ in range(rng.choice([1, 1, 2, 6])))
-        chosen.append((prompt, SamplingParams(**{**GREEDY, "seed": i, **options})))
+        chosen.append((prompt, SamplingParams(**{**GREEDY, "seed": i, **options}), others.choice(ADAPTERS)))
     return chosen
 
 
@@ -87,22 +108,26 @@ def same(one, other) -> bool:
     return True
 
 
-def together(llm: LLM, asked: list[tuple[str, SamplingParams]]) -> list:
-    """From four threads, each with a part of the list, so that lists, streams and priorities mix."""
+def together(llm: LLM, asked: list) -> tuple[list, list]:
+    """From four threads, each with a part of the list, so that lists, streams and priorities mix; and from a fifth the
+    vectors of their prompts."""
     results: list = [None] * len(asked)
+    vectors: list = []
 
     def part(start: int) -> None:
         indices = range(start, len(asked), 4)
-        outputs = llm.generate([asked[i][0] for i in indices], [asked[i][1] for i in indices])
+        prompts, params, adapters = zip(*(asked[i] for i in indices), strict=True)
+        outputs = llm.generate(list(prompts), list(params), adapters=list(adapters))
         for i, output in zip(indices, outputs, strict=True):
             results[i] = output
 
     threads = [threading.Thread(target=part, args=(start,)) for start in range(4)]
+    threads.append(threading.Thread(target=lambda: vectors.extend(llm.embed([prompt for prompt, _, _ in asked]))))
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return results
+    return results, vectors
 
 
 @pytest.mark.parametrize(
@@ -117,12 +142,16 @@ def together(llm: LLM, asked: list[tuple[str, SamplingParams]]) -> list:
     ],
     ids=["split", "unified", "small chunks", "speculating", "always", "drafting"],
 )
-def test_every_request_gives_what_it_gives_alone(reference, options):
+def test_every_request_gives_what_it_gives_alone(reference, adapters, options):
     asked = requests(70, seed=len(options))
-    alone = [reference.generate([prompt], params)[0] for prompt, params in asked]
-    with LLM("tiny", n_ctx=512, instances=1, strategy="batched", **options) as llm:
-        mixed = together(llm, asked)
+    alone = [reference.generate([prompt], params, adapters=which)[0] for prompt, params, which in asked]
+    with LLM("tiny", n_ctx=512, instances=1, strategy="batched", adapters=adapters, **options) as llm:
+        mixed, vectors = together(llm, asked)
+        assert llm.stats().adapter_switches > 2
     assert [output.error for output in mixed] == [output.error for output in alone] == [None] * len(asked)
     differing = [i for i, (one, other) in enumerate(zip(mixed, alone, strict=True)) if not same(one, other)]
     # 99.8 to 100 % of greedy texts are equal; of sampled ones about as many, and here are many continuations
     assert len(differing) <= 2, [(asked[i][1], mixed[i].outputs, alone[i].outputs) for i in differing]
+    units = reference.embed([prompt for prompt, _, _ in asked], normalize=True)
+    for vector, unit in zip(vectors, units, strict=True):
+        assert float(vector @ unit) > 0.9999 * float(np.linalg.norm(vector))
