@@ -54,6 +54,7 @@ class Scheduler:
         self._max_wait_s = max_wait_s
         self._first_s = 0.0  # when the first request came after nothing was left to do
         self._n_background = 0  # background sequences in flight
+        self._began_s = 0.0  # when the step began; noted where background sequences run beside others
         self._speculation = speculation
         self._waiting = WaitingQueue(policy.key, policy.by_family and limits.can_share)
         self._sequences: dict[str, Sequence] = {}
@@ -143,13 +144,14 @@ class Scheduler:
 
     def schedule(self) -> ScheduledBatch:
         self._step += 1
-        self.sharing.copy_ready(
-            self.running
-        )  # before anyone enters: a source that has just finished still holds its slot's cells
+        # before anyone enters: a source that has just finished still holds its slot's cells
+        self.sharing.copy_ready(self.running)
         self._admit()
         self.sharing.copy_ready(self.running)
         served = self.running if not self._n_background else in_front(self.running)
         joins = self._turns.background_joins(beside=len(served) < len(self.running))
+        if self._turns.beside:
+            self._began_s = self._clock()
         ready = [s for s in (self.running if joins else served) if not self.sharing.waits(s)]
         chosen = self.policy.select(self.adapters.choose(ready) if self.adapters.in_use else ready)
         if len(chosen) == len(self.running):
@@ -176,7 +178,7 @@ class Scheduler:
             # whoever comes now shall not wait for long, nor somebody with other adapters
             budget = min(budget, self.limits.prefill_budget)
         calls += prefill_calls(prompts, budget, self.limits)
-        if joins:
+        if joins and self._turns.is_long:
             late = [s for s in filling if s.background]
             calls += prefill_calls(late, min(BACKGROUND_CHUNK, self.limits.n_batch), self.limits)
         if self.adapters.in_use:
@@ -244,6 +246,8 @@ class Scheduler:
     def update(self, batch: ScheduledBatch, results: ListLike[SpanResult]) -> list[SequenceOutput]:
         """Takes one result a span, in the order of `batch.spans`."""
         now = self._clock()
+        if self._turns.beside and all(call.is_decode for call in batch.calls):
+            self._turns.took(now - self._began_s)
         outputs = []
         if self._speculation is not None:
             self._speculation.observe(batch, results)

@@ -27,7 +27,8 @@ class Clock:
 
 
 def engine(name: str = "batched", limits: Limits = LIMITS, **options) -> tuple[Scheduler, FakeRunner]:
-    return Scheduler(policy(name), limits, **options), FakeRunner(limits)
+    """With a clock that stands still, so that no step seems faster than another."""
+    return Scheduler(policy(name), limits, Clock(), **options), FakeRunner(limits)
 
 
 def long(name: str, most: int = 30, *, prompt: int = 2, **params) -> Sequence:
@@ -276,6 +277,32 @@ def test_a_better_one_does_not_wait_for_a_prefix_that_a_background_one_computes(
         if any(o.request_id == "in front" for o in step(scheduler, runner)):
             break
     assert number <= STEPS_BETWEEN + 2
+
+
+@pytest.mark.parametrize(("cost_of_a_row", "least", "most"), [(0.01, 0.8, 0.95), (0.5, 0.02, 0.06)])
+def test_where_rows_cost_next_to_nothing_background_joins_in_nearly_all_steps(cost_of_a_row, least, most):
+    limits = Limits(n_slots=8, n_batch=512, n_ubatch=128, prefill_budget=128)
+    clock = Clock()
+    scheduler, runner = Scheduler(policy("batched"), limits, clock), FakeRunner(limits)
+    run = runner.run
+
+    def timed(batch):
+        clock.now += 1.0 + cost_of_a_row * len(batch.spans)
+        return run(batch)
+
+    runner.run = timed
+    talker = long("talker", 500, group=0)
+    scheduler.add(talker)
+    for number in range(3):
+        scheduler.add(long(f"background{number}", 480, prompt=20, group=1, background=True))
+    joined = []
+    while not talker.finished:
+        runner.calls.clear()
+        step(scheduler, runner)
+        joined.append(any(span.sequence.background for call in runner.calls for span in call.spans))
+    assert len(joined) <= 500 + 5, "the talker gets its token in every step"
+    settled = joined[200:450]
+    assert least < sum(settled) / len(settled) < most
 
 
 def test_background_alone_runs_as_fast_as_anything():
