@@ -4,7 +4,7 @@ import itertools
 import random
 
 import pytest
-from fakes import N_CTX, FakeRunner, drain, expected_output, next_token, random_prompt, sequence, step
+from fakes import N_CTX, FakeRunner, drain, expected_output, expected_shifted, next_token, random_prompt, sequence, step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,6 +91,48 @@ def test_right_wrong_and_half_right_guesses_change_no_text(
     outputs = drain(scheduler, runner)
     for name_of, (prompt, most) in asked.items():
         assert list(outputs[name_of].token_ids) == expected_output(prompt, most)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 2**32),
+    name=st.sampled_from(sorted(POLICIES)),
+    right=st.sampled_from([0.0, 0.6, 1.0]),
+    always=st.booleans(),
+    memory_for=st.sampled_from([None, None, 3]),
+)
+def test_arrivals_aborts_and_growth_between_guesses(seed, name, right, always, memory_for):
+    rng = random.Random(seed)
+    speculation = Speculation(Guesser(rng, right), LIMITS, 5, N_CTX, always)
+    scheduler = Scheduler(policy(name), LIMITS, speculation=speculation)
+    runner, asked, finished = FakeRunner(LIMITS, memory_for=memory_for), {}, {}
+    for number in range(100):
+        if number < 50 and rng.random() < 0.4:
+            asked[f"r{number}"] = random_prompt(rng)
+            scheduler.add(sequence(f"r{number}", asked[f"r{number}"], 30, group=number))
+        if asked and rng.random() < 0.1:
+            victim = rng.choice(list(asked))
+            if scheduler.abort(victim) is not None:
+                del asked[victim]
+        finished |= {o.request_id: o.finished for o in step(scheduler, runner) if o.finished}
+    finished |= drain(scheduler, runner)
+    for name_of, prompt in asked.items():
+        assert list(finished[name_of].token_ids) == expected_output(prompt, 30)
+
+
+def test_texts_that_shift_run_beside_those_that_are_guessed():
+    speculation = Speculation(Guesser(random.Random(2), 0.9), LIMITS, 8, N_CTX, always=True)
+    scheduler, runner = Scheduler(policy("batched"), LIMITS, speculation=speculation), FakeRunner(LIMITS)
+    prompts = [tuple(1 + (i + j) % 60 for j in range(500 - 3 * i)) for i in range(3)]
+    for i, prompt in enumerate(prompts):
+        scheduler.add(sequence(f"shifts{i}", prompt, 400, overflow="shift"))
+        scheduler.add(sequence(f"fits{i}", prompt[:100], 100))
+    outputs = drain(scheduler, runner)
+    for i, prompt in enumerate(prompts):
+        assert list(outputs[f"shifts{i}"].token_ids) == expected_shifted(prompt, 400)
+        assert list(outputs[f"fits{i}"].token_ids) == expected_output(prompt[:100], 100)
+    assert any(span.draft for call in runner.calls for span in call.spans)
+    assert any(span.shift for call in runner.calls if call.n_guesses for span in call.spans)
 
 
 @pytest.mark.parametrize("length", [N_CTX - 20, N_CTX - 3, N_CTX - 1, N_CTX])
