@@ -229,7 +229,7 @@ def open_draft(config: EngineConfig, target: Model) -> Model | None:
     if config.draft_model is None:
         return None
     path = resolve(config.draft_model)
-    if path == target.path:
+    if path.samefile(target.path):
         return target.share()
     model = Model(path, config.for_draft_model())
     try:

@@ -8,7 +8,7 @@ import architectures
 import pytest
 from conftest import GREEDY, HELDOUT, mixed_conversations
 
-from llamabatch import LLM, ConfigError, Engine, EngineConfig, Request, SamplingParams
+from llamabatch import LLM, ConfigError, Engine, EngineConfig, ModelFileError, Request, SamplingParams
 from llamabatch.engine import plan
 from llamabatch.llama.draft import check_draft
 from llamabatch.llama.model import Model
@@ -216,6 +216,18 @@ def test_a_draft_model_that_cannot_guess_is_refused_by_name(texts, facts, messag
     check_draft(model_of("padded.gguf", ["a"] * 320), target)
     with pytest.raises(ConfigError, match=message):
         check_draft(model_of("d.gguf", texts, **facts), target)
+
+
+def test_a_draft_model_that_is_missing_is_named(tmp_path):
+    with pytest.raises(ModelFileError, match=r"missing\.gguf does not exist"):
+        LLM("tiny", speculate="draft", draft_model=str(tmp_path / "missing.gguf"))
+
+
+def test_the_weights_are_in_memory_once_where_the_draft_model_is_the_target(tmp_path):
+    (tmp_path / "same.gguf").symlink_to(resolve("tiny"))
+    with Engine(EngineConfig("tiny", speculate="draft", draft_model=str(tmp_path / "same.gguf"))) as engine:
+        assert engine._speculation._drafter._model is engine.model
+        assert engine.plan.memory.draft < engine.plan.memory.kv_cache + engine.plan.memory.compute
 
 
 @pytest.mark.parametrize(("kind", "message"), [("mamba", "recurrent state"), ("gemma2", "sliding window")])
