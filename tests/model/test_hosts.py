@@ -93,6 +93,25 @@ def test_cells_of_a_notebook():
     assert run(code) == ["4", "4", "4"]
 
 
+def test_cells_with_await():
+    """AsyncLLM in a notebook's loop: left with requests in flight, made anew, and forgotten."""
+    code = """
+        from llamabatch import AsyncLLM
+        async def kernel():
+            llm = AsyncLLM("tiny", n_slots=2)
+            print(len((await llm.generate("x", SHORT))[0].token_ids))
+            task = asyncio.create_task(llm.generate(["x"] * 4, LONG))
+            await asyncio.sleep(0.1)
+            llm = AsyncLLM("tiny", n_slots=2)
+            print(len((await llm.generate("x", SHORT))[0].token_ids))
+            task.cancel()
+            asyncio.create_task(llm.generate(["x"] * 4, LONG))
+            await asyncio.sleep(0.05)
+        asyncio.run(kernel())
+    """
+    assert run(code) == ["4", "4"]
+
+
 def test_made_anew_many_times():
     code = """
         for _ in range(25):
