@@ -99,7 +99,7 @@ def peers(models):
             peer = Peer(models(kind))
             known[kind] = peer, [peer.generate(p, s.max_tokens) for p, s in zip(prompts, params, strict=True)]
         peer, wanted = known[kind]
-        for prompt, output, tokens in zip(prompts, outputs, wanted, strict=False):
+        for prompt, output, tokens in zip(prompts, outputs, wanted, strict=True):
             assert output.error is None
             got = [t for t in output.token_ids if t not in (0, 2)]
             tokens = [t for t in tokens if t not in (0, 2)]
@@ -191,14 +191,17 @@ def test_preempted_by_priority(models, peers, kind):
     """Those of a lower rank give their slots up, and are computed again with the tokens that they have."""
     prompts, params = prompts_and_params()
     with LLM(models(kind), strategy="batched", n_slots=4, n_ctx=N_CTX, preempt=True, **ONE_THREAD) as llm:
-        asked = llm.as_completed(prompts * 4, [replace(p, priority=5) for p in params] * 4)
-        finished = dict([next(asked)])
-        urgent = llm.generate(prompts[:3], [replace(p, priority=-5) for p in params[:3]])
-        finished |= dict(asked)
+        longer = replace(LONG, max_tokens=350, priority=5)
+        asked = llm.stream(prompts[:4], longer)
+        pieces = [next(asked)]
+        peers(kind, llm.generate(prompts, [replace(p, priority=-5) for p in params]))
+        pieces += asked
         assert llm.stats().preemptions >= 1
-    for start in range(0, 4 * len(prompts), len(prompts)):
-        peers(kind, [finished[start + index] for index in range(len(prompts))])
-    peers(kind, urgent)
+        alone = llm.generate(prompts[:4], longer)
+    for index, output in enumerate(alone):
+        tokens = [token for piece in pieces if piece.prompt_index == index for token in piece.token_ids]
+        assert len(tokens) == 350
+        assert sum(a == b for a, b in zip(tokens, output.token_ids, strict=True)) > 340
 
 
 @pytest.mark.parametrize("kind", RECURRENT)
