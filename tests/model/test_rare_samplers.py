@@ -94,3 +94,36 @@ def test_greedy_with_rare_cuts_is_plain_greedy(llm):
     greedy = SamplingParams(temperature=0, max_tokens=24)
     several = [greedy] + [replace(greedy, **KINDS[kind]) for kind in KINDS if kind not in ("plain", "dry")]
     assert len({out.token_ids for out in llm.chat([CHAT] * len(several), several)}) == 1
+
+
+def test_guesses_change_nothing(llm):
+    """Speculation samples several tokens of a row at once; those that look back on tokens go without."""
+    chat = [{"role": "user", "content": "Copy: the fox ran to the fox and the fox ran to the fox."}]
+    more = [{"bad_words": ["fox"]}, {"min_tokens": 30}, {"stop": ["the"]}, {"repetition_penalty": 1.2}]
+    kinds = [*KINDS.values(), *more]
+    several = [
+        SamplingParams(seed=i, max_tokens=60, temperature=0.7, **{"ignore_eos": True} | kind)
+        for i, kind in enumerate(kinds)
+    ]
+    wanted = llm.chat([chat] * len(kinds), several)
+    with LLM("tiny", speculate="lookup", speculate_always=True) as guessing:
+        found = guessing.chat([chat] * len(kinds), several)
+        assert guessing.stats().drafted_tokens > 50
+    same = sum(one.token_ids == other.token_ids for one, other in zip(found, wanted, strict=True))
+    assert same >= len(kinds) - 1  # a pass over several tokens differs in the last bits of its logits
+
+
+def test_company_changes_nothing(llm, reference):
+    """Greedy, each with something of its own, together and one after another."""
+    questions = ["What is the capital of France?", "Tell me a story about a fox.", "What is 12 + 7?"]
+    kinds = [
+        {}, {"bad_words": ["the", "fox"]}, {"min_tokens": 20}, {"stop_token_ids": [16]}, {"dry_multiplier": 2.0},
+        {"logits_processors": [lambda token_ids, logits: logits - 3 * (len(token_ids) % 2) * (logits > 10)]},
+        {"allowed_token_ids": range(200, 700)}, {"presence_penalty": 1.0, "logit_bias": {300: 2.0}},
+    ]  # fmt: skip
+    chats = [[{"role": "user", "content": question}] for question in questions for _ in kinds]
+    several = [SamplingParams(temperature=0, max_tokens=32, **kind) for _ in questions for kind in kinds]
+    together, alone = llm.chat(chats, several), reference.chat(chats, several)
+    assert all(out.error is None for out in (*together, *alone))
+    same = sum(one.token_ids == other.token_ids for one, other in zip(together, alone, strict=True))
+    assert same >= len(chats) - 1
