@@ -16,6 +16,9 @@ STEPS_BETWEEN = 29
 SHORT = 64
 # Prompt tokens of background sequences in a step that they share with others.
 BACKGROUND_CHUNK = 128
+# Steps between two that they share: every second turn, 1 gap in 60, which leaves room in the p95 for what else delays
+# a step now and then. Each turn, until it is known what their rows cost.
+BACKGROUND_STEPS_BETWEEN = 2 * STEPS_BETWEEN + 1
 # Where rows cost next to nothing, background sequences join in all steps but one in so many, which shows what a step
 # without them takes. "Next to nothing": the median of the last steps with them is at most so much longer.
 STEPS_WITH = 8
@@ -42,14 +45,16 @@ class Turns:
         self._with: deque[float] = deque(maxlen=_SAMPLES)
 
     def background_joins(self, beside: bool) -> bool:
-        """Asked first in each step: do background sequences compute, too? The steps in which they do are those in which
-        long prompts have their turn; where their rows turn out to cost next to nothing, nearly all.
+        """Asked first in each step: do background sequences compute, too? The steps in which they do are some of those
+        in which long prompts have their turn; where their rows turn out to cost next to nothing, nearly all.
 
         Args:
             beside: background sequences run, and others do.
         """
         self.beside = beside
-        self.is_long = beside and min(self._since, self._aside) >= STEPS_BETWEEN
+        known = len(self._with) >= _FEWEST_SAMPLES
+        enough = BACKGROUND_STEPS_BETWEEN if known else STEPS_BETWEEN
+        self.is_long = beside and self._since >= STEPS_BETWEEN and self._aside >= enough
         self._aside = 0 if self.is_long else self._aside + 1
         self._joined = self.is_long or (beside and self._aside % STEPS_WITH != 0 and self._rows_are_cheap())
         return self._joined
