@@ -9,16 +9,19 @@ stdout answers each with a line, {"grammar": text} or {"error": text}.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 from typing import Any
 
 import llguidance
+from llguidance.gbnf_to_lark import is_lark_syntax
 
 MOST_MEMORY = 512 * 2**20  # address space, of which Python and the libraries take about 100 MiB
 STACK = 2 * 2**20  # less than the threads that compile and use the grammar later
 
 MAX_LEXER_STATES = 25_000  # of 0.3 to 2 kB each
+_ESCAPE = re.compile(r"\\(?:u(?P<four>[0-9a-fA-F]{4})|U(?P<eight>[0-9a-fA-F]{8})|.)", re.DOTALL)
 _MOST_SHOWN = 300  # characters of a message
 
 # As in the JSON grammars of llama.cpp (json-schema-to-grammar): a model that is unsure must not pad for ever.
@@ -49,7 +52,17 @@ def to_llguidance(kind: str, text: str) -> str:
         # one terminal: as many rules would make each step slow, or too many
         words = " | ".join(json.dumps(each, ensure_ascii=False) for each in json.loads(text))
         return matcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {words}\n")
+    if not is_lark_syntax(text):
+        text = _ESCAPE.sub(_plain, text)
     return llguidance.grammar_from("gbnf", text)  # takes Lark as it is
+
+
+def _plain(escape: re.Match[str]) -> str:
+    """An escape of GBNF as llguidance's converter takes it, which drops the zeros of \\u0041."""
+    code = int(escape["four"] or escape["eight"] or "0", 16)
+    if not code or code > sys.maxunicode or 0xD800 <= code < 0xE000:
+        return escape[0]
+    return f"\\x{code:02x}" if code < 0x80 else chr(code)
 
 
 def _check_counts(schema: Any) -> None:

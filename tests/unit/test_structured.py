@@ -357,6 +357,14 @@ def test_large_counts_are_no_danger(compiler, asked):
     assert compiled(compiler, **asked) is not None
 
 
+def test_escapes_of_gbnf_stand_for_their_characters(compiler):
+    grammar = r'root ::= "\u0041\x42\\u0043\u00e9\U0001F600" [\u4e00-\u4e05] [\u0061]'
+    matcher = compiled(compiler, grammar=grammar).first.deep_copy()
+    text = list("AB\\u0043é\U0001f600\u4e01a".encode())
+    assert matcher.consume_tokens(text)
+    assert matcher.is_accepting()
+
+
 def test_names_of_special_tokens_stand_for_the_tokens(compiler):
     matcher = compiled(compiler, grammar='start: <tool> "x"').first.deep_copy()
     assert matcher.consume_token(301)
