@@ -22,6 +22,7 @@ STACK = 2 * 2**20  # less than the threads that compile and use the grammar late
 
 MAX_LEXER_STATES = 25_000  # of 0.3 to 2 kB each
 _ESCAPE = re.compile(r"\\(?:u(?P<four>[0-9a-fA-F]{4})|U(?P<eight>[0-9a-fA-F]{8})|.)", re.DOTALL)
+_LARGEST_EXACT = 2**53
 _MOST_SHOWN = 300  # characters of a message
 
 # As in the JSON grammars of llama.cpp (json-schema-to-grammar): a model that is unsure must not pad for ever.
@@ -42,7 +43,7 @@ def to_llguidance(kind: str, text: str) -> str:
     """A Structure in llguidance's own form. Raises ValueError."""
     matcher = llguidance.LLMatcher
     if kind == "json":
-        _check_counts(json.loads(text))
+        _check_sound(json.loads(text))
         return matcher.grammar_from_json_schema(
             text, defaults={"whitespace_pattern": WHITESPACE, "json_allowed_escapes": ESCAPES}
         )
@@ -65,19 +66,28 @@ def _plain(escape: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 0x80 else chr(code)
 
 
-def _check_counts(schema: Any) -> None:
-    """Refuses a schema that texts can pretend to fulfil: where names beside the required ones count, one that comes
-    twice would count as two, and be one when it is read."""
-    left = [schema]
+def _check_sound(schema: Any) -> None:
+    """Refuses a schema that a text could break, and llguidance would let it.
+
+    Whole numbers are read as floats there: above 2**53 one would do for its neighbour. Where names beside the required
+    ones count, one that comes twice would count as two, and be one when the text is read.
+    """
+    left = [(schema, True)]
     while left:
-        part = left.pop()
+        part, is_schema = left.pop()
+        if isinstance(part, int) and abs(part) > _LARGEST_EXACT:
+            raise ValueError(f"the number {part} is not exact as a float; up to {_LARGEST_EXACT} is allowed")
         if isinstance(part, dict):
             least = part.get("minProperties")
-            if isinstance(least, int) and least > len(part.get("required") or ()) + 1:
+            if is_schema and isinstance(least, int) and least > len(part.get("required") or ()) + 1:
                 raise ValueError(f"minProperties is {least}, of which all but one must be in required")
-            left += [value for key, value in part.items() if key not in ("const", "enum", "default", "examples")]
+            left += [
+                (value, is_schema and key not in ("const", "enum"))
+                for key, value in part.items()
+                if key not in ("default", "examples")
+            ]
         elif isinstance(part, list):
-            left += part
+            left += [(each, is_schema) for each in part]
 
 
 def reason(error: str) -> str:

@@ -191,7 +191,9 @@ LEAVES = st.one_of(
     _bounds(-9, 9, "minimum", "maximum").map(lambda bounds: {"type": "number", **bounds}),
     _bounds(0, 9, "minLength", "maxLength").map(lambda bounds: {"type": "string", **bounds}),
     st.lists(
-        st.one_of(st.integers(), st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=3), st.none()),
+        st.one_of(
+            st.integers(-(2**53), 2**53), st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=3), st.none()
+        ),
         min_size=1,
         max_size=4,
     ).map(lambda values: {"enum": values}),
@@ -272,6 +274,12 @@ def test_a_name_that_the_schema_knows_cannot_come_again_as_another(compiler, aga
     text = list(f'{{"a":1,{again}}}'.encode())
     assert matcher.validate_tokens(text) < len(text)
     assert matcher.validate_tokens(list(b'{"a":1,"c":"x"}')) == 15
+
+
+@pytest.mark.parametrize("schema", [{"enum": ["a", 2**53 + 1]}, {"type": "integer", "minimum": -(2**60)}])
+def test_numbers_that_are_not_exact_are_refused(compiler, schema):
+    with pytest.raises(SamplingError, match="is not exact as a float"):
+        compiled(compiler, json={"type": "array", "items": schema})
 
 
 def test_names_that_must_be_many_must_be_required(compiler):
