@@ -186,13 +186,16 @@ class Child:
     def _obey(self, message: list[Any]) -> None:
         if message[0] == "outputs":
             self._deliver(message[1])
-            return
-        with self._lock:
-            answer = self._questions.pop(message[1])
-        if message[0] == "answer":
-            answer.set_result(message[2])
+        elif message[0] == "answer":
+            self._question(message[1]).set_result(message[2])
+        elif message[0] == "refused":
+            self._question(message[1]).set_exception(getattr(errors, message[2], EngineError)(message[3]))
         else:
-            answer.set_exception(getattr(errors, message[2], EngineError)(message[3]))
+            raise EngineError(f"the engine process sent {message[0]!r}")
+
+    def _question(self, number: int) -> Future[Any]:
+        with self._lock:
+            return self._questions.pop(number)
 
     def _deliver(self, packed: list[list[Any]]) -> None:
         by_sink: dict[int, tuple[Sink, list[SequenceOutput]]] = {}
