@@ -125,11 +125,8 @@ class FakeRunner:
         if short and (len(call.spans) > 1 or self._no_room_every == 1):
             self._cut_short.update(slots)
             return [SpanResult(DecodeStatus.NO_ROOM)] * len(call.spans)
-        results = [self._run_span(span) for span in call.spans if span.slot not in self._cut_short]
-        if len(results) < len(call.spans):
-            assert len(call.spans) == 1
-            return [SpanResult(DecodeStatus.FAILED, error="there is a hole before it")]
-        return results
+        hole = SpanResult(DecodeStatus.FAILED, error="there is a hole before it")
+        return [hole if span.slot in self._cut_short else self._run_span(span) for span in call.spans]
 
     def _run_span(self, span) -> SpanResult:
         cells = self.cells[span.slot]

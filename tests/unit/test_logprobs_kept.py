@@ -14,7 +14,7 @@ from fakes import (
     sequence,
     step,
 )
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_speculation import Guesser
 
@@ -174,6 +174,7 @@ def check_score(output, prompt: tuple[int, ...], first: int) -> None:
     no_room_every=st.sampled_from([0, 0, 7]),
     guesses=st.booleans(),
 )
+@example(93012, "batched", 5, 1, True, 7, False)  # no room, for a piece whose next one shares a call
 def test_scores_among_others(seed, name, n_slots, prompt_rows, can_share, no_room_every, guesses):
     rng = random.Random(seed)
     limits = Limits(n_slots, 128, 64, 32, can_share=can_share, prompt_rows=prompt_rows, n_outputs=64)
