@@ -175,6 +175,16 @@ class AsyncLLM:
         """As LLM.stats."""
         return await self._on_thread((await self._client()).stats)
 
+    async def load_prefix(self, path: str | os.PathLike[str]) -> int:
+        """As LLM.load_prefix."""
+        client = await self._client()
+        return await self._on_thread(lambda: client.load_prefix(os.path.abspath(path)))
+
+    async def unload_prefix(self, path: str | os.PathLike[str]) -> None:
+        """As LLM.unload_prefix."""
+        client = await self._client()
+        await self._on_thread(lambda: client.unload_prefix(os.path.abspath(path)))
+
     async def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
         """As LLM.load_adapter."""
         client = await self._client()

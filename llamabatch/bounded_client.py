@@ -73,6 +73,15 @@ class BoundedClient:
     def adapters(self) -> list[str]:
         return self._client.adapters
 
+    def save_prefix(self, token_ids: list[int], path: str) -> bool:
+        return self._client.save_prefix(token_ids, path)
+
+    def load_prefix(self, path: str) -> int:
+        return self._client.load_prefix(path)
+
+    def unload_prefix(self, path: str) -> None:
+        self._client.unload_prefix(path)
+
     def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
         self._client.load_adapter(name, path)
 

@@ -83,6 +83,14 @@ class Cells:
                 best = rank
         return None if best is None else (best[2], best[0])
 
+    def slot_of(self, token_ids: ListLike[int]) -> int | None:
+        """The slot that keeps exactly these tokens, computed without adapters."""
+        wanted = list(token_ids)
+        for slot, kept in self.kept.items():
+            if kept.count == len(wanted) and not kept.key and list(kept.token_ids[: kept.count]) == wanted:
+                return slot
+        return None
+
     # --- slots --------------------------------------------------------------------------------------------------
 
     def lease(

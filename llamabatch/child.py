@@ -126,6 +126,15 @@ class Child:
         """As EngineClient.stats."""
         return EngineStats(**self.ask("stats"))
 
+    def save_prefix(self, token_ids: list[int], path: str) -> bool:
+        return bool(self.ask("save_prefix", token_ids, path))
+
+    def load_prefix(self, path: str) -> int:
+        return int(self.ask("load_prefix", path))
+
+    def unload_prefix(self, path: str) -> None:
+        self.ask("unload_prefix", path)
+
     def ask(self, kind: str, *arguments: Any) -> Any:
         """Sends a message that has an answer, and waits for it. Raises what the child refuses it with."""
         self._home.check()

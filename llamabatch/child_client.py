@@ -63,6 +63,15 @@ class ChildClient:
     def unload_adapter(self, name: str) -> None:
         self._adapters.unload(name)
 
+    def save_prefix(self, token_ids: list[int], path: str) -> bool:
+        return self._child.save_prefix(token_ids, path)
+
+    def load_prefix(self, path: str) -> int:
+        return self._child.load_prefix(path)
+
+    def unload_prefix(self, path: str) -> None:
+        self._child.unload_prefix(path)
+
     @property
     def pids(self) -> list[int]:
         """Process ids of the children."""

@@ -63,6 +63,15 @@ class EngineClient(Protocol):
     def adapters(self) -> list[str]:
         """Names of the loaded adapters."""
 
+    def save_prefix(self, token_ids: list[int], path: str) -> bool:
+        """As Engine.save_prefix; `path` is absolute."""
+
+    def load_prefix(self, path: str) -> int:
+        """As Engine.load_prefix, in all engines."""
+
+    def unload_prefix(self, path: str) -> None:
+        """As Engine.unload_prefix."""
+
     def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
         """Loads a LoRA or a control vector. Raises AdapterError, ModelFileError, EngineClosedError."""
 
@@ -183,6 +192,17 @@ class ThreadClient:
     @property
     def adapters(self) -> list[str]:
         return self.model.adapters.names
+
+    def save_prefix(self, token_ids: list[int], path: str) -> bool:
+        saved: bool = self.ask(lambda engine: engine.save_prefix(token_ids, path)).result()
+        return saved
+
+    def load_prefix(self, path: str) -> int:
+        n_tokens: int = self.ask(lambda engine: engine.load_prefix(path)).result()
+        return n_tokens
+
+    def unload_prefix(self, path: str) -> None:
+        self.ask(lambda engine: engine.unload_prefix(path)).result()
 
     def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
         self.ask(lambda engine: engine.load_adapter(name, path)).result()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence as ListLike
 from dataclasses import replace
 from typing import Any
 
+from llamabatch import prefix_file
 from llamabatch.adapters import check_known
 from llamabatch.capacity import Plan, resolve
 from llamabatch.config import EngineConfig
 from llamabatch.embeddings import Embeddings
-from llamabatch.errors import AdapterError, ConfigError, EngineClosedError
+from llamabatch.errors import AdapterError, ConfigError, EngineClosedError, InputError
 from llamabatch.fanout import Fans
+from llamabatch.llama import prefixes
 from llamabatch.llama.draft import DraftModel, open_draft
 from llamabatch.llama.library import gpu_count, has_fast_attention
 from llamabatch.llama.model import Model
@@ -26,6 +29,7 @@ from llamabatch.model_facts import ModelFacts
 from llamabatch.model_file import file_bytes
 from llamabatch.model_file import resolve as resolve_path
 from llamabatch.policies import policy
+from llamabatch.prefix_file import PrefixFile
 from llamabatch.request import Request, Sequence, SequenceOutput
 from llamabatch.request_checks import check_overflow, check_params, check_prompt, fitted
 from llamabatch.scheduler import Scheduler
@@ -207,6 +211,49 @@ class Engine:
             **vars(self._embeddings.counts),
             **(vars(self._speculation.counts) if self._speculation is not None else {}),
         )
+
+    def save_prefix(self, token_ids: ListLike[int], path: str) -> bool:
+        """Writes the cells of a finished request of these tokens to a file; False if they are not there (any more).
+
+        Raises:
+            InputError: the file cannot be written.
+            ConfigError: this engine keeps no prefixes.
+        """
+        self._check_open()
+        if not self._scheduler.limits.keeps_prefixes:
+            raise ConfigError("no prefix can be saved: cache_prefix is False, or the model's state cannot be cut")
+        slot = self._scheduler.sharing.cells.slot_of(token_ids)
+        state = self._runner.state(slot) if slot is not None else None
+        if state is None:
+            return False
+        prefix_file.write(path, PrefixFile(tuple(token_ids), state), prefixes.facts(self.model, self.config))
+        return True
+
+    def load_prefix(self, path: str) -> int:
+        """Holds a saved prefix in memory for requests that begin with it; returns how many tokens it has.
+
+        Raises:
+            InputError: the file is damaged, or was saved by another model or engine.
+            ConfigError: this engine shares no prefixes.
+        """
+        self._check_open()
+        if not self._scheduler.limits.can_share:
+            raise ConfigError("no prefix can be loaded: the model's state cannot be cut")
+        prefix = prefix_file.read(path, prefixes.facts(self.model, self.config))
+        if len(prefix.token_ids) > self.config.number("n_ctx"):
+            raise InputError(
+                f"the prefix file {path} has {len(prefix.token_ids)} tokens; n_ctx is {self.config.number('n_ctx')}"
+            )
+        self._runner.loaded[path] = prefix.state
+        self._scheduler.sharing.loaded[path] = list(prefix.token_ids)
+        return len(prefix.token_ids)
+
+    def unload_prefix(self, path: str) -> None:
+        """Frees a loaded prefix. Raises InputError if it is not loaded."""
+        self._check_open()
+        if self._runner.loaded.pop(path, None) is None:
+            raise InputError(f"no prefix of {path} is loaded")
+        del self._scheduler.sharing.loaded[path]
 
     def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
         """Loads a LoRA or a control vector for later requests.

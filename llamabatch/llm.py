@@ -22,6 +22,7 @@ from llamabatch.hub import fetch
 from llamabatch.lifetime import Home
 from llamabatch.progress import ProgressBar
 from llamabatch.request import RequestOutput, SequenceOutput
+from llamabatch.saved_prefixes import SavedPrefixes
 from llamabatch.scoring import Pairs, Score, Scoring
 from llamabatch.stats import EngineStats
 from llamabatch.vectors import Vector, vectors
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from llamabatch.config import EngineOptions
 
 
-class LLM:
+class LLM(SavedPrefixes):
     """A GGUF model that runs many prompts at once. Its methods may be called from several threads.
 
     Args:

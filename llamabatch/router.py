@@ -26,6 +26,12 @@ class Member(Protocol):
 
     def stats(self) -> EngineStats: ...
 
+    def save_prefix(self, token_ids: list[int], path: str) -> bool: ...
+
+    def load_prefix(self, path: str) -> int: ...
+
+    def unload_prefix(self, path: str) -> None: ...
+
 
 class Router:
     """What an EngineClient does, over several engines. Safe to call from any thread.
@@ -82,6 +88,16 @@ class Router:
 
     def stats(self) -> EngineStats:
         return sum((self._members[number].stats() for number in self._alive()), EngineStats())
+
+    def save_prefix(self, token_ids: list[int], path: str) -> bool:
+        return any(self._members[number].save_prefix(token_ids, path) for number in self._alive())
+
+    def load_prefix(self, path: str) -> int:
+        return max(self._members[number].load_prefix(path) for number in self._alive())
+
+    def unload_prefix(self, path: str) -> None:
+        for number in self._alive():
+            self._members[number].unload_prefix(path)
 
     def _alive(self) -> list[int]:
         alive = [number for number, member in enumerate(self._members) if member.alive]

@@ -144,6 +144,7 @@ class Scheduler:
 
     def schedule(self) -> ScheduledBatch:
         self._step += 1
+        restores = self.sharing.restores(self.running)
         # before anyone enters: a source that has just finished still holds its slot's cells
         self.sharing.copy_ready(self.running)
         self._admit()
@@ -183,7 +184,7 @@ class Scheduler:
             calls += prefill_calls(late, min(BACKGROUND_CHUNK, self.limits.n_batch), self.limits)
         if self.adapters.in_use:
             self.adapters.spend(calls)
-        return ScheduledBatch(*self._cells.actions(), tuple(calls), shifts)
+        return ScheduledBatch(*self._cells.actions(), tuple(calls), shifts, restores)
 
     def _shifts(self) -> tuple[Shift, ...]:
         """Those whose slot is full forget a part, each at the same token whatever runs beside it."""

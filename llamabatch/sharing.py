@@ -8,9 +8,9 @@ from collections.abc import Sequence as ListLike
 from llamabatch.cells import Cells
 from llamabatch.packing import MAX_DUMMY_GAP
 from llamabatch.precedence import may_copy
-from llamabatch.prefix import best_source
+from llamabatch.prefix import MIN_SHARED, best_source, common_length, share_key
 from llamabatch.request import FinishReason, Sequence
-from llamabatch.step import Limits
+from llamabatch.step import Limits, Restore
 
 # A second pass over the weights costs as much as this many prompt tokens (0.5B Q8_0: 23 ms, and 770 tokens/s).
 PASS_IN_TOKENS = 18
@@ -22,7 +22,8 @@ class Sharing:
     Attributes:
         cells: what the slots hold.
         num_shared_tokens: copied from running sequences.
-        num_prefix_hits, num_prefix_tokens: sequences that began with cells of finished ones; tokens of these.
+        num_prefix_hits, num_prefix_tokens: sequences that began with cells of finished ones, or from a file; tokens
+            of these.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -30,6 +31,8 @@ class Sharing:
         self.num_shared_tokens = 0
         self.num_prefix_hits = 0
         self.num_prefix_tokens = 0
+        self.loaded: dict[str, list[int]] = {}  # path of a file -> its tokens
+        self._restoring: dict[str, tuple[str, int]] = {}  # request id -> from which file it is to be filled, how much
         self._limits = limits
         self._sources: dict[str, tuple[Sequence, int]] = {}  # request id -> whose prefix it waits to copy, how much
 
@@ -37,14 +40,16 @@ class Sharing:
         """The context has been made anew."""
         self.cells.reset(n_slots)
         self._sources.clear()
+        self._restoring.clear()
 
     def waits(self, sequence: Sequence) -> bool:
         """Does it wait for another to compute what it will copy?"""
-        return sequence.request.request_id in self._sources
+        return sequence.request.request_id in self._sources or sequence.request.request_id in self._restoring
 
     def forget(self, sequence: Sequence) -> None:
         """It ended, or lost its slot: it looks again when it comes back."""
         self._sources.pop(sequence.request.request_id, None)
+        self._restoring.pop(sequence.request.request_id, None)
 
     def enter(
         self,
@@ -62,6 +67,12 @@ class Sharing:
         kept = source = None
         if self._limits.can_share:
             kept, source = self.cells.best(sequence), best_source(sequence, may_copy(sequence, running))
+        known = max((found[1] for found in (kept, source) if found is not None), default=0)
+        saved = self._best_saved(sequence, known) if self.loaded and self._limits.can_share else None
+        if saved is not None:  # filled in the next step: nothing copies from the slot, or to it, any more
+            sequence.admit(self.cells.lease(own=own, top=top, beside=beside))
+            self._restoring[sequence.request.request_id] = saved
+            return
         if kept is not None and (source is None or kept[1] >= source[1]):
             sequence.admit(self.cells.lease_prefix(*kept, own=own, top=top))
             self._count_hit(sequence, kept[1])
@@ -69,6 +80,29 @@ class Sharing:
         sequence.admit(self.cells.lease(own=own, top=top, beside=beside))
         if source is not None:
             self._sources[sequence.request.request_id] = source
+
+    def _best_saved(self, sequence: Sequence, known: int) -> tuple[str, int] | None:
+        """The loaded file that saves the most work, if that is more than `known` tokens by MIN_SHARED."""
+        if share_key(sequence.request):
+            return None
+        best = None
+        for path, token_ids in self.loaded.items():
+            shared = min(common_length(sequence.token_ids, token_ids), sequence.most_shared)
+            if shared >= known + MIN_SHARED:
+                best, known = (path, shared), shared
+        return best
+
+    def restores(self, running: ListLike[Sequence]) -> tuple[Restore, ...]:
+        """For those that have entered before this step and begin as a file does."""
+        if not self._restoring:
+            return ()
+        restores = []
+        for sequence in running:
+            path, count = self._restoring.pop(sequence.request.request_id, (None, 0))
+            if path is not None and path in self.loaded and sequence.slot is not None:
+                restores.append(Restore(sequence.slot, path, count))
+                self._count_hit(sequence, count)
+        return tuple(restores)
 
     def _count_hit(self, sequence: Sequence, count: int) -> None:
         sequence.num_computed = count

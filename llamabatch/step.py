@@ -90,13 +90,23 @@ class Shift:
 
 
 @dataclass(frozen=True)
+class Restore:
+    """Slot `slot`, which is empty, gets the first `count` tokens of the prefix that was loaded from file `path`."""
+
+    slot: int
+    path: str
+    count: int
+
+
+@dataclass(frozen=True)
 class ScheduledBatch:
-    """What one step does, in this order: copies, cuts, shifts, calls."""
+    """What one step does, in this order: restores, copies, cuts, shifts, calls."""
 
     copies: tuple[PrefixCopy, ...] = ()
     cuts: tuple[Cut, ...] = ()
     calls: tuple[Call, ...] = ()
     shifts: tuple[Shift, ...] = ()
+    restores: tuple[Restore, ...] = ()
 
     @property
     def spans(self) -> list[Span]:

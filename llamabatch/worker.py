@@ -54,16 +54,17 @@ def _serve(wire: Wire, client: EngineClient) -> bool:
     return False
 
 
-def _answer(wire: Wire, client: EngineClient, kind: str, number: int, *arguments: str) -> bool:
+_QUESTIONS = ("load_adapter", "unload_adapter", "save_prefix", "load_prefix", "unload_prefix")
+
+
+def _answer(wire: Wire, client: EngineClient, kind: str, number: int, *arguments: Any) -> bool:
     """Answers a question; False if the engine is gone."""
     try:
         answer: Any = None
         if kind == "stats":
             answer = vars(client.stats())
-        elif kind == "load_adapter":
-            client.load_adapter(*arguments)
-        else:
-            client.unload_adapter(*arguments)
+        elif kind in _QUESTIONS:
+            answer = getattr(client, kind)(*arguments)
         wire.send("answer", number, answer)
     except EngineClosedError:
         return False

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from llamabatch.adapters import AdapterSet
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, EngineError
-from llamabatch.llama import library
+from llamabatch.llama import library, prefixes
 from llamabatch.llama.model import Model
 
 _FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
@@ -143,6 +143,18 @@ class Context:
         if not self._lib.llama_memory_seq_rm(self._memory, slot, start, start + count):
             raise EngineError(f"slot {slot} cannot be cut from position {start} to {start + count}")
         self._lib.llama_memory_seq_add(self._memory, slot, start + count, -1, -count)
+
+    def state(self, slot: int) -> bytes:
+        """What a slot holds, to be kept or saved."""
+        self._check(slot)
+        return prefixes.take(self._lib, self.handle, slot)
+
+    def restore(self, slot: int, state: bytes, count: int) -> bool:
+        """Fills a slot with the first `count` tokens of a state; False if llama.cpp refuses it."""
+        self._check(slot)
+        n_streams = 1 if self._unified else self.n_slots
+        given = prefixes.give(self._lib, self.handle, slot, n_streams, state)
+        return given and self.clear(slot, count) and self.length(slot) == count
 
     def length(self, slot: int) -> int:
         """Tokens that the slot holds."""

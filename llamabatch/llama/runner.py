@@ -17,7 +17,7 @@ from llamabatch.llama.sampler import NO_TOKEN, Draw, sample_rows
 from llamabatch.llama.verify import accepted_tokens
 from llamabatch.logprobs import RowLogprobs
 from llamabatch.request import Sequence
-from llamabatch.step import Call, DecodeStatus, Limits, ScheduledBatch, Span, SpanResult
+from llamabatch.step import Call, DecodeStatus, Limits, Restore, ScheduledBatch, Span, SpanResult
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,8 @@ class Runner:
         self.counts = RunnerCounts()
         self._n_ubatch = config.number("n_ubatch")
         self._config = config
+        self.loaded: dict[str, bytes] = {}  # path of a prefix file -> its state
+        self._unflushed = False  # llama.cpp copies between slots when it decodes next
         self._context = Context(model, config, 1)
         if not self._context.has_memory:  # decoding would abort the process
             self._context.close()
@@ -104,6 +106,9 @@ class Runner:
 
     def run(self, batch: ScheduledBatch) -> list[SpanResult]:
         """One result for each of batch.spans, in their order."""
+        for restore in batch.restores:
+            self._restore(restore)
+        self._unflushed = self._unflushed or bool(batch.copies)
         for copy in batch.copies:
             self._context.copy_prefix(copy.source, copy.target, copy.count)
         for cut in batch.cuts:
@@ -111,6 +116,19 @@ class Runner:
         for shift in batch.shifts:
             self._context.shift(shift.slot, shift.start, shift.count)
         return [result for call in batch.calls for result in self._run_call(call)]
+
+    def _restore(self, restore: Restore) -> None:
+        """A slot that llama.cpp refuses to fill stays empty; the call with its tokens then fails, for its request."""
+        if self._unflushed:  # copies that wait for a decode might yet read the slot: a row that nobody needs is one
+            self._context.decode(self._batch.fill_rows([0], [0], [restore.slot]))
+            self._context.clear(restore.slot)
+            self._unflushed = False
+        if not self._context.restore(restore.slot, self.loaded[restore.path], restore.count):
+            logger.warning("llama.cpp refuses the saved prefix %s", restore.path)
+
+    def state(self, slot: int) -> bytes | None:
+        """What a slot holds, to be saved; None while copies wait for the next decode."""
+        return None if self._unflushed else self._context.state(slot)
 
     def _run_call(self, call: Call) -> list[SpanResult]:
         if call.adapters != self._context.adapters:
@@ -121,6 +139,7 @@ class Runner:
         for slot in call.dummy_slots:
             self._context.clear(slot)
         if code is DecodeCode.OK:
+            self._unflushed = False
             self._count(call)
             guided = [span.sequence for span in outputs if span.sequence.guide is not None and span.output]
             if guided:
@@ -211,13 +230,18 @@ def _draw(sequence: Sequence) -> Draw:
 class NoRunner:
     """In the place of a Runner where a model gives embeddings only: nothing enters the scheduler."""
 
-    limits = Limits(n_slots=1, n_batch=1, n_ubatch=1, prefill_budget=1)
+    limits = Limits(n_slots=1, n_batch=1, n_ubatch=1, prefill_budget=1, can_share=False, keeps_prefixes=False)
 
     def __init__(self) -> None:
         self.counts = RunnerCounts()
+        self.loaded: dict[str, bytes] = {}
 
     def close(self) -> None:
         pass
+
+    def state(self, slot: int) -> bytes | None:
+        """Nothing is there to be saved."""
+        return None
 
     def forget_adapter(self, name: str) -> None:
         pass

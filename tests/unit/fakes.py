@@ -80,6 +80,7 @@ class FakeRunner:
         self.cells: list[list[int]] = [[]]
         self.calls: list[Call] = []
         self.copied_tokens = 0
+        self.loaded: dict[str, list[int]] = {}  # what a prefix file holds
         self._no_room_every = no_room_every
         self._bad_token = bad_token
         self._memory_for = memory_for
@@ -91,6 +92,9 @@ class FakeRunner:
         return len(self.cells)
 
     def run(self, batch: ScheduledBatch) -> list[SpanResult]:
+        for restore in batch.restores:
+            assert self.cells[restore.slot] == []
+            self.cells[restore.slot] = self.loaded[restore.path][: restore.count]
         for copy in batch.copies:
             assert self.limits.can_share
             assert len(self.cells[copy.source]) >= copy.count > 0

@@ -240,6 +240,17 @@ def test_too_little_is_not_kept():
     assert [kept.count for kept in scheduler._cells.kept.values()] == [MIN_SHARED]
 
 
+def test_a_loaded_prefix_fills_a_slot_and_others_copy_from_there():
+    scheduler, runner = engine()
+    scheduler.sharing.loaded["file"] = runner.loaded["file"] = list(prompt_of(3, 120))
+    items = [sequence(f"{i}", (*prompt_of(3, 120), 5 + i, 6), 1) for i in range(3)]
+    outputs, computed = ask(scheduler, runner, *items)
+    assert computed == 3 * 2
+    assert (scheduler.sharing.num_prefix_hits, scheduler.sharing.num_prefix_tokens) == (1, 120)
+    for i in range(3):
+        assert list(outputs[f"{i}"].token_ids) == expected_output((*prompt_of(3, 120), 5 + i, 6), 1)
+
+
 @settings(deadline=None, max_examples=150)
 @given(
     seed=st.integers(0, 2**32),
@@ -257,6 +268,8 @@ def test_turns_of_many_chats_get_what_they_get_alone(seed, name, n_slots, n_cell
     limits = Limits(n_slots, 256, 64, 32, n_cells=n_cells, can_pad=can_pad and n_cells is None)
     scheduler, runner = engine(limits, name, memory_for=memory_for, no_room_every=no_room_every)
     texts = {chat: prompt_of(3 + chat % 3, rng.randrange(1, 150)) for chat in range(7)}
+    if rng.random() < 0.5:
+        scheduler.sharing.loaded["file"] = runner.loaded["file"] = list(prompt_of(3, 120))
     asked, chats, n = {}, {}, 0
     for _ in range(80):
         if rng.random() < 0.4:

@@ -46,6 +46,7 @@ def test_the_scheduling_rooms_are_pure():
         "cells",
         "affinity",
         "sharing",
+        "prefix_file",
         "waiting",
         "packing",
         "speculation",
