@@ -5,7 +5,6 @@ import os
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from benchmarks import report, rounds
@@ -15,6 +14,7 @@ from benchmarks.places import describe_model
 from benchmarks.process import PeerFailure, environment
 from benchmarks.workloads import Shape, Workload
 from llamabatch.model_file import resolve
+from tests.processes import Started
 
 SMALL = Workload("tiny", "tiny", tuple(Shape(16 + i, 4 + i) for i in range(12)), n_ctx=256, loop_every=3)
 TALK = Workload("talk", "tiny", (Shape(8, 6), Shape(8, 6), Shape(64, 4, 0.05, talker=False)), n_ctx=256, streamed=True)
@@ -28,6 +28,7 @@ def setup(tmp_path):
 
 
 def test_ours_and_the_loop_are_measured(setup):
+    started = Started()
     peers = [Ours(), LlamaLoop()]
     found = rounds.run(setup, [SMALL, TALK], peers, 1, say=lambda text: None, after_round=lambda series: None)
     ours, loop, talk = found
@@ -40,16 +41,17 @@ def test_ours_and_the_loop_are_measured(setup):
     assert len(talk.results[0].gaps_s) == 10
     assert talk.results[0].tokens == [6, 6, 4]
     assert {(c.workload, c.peer) for c in report.compare(found) if c.figure == "tokens/s"} == {("tiny", report.LOOP)}
-    assert psutil.Process().children(recursive=True) == []
+    assert started() == []
 
 
 def test_a_refused_option_is_a_failure_with_its_reason(setup):
+    started = Started()
     found = rounds.run(
         setup, [SMALL], [Ours(options={"n_slotz": 2})], 1, say=lambda text: None, after_round=lambda series: None
     )
     assert found[0].results == []
     assert "n_slotz" in found[0].failure
-    assert psutil.Process().children(recursive=True) == []
+    assert started() == []
 
 
 def test_a_program_that_cannot_start_is_a_failure(setup):

@@ -19,6 +19,7 @@ from llamabatch.tuning.children import Children, busy_neighbour
 from llamabatch.tuning.run import Settings, run
 from llamabatch.tuning.settings import Job, Setting
 from llamabatch.tuning.stages import STAIRS
+from tests.processes import Started
 
 SETTING = Setting("on", 1000, "off", "f16", "f16", 512, 1, 1)
 JOB = Job(prompt=24, rows=(1, 4), n_ctx=32, n_slots=4, seconds=0.01)
@@ -47,12 +48,13 @@ def keep(**values):
 
 
 def test_tuned_once_used_from_then_on(cache):
+    started = Started()
     report = run(Settings("tiny", seconds=1), Silent())
     assert [stair.rows for stair in report.stairs] == list(STAIRS)
     assert all(stair.step_ms > 0 for stair in report.stairs)
     assert report.file.is_relative_to(cache)
     assert profile_store.find(resolve("tiny"), "f16", "f16") == report.profile
-    assert psutil.Process().children() == []
+    assert started() == []
     with LLM("tiny", strategy="batched", n_ctx=256) as llm:
         assert llm.plan.config.n_slots == report.best_rows
         assert report.profile.source in llm.plan.reasons["n_slots"]
@@ -100,9 +102,10 @@ def test_a_profile_for_other_devices_is_not_believed(cache):
 
 
 def test_a_child_that_dies_is_an_error_and_the_next_call_survives():
+    started = Started()
     with Children(EngineConfig("tiny"), 2) as children:
         assert set(children.measure(SETTING, JOB)) == {"prompt", "1", "4"}
-        (child,) = psutil.Process().children()
+        (child,) = started()
         child.kill()
         child.wait()
         with pytest.raises(EngineError, match="ended"):
@@ -113,11 +116,12 @@ def test_a_child_that_dies_is_an_error_and_the_next_call_survives():
 
 
 def test_no_more_processes_than_there_is_room_for():
+    started = Started()
     with Children(EngineConfig("tiny"), 1) as children, busy_neighbour():
         for spins in (1000, 2000, 1000):
             children.measure(replace(SETTING, spins=spins), JOB)
-            assert len(psutil.Process().children()) == 2  # with the neighbour
-    assert psutil.Process().children() == []
+            assert len(started()) == 2  # with the neighbour
+    assert started() == []
 
 
 def test_ctrl_c_leaves_no_process_and_no_profile(cache):

@@ -13,6 +13,7 @@ import pytest
 from benchmarks.peers.client import HttpSession
 from benchmarks.process import PeerFailure, Program, neighbour
 from benchmarks.workloads import Job
+from tests.processes import Started
 
 ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
 SLEEP = "import time; time.sleep(60)"
@@ -56,13 +57,14 @@ def test_a_program_that_hangs_is_killed_with_its_children(tmp_path):
 
 
 def test_the_neighbour_works_and_goes():
+    started = Started()
     with neighbour(True, os.environ):
-        [process] = psutil.Process().children()
+        [process] = started()
         time.sleep(0.3)
         assert sum(process.cpu_times()[:2]) > 0.02
     assert not process.is_running()
     with neighbour(False, os.environ):
-        assert psutil.Process().children() == []
+        assert started() == []
 
 
 class Handler(BaseHTTPRequestHandler):
