@@ -20,6 +20,7 @@ from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineClosedError, EngineError
 from llamabatch.front import Adapters, Front, OneAdapters, Params, Prompt, Submission
 from llamabatch.request import RequestOutput, SequenceOutput
+from llamabatch.saved_prefixes import CROWDED, ONE_TOKEN, TRIES, tokens_to_save
 from llamabatch.scoring import Pairs, Score, Scoring
 from llamabatch.stats import EngineStats
 from llamabatch.vectors import vectors
@@ -174,6 +175,16 @@ class AsyncLLM:
     async def stats(self) -> EngineStats:
         """As LLM.stats."""
         return await self._on_thread((await self._client()).stats)
+
+    async def save_prefix(self, prompt: Prompt, path: str | os.PathLike[str]) -> int:
+        """As LLM.save_prefix."""
+        client, absolute = await self._client(), os.path.abspath(path)
+        for _ in range(TRIES):
+            [output] = await self.generate(prompt, ONE_TOKEN)
+            token_ids = tokens_to_save(output)
+            if await self._on_thread(partial(client.save_prefix, token_ids, absolute)):
+                return len(token_ids)
+        raise EngineError(CROWDED)
 
     async def load_prefix(self, path: str | os.PathLike[str]) -> int:
         """As LLM.load_prefix."""

@@ -13,7 +13,19 @@ from llamabatch.prefix import MIN_SHARED
 from llamabatch.request import RequestOutput
 from llamabatch.sampling_params import SamplingParams
 
-_TRIES = 3
+TRIES = 3
+ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)  # computes the prompt, whose cells then stay for a while
+CROWDED = "others needed the cells of the prefix before they could be saved; try again at a calm time"
+
+
+def tokens_to_save(output: RequestOutput) -> list[int]:
+    """The tokens of a prompt that has just been computed. Raises what save_prefix raises."""
+    if output.error is not None:
+        raise EngineError(output.error)
+    if len(output.prompt_token_ids) < MIN_SHARED:
+        count = len(output.prompt_token_ids)
+        raise InputError(f"the prefix has {count} tokens; at least {MIN_SHARED} are worth saving")
+    return list(output.prompt_token_ids)
 
 
 class SavedPrefixes(ABC):
@@ -41,16 +53,12 @@ class SavedPrefixes(ABC):
             EngineError: others needed the cells before they could be saved.
         """
         absolute = os.path.abspath(path)
-        for _ in range(_TRIES):
-            [output] = self.generate(prompt, SamplingParams(temperature=0, max_tokens=1))
-            token_ids = list(output.prompt_token_ids)
-            if output.error is not None:
-                raise EngineError(output.error)
-            if len(token_ids) < MIN_SHARED:
-                raise InputError(f"the prefix has {len(token_ids)} tokens; at least {MIN_SHARED} are worth saving")
+        for _ in range(TRIES):
+            [output] = self.generate(prompt, ONE_TOKEN)
+            token_ids = tokens_to_save(output)
             if self._client.save_prefix(token_ids, absolute):
                 return len(token_ids)
-        raise EngineError("others needed the cells of the prefix before they could be saved; try again at a calm time")
+        raise EngineError(CROWDED)
 
     def load_prefix(self, path: str | os.PathLike[str]) -> int:
         """Holds a saved prefix in memory, in each engine: requests that begin so need not compute it, until

@@ -15,6 +15,7 @@ from llamabatch import (
     EngineClosedError,
     EngineError,
     FinishReason,
+    InputError,
     ModelFileError,
     PromptError,
     QueueFull,
@@ -289,3 +290,31 @@ def test_a_forgotten_one_ends_with_the_program():
     command = [sys.executable, "-c", textwrap.dedent(code)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_prefixes_are_saved_and_loaded(tmp_path):
+    prefix, path = "Once upon a time there was a king who had three daughters and a garden. " * 3, tmp_path / "prefix.kv"
+    greedy = SamplingParams(temperature=0, max_tokens=8)
+
+    async def saved():
+        async with AsyncLLM("tiny", n_ctx=512) as llm:
+            with pytest.raises(InputError, match="at least 32"):
+                await llm.save_prefix("Hello", path)
+            [output] = await llm.generate([prefix + "One day"], greedy)
+            return await llm.save_prefix(prefix, path), output
+
+    async def loaded():
+        async with AsyncLLM("tiny", n_ctx=512) as llm:
+            count = await llm.load_prefix(path)
+            [output] = await llm.generate([prefix + "One day"], greedy)
+            stats = await llm.stats()
+            await llm.unload_prefix(path)
+            with pytest.raises(InputError, match="not loaded"):
+                await llm.unload_prefix(path)
+            return count, output, stats
+
+    n_saved, first = asyncio.run(saved())
+    count, second, stats = asyncio.run(loaded())
+    assert count == n_saved
+    assert stats.prefix_tokens >= count - 2
+    assert second.token_ids == first.token_ids
