@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from llamabatch.async_llm import AsyncLLM
+from typing import TYPE_CHECKING, Any
+
 from llamabatch.config import EngineConfig
 from llamabatch.engine import Engine
 from llamabatch.errors import (
@@ -24,6 +25,9 @@ from llamabatch.logprobs import Logprob
 from llamabatch.request import CompletionOutput, FinishReason, Request, RequestOutput, SequenceOutput, Timings
 from llamabatch.sampling_params import SamplingParams
 from llamabatch.scoring import Score
+
+if TYPE_CHECKING:
+    from llamabatch.async_llm import AsyncLLM
 
 __version__ = "0.1.0"
 
@@ -55,3 +59,12 @@ __all__ = [
     "Timings",
     "__version__",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """AsyncLLM when it is asked for: asyncio is a sixth of what there is to import."""
+    if name == "AsyncLLM":
+        from llamabatch.async_llm import AsyncLLM
+
+        return AsyncLLM
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,15 +10,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-import jinja2
-import jinja2.meta
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
 from llamabatch.checks import nearest, show
 from llamabatch.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:
+    import jinja2
+
     from llamabatch.llama.model import Model
 
 Message = Mapping[str, Any]
@@ -178,6 +175,10 @@ def _check_tools(tools: object) -> None:
 @functools.lru_cache(maxsize=8)
 def _compile(template: str) -> tuple[jinja2.Template, frozenset[str]]:
     """The template, and the variables that it reads."""
+    import jinja2.meta  # not for those who never chat
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
     # the settings that Hugging Face's templates are written for (transformers, chat_template_utils.py), tojson included
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
@@ -191,4 +192,6 @@ def _compile(template: str) -> tuple[jinja2.Template, frozenset[str]]:
 
 
 def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)
+    from jinja2 import TemplateError
+
+    raise TemplateError(message)

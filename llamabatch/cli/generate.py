@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from llamabatch.cli.options import Bias, Param, engine_options, model_option
+from llamabatch.cli.options import Bias, Param, ScaledFile, engine_options, model_option
 from llamabatch.errors import PromptError
 from llamabatch.filled_params import DEFAULTS
 from llamabatch.llm import LLM
@@ -55,11 +55,15 @@ def _help(text: str, name: str) -> str:
 @click.option("--seed", type=int, help="Same seed, same text; without one each run draws anew.")
 @click.option("--stop", multiple=True, help="End the text before this string; may be given several times.")
 @click.option("--ignore-eos", is_flag=True, default=None, help="Go on after an end-of-generation token.")
+@click.option(
+    "--lora", "loras", type=ScaledFile(), multiple=True,
+    help="A LoRA or control vector to apply, and its scale; may be given several times.",
+)  # fmt: skip
 @click.option("--show-plan", is_flag=True, help="Print to stderr what was chosen for this machine, and why.")
 @engine_options()
 def generate(
     prompt: str, model: str, chat: bool, system: str | None, show_plan: bool, engine: dict[str, Any],
-    others: tuple[tuple[str, Any], ...], **sampling: Any,
+    others: tuple[tuple[str, Any], ...], loras: tuple[tuple[str, float], ...], **sampling: Any,
 ) -> None:  # fmt: skip
     """Continue PROMPT ('-' or nothing: read it from stdin) and stream the text to stdout."""
     params = _params(sampling, others)
@@ -68,11 +72,13 @@ def generate(
     text = sys.stdin.buffer.read().decode(errors="replace") if prompt == "-" else prompt
     if not text:
         raise PromptError("the prompt is empty; give at least one character")
+    engine["adapters"] = tuple((f"lora-{i}", path) for i, (path, _) in enumerate(loras))
+    scales = {f"lora-{i}": scale for i, (_, scale) in enumerate(loras)}
     engine.setdefault("n_slots", 1)  # one prompt: more would only cost memory and time to start
     with LLM(model, **engine) as llm:
         if show_plan:
             click.echo(llm.plan.describe(), err=True)
-        last = _print(llm, _conversation(text, system) if chat else text, params)
+        last = _print(llm, _conversation(text, system) if chat else text, params, scales)
     if last.finished is not None and last.finished.finish_reason is FinishReason.ERROR:
         click.echo(f"Error: {last.finished.error}", err=True)
         click.get_current_context().exit(3)
@@ -93,10 +99,10 @@ def _conversation(text: str, system: str | None) -> list[dict[str, str]]:
     return [*before, {"role": "user", "content": text}]
 
 
-def _print(llm: LLM, prompt: Any, params: SamplingParams) -> SequenceOutput:
+def _print(llm: LLM, prompt: Any, params: SamplingParams, adapters: dict[str, float]) -> SequenceOutput:
     """Writes the pieces as they come, or several continuations one after another; returns the last piece, which holds
     the whole output."""
-    for piece in llm.stream(prompt, params):
+    for piece in llm.stream(prompt, params, adapters=adapters or None):
         if params.n == 1:
             click.echo(piece.text, nl=False)
     if params.n > 1 and piece.finished is not None:

@@ -87,6 +87,21 @@ class Param(click.ParamType):  # type: ignore[type-arg]
 _NO_OPTIONS = ("model", "adapters")
 
 
+class ScaledFile(click.ParamType):  # type: ignore[type-arg]
+    """A path, and a number if one stands behind the last equals sign; 1 if none does."""
+
+    name = "file[=scale]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, tuple):
+            return value
+        path, _, scale = value.rpartition("=")
+        try:
+            return (path, float(scale)) if path else (value, 1.0)
+        except ValueError:
+            return value, 1.0  # the equals sign belongs to the name
+
+
 def engine_options(exclude: tuple[str, ...] = ()) -> Callable[[Command], Command]:
     """Adds an option for each field of EngineConfig but a few; the command gets `engine`, a dict of those given."""
     chosen = [field for field in fields(EngineConfig) if field.name not in (*_NO_OPTIONS, *exclude)]

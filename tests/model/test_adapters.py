@@ -10,11 +10,13 @@ import gguf
 import numpy as np
 import pytest
 from adapter_files import write_control_vector, write_lora
+from click.testing import CliRunner
 from conftest import mixed_conversations, questions
 
 from benchmarks.equality import LogitGap
 from llamabatch import LLM, AdapterError, ConfigError, ModelFileError, SamplingParams
 from llamabatch.adapters import adapter_set
+from llamabatch.cli import cli
 
 GREEDY = SamplingParams(temperature=0, max_tokens=32)
 SETS = [None, {"a": 1.0}, {"b": 0.7}, {"a": 0.5, "b": 0.5}, {"v": 1.0}, {"a": 1.0, "v": -0.5}]
@@ -246,3 +248,14 @@ def test_a_cut_or_damaged_file_is_refused(tmp_path, llm, files):
         with pytest.raises(ModelFileError, match=r"adapter .*cut\.gguf"):
             llm.load_adapter("x", tmp_path / "cut.gguf")
     assert llm.generate("Hello", GREEDY)[0].error is None
+
+
+def test_the_command_line_applies_them(files):
+    question = questions()[0]
+    arguments = ["generate", "--chat", question, "-t", "0", "-n", "32", "--n-ctx", "512"]
+    with LLM("tiny", n_ctx=512, n_slots=1, adapters=files) as llm:
+        for adapters in (None, {"a": 1.0, "b": 0.5}):
+            loras = [f"--lora={files[name]}={scale}" for name, scale in (adapters or {}).items()]
+            [wanted] = llm.chat([{"role": "user", "content": question}], GREEDY, adapters=adapters)
+            result = CliRunner().invoke(cli, [*arguments, *loras])
+            assert (result.exit_code, result.output) == (0, wanted.text + "\n")

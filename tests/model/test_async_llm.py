@@ -293,7 +293,10 @@ def test_a_forgotten_one_ends_with_the_program():
 
 
 def test_prefixes_are_saved_and_loaded(tmp_path):
-    prefix, path = "Once upon a time there was a king who had three daughters and a garden. " * 3, tmp_path / "prefix.kv"
+    prefix, path = (
+        "Once upon a time there was a king who had three daughters and a garden. " * 3,
+        tmp_path / "prefix.kv",
+    )
     greedy = SamplingParams(temperature=0, max_tokens=8)
 
     async def saved():

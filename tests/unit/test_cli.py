@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from llamabatch.cli import COMMANDS, cli
+from llamabatch.cli.options import ScaledFile
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -40,6 +41,7 @@ def test_help_lists_all_commands():
         (["generate", "-P", "typical=2", "x"], "typical_p is 2"),
         (["generate", "-P", "temprature=2", "x"], "did you mean 'temperature'"),
         (["generate", "-t", "1", "-P", "temperature=2", "x"], "temperature is given twice"),
+        (["generate", "--lora", "no-such.gguf=0.5", "x"], "no-such.gguf"),
         (["generate", "--system", "s", "x"], "--system needs --chat"),
         (["generate", "--no-such-option"], "No such option"),
         (["no-such-command"], "No such command"),
@@ -54,3 +56,11 @@ def test_bad_usage_exits_with_2_and_a_sentence(arguments, message):
 
 def test_optional_packages_are_not_needed_for_help():
     assert importlib.util.find_spec("llamabatch.cli.generate") is not None
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [("a.gguf", ("a.gguf", 1.0)), ("a.gguf=0.5", ("a.gguf", 0.5)), ("a=b.gguf", ("a=b.gguf", 1.0))],
+)
+def test_files_with_scales(given, wanted):
+    assert ScaledFile().convert(given, None, None) == wanted
