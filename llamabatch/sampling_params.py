@@ -260,6 +260,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
+        """Is always the likeliest token taken?"""
         return self.temperature == 0
 
     @property
@@ -316,5 +317,6 @@ class SamplingParams:
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
+        """stop, always a tuple."""
         assert isinstance(self.stop, tuple)
         return self.stop

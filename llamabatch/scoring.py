@@ -46,6 +46,7 @@ class Score:
 
     @property
     def num_tokens(self) -> int:
+        """Tokens of the continuation."""
         return len(self.token_ids)
 
     @classmethod

@@ -190,7 +190,7 @@ def test_options_are_checked_at_once_and_a_failed_load_is_told_and_tried_again(t
     path = tmp_path / "model.gguf"
     path.write_bytes(b"nothing")
     llm = AsyncLLM(path)
-    with pytest.raises(EngineError, match="not loaded"):
+    with pytest.raises(EngineError, match="is loaded"):
         llm.plan  # noqa: B018
 
     async def main():
@@ -312,7 +312,7 @@ def test_prefixes_are_saved_and_loaded(tmp_path):
             [output] = await llm.generate([prefix + "One day"], greedy)
             stats = await llm.stats()
             await llm.unload_prefix(path)
-            with pytest.raises(InputError, match="not loaded"):
+            with pytest.raises(InputError, match="is loaded"):
                 await llm.unload_prefix(path)
             return count, output, stats
 
