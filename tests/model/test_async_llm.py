@@ -190,7 +190,7 @@ def test_options_are_checked_at_once_and_a_failed_load_is_told_and_tried_again(t
     path = tmp_path / "model.gguf"
     path.write_bytes(b"nothing")
     llm = AsyncLLM(path)
-    with pytest.raises(EngineError, match="is loaded"):
+    with pytest.raises(EngineError, match="not loaded"):
         llm.plan  # noqa: B018
 
     async def main():
