@@ -16,7 +16,18 @@ from pathlib import Path
 from typing import BinaryIO
 
 from llamabatch.errors import ModelFileError
-from llamabatch.gguf_shape import ARRAY, HEADER, LENGTH, NUMBERS, STRING, TYPE, read_number, read_text, skip, skip_text
+from llamabatch.gguf_shape import (
+    ARRAY,
+    HEADER,
+    LENGTH,
+    NUMBERS,
+    STRING,
+    TYPE,
+    read_number,
+    read_text,
+    skip_array,
+    skip_text,
+)
 
 _MAX_PAIRS = 4096
 _MAX_TENSORS = 1 << 16
@@ -119,13 +130,7 @@ def _value(file: BinaryIO, size: int, kind: int) -> str:
         raise ValueError(f"a value of the unknown type {kind}")
     (item,) = TYPE.unpack(file.read(TYPE.size))
     (count,) = LENGTH.unpack(file.read(LENGTH.size))
-    if item in NUMBERS:
-        skip(file, size, count * NUMBERS[item].size)
-    elif item == STRING and count <= _MAX_TENSORS:
-        for _ in range(count):
-            skip_text(file, size)
-    else:
-        raise ValueError(f"an array of {count} items of type {item}")
+    skip_array(file, size, item, count, _MAX_TENSORS)
     return ""
 
 

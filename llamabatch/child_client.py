@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 
-from llamabatch.child import WORKER, Children
+from llamabatch.capacity import Plan
+from llamabatch.child import WORKER, Child, Children
 from llamabatch.child_adapters import ChildAdapters
 from llamabatch.client import Sink
 from llamabatch.config import EngineConfig
@@ -20,7 +21,37 @@ from llamabatch.router import Router
 from llamabatch.stats import EngineStats
 
 
-class ChildClient:
+class _InChildren:
+    """What both kinds have in common. `_take` comes when all children are ready."""
+
+    _children: list[Child]
+    plan: Plan
+
+    def _take(self, children: Children) -> None:
+        self._children = children.list
+        self._adapters = ChildAdapters(children.list, self.plan.config)
+        self._lifetime = Lifetime(self, children)
+
+    @property
+    def adapters(self) -> list[str]:
+        return self._adapters.names
+
+    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
+        self._adapters.load(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        self._adapters.unload(name)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the children."""
+        return [child.pid for child in self._children]
+
+    def close(self) -> None:
+        self._lifetime.end()
+
+
+class ChildClient(_InChildren):
     """An engine in a child process: what kills llama.cpp does not kill this process.
 
     Args:
@@ -41,8 +72,7 @@ class ChildClient:
         except BaseException:
             children.kill()
             raise
-        self._adapters = ChildAdapters(children.list, self.plan.config)
-        self._lifetime = Lifetime(self, children)
+        self._take(children)
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
         self._child.submit(requests, sink, stream=stream)
@@ -53,16 +83,6 @@ class ChildClient:
     def stats(self) -> EngineStats:
         return self._child.stats()
 
-    @property
-    def adapters(self) -> list[str]:
-        return self._adapters.names
-
-    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
-        self._adapters.load(name, path)
-
-    def unload_adapter(self, name: str) -> None:
-        self._adapters.unload(name)
-
     def save_prefix(self, token_ids: list[int], path: str) -> bool:
         return self._child.save_prefix(token_ids, path)
 
@@ -72,16 +92,8 @@ class ChildClient:
     def unload_prefix(self, path: str) -> None:
         self._child.unload_prefix(path)
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the children."""
-        return [self._child.pid]
 
-    def close(self) -> None:
-        self._lifetime.end()
-
-
-class RouterClient(Router):
+class RouterClient(_InChildren, Router):
     """Several engines, each in a child with its share of the cores or a GPU of its own; the least loaded gets the next.
 
     Raises:
@@ -107,27 +119,7 @@ class RouterClient(Router):
             children.kill()
             raise
         super().__init__(children.list, self.plan.config.cache_prefix)
-        self._children = children.list
-        self._adapters = ChildAdapters(children.list, self.plan.config)
-        self._lifetime = Lifetime(self, children)
-
-    @property
-    def adapters(self) -> list[str]:
-        return self._adapters.names
-
-    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
-        self._adapters.load(name, path)
-
-    def unload_adapter(self, name: str) -> None:
-        self._adapters.unload(name)
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the children."""
-        return [child.pid for child in self._children]
-
-    def close(self) -> None:
-        self._lifetime.end()
+        self._take(children)
 
 
 def _visible_gpus(config: EngineConfig) -> list[str]:

@@ -13,8 +13,7 @@
     ├── SetupError                     the installation: library missing, too old, struct layouts differ
     ├── MemoryPlanError                what was asked for does not fit; the message shows the sum
     └── EngineError                    the engine itself
-        ├── EngineClosedError          a call after close(), or the engine died
-        └── DecodeError                llama_decode failed in a way that no retry mends
+        └── EngineClosedError          a call after close(), or the engine died
 """
 
 from __future__ import annotations
@@ -66,7 +65,3 @@ class EngineError(LlamaBatchError):
 
 class EngineClosedError(EngineError):
     """The engine was closed, or it died."""
-
-
-class DecodeError(EngineError):
-    """llama_decode failed for good."""

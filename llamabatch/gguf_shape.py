@@ -129,14 +129,19 @@ def _array(file: BinaryIO, size: int, item: int, count: int) -> str:
     """Numbers with commas between them; nothing of strings and of what is too long."""
     if item in NUMBERS and count <= _MAX_ITEMS:
         return ",".join(read_number(file, item) for _ in range(count))
+    skip_array(file, size, item, count, _MAX_ITEMS)
+    return ""
+
+
+def skip_array(file: BinaryIO, size: int, item: int, count: int, most_texts: int) -> None:
+    """Passes over an array; ValueError where it holds more texts than that, or arrays."""
     if item in NUMBERS:
         skip(file, size, count * NUMBERS[item].size)
-    elif item == STRING and count <= _MAX_ITEMS:
+    elif item == STRING and count <= most_texts:
         for _ in range(count):
             skip_text(file, size)
     else:
         raise ValueError(f"an array of {count} items of type {item}")
-    return ""
 
 
 def read_number(file: BinaryIO, kind: int) -> str:

@@ -83,10 +83,6 @@ class Param(click.ParamType):  # type: ignore[type-arg]
             return field.replace("-", "_"), text
 
 
-# the commands have one for the model, and none that would use adapters
-_NO_OPTIONS = ("model", "adapters")
-
-
 class ScaledFile(click.ParamType):  # type: ignore[type-arg]
     """A path, and a number if one stands behind the last equals sign; 1 if none does."""
 
@@ -100,6 +96,10 @@ class ScaledFile(click.ParamType):  # type: ignore[type-arg]
             return (path, float(scale)) if path else (value, 1.0)
         except ValueError:
             return value, 1.0  # the equals sign belongs to the name
+
+
+# commands have options of their own for these
+_NO_OPTIONS = ("model", "adapters")
 
 
 def engine_options(exclude: tuple[str, ...] = ()) -> Callable[[Command], Command]:

@@ -93,11 +93,6 @@ class Model:
         return token if token >= 0 and self._lib.llama_vocab_get_add_bos(self.vocab_handle) else None
 
     @property
-    def generates(self) -> bool:
-        """Whether it is a decoder-only text model: what the step loop can drive."""
-        return self.cannot_generate is None
-
-    @property
     def _pooling_type(self) -> str:
         return self.metadata.get(f"{self.metadata.get('general.architecture')}.pooling_type", "")
 
