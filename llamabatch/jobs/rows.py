@@ -1,0 +1,113 @@
+"""What a job reads: rows, and lines that are none. The nouns that reading, running and writing share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from llamabatch.chat import ChatOptions, Conversation
+from llamabatch.checks import choice, integer, show
+from llamabatch.errors import ConfigError
+from llamabatch.sampling_params import SamplingParams
+
+Task = Literal["completion", "chat", "embedding"]
+TASKS: tuple[Task, ...] = ("completion", "chat", "embedding")
+
+MAX_LINE_BYTES = 8 * 2**20
+MAX_SHARDS = 1_000_000
+MAX_ID_CHARS = 512
+
+
+@dataclass(frozen=True)
+class Row:
+    """One request of a job.
+
+    Attributes:
+        number: its place among all rows of all inputs, from 0, bad ones and those of other shards included. It is the
+            key of order and resume: the same inputs give the same numbers, whatever `limit`, `shard` and `is_done` are.
+        id: the line's "id" or "custom_id", else the number as text. No two rows of a job have the same.
+        task: what is asked; "embedding" ignores `params`, and only "chat" has `options`.
+        prompt: a text or token ids, of a "chat" the messages. Checked for its form only: whether it fits, and whether
+            the model's template takes it, is known to the engine.
+        params: the job's, overlaid by the line's.
+        options: tools and variables of the chat template.
+        openai: it came as a line of OpenAI's batch format, and may be answered in kind.
+        model: the name that such a line gave, which its answer repeats.
+        place: where it stands, for messages: "prompts.jsonl, line 7".
+    """
+
+    number: int
+    id: str
+    task: Task
+    prompt: str | tuple[int, ...] | Conversation
+    params: SamplingParams = SamplingParams()
+    options: ChatOptions = field(default_factory=ChatOptions)
+    openai: bool = False
+    model: str | None = None
+    place: str = ""
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A line that cannot be run, in its place.
+
+    Attributes:
+        number: as of a Row, with which it shares one count.
+        id: None where the line has none that can be read, or another line has used it before; so no id comes twice.
+        error: what is wrong, with the place in front.
+        openai: the line has the shape of OpenAI's batch format.
+        place: as of a Row.
+    """
+
+    number: int
+    id: str | None
+    error: str
+    openai: bool = False
+    place: str = ""
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How inputs become rows. Checked when it is made.
+
+    Attributes:
+        params: what holds for every row; a line's own fields are laid over it.
+        template: for CSV and Parquet: the prompt, with {column} for a column's value and {{ for a brace; None:
+            "{prompt}".
+        task: what rows of CSV and Parquet ask; lines of JSONL say it themselves.
+        system: with task="chat": a system message before the template's text.
+        id_column: for CSV and Parquet: the column whose values are the ids; None: numbers.
+        shard: (i, n), i from 1: only the rows whose number leaves i - 1 when divided by n. Together the n shards are
+            the whole job, with the same rows, numbers and ids.
+        limit: only rows with a number below it, before the shard is taken; None: all.
+        max_line_bytes: a longer line is a BadRow, and is not held in memory.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    params: SamplingParams = SamplingParams()
+    template: str | None = None
+    task: Task = "completion"
+    system: str | None = None
+    id_column: str | None = None
+    shard: tuple[int, int] = (1, 1)
+    limit: int | None = None
+    max_line_bytes: int = MAX_LINE_BYTES
+
+    def __post_init__(self) -> None:
+        choice(ConfigError, "task", self.task, TASKS)
+        if self.system is not None and self.task != "chat":
+            raise ConfigError("system is a message of a conversation; give task='chat' with it")
+        if not isinstance(self.shard, tuple) or len(self.shard) != 2:
+            raise ConfigError(f"shard is {show(self.shard)}; give (i, n)")
+        integer(ConfigError, "the number of shards", self.shard[1], 1, MAX_SHARDS)
+        integer(ConfigError, "shard", self.shard[0], 1, self.shard[1])
+        if self.limit is not None:
+            integer(ConfigError, "limit", self.limit, 1, 2**63 - 1)
+        integer(ConfigError, "max_line_bytes", self.max_line_bytes, 64, 2**30)
+
+    def wants(self, number: int) -> bool:
+        """Is a row of this number of the shard, and below the limit?"""
+        i, n = self.shard
+        return number % n == i - 1 and (self.limit is None or number < self.limit)

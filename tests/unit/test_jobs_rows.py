@@ -1,0 +1,32 @@
+"""The nouns of a job: what its options refuse, and which rows a shard and a limit leave."""
+
+import pytest
+
+from llamabatch.errors import ConfigError
+from llamabatch.jobs.rows import ReadOptions
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shard": (0, 4)}, "shard is 0; give a whole number from 1 to 4"),
+        ({"shard": (5, 4)}, "shard is 5; give a whole number from 1 to 4"),
+        ({"shard": (1, 0)}, "the number of shards is 0"),
+        ({"shard": "1/4"}, "shard is '1/4'"),
+        ({"limit": 0}, "limit is 0; give a whole number from 1"),
+        ({"limit": True}, "limit is True"),
+        ({"max_line_bytes": 1}, "max_line_bytes is 1"),
+        ({"task": "chatt"}, "did you mean 'chat'"),
+        ({"system": "be kind"}, "give task='chat'"),
+    ],
+)
+def test_options_are_refused_by_name(options, message):
+    with pytest.raises(ConfigError) as refused:
+        ReadOptions(**options)
+    assert message in str(refused.value)
+
+
+def test_the_shards_together_are_the_limit():
+    wanted = [[n for n in range(30) if ReadOptions(shard=(i, 4), limit=21).wants(n)] for i in (1, 2, 3, 4)]
+    assert wanted[0] == [0, 4, 8, 12, 16, 20]
+    assert sorted(n for shard in wanted for n in shard) == list(range(21))
