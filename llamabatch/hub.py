@@ -10,7 +10,8 @@ from typing import Any
 
 from llamabatch.checks import show
 from llamabatch.errors import ModelFileError, SetupError
-from llamabatch.model_file import HUB, part_names
+from llamabatch.gguf_header import part_names
+from llamabatch.model_file import HUB
 
 _REFERENCE = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@([^:]+))?(?::(.+))?")
 _MOST_SHOWN = 20

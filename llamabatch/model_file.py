@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import re
-import struct
 from importlib import resources
 from pathlib import Path
 
 from llamabatch.checks import show
 from llamabatch.errors import ModelFileError
+from llamabatch.gguf_header import check_start, part_paths
 
 TINY = "tiny"
 HUB = "hf:"
-_MAGIC = b"GGUF"
-_VERSIONS = (2, 3)
-_MAX_PARTS = 1024
-_HEADER = struct.Struct("<4sIQQ")  # magic, version, tensors, key-value pairs
-_PART = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)  # llama.cpp, llama_split_path
-_MAX_COUNT = 10_000_000  # a file that claims more entries than this is damaged
 
 
 def resolve(model: str) -> Path:
@@ -38,7 +31,7 @@ def resolve(model: str) -> Path:
         path = Path(model)
     try:
         path = path.expanduser()
-        parts = _parts(path)
+        parts = part_paths(path)
         if path != parts[0] and path.exists():
             raise ModelFileError(f"{path} is one of {len(parts)} parts of a model; give the first, {parts[0].name}")
         for part in parts:
@@ -59,20 +52,7 @@ def local(model: str) -> str:
 
 def file_bytes(path: Path) -> int:
     """Size of a model's file, or of all its parts. Raises OSError."""
-    return sum(part.stat().st_size for part in _parts(path))
-
-
-def part_names(name: str) -> list[str]:
-    """Names of the files of a model that was split (`model-00001-of-00003.gguf`), the first in front; else the name
-    itself."""
-    match = _PART.search(name)
-    if match is None or not 1 <= int(match[2]) <= _MAX_PARTS:
-        return [name]
-    return [f"{name[: match.start()]}-{n:05d}-of-{match[2]}{match[3]}" for n in range(1, int(match[2]) + 1)]
-
-
-def _parts(path: Path) -> list[Path]:
-    return [path.with_name(name) for name in part_names(path.name)] if path.name else [path]
+    return sum(part.stat().st_size for part in part_paths(path))
 
 
 def _check(path: Path) -> None:
@@ -82,14 +62,4 @@ def _check(path: Path) -> None:
         raise ModelFileError(f"{path} does not exist; give the path of a .gguf file, or 'tiny' for the bundled model")
     if not path.is_file():
         raise ModelFileError(f"{path} is no regular file; give the path of a .gguf file, or 'tiny'")
-    with path.open("rb") as file:
-        header = file.read(_HEADER.size)
-    if not header.startswith(_MAGIC):
-        raise ModelFileError(f"{path} is not a GGUF file: it starts with {header[:4]!r}, not {_MAGIC!r}")
-    if len(header) < _HEADER.size:
-        raise ModelFileError(f"{path} is truncated: it has {len(header)} bytes, less than a GGUF header")
-    _, version, tensors, pairs = _HEADER.unpack(header)
-    if version not in _VERSIONS:
-        raise ModelFileError(f"{path} is GGUF version {version}; allowed are 2 and 3")
-    if tensors > _MAX_COUNT or pairs > _MAX_COUNT:
-        raise ModelFileError(f"{path} is damaged: its header claims {tensors} tensors and {pairs} metadata entries")
+    check_start(path)

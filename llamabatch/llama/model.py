@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineClosedError, ModelFileError, PromptError
-from llamabatch.gguf_shape import read_numbers
+from llamabatch.gguf_header import read_front
 from llamabatch.lifetime import Home
 from llamabatch.llama import library
 from llamabatch.llama.adapters import Adapters
@@ -163,7 +163,7 @@ class Model:
     def _read_metadata(self) -> dict[str, str]:
         lib, pairs = self._lib, dict[str, str]()
         with contextlib.suppress(ModelFileError):  # llama.cpp leaves lists out, but knows more kinds of headers
-            pairs = read_numbers(self.path)
+            pairs = dict(read_front(self.path).texts)
         for i in range(lib.llama_model_meta_count(self.handle)):
             key = _string(lambda buffer, size, i=i: lib.llama_model_meta_key_by_index(self.handle, i, buffer, size))
             pairs[key] = _string(

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from llamabatch.errors import ModelFileError, SetupError
+from llamabatch.gguf_header import part_names
 from llamabatch.hub import fetch, fetch_reference
-from llamabatch.model_file import part_names
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 constants = pytest.importorskip("huggingface_hub.constants")

@@ -75,7 +75,7 @@ def test_the_scheduling_rooms_are_pure():
 
 def test_imports_go_one_way():
     order = [
-        {"errors", "checks"},
+        {"errors", "checks", "gguf_walk", "gguf_header"},
         {"sampling_params", "token_counts", "repeats", "detokenizer", "stats", "adapters", "vocabulary"},
         {"logprobs"},
         {"request"},
