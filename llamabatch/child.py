@@ -124,7 +124,7 @@ class Child:
 
     def stats(self) -> EngineStats:
         """As EngineClient.stats."""
-        return EngineStats(**self.ask("stats"))
+        return EngineStats.from_wire(self.ask("stats"))
 
     def save_prefix(self, token_ids: list[int], path: str) -> bool:
         return bool(self.ask("save_prefix", token_ids, path))

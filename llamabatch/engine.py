@@ -36,6 +36,7 @@ from llamabatch.scheduler import Scheduler
 from llamabatch.speculation import Drafter, Speculation
 from llamabatch.stats import EngineStats
 from llamabatch.step import Limits
+from llamabatch.tallies import RequestCounts
 from llamabatch.unready import Unready
 
 _PATIENCE_S = 0.002  # with nothing to compute but grammars under way
@@ -92,6 +93,7 @@ class Engine:
         self._fans = Fans()
         self._embeddings = Embeddings(self.model, self.config)
         self._unready = Unready(self._enter)
+        self._counts = RequestCounts()
         self._closed = False
 
     @property
@@ -123,6 +125,7 @@ class Engine:
             check_known(request.adapters, self.model.adapters.names)
         if request.embed:
             self._embeddings.add(request)
+            self._counts.submitted += 1
             return
         if self.model.is_encoder:
             raise ConfigError(f"{self.model.path.name} cannot generate text: it is {self.model.cannot_generate}")
@@ -147,6 +150,7 @@ class Engine:
                 self._scheduler.add(sequence)
             else:
                 self._unready.add(sequence, compiled)
+        self._counts.submitted += 1
 
     def abort(self, request_id: str, error: str | None = None) -> SequenceOutput | None:
         """Ends a request now; None if it is not in flight. Its slot is free at once.
@@ -156,9 +160,12 @@ class Engine:
         """
         self._check_open()
         if request_id not in self._fans:
-            return self._abort_one(request_id, error)
-        ended = [self._abort_one(each, error) for each in self._fans.copies_of(request_id)]
-        return self._fans.merge([output for output in ended if output is not None])[-1]
+            whole = self._abort_one(request_id, error)
+        else:
+            ended = [self._abort_one(each, error) for each in self._fans.copies_of(request_id)]
+            whole = self._fans.merge([output for output in ended if output is not None])[-1]
+        self._counts.note([whole] if whole is not None else [])
+        return whole
 
     def _abort_one(self, request_id: str, error: str | None) -> SequenceOutput | None:
         if request_id in self._embeddings:
@@ -180,13 +187,19 @@ class Engine:
         self._check_open()
         refused = self._unready.step(0.0 if self._scheduler.has_work else _PATIENCE_S) if self._unready else []
         embedded = self._embeddings.step(beside_others=self._scheduler.has_work) if self._embeddings else []
-        if embedded and not self._scheduler.has_work:
-            return refused + embedded
+        outputs = refused + embedded
+        if self._scheduler.has_work or not embedded:
+            outputs += self._compute()
+        if self._fans:
+            outputs = self._fans.merge(outputs)
+        self._counts.note(outputs)
+        return outputs
+
+    def _compute(self) -> list[SequenceOutput]:
         self._make_room()
         batch = self._scheduler.schedule()
         results = self._runner.run(batch)
-        outputs = refused + embedded + self._scheduler.update(batch, results)
-        return self._fans.merge(outputs) if self._fans else outputs
+        return self._scheduler.update(batch, results)
 
     def _make_room(self) -> None:
         """A larger context, when more requests are there than it has slots. If memory does not allow it, the old one
@@ -196,7 +209,10 @@ class Engine:
             self._scheduler.resize(self._runner.resize(wanted))
 
     def stats(self) -> EngineStats:
-        """What the engine has done so far, and what it holds now."""
+        """What the engine has done so far, and what it holds now.
+
+        May be called from any thread, also while a step is under way: then some of it is counted already.
+        """
         scheduler = self._scheduler
         return EngineStats(
             running=len(scheduler.running),
@@ -207,6 +223,10 @@ class Engine:
             shared_tokens=scheduler.sharing.num_shared_tokens,
             prefix_hits=scheduler.sharing.num_prefix_hits,
             prefix_tokens=scheduler.sharing.num_prefix_tokens,
+            kv_cells=scheduler.limits.n_cells or scheduler.most_slots * self.config.number("n_ctx"),
+            kv_cells_used=sum(sequence.num_cells for sequence in list(scheduler.running)),
+            **scheduler.tallies.figures(),
+            **self._counts.figures(),
             **vars(self._runner.counts),
             **vars(self._embeddings.counts),
             **(vars(self._speculation.counts) if self._speculation is not None else {}),

@@ -250,6 +250,7 @@ class Sequence:
             include_stop=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
         )
+        self.last_token_s: float | None = None  # when its last output token was known
         self._admitted_s: float | None = None
         self._token_times: list[float] = []
 
@@ -332,6 +333,7 @@ class Sequence:
         """Take a sampled token in; returns the text that is now safe to show, and may set finish_reason."""
         self.token_ids.append(token_id)
         self._token_times.append(now)
+        self.last_token_s = now
         if self.token_counts is not None:
             self.token_counts.add(token_id)
         if self.ends_at(token_id):

@@ -18,6 +18,7 @@ from llamabatch.sharing import Sharing
 from llamabatch.slots import SlotPool
 from llamabatch.speculation import Speculation
 from llamabatch.step import DecodeStatus, Limits, ScheduledBatch, Shift, Span, SpanResult
+from llamabatch.tallies import Tallies
 from llamabatch.turns import BACKGROUND_CHUNK, Turns
 from llamabatch.waiting import PREEMPTION_COUNTS, WaitingQueue
 
@@ -45,10 +46,11 @@ class Scheduler:
         self.limits = limits
         self.sharing = Sharing(limits)
         self._cells = self.sharing.cells
-        self._most_slots = 1 if policy.one_slot else limits.n_slots
+        self.most_slots = 1 if policy.one_slot else limits.n_slots
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.deadlines = Deadlines()
+        self.tallies = Tallies()
         self._clock = clock
         self._preempts = preempt
         self._max_wait_s = max_wait_s
@@ -71,7 +73,7 @@ class Scheduler:
     @property
     def num_free_slots(self) -> int:
         """Slots that further requests can take, those counted that the context has not grown to yet."""
-        return self._most_slots - len(self.slots.leased)
+        return self.most_slots - len(self.slots.leased)
 
     @property
     def num_waiting(self) -> int:
@@ -100,7 +102,7 @@ class Scheduler:
         nothing to do."""
         if not self._sequences:
             return None
-        if not self._max_wait_s or self.running or len(self._waiting) >= self._most_slots:
+        if not self._max_wait_s or self.running or len(self._waiting) >= self.most_slots:
             return 0.0
         until = min(self._first_s + self._max_wait_s, self.deadlines.next)
         return max(0.0, until - self._clock())
@@ -121,17 +123,17 @@ class Scheduler:
         Growing loses all cells. Where nothing runs, the next power of two that is enough; where something does, the
         most at once, so that running sequences are computed again once in an engine's life at most.
         """
-        needed = min(len(self.running) + len(self._waiting), self._most_slots)
+        needed = min(len(self.running) + len(self._waiting), self.most_slots)
         if needed <= self.slots.n_slots or not self.policy.entering(len(self.running), 1):
             return None
         enough: int = 1 << (needed - 1).bit_length()
-        return self._most_slots if self.running else min(enough, self._most_slots)
+        return self.most_slots if self.running else min(enough, self.most_slots)
 
     def resize(self, n_slots: int) -> None:
         """The context has been made anew with that many slots, and all cells are lost. No more than before means that
         there is no memory for more."""
         if n_slots <= self.slots.n_slots:
-            self._most_slots = n_slots
+            self.most_slots = n_slots
         for sequence in list(self.running):
             self._preempt(sequence)
         self.sharing.reset(n_slots)
@@ -225,6 +227,8 @@ class Scheduler:
     def _enter(self, sequence: Sequence) -> None:
         own, top = slots_of_kind(sequence, self.running) if self._n_background else None, sequence.background
         beside = self.adapters.beside(sequence, self.running)
+        if not sequence.was_admitted:
+            self.tallies.entered(sequence, self._clock())
         self.sharing.enter(sequence, self.running, own, top, beside)
         self.running.append(sequence)
         if self.limits.n_cells is not None:  # what is kept gives way to all that those who run can come to use
@@ -269,6 +273,7 @@ class Scheduler:
             ended = self.abort(late.request.request_id, complaint(late, now))
             assert ended is not None
             outputs.append(ended)
+        self.tallies.stepped(now)
         return outputs
 
     def _apply(self, span: Span, result: SpanResult, now: float, alone: bool) -> SequenceOutput | None:
@@ -289,12 +294,13 @@ class Scheduler:
                 return self._retire(sequence, (), "")
         if not result.token_ids:
             return None
-        text, taken = "", 0
+        text, taken, before = "", 0, sequence.last_token_s
         for token_id in result.token_ids:
             text += sequence.accept(token_id, now)
             taken += 1
             if sequence.finished:
                 break
+        self.tallies.took(sequence, taken, before, now)
         if span.draft is not None:  # behind the tokens taken, the cells hold guesses that did not come true
             sequence.num_computed = span.start + taken + span.shift
         accepted, told = tuple(result.token_ids[:taken]), None

@@ -62,7 +62,7 @@ def _answer(wire: Wire, client: EngineClient, kind: str, number: int, *arguments
     try:
         answer: Any = None
         if kind == "stats":
-            answer = vars(client.stats())
+            answer = client.stats().to_wire()
         elif kind in _QUESTIONS:
             answer = getattr(client, kind)(*arguments)
         wire.send("answer", number, answer)

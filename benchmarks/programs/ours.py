@@ -29,7 +29,9 @@ def start(options: dict[str, Any]) -> tuple[dict[str, Any], Handler]:
         failed = [output.error for output in outputs if output.error]
         if failed:
             raise RuntimeError(failed[0])
-        counts = {name: count - before[name] for name, count in vars(llm.stats()).items()}
+        counts = {
+            name: n - before[name] for name, n in vars(llm.stats()).items() if isinstance(n, int)
+        }  # older revisions are run, too
         return {"wall_s": wall_s, "tokens": [len(output.token_ids) for output in outputs], "counts": counts}
 
     def streamed(jobs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -145,7 +145,7 @@ def _serve(wire: Wire, loop: Loop) -> None:
                 output = loop.run(unpack_request(packed))
                 wire.send("outputs", [pack_output(SequenceOutput(output.request_id, (), "", output))])
         elif message[0] == "stats":
-            wire.send("answer", message[1], vars(loop.stats))
+            wire.send("answer", message[1], loop.stats.to_wire())
 
 
 def _read(wire: Wire, messages: queue.SimpleQueue[list[Any]]) -> None:

@@ -63,14 +63,9 @@ def _row(row: Row) -> dict[str, Any]:
         "equal_to_sequential": _rounded(row.equal),
         "rounds_tokens_per_s": [_rounded(speed) for speed in row.rounds],
         "options": None if measurement is None else dataclasses.asdict(measurement.plan.config),
-        "counts": None if measurement is None else _counts(vars(measurement.stats)),
+        "counts": None if measurement is None else measurement.stats.counts(),
         "requests": [] if measurement is None else [_request(i, out) for i, out in enumerate(measurement.outputs)],
     }
-
-
-def _counts(stats: dict[str, int]) -> dict[str, int]:
-    """Without the gauges, which say nothing between two readings."""
-    return {name: count for name, count in stats.items() if name not in ("running", "waiting", "free_slots")}
 
 
 def _request(index: int, output: RequestOutput) -> dict[str, Any]:

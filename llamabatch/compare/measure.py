@@ -6,7 +6,7 @@ import contextlib
 import queue
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from llamabatch.capacity import Plan
 from llamabatch.child_client import ChildClient, RouterClient
@@ -72,7 +72,7 @@ def measure(
             after, peak_memory = _stats(client, outputs), peak.read()
         if all(output.error for output in outputs):
             raise EngineError(f"no request succeeded: {outputs[0].error}")
-        return Measurement(outputs, wall_s, peak_memory, difference(after, before), client.plan)
+        return Measurement(outputs, wall_s, peak_memory, after.since(before), client.plan)
 
 
 def slots_of(plan: Plan) -> int:
@@ -80,13 +80,6 @@ def slots_of(plan: Plan) -> int:
     config = plan.part()
     inner = config.instance_strategy if config.strategy == "multi-instance" else config.strategy
     return 1 if POLICIES[inner].one_slot else config.number("n_slots")
-
-
-def difference(after: EngineStats, before: EngineStats) -> EngineStats:
-    """The counts between two readings."""
-    return EngineStats(
-        **{f.name: getattr(after, f.name) - getattr(before, f.name) for f in fields(EngineStats)},
-    )
 
 
 def _stats(client: ChildClient | RouterClient, outputs: tuple[RequestOutput, ...]) -> EngineStats:

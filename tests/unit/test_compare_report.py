@@ -6,7 +6,7 @@ import pytest
 from compare_fakes import figures, measurement, output, report
 
 from llamabatch.compare.document import SCHEMA_VERSION, document
-from llamabatch.compare.measure import BASELINE, Measurement, difference
+from llamabatch.compare.measure import BASELINE, Measurement
 from llamabatch.compare.report import Row, Spread, compared, row
 from llamabatch.compare.sweep import efficiency, knee, sweep
 from llamabatch.policies import STRATEGIES
@@ -66,7 +66,7 @@ def test_auto_tells_what_it_chose():
 
 def test_differences_of_counts():
     before, after = EngineStats(decode_calls=3, prefill_tokens=10), EngineStats(decode_calls=7, prefill_tokens=30)
-    assert difference(after, before) == EngineStats(decode_calls=4, prefill_tokens=20)
+    assert after.since(before) == EngineStats(decode_calls=4, prefill_tokens=20)
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,9 @@ def test_the_scheduling_rooms_are_pure():
         "vocabulary",
         "fanout",
         "token_counts",
+        "histogram",
+        "stats",
+        "tallies",
         "repeats",
         "detokenizer",
         "sampling_params",
@@ -75,11 +78,11 @@ def test_the_scheduling_rooms_are_pure():
 
 def test_imports_go_one_way():
     order = [
-        {"errors", "checks", "gguf_walk", "gguf_header"},
+        {"errors", "checks", "gguf_walk", "gguf_header", "histogram"},
         {"sampling_params", "token_counts", "repeats", "detokenizer", "stats", "adapters", "vocabulary"},
         {"logprobs"},
         {"request"},
-        {"slots", "prefix", "policies", "fanout", "deadlines"},
+        {"slots", "prefix", "policies", "fanout", "deadlines", "tallies"},
         {"config", "step", "waiting"},
         {
             *("packing", "turns", "cells", "affinity", "lookup", "compaction", "precedence", "adapter_turns"),
