@@ -27,7 +27,7 @@ class BoundedClient:
         self.model = client.model
         self._client = client
         self._max_queue = max_queue
-        self._n_slots = _slots(client.plan.config)
+        self._n_slots = slots_of(client.plan.config)
         self._sizes: dict[str, int] = {}  # of what is in flight: continuations
         self._n_in_flight = 0
         self._n_rejected = 0
@@ -92,7 +92,7 @@ class BoundedClient:
         self._client.close()
 
 
-def _slots(config: EngineConfig) -> int:
+def slots_of(config: EngineConfig) -> int:
     """How many can run at once, in all engines together."""
     is_multi = config.strategy == "multi-instance"
     if policy(config.instance_strategy if is_multi else config.strategy).one_slot:

@@ -9,14 +9,16 @@ from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Integral
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 from llamabatch.adapters import AdapterSet, adapter_sets, check_known
+from llamabatch.capacity import Plan
 from llamabatch.chat import ChatOptions, Conversation, to_tokens
 from llamabatch.checks import show
-from llamabatch.client import EngineClient, failure
+from llamabatch.client import failure
 from llamabatch.embed_queue import longest_text
 from llamabatch.errors import AdapterError, ConfigError, InputError, PromptError
+from llamabatch.llama.model import Model
 from llamabatch.request import Request, RequestOutput, SequenceOutput, new_group
 from llamabatch.request_checks import check_prompt, check_text, fitted
 from llamabatch.sampling_params import SamplingParams
@@ -93,10 +95,20 @@ class Submission:
         return [output for output in self._outputs if output is not None]
 
 
+class Host(Protocol):
+    """What a Front needs of an EngineClient."""
+
+    plan: Plan
+    model: Model
+
+    @property
+    def adapters(self) -> list[str]: ...
+
+
 class Front:
     """Makes Submissions for one engine. It checks and tokenizes, and waits for nothing."""
 
-    def __init__(self, client: EngineClient) -> None:
+    def __init__(self, client: Host) -> None:
         self._client = client
         self._model = client.model
         self._config = client.plan.config

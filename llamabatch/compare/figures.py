@@ -8,6 +8,17 @@ def seconds(value: float) -> str:
     return f"{significant(value * 1000)} ms" if value < 1 else f"{significant(value)} s"
 
 
+def duration(value: float) -> str:
+    """Of something that may take long, in two units: 3.2 s, 4 min 10 s, 2 h 5 min, 3 d 4 h."""
+    if value < 60:
+        return f"{value:.1f} s"
+    total = round(value)
+    for larger, name, smaller, rest in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if total >= larger:
+            return f"{total // larger} {name} {total % larger // smaller} {rest}"
+    raise AssertionError(value)
+
+
 def significant(value: float) -> str:
     """Three significant digits, without an exponent: 0.0123, 1.23, 12.3, 1,234."""
     if value == 0:

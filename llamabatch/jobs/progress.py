@@ -1,0 +1,139 @@
+"""How far a job is, on stderr: a bar on a terminal, else a line every 30 s."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from llamabatch.compare.figures import duration, significant
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
+_BAR_S = 0.2
+_FIRST_LINE_S, _LINES_S = 5.0, 30.0
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a job stands.
+
+    Attributes:
+        rows: in the output, those of earlier runs included; total: None where it is not known.
+        failed: of the rows of this run.
+        tokens_per_s: generated, in the last half minute.
+        running: rows that are being computed; slots: how many there can be.
+        left_s: None where nothing is known yet.
+    """
+
+    rows: int
+    total: int | None
+    failed: int
+    tokens_per_s: float
+    running: int
+    slots: int
+    left_s: float | None
+
+    @property
+    def errors(self) -> str:
+        return "1 error" if self.failed == 1 else f"{self.failed:,} errors"
+
+    def __str__(self) -> str:
+        of = "" if self.total is None else f" of {self.total:,}"
+        share = f" ({self.rows / self.total:.0%})" if self.total else ""
+        left = "" if self.left_s is None else f", {duration(self.left_s)} left"
+        return (
+            f"{self.rows:,}{of} rows{share}, {significant(self.tokens_per_s)} tokens/s, {self.errors}, "
+            f"{self.running} of {self.slots} slots{left}"
+        )
+
+
+class Progress(Protocol):
+    """Who is told how a job stands. Called by the thread that runs the job, many times a second."""
+
+    def say(self, text: str) -> None:
+        """Something that happened."""
+
+    def show(self, standing: Callable[[], Standing]) -> None:
+        """The job goes on; `standing` tells how it stands, for those who want to know now."""
+
+
+class Silent:
+    """Nobody."""
+
+    def say(self, text: str) -> None: ...
+
+    def show(self, standing: Callable[[], Standing]) -> None: ...
+
+
+class StderrProgress:
+    """The Progress of the command line; a context manager.
+
+    Args:
+        clock: seconds, of a clock that no one sets.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._bar: Bar | None = None
+        self._next = clock() + _FIRST_LINE_S
+        if sys.stderr.isatty():
+            self._next = clock()
+            self._bar = _bar()
+            self._task = self._bar.add_task("loading the model", total=None, told="")
+
+    def say(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # the terminal may be gone, which is no reason to lose a night's work
+            if self._bar is None:
+                print(text, file=sys.stderr, flush=True)
+            else:
+                self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def show(self, standing: Callable[[], Standing]) -> None:
+        now = self._clock()
+        if now < self._next:
+            return
+        if self._bar is None:
+            self._next = now + _LINES_S
+            self.say(str(standing()))
+        else:
+            self._next = now + _BAR_S
+            self._show(standing())
+
+    def _show(self, standing: Standing) -> None:
+        assert self._bar is not None
+        of = "" if standing.total is None else f"/{standing.total:,}"
+        left = "" if standing.left_s is None else f" · {duration(standing.left_s)} left"
+        told = (
+            f"{significant(standing.tokens_per_s)} tokens/s · {standing.running}/{standing.slots} slots · "
+            f"{standing.errors}{left}"
+        )
+        self._bar.update(
+            self._task,
+            description=f"{standing.rows:,}{of} rows",
+            completed=standing.rows,
+            total=standing.total,
+            told=told,
+        )
+
+    def __enter__(self) -> StderrProgress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _bar() -> Bar:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[told]}"))
+    return Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=5)

@@ -1,0 +1,172 @@
+"""What a job says at its end: for people, and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from llamabatch.compare.figures import duration, seconds, significant
+from llamabatch.jobs.counts import Cost, Counts, spread
+from llamabatch.jobs.quantiles import Quantiles
+from llamabatch.jobs.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What came of a run.
+
+    Attributes:
+        output: where the rows are.
+        counts: of its rows and tokens.
+        timeline: speed and slots over time.
+        load_s: until the engine was ready. run_s: from then on until the last row was written.
+        model, strategy: names. slots: rows that could be computed at once, in `instances` engines.
+        restarts: of engines that died.
+        energy_j: what the machine says that the run took, joules; None where it does not say.
+        price_per_hour: of the machine; None: no cost is told.
+        signum: of the signal that ended it; None: it came to its end.
+    """
+
+    output: str
+    counts: Counts
+    timeline: Timeline
+    load_s: float
+    run_s: float
+    model: str
+    strategy: str
+    slots: int
+    instances: int
+    restarts: int = 0
+    energy_j: float | None = None
+    price_per_hour: float | None = None
+    signum: int | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0: every row of the output is ok; 1: some are errors, be they of an earlier run; 128 + the signal that ended
+        it."""
+        if self.signum is not None:
+            return 128 + self.signum
+        return 1 if self.counts.failed or self.counts.failed_before else 0
+
+    @property
+    def cost(self) -> Cost | None:
+        if self.price_per_hour is None:
+            return None
+        return Cost(self.price_per_hour, self.run_s, self.counts.generated_tokens, self.counts.prompt_tokens)
+
+    @property
+    def tokens_per_joule(self) -> float | None:
+        """Generated tokens; of a job of embeddings, prompt tokens."""
+        tokens = self.counts.generated_tokens or self.counts.prompt_tokens
+        return tokens / self.energy_j if self.energy_j else None
+
+    def per_second(self, count: int) -> float:
+        return count / self.run_s if self.run_s > 0 else 0.0
+
+    def document(self) -> dict[str, Any]:
+        """Plain values for JSON; times in seconds."""
+        counts = self.counts
+        return {
+            "output": self.output,
+            "model": self.model,
+            "strategy": self.strategy,
+            "slots": self.slots,
+            "instances": self.instances,
+            "exit_code": self.exit_code,
+            "rows": {
+                "ok": counts.ok,
+                "failed": counts.failed,
+                "done_before": counts.done_before,
+                "failed_before": counts.failed_before,
+                "by_task": dict(counts.tasks),
+            },
+            "seconds": {"load": self.load_s, "run": self.run_s},
+            "tokens": {"prompt": counts.prompt_tokens, "generated": counts.generated_tokens},
+            "per_second": {
+                "rows": self.per_second(counts.ok + counts.failed),
+                "prompt_tokens": self.per_second(counts.prompt_tokens),
+                "generated_tokens": self.per_second(counts.generated_tokens),
+            },
+            "slot_use": self.timeline.slot_use,
+            "finish_reasons": dict(counts.reasons),
+            "queued_s": spread(counts.queued_s),
+            "ttft_s": spread(counts.ttft_s),
+            "inter_token_s": spread(counts.inter_token_s),
+            "total_s": spread(counts.total_s),
+            "prompt_lengths": spread(counts.prompt_lengths),
+            "output_lengths": spread(counts.output_lengths),
+            "restarts": self.restarts,
+            "energy_j": self.energy_j,
+            "generated_tokens_per_joule": self.tokens_per_joule,
+            "cost": None if self.cost is None else self.cost.document(),
+            "errors": list(counts.errors),
+        }
+
+    def describe(self) -> str:
+        """A few lines for people."""
+        return "\n".join(f"{name + ':':<12} {text}" for name, text in self._lines())
+
+    def _lines(self) -> list[tuple[str, str]]:
+        counts = self.counts
+        lines = [("rows", self._rows())]
+        if counts.ok:
+            lines += [("speed", self._speed()), ("tokens", self._tokens())]
+        for name, figures in (
+            ("first token", counts.ttft_s),
+            ("inter-token", counts.inter_token_s),
+            ("whole row", counts.total_s),
+        ):
+            if figures.n:
+                lines.append((name, _percentiles(figures)))
+        lines.append(("engine", self._engine()))
+        if self.energy_j is not None and self.tokens_per_joule is not None:
+            lines.append(("energy", f"{significant(self.energy_j)} J, {significant(self.tokens_per_joule)} tokens/J"))
+        if self.cost is not None:
+            lines.append(("cost", _cost(self.cost)))
+        lines += [("error", message) for message in counts.errors]
+        more = counts.failed - len(counts.errors)
+        return [*lines, ("error", f"and {more:,} more")] if more > 0 else lines
+
+    def _rows(self) -> str:
+        counts = self.counts
+        parts = [f"{counts.ok:,} ok", f"{counts.failed:,} failed"]
+        if counts.done_before:
+            errors = f" ({counts.failed_before:,} of them errors)" if counts.failed_before else ""
+            parts.append(f"{counts.done_before:,} done before{errors}")
+        return ", ".join(parts) + f"; {duration(self.run_s)}, and {duration(self.load_s)} to load"
+
+    def _speed(self) -> str:
+        counts = self.counts
+        return (
+            f"{significant(self.per_second(counts.generated_tokens))} generated tokens/s, "
+            f"{significant(self.per_second(counts.prompt_tokens))} prompt tokens/s, "
+            f"{significant(self.per_second(counts.ok + counts.failed))} rows/s"
+        )
+
+    def _tokens(self) -> str:
+        counts = self.counts
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.reasons.most_common())
+        ended = f"; ended by {reasons}" if reasons else ""
+        return f"{counts.generated_tokens:,} generated, {counts.prompt_tokens:,} of prompts{ended}"
+
+    def _engine(self) -> str:
+        engines = f", {self.instances} engines" if self.instances > 1 else ""
+        use = self.timeline.slot_use
+        used = f", {use:.0%} of them in use" if use is not None else ""
+        restarts = f", {self.restarts} restarts" if self.restarts else ""
+        return f"{self.strategy}, {self.slots} slots{used}{engines}{restarts}"
+
+
+def _percentiles(figures: Quantiles) -> str:
+    return ", ".join(f"p{p} {seconds(figures.at(p) or 0.0)}" for p in (50, 95, 99))
+
+
+def _cost(cost: Cost) -> str:
+    told = f"{significant(cost.total)} at {cost.price_per_hour:g} an hour"
+    if cost.per_million_generated is None or cost.per_million is None:
+        return told
+    return (
+        f"{told}: {significant(cost.per_million_generated)} a million generated tokens, "
+        f"{significant(cost.per_million)} a million of prompt and output together"
+    )

@@ -1,0 +1,125 @@
+"""An engine without a model, for jobs: it finishes rows in any order, and says who had what seed."""
+
+from __future__ import annotations
+
+import random
+import threading
+from types import SimpleNamespace
+
+from llamabatch.config import EngineConfig
+from llamabatch.errors import EngineClosedError
+from llamabatch.jobs.rows import BadRow, Row
+from llamabatch.request import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
+from llamabatch.sampling_params import SamplingParams
+from llamabatch.stats import EngineStats
+from llamabatch.timings import Timings
+
+N_CTX = 128
+
+
+class FakeModel:
+    """A token a byte."""
+
+    n_vocab = 256
+    cannot_generate = None
+    cannot_embed = "a fake"
+    chat_template = None
+    path = SimpleNamespace(name="fake.gguf")
+    vocabulary = SimpleNamespace(bos=None)
+
+    def tokenize(self, text, add_special=True, parse_special=False):
+        return list(text.encode())
+
+    def special_token(self, name):
+        return ""
+
+
+def finished(request, text="done", error=None, tokens=3):
+    reason = FinishReason.ERROR if error else FinishReason.STOP
+    completion = CompletionOutput(0, "" if error else text, () if error else tuple(range(tokens)), reason)
+    times = Timings(0.0, 0.01, 0.05, tuple(0.01 * (i + 1) for i in range(tokens)))
+    output = RequestOutput(request.request_id, request.prompt, request.prompt_token_ids, (completion,), error, times)
+    return SequenceOutput(request.request_id, (), "", output)
+
+
+class FakeClient:
+    """Finishes all but a few of what it has whenever something new comes, in any order, and those after a moment.
+
+    Args:
+        held: how many it keeps back.
+        dies_after: rows after which it is gone; None: never.
+        failing: texts of prompts that end with an error of their own.
+    """
+
+    def __init__(self, held=0, dies_after=None, failing=(), seed=0):
+        self.model = FakeModel()
+        self.plan = SimpleNamespace(
+            config=EngineConfig("fake", n_ctx=N_CTX, n_slots=8, instances=1, strategy="batched")
+        )
+        self.adapters = []
+        self.requests = []
+        self.most_in_flight = 0
+        self.closed = False
+        self._held = held
+        self._left = dies_after
+        self._failing = failing
+        self._rng = random.Random(seed)
+        self._pending = []
+        self._lock = threading.Lock()
+
+    def submit(self, requests, sink, *, stream=False):
+        if self._left is not None and self._left <= 0:
+            raise EngineClosedError("the engine is gone")
+        with self._lock:
+            self.requests += [] if len(self.requests) > 10_000 else requests
+            self._pending += [(request, sink) for request in requests]
+            self.most_in_flight = max(self.most_in_flight, len(self._pending))
+        self._finish(self._held)
+        threading.Timer(0.01, self._finish, (0,)).start() if self._held else None
+
+    def _finish(self, held):
+        with self._lock:
+            self._rng.shuffle(self._pending)
+            self._pending, ending = self._pending[:held], self._pending[held:]
+        for request, sink in ending:
+            if self._left is not None:
+                self._left -= 1
+                if self._left < 0:
+                    sink([finished(request, error="the engine process ended: SIGKILL")])
+                    continue
+            error = "it cannot be run" if request.prompt in self._failing else None
+            sink([finished(request, text=f"of {request.prompt}", error=error)])
+
+    def stats(self):
+        if self._left is not None and self._left < 0:
+            raise EngineClosedError("the engine is gone")
+        return EngineStats(running=len(self._pending))
+
+    def close(self):
+        self.closed = True
+
+
+def rows(n, bad=()):
+    """Rows 0 to n - 1; those with the numbers of `bad` are bad."""
+    params = SamplingParams()
+    for number in range(n):
+        if number in bad:
+            yield BadRow(number, str(number), f"rows, line {number + 1}: bad")
+        else:
+            yield Row(number, str(number), "completion", f"prompt {number}", params, place=f"rows, line {number + 1}")
+
+
+class FakeSheet:
+    """What was written, by number."""
+
+    def __init__(self):
+        self.outputs = {}
+        self.errors = {}
+
+    def done(self, row, output):
+        assert row.number not in self.outputs
+        self.outputs[row.number] = output
+
+    def refused(self, row, error):
+        assert row.number not in self.errors
+        self.errors[row.number] = error
