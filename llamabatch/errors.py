@@ -12,6 +12,7 @@
     ├── QueueFull                      max_queue requests wait already; nothing of this call was queued
     ├── SetupError                     the installation: library missing, too old, struct layouts differ
     ├── MemoryPlanError                what was asked for does not fit; the message shows the sum
+    ├── OutputError                    a job's output cannot be written; what is written stays
     └── EngineError                    the engine itself
         └── EngineClosedError          a call after close(), or the engine died
 """
@@ -57,6 +58,10 @@ class SetupError(LlamaBatchError):
 
 class MemoryPlanError(LlamaBatchError):
     """What was asked for does not fit in memory; the message shows the sum."""
+
+
+class OutputError(LlamaBatchError):
+    """A job's output cannot be written: the disk is full, or fails. The same job goes on from what is written."""
 
 
 class EngineError(LlamaBatchError):

@@ -1,0 +1,209 @@
+"""All file operations of a job's output, in one place: what interrupts them, what a full disk means, what fails."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from llamabatch.errors import OutputError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF)  # some file systems sync no folders
+_LOOK_S = 0.2
+
+
+class Files:
+    """What the output asks of the operating system.
+
+    A call that a signal interrupts is made again, a short write goes on with the rest, and a full disk (or quota) is
+    waited for: in all other cases the error ends the job.
+
+    Args:
+        tell: called with a message when a wait begins and when it ends.
+        patience_s: how long a full disk is waited for; 0: not at all.
+        retry_s: how often it is tried meanwhile.
+        stopped: true ends a wait early, as if it were over.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[str], object] = lambda message: None,
+        *,
+        patience_s: float = 600.0,
+        retry_s: float = 5.0,
+        stopped: Callable[[], object] = lambda: False,
+    ) -> None:
+        self._tell = tell
+        self._patience_s = patience_s
+        self._retry_s = retry_s
+        self._stopped = stopped
+
+    def open(self, path: Path, flags: int) -> int:
+        flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        return int(self._patiently("open", path, os.open, path, flags, 0o666))
+
+    def write(self, fd: int, data: bytes | memoryview, path: Path) -> int:
+        """Some of it; returns how many bytes, at least one."""
+        return int(self._patiently("write", path, os.write, fd, data))
+
+    def sync(self, fd: int, path: Path) -> None:
+        """Raises OutputError at once: after a failed fsync the system may have dropped what it could not write, and
+        another that succeeds says nothing about it."""
+        self._once("fsync", path, os.fsync, fd)
+
+    def truncate(self, fd: int, size: int, path: Path) -> None:
+        self._patiently("truncate", path, os.ftruncate, fd, size)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Atomically, in one folder, and on disk when it returns."""
+        self._patiently("rename", target, os.replace, source, target)
+        self.sync_folder(target.parent)
+
+    def sync_folder(self, folder: Path) -> None:
+        if sys.platform == "win32":  # it opens no folders
+            return
+        fd = self.open(folder, os.O_RDONLY)
+        try:
+            self._system("fsync", os.fsync, fd)
+        except InterruptedError:
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno not in _NO_FOLDER_SYNC:
+                self._fail("fsync", folder, error)
+        finally:
+            os.close(fd)
+
+    def remove(self, path: Path) -> None:
+        """If it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            self._once("remove", path, os.unlink, path)
+
+    def replace_with(self, path: Path, content: bytes) -> None:
+        """The whole file or none, and on disk when it returns."""
+        beside = temporary(path)
+        file = AppendFile(self, beside, empty=True)
+        try:
+            file.write(content)
+            file.sync()
+        finally:
+            file.close()
+        self.rename(beside, path)
+
+    def _patiently(self, what: str, path: Path, function: Callable[..., Any], *args: Any) -> Any:
+        started: float | None = None
+        while True:
+            try:
+                result = self._system(what, function, *args)
+                if started is not None:
+                    self._tell(f"there is room again on the disk of {path}")
+                return result
+            except InterruptedError:
+                continue
+            except OSError as error:
+                if error.errno not in FULL or not self._patience_s:
+                    self._fail(what, path, error)
+                if started is None:
+                    started = time.monotonic()
+                    self._tell(
+                        f"no room for {path} ({error.strerror}; {_free(path)}): the job waits up to "
+                        f"{self._patience_s:g} s for some, and tries every {self._retry_s:g} s"
+                    )
+                if not self._pause(started + self._patience_s):
+                    self._fail(what, path, error)
+
+    def _once(self, what: str, path: Path, function: Callable[..., Any], *args: Any) -> None:
+        while True:
+            try:
+                self._system(what, function, *args)
+                return
+            except InterruptedError:
+                continue
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                self._fail(what, path, error)
+
+    def _pause(self, until: float) -> bool:
+        """Waits for the next try; False when there is none."""
+        again = min(time.monotonic() + self._retry_s, until)
+        while (left := again - time.monotonic()) > 0:
+            if self._stopped():
+                return False
+            time.sleep(min(left, _LOOK_S))
+        return time.monotonic() < until and not self._stopped()
+
+    def _fail(self, what: str, path: Path, error: OSError) -> NoReturn:
+        hint = "make room, and " if error.errno in FULL else ""
+        room = f" ({_free(path)})" if error.errno in FULL else ""
+        raise OutputError(
+            f"{path}: {what} failed: {error.strerror or error}{room}. What is written stays; "
+            f"{hint}run the same command again, which goes on from there"
+        ) from error
+
+    def _system(self, what: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Each call of the operating system comes by here, by its name, so that a test can make the k-th one fail."""
+        return function(*args)
+
+
+class AppendFile:
+    """A file that grows at its end, and is on disk after sync().
+
+    Attributes:
+        size: bytes that are whole: what was interrupted in between is not counted, and is mended when it is opened
+            again.
+    """
+
+    def __init__(self, files: Files, path: Path, *, empty: bool = False) -> None:
+        self._files = files
+        self.path = path
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if empty else 0)
+        self._fd = files.open(path, flags)
+        self.size = os.fstat(self._fd).st_size
+        self._dirty = False
+        self._torn = False
+
+    def write(self, data: bytes) -> None:
+        """All of it. After an error nothing else is written, as it would follow half a line."""
+        if self._torn:
+            raise OutputError(
+                f"{self.path} ends in the middle of a line since writing failed; run the same command again"
+            )
+        self._torn = self._dirty = True
+        left = memoryview(data)
+        while left:
+            left = left[self._files.write(self._fd, left, self.path) :]
+        self.size += len(data)
+        self._torn = False
+
+    def truncate(self, size: int) -> None:
+        self._files.truncate(self._fd, size, self.path)
+        self.size, self._torn, self._dirty = size, False, True
+
+    def sync(self) -> None:
+        if self._dirty:
+            self._files.sync(self._fd, self.path)
+            self._dirty = False
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+
+def temporary(path: Path) -> Path:
+    """Where a file is written before it is renamed to `path`: in the same folder, so that a rename is enough."""
+    return path.with_name(path.name + ".tmp")
+
+
+def _free(path: Path) -> str:
+    try:
+        return f"{shutil.disk_usage(path.parent).free:,} bytes free"
+    except OSError:
+        return "free space unknown"
