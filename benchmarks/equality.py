@@ -23,12 +23,12 @@ from rich.table import Table
 
 from llamabatch import LLM, EngineConfig, RequestOutput, SamplingParams
 from llamabatch.adapters import AdapterSet
-from llamabatch.engine import plan
 from llamabatch.llama.batch import Batch
 from llamabatch.llama.context import Context, DecodeCode
 from llamabatch.llama.library import load
 from llamabatch.llama.model import Model
 from llamabatch.model_file import resolve
+from llamabatch.planning.here import plan
 from llamabatch.request import Request, Sequence
 from llamabatch.step import Call, Span
 
@@ -60,7 +60,7 @@ class LogitGap:
     def __init__(self, adapters: Mapping[str, str | os.PathLike[str]] | None = None) -> None:
         config = EngineConfig("tiny", n_slots=1)
         self._model = Model(resolve("tiny"), config)
-        resolved = plan(config, self._model).config
+        resolved = plan(config, self._model.path).config
         self._context = Context(self._model, resolved, 1)
         self._batch = Batch(load(), resolved.n_batch)
         self.n_vocab = self._model.n_vocab

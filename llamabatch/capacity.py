@@ -9,46 +9,18 @@ from dataclasses import dataclass, replace
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, MemoryPlanError
 from llamabatch.machine import Machine
+from llamabatch.memory import CELL_PADDING, MIB, Memory, memory, mib, padded, ubatch
 from llamabatch.model_facts import MOST_CTX, ModelFacts
 from llamabatch.policies import POLICIES
 from llamabatch.profile import Profile
 
-# Bytes an element, from ggml's block layouts (ggml-common.h): bytes of a block / elements in it.
-_TYPE_BYTES = {
-    "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32, "q4_1": 20 / 32, "iq4_nl": 18 / 32,
-    "q5_0": 22 / 32, "q5_1": 24 / 32,
-}  # fmt: skip
-_CELL_PADDING = 256  # llama.cpp rounds the cells of a slot up to this
+__all__ = ["Memory", "Plan", "check_fits", "memory", "resolve"]
+
 _MOST_SLOTS = 32
-_UBATCH = 512  # llama.cpp's own default
 _FEW_SLOTS = 4  # with fewer slots of n_ctx each, sharing the cells serves more requests at once
 _MOST_ENGINES = 4  # in one process: each holds Python's lock for about a tenth of its time
-_MEMORY_SHARE = 0.5  # of what is free: the rest is for the user's own work
-_MIB = 2**20
-_SMALL_MODEL = 64 * _MIB
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of one engine; `layout` says of what the KV cache consists, `draft` is all that a draft model takes."""
-
-    weights: int
-    kv_cache: int
-    compute: int
-    layout: str = ""
-    draft: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.kv_cache + self.compute + self.draft
-
-    def describe(self) -> str:
-        """The sum, for messages."""
-        return (
-            f"{_mib(self.weights)} weights + {_mib(self.kv_cache)} KV cache ({self.layout}) + "
-            f"{_mib(self.compute)} buffers{f' + {_mib(self.draft)} draft model' if self.draft else ''} = "
-            f"{_mib(self.total)}"
-        )
+MEMORY_SHARE = 0.5  # of what is free: the rest is for the user's own work
+_SMALL_MODEL = 64 * MIB
 
 
 @dataclass(frozen=True)
@@ -58,6 +30,30 @@ class Plan:
     config: EngineConfig
     memory: Memory
     reasons: Mapping[str, str]
+
+    @property
+    def in_children(self) -> bool:
+        """Do its engines run in processes of their own?"""
+        return self.config.strategy == "multi-instance" or self.config.isolate
+
+    @property
+    def address_space(self) -> int:
+        """Virtual memory of one process with engines in it."""
+        engines = 1 if self.in_children else self.config.number("instances")
+        return self.memory.address_space(engines, self.config.number("n_threads_batch"))
+
+    @property
+    def data_bytes(self) -> int:
+        """Of one process, what no file backs: what RLIMIT_DATA limits."""
+        engines = 1 if self.in_children else self.config.number("instances")
+        return self.memory.data + (engines - 1) * self.memory.own
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all its engines, in the machine's own memory; what this process takes without them is not counted."""
+        return self.memory.together(
+            self.config.number("instances"), children=self.in_children, mapped=self.config.use_mmap
+        )
 
     def part(self) -> EngineConfig:
         """The options of one of several engines in one process: the slots are dealt out. Otherwise the config."""
@@ -73,35 +69,6 @@ class Plan:
         return "\n".join([*lines, f"memory of one engine: {self.memory.describe()}"])
 
 
-def memory(facts: ModelFacts, config: EngineConfig, n_ctx: int, n_slots: int) -> Memory:
-    """What one engine takes: weights, KV cells rounded to 256 (a slot, or in all if kv is "unified"), recurrent states
-    (a slot, f32), logits and attention scores of one pass."""
-    unified = config.kv == "unified"
-    cells = _padded(config.number("kv_cells") if unified else n_ctx)  # what one pass can attend to
-    per_cell = facts.k_values * _TYPE_BYTES[config.type_k] + facts.v_values * _TYPE_BYTES[config.type_v]
-    logits = config.output_rows(n_slots, facts.n_vocab) * facts.n_vocab * 4
-    n_ubatch = _ubatch(config)
-    activations = n_ubatch * facts.n_embd * 4 * 16
-    draft = 0
-    if facts.draft is not None:
-        draft = memory(facts.draft, config.for_draft_model(), min(n_ctx, facts.draft.n_ctx_train), n_slots).total
-    scores = 0 if config.flash_attn == "on" else n_ubatch * cells * facts.n_head * 4
-    layout = f"{cells:,} cells shared by {n_slots}" if unified else f"{n_slots} x {cells:,} cells"
-    if facts.state_values:
-        layout = f"{layout} and states" if per_cell else f"{n_slots} states"
-    return Memory(
-        facts.file_bytes,
-        int((1 if unified else n_slots) * cells * per_cell) + n_slots * facts.state_values * 4,
-        logits + activations + scores + 16 * _MIB,
-        layout,
-        draft,
-    )
-
-
-def _padded(n_cells: int) -> int:
-    return -(-n_cells // _CELL_PADDING) * _CELL_PADDING
-
-
 def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: Profile | None = None) -> Plan:
     """Fills in what is "auto": from the profile where there is one, else by rule.
 
@@ -111,13 +78,14 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
     """
     reasons: dict[str, str] = {}
     on_gpu = machine.n_gpus > 0 and config.n_gpu_layers != 0
+    facts = replace(facts, features=machine.features if config.extra_bufts != "off" else frozenset())
     small = facts.file_bytes < _SMALL_MODEL
     config = replace(config, instances=_instances(config, machine, small and not on_gpu, reasons))
     n_instances = config.number("instances")
     if profile is not None:
         config, measured = profile.fill(config)
         reasons |= measured
-    config = replace(config, n_ubatch=_ubatch(config))
+    config = replace(config, n_ubatch=ubatch(config))
     if config.prefill_budget == "auto":
         config = replace(config, prefill_budget=config.n_ubatch)
     n_ctx = facts.n_ctx_train if config.n_ctx == "auto" else config.n_ctx
@@ -127,21 +95,58 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
     elif n_ctx > facts.n_ctx_train:
         raise ConfigError(f"n_ctx is {n_ctx}; {facts.name} was trained for 32 to {facts.n_ctx_train}")
     config = replace(config, n_ctx=n_ctx, flash_attn=_flash_attn(config, on_gpu, small, machine, reasons))
+    config = _threads(config, machine.cores // n_instances, small, reasons)
     config = _kv_cache(facts, config, machine, reasons, profile if n_instances == 1 else None)
     config = replace(config, strategy=_strategy(config, reasons))
-    config = _threads(config, machine.cores // n_instances, small, reasons)
-    need = memory(facts, config, n_ctx, config.number("n_slots"))
-    if not on_gpu and need.total * n_instances > machine.available_bytes:
-        times = f"{n_instances} engines of " if n_instances > 1 else ""
+    plan = replace(_planned(facts, config, machine), reasons=reasons)
+    check_fits(plan, machine)
+    return plan
+
+
+def _planned(facts: ModelFacts, config: EngineConfig, machine: Machine) -> Plan:
+    """With the memory of one of its engines."""
+    part = Plan(config, Memory(0, 0, 0), {}).part()
+    n_slots = 1 if config.strategy in POLICIES and POLICIES[config.strategy].one_slot else part.number("n_slots")
+    shares = machine.gpu_shares(config.tensor_split) if config.n_gpu_layers else ()
+    return Plan(config, memory(facts, part, config.number("n_ctx"), n_slots, shares), {})
+
+
+def check_fits(plan: Plan, machine: Machine, share: float = 1.0) -> None:
+    """Refuses what does not fit in this share of what is free. Raises MemoryPlanError with the sum."""
+    need, config = plan.memory, plan.config
+    n = config.number("instances")
+    sums = f"{f'{n} engines of ' if n > 1 else ''}{need.describe()}"
+    cure = "lower n_ctx, n_slots, kv_cells or instances, or quantise the KV cache (type_k, type_v)"
+    if plan.total_bytes - (need.reclaimable if share == 1 else 0) > machine.available_bytes * share:
         raise MemoryPlanError(
-            f"{times}{need.describe()} need {_mib(need.total * n_instances)}, but {_mib(machine.available_bytes)} "
-            "are free; lower n_ctx, n_slots, kv_cells or instances"
+            f"{sums} need {mib(plan.total_bytes)}, but {mib(machine.available_bytes)} are free; {cure}"
         )
-    return Plan(config, need, reasons)
+    if machine.address_space is not None and plan.address_space > machine.address_space:
+        raise MemoryPlanError(
+            f"{sums}; with the stacks and heaps of threads {mib(plan.address_space)} of address space, but RLIMIT_AS "
+            f"leaves {mib(machine.address_space)}; raise the limit (ulimit -v), or {cure}"
+        )
+    if machine.data_bytes is not None and plan.data_bytes > machine.data_bytes:
+        raise MemoryPlanError(
+            f"{sums}; {mib(plan.data_bytes)} of it are backed by no file, but RLIMIT_DATA leaves "
+            f"{mib(machine.data_bytes)}; raise the limit (ulimit -d), or {cure}"
+        )
+    for gpu, there in zip(need.gpus, machine.gpus, strict=False):
+        if gpu.total > there.free_bytes * share:
+            raise MemoryPlanError(
+                f"on {there.name}: {mib(gpu.weights)} weights + {mib(gpu.kv_cache)} KV cache + {mib(gpu.compute)} "
+                f"buffers = {mib(gpu.total)}, but {mib(there.free_bytes)} are free there; lower n_gpu_layers, n_ctx or "
+                "n_slots"
+            )
 
 
-def _ubatch(config: EngineConfig) -> int:
-    return min(_UBATCH, config.n_batch) if config.n_ubatch == "auto" else config.n_ubatch
+def fits(facts: ModelFacts, config: EngineConfig, machine: Machine, share: float = 1.0) -> bool:
+    """As check_fits. The config has numbers for n_ctx, n_slots, instances and n_threads_batch."""
+    try:
+        check_fits(_planned(facts, config, machine), machine, share)
+    except MemoryPlanError:
+        return False
+    return True
 
 
 def _threads(config: EngineConfig, cores: int, small: bool, reasons: dict[str, str]) -> EngineConfig:
@@ -215,15 +220,15 @@ def _kv_cache(
     n_ctx, instances = config.number("n_ctx"), config.number("instances")
     measured = max((stair.rows for stair in profile.stairs), default=_MOST_SLOTS) if profile else _MOST_SLOTS
     most = min(measured, config.n_batch)
-    budget = int(machine.available_bytes * _MEMORY_SHARE / instances)
-    share = f"{_mib(budget)}{f' for each of {instances} engines' if instances > 1 else ''} (half of what is free)"
+    budget = int(machine.available_bytes * MEMORY_SHARE)
+    share = f"{mib(budget)} (half of what is free{f', for {instances} engines' if instances > 1 else ''})"
     split = replace(config, kv="split", kv_cells="auto")
-    fitting = max((n for n in range(1, most + 1) if memory(facts, split, n_ctx, n).total <= budget), default=0)
+    fitting = most_slots(facts, split, machine, most)
     if _wants_unified(facts, config, fitting, machine, reasons):
         n_slots = most if config.n_slots == "auto" else config.n_slots
         config = replace(config, kv="unified", n_slots=n_slots)
         if config.kv_cells == "auto":
-            config = replace(config, kv_cells=_cells_that_fit(facts, config, budget))
+            config = replace(config, kv_cells=_cells_that_fit(facts, config, machine))
             reasons["kv_cells"] = f"what fits in {share}, at least n_ctx, at most n_slots x n_ctx"
         elif config.kv_cells < n_ctx:
             raise ConfigError(f"kv_cells is {config.kv_cells}; it must be at least n_ctx, {n_ctx}")
@@ -237,6 +242,13 @@ def _kv_cache(
     return split
 
 
+def most_slots(facts: ModelFacts, config: EngineConfig, machine: Machine, most: int) -> int:
+    """How many slots fit in half of what is free, 0 to `most`."""
+    return bisect_right(
+        range(1, most + 1), 0, key=lambda n: not fits(facts, replace(config, n_slots=n), machine, MEMORY_SHARE)
+    )
+
+
 def _wants_unified(
     facts: ModelFacts, config: EngineConfig, fitting: int, machine: Machine, reasons: dict[str, str]
 ) -> bool:
@@ -248,21 +260,20 @@ def _wants_unified(
         if 0 < fitting < _FEW_SLOTS:
             reasons["kv"] = f"only {fitting} slots of {config.n_ctx} tokens would fit"
         return 0 < fitting < _FEW_SLOTS
-    split = memory(facts, replace(config, kv="split"), config.number("n_ctx"), config.n_slots)
-    too_large = split.total * config.number("instances") > machine.available_bytes
+    too_large = not fits(facts, replace(config, kv="split"), machine)
     if too_large and config.n_slots > 1:
         reasons["kv"] = f"{config.n_slots} slots of {config.n_ctx} tokens each would not fit"
     return too_large and config.n_slots > 1
 
 
-def _cells_that_fit(facts: ModelFacts, config: EngineConfig, budget: int) -> int:
+def _cells_that_fit(facts: ModelFacts, config: EngineConfig, machine: Machine) -> int:
     n_ctx, n_slots = config.number("n_ctx"), config.number("n_slots")
-    least, most = _padded(n_ctx) // _CELL_PADDING, _padded(n_ctx) * n_slots // _CELL_PADDING
+    least, most = padded(n_ctx) // CELL_PADDING, padded(n_ctx) * n_slots // CELL_PADDING
 
-    def total(pages: int) -> int:
-        return memory(facts, replace(config, kv_cells=pages * _CELL_PADDING), n_ctx, n_slots).total
+    def too_large(pages: int) -> bool:
+        return not fits(facts, replace(config, kv_cells=pages * CELL_PADDING), machine, MEMORY_SHARE)
 
-    return (least + max(0, bisect_right(range(least, most + 1), budget, key=total) - 1)) * _CELL_PADDING
+    return (least + max(0, bisect_right(range(least, most + 1), 0, key=too_large) - 1)) * CELL_PADDING
 
 
 def _strategy(config: EngineConfig, reasons: dict[str, str]) -> str:
@@ -277,7 +288,3 @@ def _strategy(config: EngineConfig, reasons: dict[str, str]) -> str:
         "one pass over the weights serves all slots, and a single request runs as it would sequentially"
     )
     return "batched"
-
-
-def _mib(n_bytes: int) -> str:
-    return f"{n_bytes / _MIB:,.0f} MiB"

@@ -11,11 +11,11 @@ from llamabatch.child import WORKER, Child, Children
 from llamabatch.child_adapters import ChildAdapters
 from llamabatch.client import Sink
 from llamabatch.config import EngineConfig
-from llamabatch.engine import plan
 from llamabatch.lifetime import Lifetime
 from llamabatch.llama.library import gpu_count
 from llamabatch.llama.model import Model
 from llamabatch.model_file import resolve as resolve_path
+from llamabatch.planning.here import plan
 from llamabatch.request import Request
 from llamabatch.router import Router
 from llamabatch.stats import EngineStats
@@ -65,7 +65,7 @@ class ChildClient(_InChildren):
         self.model = Model(resolve_path(config.model))  # the vocabulary alone
         children = Children(self.model)
         try:
-            self.plan = plan(config, self.model)
+            self.plan = plan(config, self.model.path)
             children.start(self.plan.config, {}, program)
             [self._child] = children.list
             self._child.wait_until_ready()
@@ -104,7 +104,7 @@ class RouterClient(_InChildren, Router):
         self.model = Model(resolve_path(config.model))
         children = Children(self.model)
         try:
-            self.plan = plan(config, self.model)
+            self.plan = plan(config, self.model.path)
             one = replace(self.plan.config, strategy=config.instance_strategy, instances=1)
             gpus = _visible_gpus(one)
             for number in range(self.plan.config.number("instances")):

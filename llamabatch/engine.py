@@ -10,24 +10,19 @@ from typing import Any
 
 from llamabatch import prefix_file
 from llamabatch.adapters import check_known
-from llamabatch.capacity import Plan, resolve
 from llamabatch.config import EngineConfig
 from llamabatch.embeddings import Embeddings
 from llamabatch.errors import AdapterError, ConfigError, EngineClosedError, InputError
 from llamabatch.fanout import Fans
 from llamabatch.llama import prefixes
 from llamabatch.llama.draft import DraftModel, open_draft
-from llamabatch.llama.library import gpu_count, has_fast_attention
 from llamabatch.llama.model import Model
-from llamabatch.llama.profiles import profile_for
 from llamabatch.llama.recipe import Recipes
 from llamabatch.llama.runner import NoRunner, Runner
 from llamabatch.logprobs import check_logprobs
 from llamabatch.lookup import PromptLookup
-from llamabatch.machine import Machine
-from llamabatch.model_facts import ModelFacts
-from llamabatch.model_file import file_bytes
 from llamabatch.model_file import resolve as resolve_path
+from llamabatch.planning.here import plan
 from llamabatch.policies import policy
 from llamabatch.prefix_file import PrefixFile
 from llamabatch.request import Request, Sequence, SequenceOutput
@@ -64,20 +59,24 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig, *, model: Model | None = None, alone: bool = True) -> None:
-        self.model = Model(resolve_path(config.model), config) if model is None else model.share()
+        path = resolve_path(config.model) if model is None else model.path
+        # before the load: what does not fit is refused with the sum, and nothing is left behind
+        self.plan = plan(
+            replace(config, instances=1) if alone else config, path, loaded=not alone and model is not None
+        )
+        self.config = self.plan.part()
+        self.model = Model(path, config) if model is None else model.share()
         with contextlib.ExitStack() as undo:
             undo.callback(self.model.close)
             check_can_speculate(config, self.model)
             draft = open_draft(config, self.model)
             if draft is not None:
                 undo.callback(draft.close)
-            self.plan = plan(replace(config, instances=1) if alone else config, self.model, draft)
-            self.config = self.plan.part()
             chosen = policy(self.config.strategy)
             n_slots = 1 if chosen.one_slot else self.config.number("n_slots")
             if model is None:
-                for name, path in self.config.adapters:
-                    self.model.adapters.load(name, path)
+                for name, adapter in self.config.adapters:
+                    self.model.adapters.load(name, adapter)
             self._runner = NoRunner() if self.model.is_encoder else Runner(self.model, self.config, n_slots)
             undo.callback(self._runner.close)
             self._speculation = speculation(self.config, self._runner.limits, self.model, draft)
@@ -342,19 +341,6 @@ def unload_adapter(engines: list[Engine], name: str) -> None:
     for engine in engines:
         engine.forget_adapter(name)
     adapters.unload(name)
-
-
-def plan(config: EngineConfig, model: Model, draft: Model | None = None) -> Plan:
-    """Fills in "auto" for this model, and its draft model, on this machine."""
-    facts = _facts(model)
-    if draft is not None:
-        theirs = _facts(draft)
-        facts = replace(facts, draft=theirs if draft is not model else replace(theirs, file_bytes=0))
-    return resolve(config, facts, Machine.here(gpu_count(), has_fast_attention()), profile_for(model.path, config))
-
-
-def _facts(model: Model) -> ModelFacts:
-    return ModelFacts.from_metadata(model.metadata, file_bytes(model.path), model.n_vocab)
 
 
 def check_can_speculate(config: EngineConfig, model: Model) -> None:

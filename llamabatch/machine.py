@@ -1,13 +1,13 @@
-"""What this process may use of the machine: cores and memory, with affinity, cgroup and limits counted in."""
+"""What this process may use of the machine: cores and memory, with affinity, cgroups and limits counted in."""
 
 from __future__ import annotations
 
-import os
-import resource
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
+
+from llamabatch import limits
+from llamabatch.gpu_memory import Gpu, gpus
 
 
 @dataclass(frozen=True)
@@ -16,58 +16,55 @@ class Machine:
 
     Attributes:
         cores: from affinity, cgroup quota and physical cores.
-        available_bytes: free memory, cgroup and RLIMIT_AS included.
+        available_bytes: free memory, swap not counted, cgroups included.
         n_gpus: devices that llama.cpp would offload to.
         fast_attention: the llama.cpp in use has our flash attention for CPUs (native_patches/0003).
+        features: what the llama.cpp in use repacks weights for; see weights.weights.
+        address_space, data_bytes: what RLIMIT_AS and RLIMIT_DATA leave; None where they are not set.
+        gpus: memory of the GPUs, as far as NVML tells; empty where it does not.
     """
 
     cores: int
     available_bytes: int
     n_gpus: int = 0
     fast_attention: bool = False
+    features: frozenset[str] = frozenset()
+    address_space: int | None = None
+    data_bytes: int | None = None
+    gpus: tuple[Gpu, ...] = ()
 
     @classmethod
-    def here(cls, n_gpus: int = 0, fast_attention: bool = False) -> Machine:
-        return cls(_cores(), _available_bytes(), n_gpus, fast_attention)
+    def here(cls, n_gpus: int = 0, fast_attention: bool = False, features: frozenset[str] = frozenset()) -> Machine:
+        return cls(
+            _cores(),
+            _available_bytes(),
+            n_gpus,
+            fast_attention,
+            features,
+            limits.address_space(),
+            limits.data_bytes(),
+            gpus() if n_gpus else (),
+        )
+
+    def gpu_shares(self, tensor_split: tuple[float, ...] | None) -> tuple[float, ...]:
+        """How llama.cpp deals the layers out: as asked for, else by free memory; one figure a GPU.
+
+        Empty where NVML does not tell of as many GPUs as llama.cpp uses: then nothing is known of their memory.
+        """
+        if not self.gpus or len(self.gpus) != self.n_gpus:
+            return ()
+        if tensor_split is not None:
+            return (*tensor_split, *[0.0] * len(self.gpus))[: len(self.gpus)]
+        return tuple(float(gpu.free_bytes) for gpu in self.gpus)
 
 
 def _cores() -> int:
-    try:
-        allowed = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS
-        allowed = os.cpu_count() or 1
+    allowed = limits.affinity()
     physical = psutil.cpu_count(logical=False) or allowed
-    return max(1, min(allowed, physical, _cgroup_cores() or allowed))
-
-
-def _cgroup_cores() -> int | None:
-    """The cgroup's CPU quota in whole cores."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return None if quota == "max" else max(1, int(quota) // int(period))
-    except (OSError, ValueError):
-        return None
+    return max(1, min(allowed, physical, limits.cgroup_cores() or allowed))
 
 
 def _available_bytes() -> int:
-    limits = [int(psutil.virtual_memory().available)]
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        if limit != "max":
-            used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-            limits.append(int(limit) - used + _reclaimable())
-    except (OSError, ValueError):
-        pass  # no cgroup v2 here
-    address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if address_space != resource.RLIM_INFINITY:
-        limits.append(address_space - int(psutil.Process().memory_info().vms))
-    return max(0, min(limits))
-
-
-def _reclaimable() -> int:
-    """Page cache that the cgroup counts as used but gives back on demand."""
-    for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines():
-        name, _, value = line.partition(" ")
-        if name == "inactive_file":
-            return int(value)
-    return 0
+    free = int(psutil.virtual_memory().available)
+    left = limits.cgroup_bytes()
+    return max(0, free if left is None else min(free, left))

@@ -1,11 +1,24 @@
-"""What the memory arithmetic needs to know of a model, from its metadata. Pure Python."""
+"""What the memory arithmetic needs to know of a model, from the header of its file. Pure Python."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llamabatch.gguf_header import TensorInfo, read_parts
+from llamabatch.graph_buffers import Widths
 
 MOST_CTX = 4096  # of a model that does not say how long its context is
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Elements that a layer keeps: of K and V for each token, and of a state for each sequence."""
+
+    k_values: int
+    v_values: int
+    state_values: int = 0
 
 
 @dataclass(frozen=True)
@@ -19,6 +32,12 @@ class ModelFacts:
         n_embd, n_head, n_vocab, n_ctx_train: as in the metadata.
         state_values: elements of the state that a sequence has however long it is, summed over the recurrent layers.
         draft: the model that guesses for it, if one does; no file bytes where both are one file.
+        layers: the above, layer by layer; empty where only the sums are known.
+        tensors: of the file; empty where only its size is known.
+        widths: what a pass keeps at once, where it is known.
+        is_encoder: it has no next token, and computes embeddings only.
+        features: what weights are repacked for, as in weights.weights; empty where they are not.
+        adapter_bytes: size of the adapters' files.
     """
 
     name: str
@@ -31,28 +50,110 @@ class ModelFacts:
     n_ctx_train: int
     state_values: int = 0
     draft: ModelFacts | None = None
+    layers: tuple[Layer, ...] = ()
+    tensors: tuple[TensorInfo, ...] = ()
+    widths: Widths | None = None
+    is_encoder: bool = False
+    features: frozenset[str] = frozenset()
+    adapter_bytes: int = 0
+
+    @property
+    def n_layer(self) -> int:
+        return len(self.layers)
+
+    @classmethod
+    def read(cls, path: Path) -> ModelFacts:
+        """From the headers of a model's files, which takes milliseconds. Raises ModelFileError and OSError."""
+        parts = read_parts(path)
+        first, metadata = parts[0], parts[0].texts()
+        tensors = tuple(tensor for part in parts for tensor in part.tensors)
+        arch = metadata.get("general.architecture", "")
+        n_vocab = first.n_tokens or _first(_own(metadata), "vocab_size", 1)
+        facts = cls.from_metadata(metadata, sum(part.file_bytes for part in parts), n_vocab)
+        return replace(
+            facts,
+            name=facts.name or path.name,
+            layers=_layers(_own(metadata)),
+            tensors=tensors,
+            widths=_widths(_own(metadata), tensors, n_vocab),
+            is_encoder=metadata.get(f"{arch}.attention.causal") == "false",
+        )
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str], file_bytes: int, n_vocab: int) -> ModelFacts:
         """Reads llama.cpp's own keys (gguf-py/gguf/constants.py); llama.cpp's defaults where one is absent."""
-        arch = metadata.get("general.architecture", "")
-        own = {key.removeprefix(f"{arch}."): text for key, text in metadata.items() if key.startswith(f"{arch}.")}
-        n_layer, n_embd = _first(own, "block_count", 1), _first(own, "embedding_length", 1)
-        n_head = _first(own, "attention.head_count", 1)  # 0: there is no attention
-        kv_heads = _each_layer(own, "attention.head_count_kv", n_layer, n_head) if n_head else [0] * n_layer
-        head = n_embd // max(1, n_head)
-        latent = _first(own, "attention.key_length_mla", 0) > 0  # K and V of a token are one vector, kept once
+        own = _own(metadata)
+        layers = _layers(own)
         return cls(
-            name=metadata.get("general.name", arch),
+            name=metadata.get("general.name", metadata.get("general.architecture", "")),
             file_bytes=file_bytes,
-            k_values=sum(kv_heads) * _first(own, "attention.key_length", head),
-            v_values=0 if latent else sum(kv_heads) * _first(own, "attention.value_length", head),
-            n_embd=n_embd,
-            n_head=max(1, n_head),
+            k_values=sum(layer.k_values for layer in layers),
+            v_values=sum(layer.v_values for layer in layers),
+            n_embd=_first(own, "embedding_length", 1),
+            n_head=max(1, _first(own, "attention.head_count", 1)),
             n_vocab=n_vocab,
             n_ctx_train=_first(own, "context_length", MOST_CTX),
-            state_values=(kv_heads.count(0) or n_layer) * _state(own, n_embd, n_head),
+            state_values=sum(layer.state_values for layer in layers),
         )
+
+
+def _own(metadata: Mapping[str, str]) -> dict[str, str]:
+    """The values of the architecture, without its name."""
+    start = f"{metadata.get('general.architecture', '')}."
+    return {key.removeprefix(start): text for key, text in metadata.items() if key.startswith(start)}
+
+
+def _layers(own: Mapping[str, str]) -> tuple[Layer, ...]:
+    n_layer, n_embd = _first(own, "block_count", 1), _first(own, "embedding_length", 1)
+    n_head = _first(own, "attention.head_count", 1)  # 0: there is no attention
+    heads = _each_layer(own, "attention.head_count_kv", n_layer, n_head) if n_head else [0] * n_layer
+    k_head = _first(own, "attention.key_length", n_embd // max(1, n_head))
+    v_head = _first(own, "attention.value_length", n_embd // max(1, n_head))
+    if _first(own, "attention.key_length_mla", 0) > 0:  # K and V of a token are one vector, kept once
+        v_head = 0
+    state = _state(own, n_embd, n_head)
+    everywhere = 0 not in heads
+    return tuple(Layer(n * k_head, n * v_head, state if everywhere or n == 0 else 0) for n in heads)
+
+
+def _widths(own: Mapping[str, str], tensors: tuple[TensorInfo, ...], n_vocab: int) -> Widths:
+    n_embd, n_head = _first(own, "embedding_length", 1), _first(own, "attention.head_count", 1)
+    k_head = _first(own, "attention.key_length", n_embd // max(1, n_head))
+    v_head = _first(own, "attention.value_length", n_embd // max(1, n_head))
+    kv_heads = _first(own, "attention.head_count_kv", n_head)
+    inner = _first(own, "ssm.inner_size", 0) + 2 * _first(own, "ssm.group_count", 0) * _first(own, "ssm.state_size", 0)
+    recurrent = 6 * inner + n_embd if inner else 0
+    if _first(own, "wkv.head_size", 0) or _first(own, "kda.head_dim", 0):
+        recurrent = 18 * n_embd
+    return Widths(
+        n_embd=n_embd,
+        n_vocab=n_vocab,
+        n_head=n_head,
+        queries=n_head * max(k_head, v_head),
+        keys=kv_heads * (k_head + v_head),
+        feed_forward=_feed_forward(own, tensors, n_embd),
+        recurrent=recurrent,
+        masks=2 if _first(own, "attention.sliding_window", 0) else 1,
+    )
+
+
+def _feed_forward(own: Mapping[str, str], tensors: tuple[TensorInfo, ...], n_embd: int) -> int:
+    """Elements for each token that live at once in the widest feed-forward network."""
+    widest = 0
+    outputs: dict[str, int] = {}  # of each network's products, by name of the tensor without its layer
+    for tensor in tensors:
+        name = tensor.name.split(".", 2)[-1].removesuffix(".weight")
+        if name.startswith(("ffn_up", "ffn_gate", "ffn_down")) and len(tensor.dims) >= 2:
+            outputs[name] = max(outputs.get(name, 0), tensor.dims[1])
+    used = max(1, _first(own, "expert_used_count", 1))
+    for kind, count in (("", 1), ("_exps", used), ("_shexp", 1)):
+        up = outputs.get(f"ffn_up{kind}", 0) or outputs.get(f"ffn_gate_up{kind}", 0)
+        gated = f"ffn_gate{kind}" in outputs
+        live = count * (3 * up if gated else 2 * up)
+        if kind == "_exps" and up:
+            live = max(live, count * (up + 2 * n_embd)) + count * n_embd
+        widest = max(widest, live)
+    return widest
 
 
 def _state(own: Mapping[str, str], n_embd: int, n_head: int) -> int:

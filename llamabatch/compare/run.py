@@ -18,11 +18,11 @@ from llamabatch.compare.report import Report, Row, compared, row
 from llamabatch.compare.sweep import sweep
 from llamabatch.compare.workload import Workload, load
 from llamabatch.config import MAX_SLOTS, EngineConfig
-from llamabatch.engine import plan
 from llamabatch.errors import ConfigError, LlamaBatchError
 from llamabatch.llama.library import extra_bufts_safe
 from llamabatch.llama.model import Model
 from llamabatch.model_file import file_bytes, resolve
+from llamabatch.planning.here import plan
 from llamabatch.policies import POLICIES, STRATEGIES
 from llamabatch.sampling_params import SamplingParams
 
@@ -117,7 +117,7 @@ def run(settings: Settings, progress: Progress) -> Report:
     with no_child_left():
         path = resolve(settings.model)
         with closing(Model(path)) as vocabulary:
-            n_ctx = plan(settings.config("sequential"), vocabulary).config.number("n_ctx")
+            n_ctx = plan(settings.config("sequential"), path).config.number("n_ctx")
             workload = load(settings.prompts, vocabulary, n_ctx)
             model_name = vocabulary.metadata.get("general.name", path.name)
         rows, sized = _measure_all(settings, workload, progress)

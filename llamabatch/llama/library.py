@@ -325,6 +325,24 @@ def has_fast_attention() -> bool:
     return marker is not None and ATTENTION_PATCH in marker.get("patches", {})
 
 
+# what a build says of itself -> what weights.py calls it
+_FEATURES = {"AMX_INT8": "amx", "AVX2": "avx2", "AVX512": "avx512", "DOTPROD": "neon"}
+
+
+def repack_features() -> frozenset[str]:
+    """What this build repacks weights for: see weights.weights. It says so itself; AMX counts where the CPU has it."""
+    from llamabatch.cpu import cpu_flags
+
+    told = dict(part.split(" = ") for part in _text(load().llama_print_system_info()).split(" | ") if " = " in part)
+    told = {name.split()[-1]: value for name, value in told.items()}
+    found = {ours for theirs, ours in _FEATURES.items() if told.get(theirs) == "1"}
+    if "REPACK" not in told:
+        found &= {"amx"}
+    if "amx_int8" not in cpu_flags():
+        found -= {"amx"}
+    return frozenset(found)
+
+
 def gpu_count() -> int:
     """Devices that layers can be offloaded to."""
     return len(gpu_names())

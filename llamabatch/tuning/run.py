@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any, Protocol
@@ -17,14 +17,13 @@ from llamabatch.checks import number
 from llamabatch.compare.machine import MachineFacts
 from llamabatch.compare.processes import no_child_left
 from llamabatch.config import EngineConfig
-from llamabatch.engine import plan
 from llamabatch.errors import ConfigError, EngineError
 from llamabatch.llama.library import environment_defaults, extra_bufts_safe
-from llamabatch.llama.model import Model
 from llamabatch.llama.profiles import used_gpus
 from llamabatch.machine import Machine
 from llamabatch.model_facts import ModelFacts
-from llamabatch.model_file import file_bytes, resolve
+from llamabatch.model_file import resolve
+from llamabatch.planning.here import plan
 from llamabatch.profile import Profile, Stair
 from llamabatch.tuning.children import Children, busy_neighbour
 from llamabatch.tuning.choose import Choice, Figures, choose, medians
@@ -92,10 +91,9 @@ def run(settings: Settings, progress: Progress) -> Report:
     path = resolve(settings.model)
     profile_store.check_writable()
     load = psutil.getloadavg()[0]
-    with closing(Model(path)) as vocabulary:
-        facts = ModelFacts.from_metadata(vocabulary.metadata, file_bytes(path), vocabulary.n_vocab)
-        config = replace(settings.config(), n_ctx=max(32, min(_CELLS, facts.n_ctx_train)), n_slots=1)
-        ruled = plan(config, vocabulary).config
+    facts = ModelFacts.read(path)
+    config = replace(settings.config(), n_ctx=max(32, min(_CELLS, facts.n_ctx_train)), n_slots=1)
+    ruled = plan(config, path).config
     with no_child_left(), Children(ruled, _room(facts, ruled)) as children:
         tuner = Tuner(settings, ruled, facts, children, progress)
         results = tuner.choose_all()

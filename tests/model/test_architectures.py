@@ -12,10 +12,10 @@ import pytest
 from architectures import KINDS, N_EMBD, WINDOW, write, write_bert
 
 from llamabatch import LLM, ConfigError, EngineConfig, FinishReason, SamplingParams
-from llamabatch.engine import plan
 from llamabatch.llama.context import Context
 from llamabatch.llama.model import Model
 from llamabatch.llama.runner import Runner
+from llamabatch.planning.here import plan
 
 GENERATING = ["llama", "gemma2", "qwen2moe", "deepseek2", "mamba", "rwkv7", "jamba", "granitehybrid", "lfm2"]
 RECURRENT = ["mamba", "rwkv7", "jamba", "granitehybrid", "lfm2"]
@@ -238,7 +238,7 @@ def test_the_context_ends_where_it_does(models):
 def test_the_plan_counts_what_llama_cpp_allocates(models, kind, caplog):
     config = EngineConfig(str(models(kind)), strategy="batched", n_slots=4, n_ctx=N_CTX, profile=False)
     model = Model(models(kind), config)
-    chosen = plan(config, model)
+    chosen = plan(config, model.path)
     with caplog.at_level(logging.INFO, logger="llamabatch.llama_cpp"):
         Context(model, chosen.config, 4).close()
     model.close()
@@ -285,7 +285,7 @@ def test_every_kind_is_tested():
 def test_no_prefix_is_copied_and_no_row_padded_without_cells_to_cut(models, kind):
     config = EngineConfig(str(models(kind)), strategy="batched", n_slots=2, n_ctx=N_CTX, profile=False)
     model = Model(models(kind), config)
-    runner = Runner(model, plan(config, model).config, 2)
+    runner = Runner(model, plan(config, model.path).config, 2)
     assert not runner.limits.can_share
     assert runner.limits.can_pad is (kind == "gemma2")
     runner.close()

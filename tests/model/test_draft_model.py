@@ -9,10 +9,9 @@ import pytest
 from conftest import GREEDY, HELDOUT, mixed_conversations
 
 from llamabatch import LLM, ConfigError, Engine, EngineConfig, ModelFileError, Request, SamplingParams
-from llamabatch.engine import plan
 from llamabatch.llama.draft import check_draft
-from llamabatch.llama.model import Model
 from llamabatch.model_file import resolve
+from llamabatch.planning.here import plan
 
 # one thread: what is tested is the bookkeeping, and a second one mostly waits in a model of this size
 ITSELF = {"speculate": "draft", "draft_model": "tiny", "speculate_always": True, "n_threads_batch": 1}
@@ -176,14 +175,10 @@ def test_a_draft_model_that_fails_costs_nobody_a_request(reference):
 
 
 def test_the_plan_counts_the_draft_model(another):
-    model, draft = Model(resolve("tiny"), EngineConfig("tiny")), Model(resolve(another), EngineConfig(another))
+    path, itself = resolve("tiny"), EngineConfig("tiny", n_slots=8, n_ctx=512, **ITSELF)
     config = EngineConfig("tiny", n_slots=8, n_ctx=512)
     drafted = EngineConfig("tiny", n_slots=8, n_ctx=512, speculate="draft", draft_model=another)
-    try:
-        without, whole, same = plan(config, model), plan(drafted, model, draft), plan(drafted, model, model)
-    finally:
-        draft.close()
-        model.close()
+    without, whole, same = plan(config, path), plan(drafted, path), plan(itself, path)
     file_bytes = resolve(another).stat().st_size
     kv_cache = 2 * 2 * 32 * 512 * 8 * 2  # layers, K and V, values a token, cells, slots, bytes
     assert whole.memory.draft >= file_bytes + kv_cache

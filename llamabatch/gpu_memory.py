@@ -1,0 +1,68 @@
+"""Memory of NVIDIA's GPUs, asked of NVML: their driver, through the package nvidia-ml-py, which is optional.
+
+Untested on a real GPU: the tests replace NVML. Metal's GPUs use the machine's own memory, and are counted there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Memory in bytes; `free_bytes` is what other processes have left."""
+
+    name: str
+    free_bytes: int
+    total_bytes: int
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """The GPUs that CUDA shows this process, in its order; none without NVML, its package, or such GPUs."""
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+    except Exception as error:  # the package is missing, or its driver
+        logger.debug("nothing is known of the memory of GPUs: %s", error)
+        return ()
+    try:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
+        return tuple(_gpu(nvml, handle) for handle in _visible(nvml, handles))
+    except Exception as error:
+        logger.debug("NVML tells nothing: %s", error)
+        return ()
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _visible(nvml: Any, handles: list[Any]) -> list[Any]:
+    """Those of CUDA_VISIBLE_DEVICES, which names numbers or UUIDs; CUDA stops at the first that it does not know."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return handles
+    found = []
+    for name in filter(None, (part.strip() for part in chosen.split(","))):
+        match = [h for number, h in enumerate(handles) if str(number) == name or _uuid(nvml, h).startswith(name)]
+        if not match:
+            break
+        found.append(match[0])
+    return found
+
+
+def _uuid(nvml: Any, handle: Any) -> str:
+    return _text(nvml.nvmlDeviceGetUUID(handle))
+
+
+def _gpu(nvml: Any, handle: Any) -> Gpu:
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    return Gpu(_text(nvml.nvmlDeviceGetName(handle)), int(memory.free), int(memory.total))
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

@@ -1,0 +1,265 @@
+"""What an engine takes in memory, worked out before anything is loaded. Figures in, figures out."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from llamabatch.config import EngineConfig
+from llamabatch.graph_buffers import Widths, graph_bytes, work_bytes
+from llamabatch.model_facts import Layer, ModelFacts
+from llamabatch.weights import Weights, weights
+
+# Bytes an element, from ggml's block layouts (ggml-common.h): bytes of a block / elements in it.
+TYPE_BYTES = {
+    "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32, "q4_1": 20 / 32, "iq4_nl": 18 / 32,
+    "q5_0": 22 / 32, "q5_1": 24 / 32,
+}  # fmt: skip
+MIB = 2**20
+CELL_PADDING = 256  # llama.cpp rounds the cells of a slot up to this
+UBATCH = 512  # llama.cpp's own default
+# Measured with CPython 3.11 on Linux, x86-64, tests/long/memory_prediction.py holds the sum against more of them:
+PROCESS_BYTES = 51 * MIB  # a process that has imported llamabatch, numpy and llama.cpp's libraries, and loaded nothing
+ENGINE_BYTES = 6 * MIB  # a thread with its stack and heap, graphs, batches, Python's objects
+_TOKEN_BYTES = 180  # of llama.cpp's vocabulary: texts, ids, merges
+# Virtual memory, which counts where RLIMIT_AS is set: a thread reserves its stack and an arena of glibc's malloc.
+_THREAD_SPACE = (8 + 64) * MIB
+_ARENA_SPACE = 64 * MIB  # more, while an arena is aligned
+_PROCESS_SPACE = 48 * MIB  # libraries that are not loaded yet, and what malloc keeps
+
+
+@dataclass(frozen=True)
+class GpuNeed:
+    """Bytes on one GPU, by its place in llama.cpp's list."""
+
+    number: int
+    weights: int
+    kv_cache: int
+    compute: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv_cache + self.compute
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one engine. What lies on GPUs is counted in `gpus` and nowhere else.
+
+    Attributes:
+        weights: the model's file, mapped or read.
+        kv_cache: cells and states of all slots.
+        compute: of a pass, its logits, and what threads work on.
+        layout: of what the KV cache consists.
+        draft: all that a draft model takes.
+        copies: of weights that are repacked for this CPU.
+        vocabulary: and adapters, and what an engine keeps besides.
+        embeddings: a second context, which is made when the first text is embedded; not in `total` unless the model is
+            an encoder.
+        reclaimable: of the mapped file, what is not read again because a copy is used: the system may take it back.
+        data: of all this, what no file backs.
+    """
+
+    weights: int
+    kv_cache: int
+    compute: int
+    layout: str = ""
+    draft: int = 0
+    copies: int = 0
+    vocabulary: int = 0
+    embeddings: int = 0
+    reclaimable: int = 0
+    data: int = 0
+    gpus: tuple[GpuNeed, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """In the machine's own memory."""
+        return self.shared + self.own
+
+    @property
+    def shared(self) -> int:
+        """Once, however many engines of this process there are."""
+        return self.weights + self.copies + self.vocabulary
+
+    @property
+    def own(self) -> int:
+        """For each engine."""
+        return self.kv_cache + self.compute + self.draft
+
+    def together(self, engines: int, *, children: bool, mapped: bool = True) -> int:
+        """Of several engines: in one process they share the weights, child processes what is mapped of the file."""
+        if not children:
+            return self.shared + engines * self.own
+        once = self.weights if mapped else 0
+        return once + engines * (self.total - once + PROCESS_BYTES)
+
+    def address_space(self, engines: int, threads: int) -> int:
+        """Virtual memory, for RLIMIT_AS: the whole file, and what threads reserve without using it."""
+        return self.shared + engines * (self.own + threads * _THREAD_SPACE) + _ARENA_SPACE + _PROCESS_SPACE
+
+    def describe(self) -> str:
+        """The sum, for messages."""
+        parts = [
+            (self.weights, "weights"),
+            (self.copies, "repacked copies"),
+            (self.kv_cache, f"KV cache ({self.layout})"),
+            (self.compute, "buffers"),
+            (self.vocabulary, "vocabulary"),
+            (self.draft, "draft model"),
+        ]
+        always = ("weights", "buffers")
+        shown = " + ".join(f"{mib(n)} {name}" for n, name in parts if n or name in always or name.startswith("KV"))
+        return f"{shown} = {mib(self.total)}"
+
+
+def memory(
+    facts: ModelFacts, config: EngineConfig, n_ctx: int, n_slots: int, gpu_shares: ListLike[float] = ()
+) -> Memory:
+    """What one engine takes: weights and their copies, KV cells rounded to 256 (a slot, or in all if kv is "unified"),
+    recurrent states (a slot, f32), the buffers of one pass, and the rows of logits.
+
+    Args:
+        gpu_shares: of the layers, one figure a GPU, as llama.cpp deals them out; empty: everything on the CPU.
+    """
+    unified = config.kv == "unified"
+    cells = padded(min(n_ctx * n_slots, config.number("kv_cells")) if unified else n_ctx)  # that one pass can attend to
+    per_cell = facts.k_values * TYPE_BYTES[config.type_k] + facts.v_values * TYPE_BYTES[config.type_v]
+    layers = facts.layers or (Layer(facts.k_values, facts.v_values, facts.state_values),)
+    kept = [_kept(layer, config, cells, 1 if unified else n_slots, n_slots) for layer in layers]
+    sorted_weights = _sorted(facts)
+    places = _places(config, len(layers), gpu_shares)
+    graph, work = _pass(facts, config, n_slots, cells)
+    draft = None
+    if facts.draft is not None:
+        draft_ctx = min(n_ctx, facts.draft.n_ctx_train)
+        draft = memory(facts.draft, config.for_draft_model(), draft_ctx, n_slots, gpu_shares)
+    layout = f"{cells:,} cells shared by {n_slots}" if unified else f"{n_slots} x {cells:,} cells"
+    if facts.state_values:
+        layout = f"{layout} and states" if per_cell else f"{n_slots} states"
+    gpus = tuple(_on_gpu(number, places, sorted_weights, kept, graph, draft) for number in range(len(gpu_shares)))
+    moved = sum(gpu.weights for gpu in gpus) - sum(g.weights for g in (draft.gpus if draft else ()))
+    kept_here = sum(n for n, place in zip(kept, places, strict=False) if place is None)
+    copies = sum(n for n, place in zip(sorted_weights.copies, places, strict=False) if place is None)
+    compute = (graph if None in places else 0) + work + _logits(facts, config, n_slots)
+    vocabulary = (facts.n_vocab * _TOKEN_BYTES if facts.file_bytes else 0) + facts.adapter_bytes + ENGINE_BYTES
+    here = facts.file_bytes - moved
+    embeddings = _embeddings(facts, config)
+    if facts.is_encoder:
+        kept_here, compute, layout = 0, embeddings, "none: an encoder"
+    reclaimable = min(here, copies) if config.use_mmap else 0
+    if not config.use_mmap:  # what is copied is read piece by piece, and not kept
+        here = max(0, here - copies)
+    own = kept_here + compute
+    return Memory(
+        here, kept_here, compute, layout, draft.total - ENGINE_BYTES if draft else 0, copies, vocabulary, embeddings, reclaimable,
+        own + copies + vocabulary + (draft.data if draft else 0) + (0 if config.use_mmap else here), gpus,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=16)
+def _sorted_tensors(facts: ModelFacts) -> Weights:
+    return weights(facts.tensors, facts.n_layer, facts.features)
+
+
+def _sorted(facts: ModelFacts) -> Weights:
+    """The weights by layer; where the tensors are not known all lie in one."""
+    if facts.tensors:
+        return _sorted_tensors(facts)
+    return Weights((facts.file_bytes,), (0,))
+
+
+def _kept(layer: Layer, config: EngineConfig, cells: int, streams: int, n_slots: int) -> int:
+    per_cell = layer.k_values * TYPE_BYTES[config.type_k] + layer.v_values * TYPE_BYTES[config.type_v]
+    return int(streams * cells * per_cell) + n_slots * layer.state_values * 4
+
+
+def _pass(facts: ModelFacts, config: EngineConfig, n_slots: int, cells: int) -> tuple[int, int]:
+    """The buffer of the largest pass, and what threads work on."""
+    n_tokens = min(ubatch(config), cells * n_slots)
+    rows = config.output_rows(n_slots, facts.n_vocab)
+    states = n_slots * 4 * max((layer.state_values for layer in facts.layers), default=facts.state_values)
+    widths = _widths(facts)
+    has_cells = facts.k_values or facts.v_values
+    flash = config.flash_attn == "on"
+    return graph_bytes(widths, n_tokens, cells if has_cells else 0, rows, flash, states), work_bytes(widths, n_tokens)
+
+
+def _widths(facts: ModelFacts) -> Widths:
+    """Where the tensors are not known: a feed-forward network of four times the model's width."""
+    if facts.widths is not None:
+        return facts.widths
+    kv = facts.k_values + facts.v_values
+    return Widths(facts.n_embd, facts.n_vocab, facts.n_head, facts.n_embd, min(kv, 2 * facts.n_embd), 12 * facts.n_embd)
+
+
+def _logits(facts: ModelFacts, config: EngineConfig, n_slots: int) -> int:
+    """The rows that llama.cpp hands out: one a slot, more where guesses are checked."""
+    rows = n_slots if config.speculate == "off" else config.output_rows(n_slots, facts.n_vocab)
+    return rows * facts.n_vocab * 4
+
+
+def _embeddings(facts: ModelFacts, config: EngineConfig) -> int:
+    """The context of llama/embedder.py: for the tokens of one pass, each with logits of the whole vocabulary."""
+    n_tokens = padded(min(ubatch(config), config.n_batch))
+    graph = graph_bytes(_widths(facts), n_tokens, n_tokens, n_tokens, config.flash_attn == "on")
+    cells = 0 if facts.is_encoder else n_tokens * (facts.k_values + facts.v_values) * 2
+    return n_tokens * facts.n_vocab * 4 + cells + graph + work_bytes(_widths(facts), n_tokens)
+
+
+def _places(config: EngineConfig, n_layer: int, shares: ListLike[float]) -> list[int | None]:
+    """On which GPU each layer and, last, the output lies: llama-model.cpp, load_tensors. None: on the CPU."""
+    on_gpus = config.n_gpu_layers if config.n_gpu_layers >= 0 else n_layer + 1
+    first = max(n_layer + 1 - on_gpus, 0)
+    count = min(on_gpus, n_layer + 1)
+    if not shares or count == 0:
+        return [None] * (n_layer + 1)
+    limits, total = [], 0.0
+    for share in shares:
+        total += share
+        limits.append(total)
+    limits = [limit / total if total else 1.0 for limit in limits]
+    last = len(limits) - 1
+    return [
+        None if layer < first else min(last, bisect_right(limits, (layer - first) / count))
+        for layer in range(n_layer + 1)
+    ]
+
+
+def _on_gpu(
+    number: int, places: list[int | None], parts: Weights, kept: list[int], graph: int, draft: Memory | None
+) -> GpuNeed:
+    """Untested: no figure of a GPU was ever held against this."""
+    used = any(place == number for place in places)
+    need = GpuNeed(
+        number,
+        sum(n for n, place in zip(parts.layers, places, strict=False) if place == number),
+        sum(n for n, place in zip(kept, places, strict=False) if place == number),
+        graph if used else 0,
+    )
+    if draft is None:
+        return need
+    theirs = draft.gpus[number]
+    return replace(
+        need,
+        weights=need.weights + theirs.weights,
+        kv_cache=need.kv_cache + theirs.kv_cache,
+        compute=need.compute + theirs.compute,
+    )
+
+
+def padded(n_cells: int) -> int:
+    """As many cells as llama.cpp makes of them."""
+    return -(-n_cells // CELL_PADDING) * CELL_PADDING
+
+
+def ubatch(config: EngineConfig) -> int:
+    """Tokens of a pass at most."""
+    return min(UBATCH, config.n_batch) if config.n_ubatch == "auto" else config.n_ubatch
+
+
+def mib(n_bytes: int) -> str:
+    """For messages."""
+    return f"{n_bytes / MIB:,.0f} MiB"
