@@ -25,6 +25,7 @@ class Widths:
         queries, keys: of Q, and of K and V together.
         feed_forward: that live at once in a feed-forward network: of gate, up and their product, of all experts used.
         recurrent: that live at once in a layer with a state.
+        latent: Q is turned into the space of a latent K and V, in several steps.
         masks: kinds of attention masks: 2 where some layers attend over a window.
     """
 
@@ -35,6 +36,7 @@ class Widths:
     keys: int
     feed_forward: int
     recurrent: int = 0
+    latent: bool = False
     masks: int = 1
 
 
@@ -49,7 +51,8 @@ def graph_bytes(widths: Widths, n_tokens: int, n_cells: int, n_outputs: int, fla
         state_bytes: of all states of one recurrent layer, which a pass gathers.
     """
     mask = n_tokens * n_cells * widths.masks * (_F16 if flash else _F32)
-    attends = n_tokens * (3 * widths.n_embd + 2 * widths.queries + widths.keys)
+    steps = 2 if not widths.latent else 5 if flash else 9
+    attends = n_tokens * (3 * widths.n_embd + steps * widths.queries + widths.keys)
     if not flash:
         attends += n_tokens * n_cells * widths.n_head
     feeds = n_tokens * (_LIVE_EMBEDDINGS * widths.n_embd + widths.feed_forward)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import psutil
@@ -21,7 +22,8 @@ class Machine:
         fast_attention: the llama.cpp in use has our flash attention for CPUs (native_patches/0003).
         features: what the llama.cpp in use repacks weights for; see weights.weights.
         address_space, data_bytes: what RLIMIT_AS and RLIMIT_DATA leave; None where they are not set.
-        gpus: memory of the GPUs, as far as NVML tells; empty where it does not.
+        gpus: memory of the GPUs, where NVML tells of as many as llama.cpp uses; else empty.
+        unified_memory: GPUs use the machine's own memory: Metal.
     """
 
     cores: int
@@ -32,9 +34,11 @@ class Machine:
     address_space: int | None = None
     data_bytes: int | None = None
     gpus: tuple[Gpu, ...] = ()
+    unified_memory: bool = False
 
     @classmethod
     def here(cls, n_gpus: int = 0, fast_attention: bool = False, features: frozenset[str] = frozenset()) -> Machine:
+        known = gpus() if n_gpus else ()
         return cls(
             _cores(),
             _available_bytes(),
@@ -43,19 +47,20 @@ class Machine:
             features,
             limits.address_space(),
             limits.data_bytes(),
-            gpus() if n_gpus else (),
+            known if len(known) == n_gpus else (),
+            sys.platform == "darwin",
         )
 
     def gpu_shares(self, tensor_split: tuple[float, ...] | None) -> tuple[float, ...]:
         """How llama.cpp deals the layers out: as asked for, else by free memory; one figure a GPU.
 
-        Empty where NVML does not tell of as many GPUs as llama.cpp uses: then nothing is known of their memory.
+        Empty without GPUs, and where they use the machine's own memory.
         """
-        if not self.gpus or len(self.gpus) != self.n_gpus:
+        if self.unified_memory:
             return ()
         if tensor_split is not None:
-            return (*tensor_split, *[0.0] * len(self.gpus))[: len(self.gpus)]
-        return tuple(float(gpu.free_bytes) for gpu in self.gpus)
+            return (*tensor_split, *[0.0] * self.n_gpus)[: self.n_gpus]
+        return tuple(float(gpu.free_bytes) for gpu in self.gpus) or (1.0,) * self.n_gpus
 
 
 def _cores() -> int:

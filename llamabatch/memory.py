@@ -125,7 +125,9 @@ def memory(
         gpu_shares: of the layers, one figure a GPU, as llama.cpp deals them out; empty: everything on the CPU.
     """
     unified = config.kv == "unified"
-    cells = padded(min(n_ctx * n_slots, config.number("kv_cells")) if unified else n_ctx)  # that one pass can attend to
+    cells = padded(n_ctx)  # that one pass can attend to
+    if unified:
+        cells = min(cells * n_slots, padded(config.number("kv_cells")))
     per_cell = facts.k_values * TYPE_BYTES[config.type_k] + facts.v_values * TYPE_BYTES[config.type_v]
     layers = facts.layers or (Layer(facts.k_values, facts.v_values, facts.state_values),)
     kept = [_kept(layer, config, cells, 1 if unified else n_slots, n_slots) for layer in layers]
@@ -152,11 +154,21 @@ def memory(
     reclaimable = min(here, copies) if config.use_mmap else 0
     if not config.use_mmap:  # what is copied is read piece by piece, and not kept
         here = max(0, here - copies)
-    own = kept_here + compute
+    theirs = draft.total - ENGINE_BYTES if draft is not None else 0
+    private = kept_here + compute + copies + vocabulary + (draft.data if draft is not None else 0)
     return Memory(
-        here, kept_here, compute, layout, draft.total - ENGINE_BYTES if draft else 0, copies, vocabulary, embeddings, reclaimable,
-        own + copies + vocabulary + (draft.data if draft else 0) + (0 if config.use_mmap else here), gpus,
-    )  # fmt: skip
+        weights=here,
+        kv_cache=kept_here,
+        compute=compute,
+        layout=layout,
+        draft=theirs,
+        copies=copies,
+        vocabulary=vocabulary,
+        embeddings=embeddings,
+        reclaimable=reclaimable,
+        data=private if config.use_mmap else private + here,
+        gpus=gpus,
+    )
 
 
 @lru_cache(maxsize=16)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llamabatch.gguf_header import TensorInfo, read_parts
+from llamabatch.gguf_header import read_parts
+from llamabatch.gguf_walk import TensorInfo
 from llamabatch.graph_buffers import Widths
 
 MOST_CTX = 4096  # of a model that does not say how long its context is
@@ -133,6 +134,7 @@ def _widths(own: Mapping[str, str], tensors: tuple[TensorInfo, ...], n_vocab: in
         keys=kv_heads * (k_head + v_head),
         feed_forward=_feed_forward(own, tensors, n_embd),
         recurrent=recurrent,
+        latent=_first(own, "attention.key_length_mla", 0) > 0,
         masks=2 if _first(own, "attention.sliding_window", 0) else 1,
     )
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from llamabatch.gguf_header import TensorInfo
+from llamabatch.gguf_walk import TensorInfo
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"

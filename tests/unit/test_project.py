@@ -89,7 +89,9 @@ def test_imports_go_one_way():
             *("embed_queue", "request_checks"),
         },
         {"speculation", "sharing"},
-        {"scheduler", "machine"},
+        {"scheduler", "limits", "gpu_memory", "graph_buffers", "weights"},
+        {"machine", "model_facts"},
+        {"memory"},
         {"capacity", "model_file"},
         {"engine"},
         {"client", "wire"},
@@ -110,6 +112,12 @@ def test_imports_go_one_way():
                 and parts[1] not in ("child_client", "threads_client", "bounded_client")
             ):
                 assert level[parts[1]] <= own, f"{name} imports {parts[1]}"
+
+
+def test_the_memory_arithmetic_is_pure():
+    for name in ("memory", "weights", "graph_buffers", "model_facts", "capacity", "limits", "gpu_memory"):
+        assert top_level(PACKAGE / f"{name}.py").isdisjoint({"llama_cpp", "numpy", "ctypes"}), name
+        assert not any(m.startswith("llamabatch.llama") for m in imports(PACKAGE / f"{name}.py")), name
 
 
 def test_policies_and_their_names():

@@ -1,0 +1,114 @@
+"""What llama.cpp would reserve, which it tells without reserving it, against our arithmetic from the header."""
+
+import contextlib
+import logging
+import os
+import re
+
+import pytest
+from architectures import KINDS, write
+
+from llamabatch.gguf_header import read_header
+from llamabatch.graph_buffers import graph_bytes
+from llamabatch.llama import library
+from llamabatch.model_facts import ModelFacts
+from llamabatch.model_file import resolve
+from llamabatch.synth import SHAPES, Shape, _tensors, _write_header, write_model
+from llamabatch.weights import weights
+
+MIB = 2**20
+SMALL = Shape("qwen2", 4, 256, 1024, 4, 2, 64, 4096, 4096, 1e6, 1e-6, tied=True)
+# cells of a slot, slots, tokens of a pass, flash attention, output rows
+GRID = [(1024, 1, 512, True, 1), (1024, 8, 512, True, 64), (2048, 8, 512, False, 8), (256, 32, 128, False, 32)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def told():
+    """Lines of llama.cpp's log."""
+    lines = []
+    handler, logger = logging.Handler(), library.llama_logger
+    handler.emit = lambda record: lines.append(record.getMessage())
+    level = logger.level
+    library.load()
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield lines
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def unallocated(path):
+    lib = library.load()
+    params = lib.llama_model_default_params()
+    params.no_alloc, params.load_mode = True, lib.LLAMA_LOAD_MODE_NONE
+    handle = lib.llama_model_load_from_file(os.fsencode(path), params)
+    assert handle
+    yield handle
+    lib.llama_model_free(handle)
+
+
+def reserved(model, told, cells, slots, n_ubatch, flash, outputs):
+    """MiB of the buffer of a pass."""
+    lib = library.load()
+    params = lib.llama_context_default_params()
+    params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = cells * slots, 2048, n_ubatch, slots
+    params.n_outputs_max, params.flash_attn_type, params.kv_unified = max(slots, outputs), int(flash), False
+    told.clear()
+    context = lib.llama_init_from_model(model, params)
+    assert context
+    lib.llama_free(context)
+    [size] = [float(m[1]) for line in told if (m := re.search(r" CPU compute buffer size = +([\d.]+) MiB", line))]
+    return size
+
+
+def predicted(facts, cells, slots, n_ubatch, flash, outputs):
+    states = 4 * slots * max(layer.state_values for layer in facts.layers)
+    has_cells = facts.k_values > 0
+    rows = max(slots, outputs)
+    return graph_bytes(facts.widths, n_ubatch, cells if has_cells else 0, rows, flash, states) / MIB
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("bert", "t5")])
+def test_all_kinds_of_models(kind, told, tmp_path):
+    """Never much less than llama.cpp takes, and little more, but where experts follow dense layers."""
+    path = write(kind, tmp_path / f"{kind}.gguf")
+    facts = ModelFacts.read(path)
+    with unallocated(path) as model:
+        for case in GRID:
+            theirs, ours = reserved(model, told, *case), predicted(facts, *case)
+            assert 0.94 * theirs <= ours <= (1.5 if kind == "deepseek2" else 1.2) * theirs + 0.2, case
+
+
+@pytest.mark.parametrize("name", ["tiny", "qwen2.5-0.5b", "llama-3.2-1b", "llama-3.1-8b"])
+def test_real_shapes(name, told, tmp_path):
+    """Files with headers and no weights: nothing is read of these."""
+    path = resolve(name) if name == "tiny" else tmp_path / "sparse.gguf"
+    if name != "tiny":
+        tensors = list(_tensors(SHAPES[name], "Q4_K_M"))
+        _write_header(str(path), SHAPES[name], "Q4_K_M", tensors)
+        header = read_header(path)
+        last = max(header.tensors, key=lambda tensor: tensor.offset)
+        os.truncate(path, header.data_start + last.offset + last.n_bytes)
+    facts = ModelFacts.read(path)
+    with unallocated(path) as model:
+        for case in GRID:
+            theirs, ours = reserved(model, told, *case), predicted(facts, *case)
+            assert 0.95 * theirs <= ours <= 1.05 * theirs, case
+
+
+@pytest.mark.parametrize("quant", ["Q8_0", "Q4_K_M", "Q4_0"])
+def test_repacked_copies(quant, told, tmp_path):
+    path = tmp_path / "m.gguf"
+    write_model(SMALL, path, quant)
+    lib, facts = library.load(), ModelFacts.read(path)
+    told.clear()
+    params = lib.llama_model_default_params()
+    params.use_extra_bufts = library.extra_bufts_safe()
+    handle = lib.llama_model_load_from_file(os.fsencode(path), params)
+    lib.llama_model_free(handle)
+    theirs = sum(
+        float(m[1]) for line in told if (m := re.search(r" (?:CPU_REPACK|AMX) model buffer size = +([\d.]+)", line))
+    )
+    features = library.repack_features() if library.extra_bufts_safe() else frozenset()
+    assert sum(weights(facts.tensors, facts.n_layer, features).copies) / MIB == pytest.approx(theirs, abs=0.05)
