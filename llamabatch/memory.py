@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from llamabatch.config import EngineConfig
 from llamabatch.graph_buffers import Widths, graph_bytes, work_bytes
@@ -99,6 +100,10 @@ class Memory:
     def address_space(self, engines: int, threads: int) -> int:
         """Virtual memory, for RLIMIT_AS: the whole file, and what threads reserve without using it."""
         return self.shared + engines * (self.own + threads * _THREAD_SPACE) + _ARENA_SPACE + _PROCESS_SPACE
+
+    def document(self) -> dict[str, Any]:
+        """Plain values for JSON, in bytes."""
+        return {**asdict(self), "gpus": [{**asdict(gpu), "total": gpu.total} for gpu in self.gpus], "total": self.total}
 
     def describe(self) -> str:
         """The sum, for messages."""

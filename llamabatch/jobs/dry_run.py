@@ -9,12 +9,12 @@ from typing import Any
 
 from llamabatch.capacity import Plan
 from llamabatch.config import EngineConfig
-from llamabatch.engine import plan
 from llamabatch.jobs.feed import Feed
 from llamabatch.jobs.quantiles import Quantiles
 from llamabatch.jobs.rows import BadRow, Row
 from llamabatch.llama.model import Model
 from llamabatch.model_file import resolve as resolve_path
+from llamabatch.planning.here import plan
 from llamabatch.request import Request
 
 _MOST_ERRORS = 20
@@ -26,7 +26,7 @@ class PaperEngine:
     def __init__(self, config: EngineConfig) -> None:
         self.model = Model(resolve_path(config.model))
         try:
-            self.plan = plan(config, self.model)
+            self.plan = plan(config, self.model.path)
         except BaseException:
             self.model.close()
             raise
@@ -87,7 +87,7 @@ class DryRun:
             "plan": {
                 "engine": {name: getattr(self.plan.config, name) for name in _TOLD},
                 "reasons": dict(self.plan.reasons),
-                "memory": vars(self.plan.memory) | {"total": self.plan.memory.total},
+                "memory": self.plan.memory.document(),
             },
             "errors": list(self.errors),
         }
