@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from llamabatch.capacity import Plan
 from llamabatch.chat import ChatOptions, Conversation
-from llamabatch.client import EngineClient, connect
+from llamabatch.client import connect
 from llamabatch.config import EngineConfig
+from llamabatch.counting_client import CountingClient
 from llamabatch.errors import EngineClosedError, EngineError
 from llamabatch.front import Adapters, Front, OneAdapters, Params, Prompt, Submission
 from llamabatch.request import RequestOutput, SequenceOutput
@@ -58,7 +59,7 @@ class AsyncLLM:
 
     def __init__(self, model: str | os.PathLike[str], **options: Unpack[EngineOptions]) -> None:
         self._config = EngineConfig.from_options(model, options)
-        self._connecting: Future[EngineClient] | None = None
+        self._connecting: Future[CountingClient] | None = None
         self._closed = False
         self._lock = threading.Lock()
         self._workers = ThreadPoolExecutor(_N_WORKERS, thread_name_prefix="llamabatch-async")
@@ -237,7 +238,7 @@ class AsyncLLM:
 
     # --- from requests to results -------------------------------------------------------------------------------
 
-    async def _client(self) -> EngineClient:
+    async def _client(self) -> CountingClient:
         with self._lock:
             self._check_open()
             if self._connecting is None or (self._connecting.done() and self._connecting.exception() is not None):
@@ -287,7 +288,7 @@ class AsyncLLM:
 class _Call:
     """The requests of one call, between the event loop that waits for them and the engine's thread."""
 
-    def __init__(self, client: EngineClient, loop: asyncio.AbstractEventLoop, ask: _Ask, stream: bool) -> None:
+    def __init__(self, client: CountingClient, loop: asyncio.AbstractEventLoop, ask: _Ask, stream: bool) -> None:
         self.events: asyncio.Queue[list[SequenceOutput]] = asyncio.Queue()
         self.left = False  # nobody waits any more
         self._client = client
@@ -306,6 +307,8 @@ class _Call:
         if not self.left:
             self._asked = asked
             self._client.submit(asked.requests, self._tell, stream=self._stream)
+            if asked.refused:
+                self._client.note_refused(asked.refused)
         if self.left:  # while they were submitted: the abort may have come too early
             self.abort()
         return asked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
@@ -10,22 +9,21 @@ from dataclasses import replace
 from llamabatch.client import EngineClient, Sink
 from llamabatch.config import EngineConfig
 from llamabatch.errors import QueueFull
+from llamabatch.passing_client import PassingClient
 from llamabatch.policies import policy
 from llamabatch.request import Request, SequenceOutput
 from llamabatch.stats import EngineStats
 
 
-class BoundedClient:
-    """What an EngineClient does, in front of another one, be it a thread, a child or a router.
+class BoundedClient(PassingClient):
+    """Refuses what goes beyond.
 
     Args:
         max_queue: continuations that may wait for a slot.
     """
 
     def __init__(self, client: EngineClient, max_queue: int) -> None:
-        self.plan = client.plan
-        self.model = client.model
-        self._client = client
+        super().__init__(client)
         self._max_queue = max_queue
         self._n_slots = slots_of(client.plan.config)
         self._sizes: dict[str, int] = {}  # of what is in flight: continuations
@@ -53,7 +51,7 @@ class BoundedClient:
             sink(outputs)
 
         try:
-            self._client.submit(requests, tell, stream=stream)
+            self.behind.submit(requests, tell, stream=stream)
         except BaseException:
             self._forget(request.request_id for request in fresh)
             raise
@@ -63,33 +61,8 @@ class BoundedClient:
             for request_id in request_ids:
                 self._n_in_flight -= self._sizes.pop(request_id, 0)
 
-    def abort(self, request_ids: Iterable[str]) -> None:
-        self._client.abort(request_ids)
-
     def stats(self) -> EngineStats:
-        return replace(self._client.stats(), rejected=self._n_rejected)
-
-    @property
-    def adapters(self) -> list[str]:
-        return self._client.adapters
-
-    def save_prefix(self, token_ids: list[int], path: str) -> bool:
-        return self._client.save_prefix(token_ids, path)
-
-    def load_prefix(self, path: str) -> int:
-        return self._client.load_prefix(path)
-
-    def unload_prefix(self, path: str) -> None:
-        self._client.unload_prefix(path)
-
-    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
-        self._client.load_adapter(name, path)
-
-    def unload_adapter(self, name: str) -> None:
-        self._client.unload_adapter(name)
-
-    def close(self) -> None:
-        self._client.close()
+        return replace(self.behind.stats(), rejected=self._n_rejected)
 
 
 def slots_of(config: EngineConfig) -> int:

@@ -14,21 +14,24 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from llamabatch.capacity import Plan
 from llamabatch.config import EngineConfig
 from llamabatch.engine import Engine
 from llamabatch.errors import EngineClosedError
-from llamabatch.lifetime import Home, Lifetime, settle
+from llamabatch.lifetime import Lifetime, settle
 from llamabatch.llama.model import Model
+from llamabatch.mailbox import Abort, Command, Mailbox, Question, Submit
+from llamabatch.mailbox import Sink as Sink
 from llamabatch.model_file import local
 from llamabatch.request import Request, RequestOutput, SequenceOutput
 from llamabatch.stats import EngineStats
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from llamabatch.counting_client import CountingClient
 
-Sink = Callable[[list[SequenceOutput]], None]
+logger = logging.getLogger(__name__)
 
 
 class EngineClient(Protocol):
@@ -57,7 +60,17 @@ class EngineClient(Protocol):
         """Ends these requests; their outputs come through their sinks. Unknown and finished ids are ignored."""
 
     def stats(self) -> EngineStats:
-        """Counts since the start. Raises EngineClosedError."""
+        """Counts since the start, as they are now: no step is waited for, and sinks may ask, too.
+
+        Of an engine in a child process a sink gets what was last asked for elsewhere.
+
+        Raises:
+            EngineClosedError: the client was closed, or its engine died.
+        """
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the children that have engines; none where they are in this process."""
 
     @property
     def adapters(self) -> list[str]:
@@ -81,7 +94,7 @@ class EngineClient(Protocol):
     def close(self) -> None:
         """Ends all requests with finish_reason "abort" (in a child: "error") and frees everything. May be called twice.
 
-        Not from a sink; nor what else waits for the engine: stats(), load_adapter(), unload_adapter().
+        Not from a sink; nor what else waits for the engine: load_adapter(), unload_adapter().
         """
 
 
@@ -93,73 +106,11 @@ def failure(request: Request, error: str) -> SequenceOutput:
 # --- a thread ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Submit:
-    requests: list[Request]
-    sink: Sink
-    stream: bool
-
-
-@dataclass(frozen=True)
-class _Abort:
-    request_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Question:
-    ask: Callable[[Engine], Any]
-    answer: Future[Any]
-
-
-_Command = _Submit | _Abort | _Question
-
-
-class _Mailbox:
-    """Commands for the engine's thread. After `shut` none gets in, so that none is left unanswered."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._home = Home()
-        self._shut_because: str | None = None
-
-    def put(self, command: _Command) -> None:
-        """Raises EngineClosedError once it is shut."""
-        self._home.check()
-        with self._lock:
-            if self._shut_because is not None:
-                raise EngineClosedError(self._shut_because)
-            self._queue.put(command)
-
-    def put_end(self) -> None:
-        """The engine's thread ends when it comes to this."""
-        self._queue.put(None)
-
-    def get(self, wait_s: float | None) -> _Command | None:
-        """The next command, None at the end. Raises queue.Empty if none comes in that time; None: waits for ever."""
-        return self._queue.get(block=wait_s != 0, timeout=wait_s)
-
-    @property
-    def is_shut(self) -> bool:
-        return self._shut_because is not None
-
-    def shut(self, reason: str) -> list[_Command]:
-        """Lets nothing more in; returns what had come in before."""
-        with self._lock:
-            self._shut_because = reason
-        left: list[_Command] = []
-        while not self._queue.empty():
-            command = self._queue.get()
-            if command is not None:
-                left.append(command)
-        return left
-
-
 class ThreadClient:
     """An engine in this process, owned by one thread of its own. The arguments are those of Engine."""
 
     def __init__(self, config: EngineConfig, *, model: Model | None = None, alone: bool = True) -> None:
-        self._mailbox = _Mailbox()
+        self._mailbox = Mailbox()
         started: Future[Engine] = Future()
         loop = _Loop(lambda: Engine(config, model=model, alone=alone), self._mailbox)
         # a daemon, so that a program which forgets close() can end; its lifetime still closes it in good order
@@ -172,6 +123,7 @@ class ThreadClient:
             raise
         self.plan = engine.plan
         self.model = engine.model
+        self._engine = engine  # for its figures alone: all else is for its thread
         self._lifetime = Lifetime(self, _EngineThread(self._mailbox, thread))
 
     @property
@@ -179,15 +131,20 @@ class ThreadClient:
         return not self._mailbox.is_shut
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
-        self._mailbox.put(_Submit(requests, sink, stream))
+        self._mailbox.put(Submit(requests, sink, stream))
 
     def abort(self, request_ids: Iterable[str]) -> None:
         with contextlib.suppress(EngineClosedError):  # then they have ended
-            self._mailbox.put(_Abort(tuple(request_ids)))
+            self._mailbox.put(Abort(tuple(request_ids)))
 
     def stats(self) -> EngineStats:
-        stats: EngineStats = self.ask(Engine.stats).result()
-        return stats
+        self._mailbox.check_open()
+        stats, waiting = self._engine.stats(), self._mailbox.n_waiting
+        return replace(stats, waiting=stats.waiting + waiting) if waiting else stats
+
+    @property
+    def pids(self) -> list[int]:
+        return []
 
     @property
     def adapters(self) -> list[str]:
@@ -213,7 +170,7 @@ class ThreadClient:
     def ask(self, question: Callable[[Engine], Any]) -> Future[Any]:
         """Has the engine's thread call this between two steps. Raises EngineClosedError."""
         answer: Future[Any] = Future()
-        self._mailbox.put(_Question(question, answer))
+        self._mailbox.put(Question(question, answer))
         return answer
 
     def close(self) -> None:
@@ -224,7 +181,7 @@ class ThreadClient:
 class _EngineThread:
     """An Endable."""
 
-    mailbox: _Mailbox
+    mailbox: Mailbox
     thread: threading.Thread
 
     def drop(self) -> None:
@@ -243,10 +200,10 @@ class _EngineThread:
 class _Loop:
     """What the engine's thread does. It holds no reference to its client, so that a forgotten client is collected."""
 
-    def __init__(self, make_engine: Callable[[], Engine], mailbox: _Mailbox) -> None:
+    def __init__(self, make_engine: Callable[[], Engine], mailbox: Mailbox) -> None:
         self._make_engine = make_engine
         self._mailbox = mailbox
-        self._submits: dict[str, _Submit] = {}
+        self._submits: dict[str, Submit] = {}
         self._requests: dict[str, Request] = {}
 
     def serve(self, started: Future[Engine]) -> None:
@@ -279,10 +236,10 @@ class _Loop:
                 return False
             self._carry_out(engine, command)
 
-    def _carry_out(self, engine: Engine, command: _Command) -> None:
-        if isinstance(command, _Submit):
+    def _carry_out(self, engine: Engine, command: Command) -> None:
+        if isinstance(command, Submit):
             self._take_in(engine, command)
-        elif isinstance(command, _Abort):
+        elif isinstance(command, Abort):
             ended = [engine.abort(request_id) for request_id in command.request_ids]
             self._deliver([output for output in ended if output is not None])
         else:
@@ -291,7 +248,7 @@ class _Loop:
             except Exception as error:  # it is the asker's
                 command.answer.set_exception(error)
 
-    def _take_in(self, engine: Engine, command: _Submit) -> None:
+    def _take_in(self, engine: Engine, command: Submit) -> None:
         refused = []
         for request in command.requests:
             try:
@@ -299,6 +256,8 @@ class _Loop:
             except ValueError as error:  # PromptError, or an id that is in flight
                 refused.append(failure(request, str(error)))
                 continue
+            finally:
+                self._mailbox.took(request)
             self._submits[request.request_id] = command
             self._requests[request.request_id] = request
         if refused:
@@ -326,9 +285,9 @@ class _Loop:
         engine.close()
         reason = error or "the engine is closed"
         for command in self._mailbox.shut(reason):
-            if isinstance(command, _Submit):
+            if isinstance(command, Submit):
                 tell(command.sink, [failure(request, reason) for request in command.requests])
-            elif isinstance(command, _Question):
+            elif isinstance(command, Question):
                 command.answer.set_exception(EngineClosedError(reason))
 
 
@@ -343,12 +302,13 @@ def tell(sink: Sink, outputs: list[SequenceOutput]) -> None:
 # --- which kind -------------------------------------------------------------------------------------------------
 
 
-def connect(config: EngineConfig) -> EngineClient:
+def connect(config: EngineConfig) -> CountingClient:
     """The client that a config asks for."""
     from llamabatch.bounded_client import BoundedClient
+    from llamabatch.counting_client import CountingClient
 
     client = _connect(config)
-    return client if config.max_queue is None else BoundedClient(client, config.max_queue)
+    return CountingClient(client if config.max_queue is None else BoundedClient(client, config.max_queue))
 
 
 def _connect(config: EngineConfig) -> EngineClient:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from llamabatch.capacity import Plan
 from llamabatch.chat import ChatOptions, Conversation
 from llamabatch.checks import show
-from llamabatch.client import EngineClient, connect
+from llamabatch.client import connect
 from llamabatch.config import EngineConfig
+from llamabatch.counting_client import CountingClient
 from llamabatch.errors import LlamaBatchError, PromptError
 from llamabatch.front import Adapters, Front, OneAdapters, Params, Prompt, Submission
 from llamabatch.hub import fetch
@@ -46,7 +47,7 @@ class LLM(SavedPrefixes):
     """
 
     def __init__(self, model: str | os.PathLike[str], **options: Unpack[EngineOptions]) -> None:
-        self._client: EngineClient = connect(EngineConfig.from_options(model, options))
+        self._client: CountingClient = connect(EngineConfig.from_options(model, options))
 
     @classmethod
     def from_pretrained(
@@ -346,7 +347,7 @@ class LLM(SavedPrefixes):
         self._client.unload_adapter(name)
 
     def stats(self) -> EngineStats:
-        """What the engine has done since it started. Raises EngineClosedError."""
+        """What the engine has done since it started; docs/monitoring.md. Raises EngineClosedError."""
         return self._client.stats()
 
     def close(self) -> None:
@@ -371,6 +372,8 @@ class LLM(SavedPrefixes):
         home = Home()
         try:
             self._client.submit(asked.requests, events.put, stream=stream)
+            if asked.refused:
+                self._client.note_refused(asked.refused)
             yield from map(asked.take, asked.refused)
             while not asked.done:
                 home.check()

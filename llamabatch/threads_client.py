@@ -87,6 +87,10 @@ class ThreadsClient(Router):
             except threading.BrokenBarrierError as error:
                 raise EngineClosedError("one of the engines is gone") from error
 
+    @property
+    def pids(self) -> list[int]:
+        return []
+
     def close(self) -> None:
         for client in self._clients:
             client.close()

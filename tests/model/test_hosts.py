@@ -221,9 +221,10 @@ def test_an_llm_in_a_fork_says_so(options):
         pieces = llm.stream(["x"] * 2, LONG)
         next(pieces)
         locks = [llm._client.model._lock]
-        mailboxes = [c._mailbox for c in getattr(llm._client, "_clients", [llm._client]) if hasattr(c, "_mailbox")]
+        behind = llm._client.behind
+        mailboxes = [c._mailbox for c in getattr(behind, "_clients", [behind]) if hasattr(c, "_mailbox")]
         locks += [m._lock for m in mailboxes]
-        locks += [llm._client._lock] if hasattr(llm._client, "_lock") else []
+        locks += [c._lock for c in (llm._client, behind) if hasattr(c, "_lock")]
         held, go_on = threading.Event(), threading.Event()
         def hold():
             for lock in locks: lock.acquire()

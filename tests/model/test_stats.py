@@ -1,0 +1,134 @@
+"""What stats() says, for every kind of client: nothing is lost, nothing counted twice, and nobody waits for it."""
+
+import queue
+import threading
+import time
+
+import pytest
+
+from llamabatch import LLM, Engine, EngineConfig, FinishReason, Request, SamplingParams
+
+KINDS = {
+    "thread": {"n_slots": 4, "instances": 1},
+    "threads": {"n_slots": 4, "instances": 2},
+    "child": {"n_slots": 4, "isolate": True},
+    "children": {"n_slots": 4, "strategy": "multi-instance", "instances": 2},
+}
+LONG = SamplingParams(max_tokens=3000, ignore_eos=True)
+
+
+def settled(llm):
+    """What has been aborted ends with the step that is under way."""
+    until = time.monotonic() + 20
+    while (stats := llm.stats()).in_flight and time.monotonic() < until:
+        time.sleep(0.005)
+    return stats
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_requests_are_counted_by_how_they_ended(kind):
+    with LLM("tiny", **KINDS[kind]) as llm:
+        first = llm.stats()
+        assert (first.submitted, first.in_flight, first.prompt_tokens) == (0, 0, 0)
+        prompts = ["Once", "", [5, 10**6], list(range(1, 5000)), "a", "b"]
+        outputs = llm.generate(prompts, SamplingParams(max_tokens=9, ignore_eos=True))
+        outputs += llm.generate(["x"] * 6, SamplingParams(max_tokens=3000, ignore_eos=True, deadline_s=0.05))
+        outputs += llm.generate(["q", "r"], SamplingParams(n=3, max_tokens=5, temperature=1.0, ignore_eos=True))
+        llm.embed(["one text", "another"])
+        for _ in llm.stream(["s", "t", "u"], LONG):
+            break
+        for _ in llm.as_completed(["v", "w"], [SamplingParams(max_tokens=1), LONG]):
+            break
+        stats = settled(llm)
+    reasons = [output.finish_reason for output in outputs]
+    bad = reasons.count(FinishReason.ERROR)
+    assert bad >= 3
+    assert stats.submitted == len(outputs) + 2 + 3 + 2
+    assert stats.errors == bad
+    assert stats.aborted == 3 + 1
+    assert stats.ok == reasons.count(FinishReason.STOP) + reasons.count(FinishReason.LENGTH) + 2 + 1
+    assert stats.submitted == stats.ok + stats.errors + stats.aborted
+    assert (stats.running, stats.waiting, stats.kv_cells_used) == (0, 0, 0)
+    assert stats.free_slots == stats.n_slots == 4 * (2 if kind == "children" else 1)
+    assert stats.e2e_s.count == stats.ok
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_and_times_are_those_of_the_outputs(kind):
+    with LLM("tiny", **KINDS[kind]) as llm:
+        params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (1, 2, 30, 40, 50, 60)]
+        outputs = llm.generate(["Once upon a time"] * 6, params)
+        stats = llm.stats()
+    assert stats.generated_tokens == sum(len(o.token_ids) for o in outputs)
+    assert stats.prompt_tokens == sum(len(o.prompt_token_ids) for o in outputs)
+    assert stats.prompt_tokens <= stats.prefill_tokens + stats.shared_tokens + stats.prefix_tokens
+    gaps = [gap for o in outputs for gap in o.timings.inter_token_s]
+    assert stats.inter_token_s.count == len(gaps)
+    assert stats.inter_token_s.sum_s == pytest.approx(sum(gaps), rel=1e-6)
+    assert stats.ttft_s.count == stats.queue_s.count == stats.e2e_s.count == 6
+    assert stats.ttft_s.sum_s == pytest.approx(sum(o.timings.ttft_s for o in outputs), rel=1e-6)
+    assert stats.e2e_s.sum_s == pytest.approx(sum(o.timings.total_s for o in outputs), rel=1e-6)
+    assert stats.e2e_s.percentile(100) >= max(o.timings.total_s for o in outputs) * 0.79
+    assert stats.ttft_s.percentile(50) <= stats.e2e_s.percentile(99)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_runs_is_in_the_figures_at_once(kind):
+    with LLM("tiny", **KINDS[kind]) as llm:
+        pieces = llm.stream(["Once", "a", "b"], LONG)
+        for _, piece in zip(range(60), pieces, strict=False):
+            assert piece.finished is None
+        stats = llm.stats()
+        assert (stats.submitted, stats.in_flight, stats.ok) == (3, 3, 0)
+        assert stats.ttft_s.count == 3
+        assert stats.inter_token_s.count >= 50
+        assert 0 < stats.slot_use <= 1
+        assert stats.kv_cells >= stats.kv_cells_used >= 50
+        assert stats.e2e_s.count == 0
+        pieces.close()
+        assert settled(llm).aborted == 3
+
+
+@pytest.mark.parametrize("kind", ["thread", "threads"])
+def test_a_sink_may_ask(kind):
+    """From the engine's own thread, and while another engine's sink asks, too."""
+    with LLM("tiny", **KINDS[kind]) as llm:
+        seen: queue.SimpleQueue = queue.SimpleQueue()
+
+        def sink(outputs):
+            seen.put((llm.stats().submitted, sum(o.finished is not None for o in outputs)))
+
+        requests = [Request(f"r{i}", (5, 6, i + 1), SamplingParams(max_tokens=20, ignore_eos=True)) for i in range(20)]
+        llm._client.submit(requests, sink, stream=True)
+        n_ended = 0
+        while n_ended < 20:
+            submitted, ended = seen.get(timeout=20)
+            assert submitted == 20
+            n_ended += ended
+
+
+def test_nobody_waits_for_a_long_step():
+    """An engine that stands still in a step answers all the same."""
+    with LLM("tiny", n_slots=2, instances=1) as llm:
+        go_on, inside = threading.Event(), threading.Event()
+        llm._client.behind.ask(lambda engine: (inside.set(), go_on.wait(20)))
+        assert inside.wait(10)
+        llm._client.submit([Request("waits", (1, 2))], print)
+        stats = llm.stats()
+        assert (stats.waiting, stats.in_flight) == (1, 1)  # what the engine has not heard of yet counts, too
+        go_on.set()
+
+
+def test_an_engine_counts_its_requests_itself():
+    with Engine(EngineConfig("tiny", n_slots=2)) as engine:
+        engine.add(Request("a", (1, 2, 3), SamplingParams(max_tokens=4, ignore_eos=True)))
+        engine.add(Request("b", (1, 2, 3), SamplingParams(max_tokens=4, n=2, ignore_eos=True)))
+        engine.add(Request("c", (4,), SamplingParams(max_tokens=400, ignore_eos=True)))
+        engine.step()
+        with pytest.raises(ValueError, match="token"):
+            engine.add(Request("d", (10**6,)))
+        while engine.stats().ok < 2:
+            engine.step()
+        engine.abort("c")
+        stats = engine.stats()
+    assert (stats.submitted, stats.finished_length, stats.aborted, stats.in_flight) == (3, 2, 1, 0)
