@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,9 +43,12 @@ def _in_order(files: Files, path: Path, places: Places, drop_errors: bool) -> No
         place = _kept(line, places, drop_errors)
         if place is not None and found.get(place) is None:
             found.put(place, 2 * line.offset + source)
-    readers = [source.open("rb") if source.exists() else None for source in sources]
-    targets = [AppendFile(files, temporary(source), empty=True) for source in sources]
-    try:
+    with contextlib.ExitStack() as stack:
+        readers = [stack.enter_context(source.open("rb")) if source.exists() else None for source in sources]
+        targets = [
+            stack.enter_context(contextlib.closing(AppendFile(files, temporary(source), empty=True)))
+            for source in sources
+        ]
         due = 0
         for place, code in found.live():
             reader = readers[code % 2]
@@ -54,26 +58,19 @@ def _in_order(files: Files, path: Path, places: Places, drop_errors: bool) -> No
             due += place == due
         for target in targets:
             target.sync()
-    finally:
-        for each in (*readers, *targets):
-            if each is not None:
-                each.close()
     for written in reversed(sources):
         files.rename(temporary(written), written)
 
 
 def _as_finished(files: Files, path: Path, places: Places, drop_errors: bool) -> None:
     done = Bits()
-    target = AppendFile(files, temporary(path), empty=True)
-    try:
+    with contextlib.closing(AppendFile(files, temporary(path), empty=True)) as target:
         for _, line in _lines(path):
             place = _kept(line, places, drop_errors)
             if place is not None and place not in done:
                 done.add(place)
                 target.write(line.content)
         target.sync()
-    finally:
-        target.close()
     files.rename(temporary(path), path)
     files.remove(ahead_of(path))
 

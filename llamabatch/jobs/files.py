@@ -16,6 +16,7 @@ from llamabatch.errors import OutputError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF)  # some file systems sync no folders
+_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EISDIR)
 _LOOK_S = 0.2
 
 
@@ -140,12 +141,12 @@ class Files:
         return time.monotonic() < until and not self._stopped()
 
     def _fail(self, what: str, path: Path, error: OSError) -> NoReturn:
-        hint = "make room, and " if error.errno in FULL else ""
-        room = f" ({_free(path)})" if error.errno in FULL else ""
-        raise OutputError(
-            f"{path}: {what} failed: {error.strerror or error}{room}. What is written stays; "
-            f"{hint}run the same command again, which goes on from there"
-        ) from error
+        full = error.errno in FULL
+        message = f"{path}: {what} failed: {error.strerror or error}" + (f" ({_free(path)})" if full else "")
+        if error.errno not in _NOT_ALLOWED:
+            message += ". What is written stays; " + ("make room, and " if full else "")
+            message += "run the same command again, which goes on from there"
+        raise OutputError(message) from error
 
     def _system(self, what: str, function: Callable[..., Any], *args: Any) -> Any:
         """Each call of the operating system comes by here, by its name, so that a test can make the k-th one fail."""

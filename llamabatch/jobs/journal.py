@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 from llamabatch.jobs.files import AppendFile, Files
-from llamabatch.jobs.lines import lines_of
+from llamabatch.jobs.lines import has_error, lines_of
 from llamabatch.jobs.places import Places
 from llamabatch.jobs.side_file import SideFile
 from llamabatch.jobs.survey import Survey
 
 _MOST_AT_ONCE = 2**20  # bytes of lines that one write takes
-
-
-class Journal(Protocol):
-    """An output file that is open, with what it holds.
-
-    Attributes:
-        n_done: rows in the files.
-    """
-
-    n_done: int
-
-    def is_done(self, place: int) -> bool: ...
-    def write(self, place: int, line: bytes) -> None: ...
-    def sync(self) -> None:
-        """All that was written is on disk when it returns."""
-
-    def finish(self) -> int:
-        """No row is missing: syncs, and removes what stood beside the output. Returns the output's bytes."""
-
-    def close(self) -> None: ...
 
 
 class InOrder:
@@ -42,13 +23,13 @@ class InOrder:
     """
 
     def __init__(self, files: Files, path: Path, places: Places, found: Survey) -> None:
-        self._file = AppendFile(files, path)
-        if found.size < self._file.size:
-            self._file.truncate(found.size)
+        self._file = _opened(files, path, found)
         self._next = found.n_rows
-        self._ahead = SideFile(files, ahead_of(path), places, self._next)
+        with _closing_on_errors(self._file):
+            self._ahead = SideFile(files, ahead_of(path), places, self._next)
         self.n_errors = found.n_errors + self._ahead.n_errors
-        self._catch_up([])
+        with _closing_on_errors(self):
+            self._catch_up([])
 
     @property
     def n_done(self) -> int:
@@ -65,16 +46,18 @@ class InOrder:
 
     def _catch_up(self, lines: list[bytes]) -> None:
         """Writes lines whose turn it is, and those that waited for them."""
-        end = self._next + len(lines)
+        n_bytes = sum(map(len, lines))
         while True:
+            end = self._next + len(lines)
             waiting = self._ahead.look(end)
             if waiting is not None:
                 lines.append(waiting)
+                n_bytes += len(waiting)
                 self._ahead.drop(end, waiting)
-                end += 1
-            if lines and (waiting is None or sum(map(len, lines)) > _MOST_AT_ONCE):
+            if lines and (waiting is None or n_bytes > _MOST_AT_ONCE):
                 self._file.write(b"".join(lines))
-                self._next, lines = end, []
+                self._next += len(lines)
+                lines, n_bytes = [], 0
             if waiting is None:
                 break
         if self._ahead.is_mostly_garbage:
@@ -105,13 +88,12 @@ class AsFinished:
     """
 
     def __init__(self, files: Files, path: Path, places: Places, found: Survey) -> None:
-        self._file = AppendFile(files, path)
-        if found.size < self._file.size:
-            self._file.truncate(found.size)
+        self._file = _opened(files, path, found)
         self._done = found.done
         self.n_done = found.n_rows
         self.n_errors = found.n_errors
-        self._take_waiting(files, ahead_of(path), places)
+        with _closing_on_errors(self):
+            self._take_waiting(files, ahead_of(path), places)
 
     def _take_waiting(self, files: Files, ahead: Path, places: Places) -> None:
         """Of an output that was begun in the order of the input."""
@@ -121,6 +103,7 @@ class AsFinished:
             place = None if line.number is None else places.of(line.number)
             if place is not None and place not in self._done:
                 self.write(place, line.content)
+                self.n_errors += has_error(line.content)
         self._file.sync()
         files.remove(ahead)
 
@@ -146,3 +129,22 @@ class AsFinished:
 def ahead_of(path: Path) -> Path:
     """The side file of an output."""
     return path.with_name(path.name + ".ahead")
+
+
+def _opened(files: Files, path: Path, found: Survey) -> AppendFile:
+    """The output without a torn line at its end."""
+    file = AppendFile(files, path)
+    with _closing_on_errors(file):
+        if found.size < file.size:
+            file.truncate(found.size)
+    return file
+
+
+@contextlib.contextmanager
+def _closing_on_errors(thing: AppendFile | InOrder | AsFinished) -> Iterator[None]:
+    """What was opened in a constructor that does not come to its end."""
+    try:
+        yield
+    except BaseException:
+        thing.close()
+        raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -18,6 +18,7 @@ from llamabatch.jobs.journal import AsFinished, InOrder, ahead_of
 from llamabatch.jobs.lines import number_of, to_line
 from llamabatch.jobs.locks import Lock
 from llamabatch.jobs.manifest import Ending, Manifest
+from llamabatch.jobs.parquet_output import check_installed, convert, is_parquet, part_of, restore
 from llamabatch.jobs.places import Places
 from llamabatch.jobs.records import RecordOptions, record, refusal
 from llamabatch.jobs.rows import BadRow, Row
@@ -84,7 +85,8 @@ class Output:
     """Where rows end: a file that holds each row once, whatever happens to the process.
 
     One thread uses it. What is done stands in the files alone: OUT, beside it OUT.ahead with what waits for an earlier
-    row, and OUT.job.json, which says of which job it is. Another process is kept out by OUT.lock.
+    row, and OUT.job.json, which says of which job it is. Where OUT is a Parquet file the lines are in OUT.part, and OUT
+    is made of them at the end. Another process is kept out by OUT.lock.
 
     Args:
         path: where the output goes.
@@ -114,6 +116,10 @@ class Output:
     ) -> None:
         self.path = path
         self.options = options or OutputOptions()
+        self._kept = path
+        if is_parquet(path):
+            check_installed()
+            self._kept, self.options = part_of(path), _for_tables(self.options)
         self._files = files or Files()
         self._places = Places(self.options.shard)
         self._in_order = self.options.order == "input"
@@ -126,6 +132,9 @@ class Output:
         self._lock = Lock(self._files, path.with_name(path.name + ".lock"), path)
         try:
             self._open(self._all_settings(settings))
+        except OSError as error:  # of reading
+            self.close()
+            raise OutputError(f"{path}: {error.strerror or error}") from error
         except BaseException:
             self.close()
             raise
@@ -200,9 +209,12 @@ class Output:
         """
         if self._journal is not None:
             size = self._journal.finish()
+            if self._kept != self.path:
+                size = convert(self._files, self._kept, self.path, self.records.shape)
             ending = Ending(self._journal.n_done, self.n_errors_before + n_errors, size)
             self._manifest = Manifest(self._manifest.settings, self._manifest.seed, self._manifest.earlier, ending)
             self._manifest.write(self._files, self._manifest_path)
+            self._remove_kept()
 
     def close(self) -> None:
         """Ends it, finished or not; what was written stays, and is synced if the disk takes it."""
@@ -229,28 +241,39 @@ class Output:
         return self.path.with_name(self.path.name + ".job.json")
 
     def _open(self, settings: Mapping[str, Any]) -> None:
-        for each in (self.path, ahead_of(self.path), self._manifest_path):
+        kept, ahead = self._kept, ahead_of(self._kept)
+        for each in (self.path, kept, ahead, self._manifest_path):
             self._files.remove(temporary(each))
+        if not kept.exists() and not self.path.exists():
+            self._files.remove(ahead)  # who removes the output begins anew
         known = self._known_manifest()
-        self.resumed = self.path.exists() and self.path.stat().st_size + _size(ahead_of(self.path)) > 0
-        if not self.path.exists():
-            known = None  # who removes the output begins anew
-            self._files.remove(ahead_of(self.path))
+        self.resumed = _size(self.path) + _size(kept) + _size(ahead) > 0
         if self.resumed:
             self._check_same(known, settings)
         self._manifest = Manifest.new(settings) if known is None or not self.resumed else known.changed_to(settings)
         if self._ended(self._manifest):
+            self._remove_kept()
             return
-        self._manifest = Manifest(self._manifest.settings, self._manifest.seed, self._manifest.earlier)
+        self._manifest = replace(self._manifest, ending=None)
         if self._manifest != known:
             self._manifest.write(self._files, self._manifest_path)
+        self._restore()
         self._open_journal()
+
+    def _restore(self) -> None:
+        """A Parquet file that is whole becomes lines again."""
+        if self._kept != self.path and not self._kept.exists() and self.path.exists():
+            restore(self._files, self.path, self._kept)
+
+    def _remove_kept(self) -> None:
+        if self._kept != self.path:
+            self._files.remove(self._kept)
 
     def _known_manifest(self) -> Manifest | None:
         try:
             return manifests.read(self._manifest_path)
         except ConfigError:
-            if not self.options.force and _size(self.path):
+            if not self.options.force and _size(self.path) + _size(self._kept):
                 raise
             return None
 
@@ -261,8 +284,9 @@ class Output:
                     f"{self.path} exists without {self._manifest_path.name}, which would say of which job it is; "
                     "give another name, or --force to go on with it if a job has written it"
                 )
+            self._restore()
             if damage := self._survey().damage:
-                raise ConfigError(f"{self.path} is not the output of a job, {damage}; give another name")
+                raise ConfigError(f"{self._kept} is not the output of a job, {damage}; give another name")
             return
         changed = manifests.differences(known.settings, settings)
         if changed and not self.options.force:
@@ -280,19 +304,25 @@ class Output:
         found = self._survey()
         if found.damage is not None and not self.options.force:
             raise ConfigError(
-                f"{self.path}: {found.damage}; has something else written there? Give another name, or --force to keep "
-                "the lines that are whole and do the other rows again"
+                f"{self._kept}: {found.damage}; has something else written there? Give another name, or --force to "
+                "keep the lines that are whole and do the other rows again"
             )
-        drop_errors = self.options.retry_errors and has_errors(self.path)
+        drop_errors = self.options.retry_errors and has_errors(self._kept)
         if found.damage is not None or drop_errors:
-            arrange(self._files, self.path, self._places, in_order=self._in_order, drop_errors=drop_errors)
+            arrange(self._files, self._kept, self._places, in_order=self._in_order, drop_errors=drop_errors)
             found = self._survey()
         kind = InOrder if self._in_order else AsFinished
-        self._journal = kind(self._files, self.path, self._places, found)
+        self._journal = kind(self._files, self._kept, self._places, found)
         self.n_before, self.n_errors_before = self._journal.n_done, self._journal.n_errors
 
     def _survey(self) -> Survey:
-        return survey(self.path, self._places, in_order=self._in_order)
+        return survey(self._kept, self._places, in_order=self._in_order)
+
+
+def _for_tables(options: OutputOptions) -> OutputOptions:
+    """A table has one kind of row."""
+    records = options.records
+    return replace(options, records=replace(records, shape="flat" if records.shape == "auto" else records.shape))
 
 
 def _check_name(path: Path) -> None:

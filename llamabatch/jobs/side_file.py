@@ -62,11 +62,19 @@ class SideFile:
         self._files = files
         self._path = path
         self._file = AppendFile(files, path)
+        self._reader = path.open("rb")
         self._offsets = Offsets(first)
         self._live_bytes = 0
         self.n_errors = 0
+        try:
+            self._load(places, first)
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self, places: Places, first: int) -> None:
         end = 0
-        for line in lines_of(path):
+        for line in lines_of(self._path):
             if line.content.endswith(b"\n"):
                 end = line.offset + len(line.content)
             place = None if line.number is None else places.of(line.number)
@@ -76,7 +84,6 @@ class SideFile:
                 self.n_errors += has_error(line.content)
         if end < self._file.size:
             self._file.truncate(end)
-        self._reader = path.open("rb")
 
     def __contains__(self, place: int) -> bool:
         return self._offsets.get(place) is not None

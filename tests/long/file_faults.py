@@ -1,0 +1,164 @@
+"""Every file operation of a job fails once, in every way: what is said, and whether the same command then finishes."""
+
+from __future__ import annotations
+
+import errno
+import random
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from llamabatch.errors import OutputError
+from llamabatch.jobs import side_file
+from llamabatch.jobs.output import OutputOptions
+from llamabatch.jobs.records import RecordOptions
+from tests.long.fake_job import FaultyFiles, Killed, check, in_shard, run
+
+HOLDS = (
+    "the k-th open, write, fsync, rename, truncate or remove of a job fails, for every k: an error or a full disk "
+    "stops it with a message, a full disk that gets room lets it go on, an interrupted call or a short write is not "
+    "noticed, and after it, as after a kill there, the same command finishes with each row once, at most one of them "
+    "computed twice"
+)
+TOTAL = 4994
+QUICK = 120
+
+_ROWS = 13
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_WAITS = ("open", "write", "rename", "truncate")  # where a full disk is waited for
+
+
+class Scenario(NamedTuple):
+    """A job, and what has been done of it before the run in which something fails."""
+
+    options: OutputOptions
+    before: str = ""  # "half": a run that ended in the middle of a line; "whole": one with rows that failed
+    name: str = "out.jsonl"
+    small: bool = False  # the side file is made anew all the time
+
+
+class Case(NamedTuple):
+    scenario: int
+    what: str
+    k: int
+    fault: int | str
+    lasting: bool = False
+    patience_s: float = 0.0
+
+
+SCENARIOS = (
+    Scenario(OutputOptions(sync_s=0.0)),
+    Scenario(OutputOptions(sync_s=0.0), small=True),
+    Scenario(OutputOptions(order="finished", sync_s=0.0)),
+    Scenario(OutputOptions(shard=(2, 3), sync_s=0.0, records=RecordOptions(shape="openai"))),
+    Scenario(OutputOptions(sync_s=0.0), before="half"),
+    Scenario(OutputOptions(order="finished", sync_s=0.0), before="half"),
+    Scenario(OutputOptions(retry_errors=True, sync_s=0.0), before="whole"),
+    Scenario(OutputOptions(order="finished", retry_errors=True, sync_s=0.0), before="whole"),
+    Scenario(OutputOptions(sync_s=0.0, records=RecordOptions(shape="flat")), name="out.parquet"),
+    Scenario(OutputOptions(retry_errors=True, sync_s=0.0), before="whole", name="out.parquet"),
+)
+
+
+def case(number: int, folder: Path) -> None:
+    """One call of one scenario, failing in one way."""
+    each = cases()[number]
+    assert len(cases()) == TOTAL, f"there are {len(cases())} cases now"
+    scenario = SCENARIOS[each.scenario]
+    out = folder / scenario.name
+    _prepare(scenario, out)
+    files = FaultyFiles(each.what, each.k, each.fault, lasting=each.lasting, patience_s=each.patience_s)
+    computed: list[int] = []
+    stopped = _fails(scenario, out, files, computed)
+    assert stopped == _must_stop(each), f"{each}: stopped is {stopped}, told {files.told}"
+    if each.patience_s and not stopped:
+        assert [re.sub(".*(no room|room again).*", r"\1", each, flags=re.S) for each in files.told] == [
+            "no room",
+            "room again",
+        ], files.told
+    else:
+        assert not files.told
+    if stopped:
+        _run(scenario, out, FaultyFiles(), computed)
+    if scenario.before != "whole":
+        again = len(computed) - len(set(computed))
+        assert again <= 1, f"{each}: computed twice: {again}"
+    _check(scenario, out)
+
+
+@cache
+def cases() -> list[Case]:
+    """Of each scenario every call, and every way in which it can fail; mixed, so that the first are a sample."""
+    found = []
+    for i, scenario in enumerate(SCENARIOS):
+        with TemporaryDirectory() as folder:
+            out = Path(folder) / scenario.name
+            _prepare(scenario, out)
+            files = FaultyFiles()
+            _run(scenario, out, files, [])
+        for what in sorted(set(files.calls)):
+            for k in range(1, files.calls.count(what) + 1):
+                found += [Case(i, what, k, *ways) for ways in _ways(what)]
+    random.Random(1).shuffle(found)
+    return found
+
+
+def _ways(what: str) -> Iterator[tuple[int | str, bool, float]]:
+    yield errno.EIO, False, 0.0
+    yield errno.EINTR, False, 0.0
+    yield from (("killed before", False, 0.0), ("killed after", False, 0.0))
+    for full in _FULL:
+        yield full, True, 0.0
+        if what in _WAITS:
+            yield full, False, 60.0
+    if what == "write":
+        yield from (("short", False, 0.0), ("killed amid", False, 0.0))
+
+
+def _must_stop(each: Case) -> bool:
+    return each.fault not in (errno.EINTR, "short") and not (each.patience_s and each.what in _WAITS)
+
+
+def _prepare(scenario: Scenario, out: Path) -> None:
+    plain = scenario.options.__class__(scenario.options.order, scenario.options.shard, scenario.options.records)
+    if scenario.before == "half":
+        run(out, _ROWS, plain, until=7, seed=3)
+        with out.open("ab") as file:
+            file.write('{"row": 5, "id": "é'.encode()[:-1])
+    elif scenario.before == "whole":
+        run(out, _ROWS, plain, failing=lambda number: number % 4 == 1)
+
+
+def _run(scenario: Scenario, out: Path, files: FaultyFiles, computed: list[int]) -> None:
+    least, side_file._LEAST_GARBAGE = side_file._LEAST_GARBAGE, 0 if scenario.small else 2**20
+    try:
+        run(out, _ROWS, scenario.options, files, computed=computed)
+    finally:
+        side_file._LEAST_GARBAGE = least
+
+
+def _fails(scenario: Scenario, out: Path, files: FaultyFiles, computed: list[int]) -> bool:
+    """Did the run end early? With a message that says what, where and what to do."""
+    message = None
+    try:
+        _run(scenario, out, files, computed)
+    except Killed:
+        return True
+    except OutputError as error:
+        message = str(error)
+    assert message is None or re.search(rf"{out.parent}.*: \w+ failed: .*run the same command again", message), message
+    return message is not None
+
+
+def _check(scenario: Scenario, out: Path) -> None:
+    if out.suffix != ".parquet":
+        check(out, _ROWS, scenario.options)
+        return
+    import pyarrow.parquet as pq
+
+    found = pq.read_table(out).to_pylist()
+    assert [row["row"] for row in found] == in_shard(scenario.options, _ROWS)
+    assert sorted(path.name for path in out.parent.iterdir()) == [out.name, f"{out.name}.job.json"]
