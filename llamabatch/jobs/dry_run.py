@@ -43,7 +43,6 @@ class DryRun:
     Attributes:
         plan: what the engine would be.
         rows: those that could be run, by task.
-        done_before: rows that stand in the output.
         n_bad: rows that could not be run; `errors` are the first of their messages, in order.
         prompt_tokens: of the rows that could be run. most_output_tokens: what they may generate at most; None where a
             row sets no limit.
@@ -52,7 +51,6 @@ class DryRun:
 
     plan: Plan
     rows: Counter[str] = field(default_factory=Counter)
-    done_before: int = 0
     n_bad: int = 0
     errors: list[str] = field(default_factory=list)
     prompt_tokens: int = 0
@@ -81,7 +79,7 @@ class DryRun:
     def document(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
-            "rows": {"by_task": dict(self.rows), "bad": self.n_bad, "done_before": self.done_before},
+            "rows": {"by_task": dict(self.rows), "bad": self.n_bad},
             "tokens": {"prompt": self.prompt_tokens, "output_at_most": self.most_output_tokens},
             "prompt_lengths": {f"p{p}": self.lengths.at(p) for p in (50, 95, 100)},
             "plan": {
@@ -95,7 +93,7 @@ class DryRun:
     def describe(self) -> str:
         """Lines for people."""
         tasks = ", ".join(f"{count:,} {task}" for task, count in self.rows.most_common()) or "none"
-        lines = [f"rows to run: {tasks}; {self.n_bad:,} bad, {self.done_before:,} done before"]
+        lines = [f"rows to run: {tasks}; {self.n_bad:,} bad"]
         if self.rows:
             most = self.most_output_tokens
             output = "no limit" if most is None else f"{most:,} at most"
@@ -113,11 +111,11 @@ _TOLD = ("strategy", "instances", "n_slots", "n_ctx", "kv", "n_threads", "n_thre
 
 
 def dry_run(
-    engine: PaperEngine, rows: Iterator[Row | BadRow], seed: int, adapters: Mapping[str, float] | None
+    engine: PaperEngine, rows: Iterator[Row | BadRow], adapters: Mapping[str, float] | None
 ) -> DryRun:
     """Takes every row as far as its tokens."""
     found = DryRun(engine.plan)
-    feed = Feed(engine, rows, 1, engine.plan.config.number("n_ctx"), seed, adapters)
+    feed = Feed(engine, rows, 1, engine.plan.config.number("n_ctx"), 0, adapters)
     while not feed.exhausted:
         requests, refused = feed.piece()
         for request in requests:

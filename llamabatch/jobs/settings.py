@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from llamabatch.checks import boolean, choice, number, show
+from llamabatch.checks import integer, number, show
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError
+from llamabatch.jobs.output import OutputOptions
 from llamabatch.jobs.rows import ReadOptions
-
-ORDERS = ("input", "finished")
-FORMATS = ("auto", "flat", "openai", "parquet")
 
 
 @dataclass(frozen=True)
@@ -25,12 +23,9 @@ class Settings:
         output: a file, or "-" for stdout.
         model: as of LLM.
         reading: how inputs become rows, and the parameters of all of them.
-        order: "input": rows come out in the order in which they went in; "finished": as they are done.
-        format: "flat", "openai" (results of its batch API), "parquet", or "auto": by the name, and by the line.
-        token_ids: tell the ids of the generated tokens.
-        times: tell when a row waited, began and ended.
-        retry_errors: run rows again that stand in the output with an error.
-        force: go on with an output of another model, other inputs or parameters.
+        writing: how results are written. Its shard is that of `reading`.
+        seed: of the job: a row without one of its own draws with one made of it and the row's number; None: a random
+            one, which the output's manifest keeps.
         adapters: {name: scale} of those in engine["adapters"]; for all rows.
         price_per_hour: of the machine, for the summary.
         engine: options of EngineConfig by name; llama.cpp always runs in a child process.
@@ -43,12 +38,8 @@ class Settings:
     output: str
     model: str = "tiny"
     reading: ReadOptions = ReadOptions()
-    order: str = "input"
-    format: str = "auto"
-    token_ids: bool = False
-    times: bool = False
-    retry_errors: bool = False
-    force: bool = False
+    writing: OutputOptions = field(default_factory=OutputOptions)
+    seed: int | None = None
     adapters: Mapping[str, float] | None = None
     price_per_hour: float | None = None
     engine: Mapping[str, Any] = field(default_factory=dict)
@@ -62,10 +53,12 @@ class Settings:
         object.__setattr__(self, "output", os.fspath(self.output))
         if not self.output:
             raise ConfigError(f"output is {show(self.output)}; give a file, or '-' for stdout")
-        choice(ConfigError, "order", self.order, ORDERS)
-        choice(ConfigError, "format", self.format, FORMATS)
-        for name in ("token_ids", "times", "retry_errors", "force"):
-            boolean(ConfigError, name, getattr(self, name))
+        records = self.writing.records
+        if not records.model:
+            records = replace(records, model=os.path.basename(str(self.model)))
+        object.__setattr__(self, "writing", replace(self.writing, shard=self.reading.shard, records=records))
+        if self.seed is not None:
+            integer(ConfigError, "seed", self.seed, 0, 2**64 - 1)
         if self.price_per_hour is not None:
             number(ConfigError, "price_per_hour", self.price_per_hour, 0.0, 1e9)
         _ = self.config

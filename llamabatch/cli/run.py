@@ -1,0 +1,114 @@
+"""`llamabatch run`: a file of prompts in, a file of results out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from llamabatch.cli.options import engine_options, model_option
+from llamabatch.cli.sampling_options import adapters_of, lora_option, sampling_options
+from llamabatch.compare.output import check, write_json
+from llamabatch.jobs.job import JobInterrupted, preview
+from llamabatch.jobs.job import run as run_job
+from llamabatch.jobs.output import ORDERS, OutputOptions
+from llamabatch.jobs.progress import StderrProgress
+from llamabatch.jobs.records import SHAPES, RecordOptions
+from llamabatch.jobs.rows import ReadOptions
+from llamabatch.jobs.settings import Settings
+from llamabatch.jobs.summary import Summary
+from llamabatch.sampling_params import SamplingParams
+
+_FILE = click.Path(path_type=Path, allow_dash=True)
+
+
+class Shard(click.ParamType):  # type: ignore[type-arg]  # generic in some releases of click only
+    """Which of how many, from 1."""
+
+    name = "i/n"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            i, n = value.split("/")
+            return int(i), int(n)
+        except ValueError:
+            self.fail(f"{value!r} is not a part and a whole such as 1/4", param, ctx)
+
+
+@click.command()
+@click.argument("inputs", nargs=-1, required=True, metavar="IN...")
+@click.argument("output", metavar="OUT")
+@model_option
+@click.option("--template", help="The prompt of a row of CSV or Parquet, as 'Translate: {text}'.  [default: {prompt}]")
+@click.option("--chat", is_flag=True, help="Rows of CSV and Parquet are a user's messages, for the chat template.")
+@click.option("--system", help="With --chat: a system message in front.")
+@click.option("--embed", is_flag=True, help="Rows of CSV and Parquet are texts to embed.")
+@click.option("--id-column", help="The column of CSV or Parquet that holds the ids.  [default: the rows' numbers]")
+@sampling_options
+@lora_option
+@click.option("--order", type=click.Choice(ORDERS), default="input", show_default=True, help="Of the rows in OUT.")
+@click.option(
+    "--shape", type=click.Choice(SHAPES), default="auto", show_default=True,
+    help="Of the rows in OUT; auto: results of OpenAI's batch API for lines of its format, else flat rows.",
+)  # fmt: skip
+@click.option("--token-ids", is_flag=True, help="Tell the ids of the generated tokens.")
+@click.option("--times", is_flag=True, help="Tell when each row waited, began and ended.")
+@click.option("--limit", type=int, help="Only the first so many rows of the inputs.")
+@click.option("--shard", type=Shard(), default="1/1", show_default=True, help="The i-th of n equal parts of the rows.")
+@click.option("--retry-errors", is_flag=True, help="Run rows again that stand in OUT with an error.")
+@click.option("--force", is_flag=True, help="Go on with OUT although model, inputs or parameters have changed.")
+@click.option("--dry-run", is_flag=True, help="Check every line and print the plan; load no weights, write nothing.")
+@click.option("--price-per-hour", type=float, help="What an hour of this machine costs; the summary tells the cost.")
+@click.option("--json", "json_file", type=_FILE, help="Write the summary as JSON; '-': to stdout.")
+@click.option("--plot", "plot_file", type=_FILE, help="Draw a report: .png, .svg or .pdf. Needs llamabatch[tools].")
+@engine_options(exclude=("isolate", "max_queue", "max_wait_ms"))
+def run(
+    inputs: tuple[str, ...], output: str, dry_run: bool, json_file: Path | None, plot_file: Path | None,
+    chat: bool, embed: bool, sampling: dict[str, Any], loras: tuple[tuple[str, float], ...], **given: Any,
+) -> None:  # fmt: skip
+    """Run the rows of IN, several files, globs or '-', and write what comes of each to OUT, a file or '-'.
+
+    The same command again goes on where it was stopped or killed. Exit codes: 0 all rows are done, 1 some of them are
+    errors, 2 usage, 3 the engine or the disk, 130 interrupted (143 by SIGTERM, 129 when the terminal closed).
+    """
+    if chat and embed:
+        raise click.UsageError("give --chat or --embed, not both")
+    if str(json_file) == "-" and output == "-":
+        raise click.UsageError("--json - and OUT - would both go to stdout; give one of them a file")
+    check(json_file, plot_file)
+    seed = sampling.pop("seed", None)
+    reading = ReadOptions(
+        SamplingParams.from_options(**sampling),
+        task="chat" if chat else "embedding" if embed else "completion",
+        **{name: given.pop(name) for name in ("template", "system", "id_column", "shard", "limit")},
+    )
+    records = RecordOptions(**{name: given.pop(name) for name in ("shape", "token_ids", "times")})
+    writing = OutputOptions(records=records, **{name: given.pop(name) for name in ("order", "retry_errors", "force")})
+    given["engine"]["adapters"], scales = adapters_of(loras)
+    settings = Settings(inputs, output, reading=reading, writing=writing, seed=seed, adapters=scales, **given)
+    context = click.get_current_context()
+    if dry_run:
+        found = preview(settings)
+        write_json(found.document(), json_file)
+        click.echo(found.describe(), err=str(json_file) == "-")
+        context.exit(found.exit_code)
+    with StderrProgress() as progress:
+        try:
+            summary = run_job(settings, progress)
+        except JobInterrupted as interruption:
+            summary = interruption.summary
+    _report(summary, json_file, plot_file)
+    context.exit(summary.exit_code)
+
+
+def _report(summary: Summary, json_file: Path | None, plot_file: Path | None) -> None:
+    print(summary.describe(), file=sys.stderr)
+    write_json(summary.document(), json_file)
+    if plot_file is not None and summary.timeline.points:
+        from llamabatch.jobs.plot import draw  # matplotlib is optional, and takes a second to import
+
+        draw(summary, plot_file)

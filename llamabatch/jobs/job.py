@@ -1,0 +1,219 @@
+"""A job from its inputs to its summary."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any, BinaryIO
+
+from llamabatch.bounded_client import slots_of
+from llamabatch.capacity import Plan
+from llamabatch.client import EngineClient, connect
+from llamabatch.compare.figures import duration
+from llamabatch.jobs import sources
+from llamabatch.jobs.ahead import Ahead
+from llamabatch.jobs.counts import Counts
+from llamabatch.jobs.dry_run import DryRun, PaperEngine, dry_run
+from llamabatch.jobs.feed import Feed
+from llamabatch.jobs.files import Files
+from llamabatch.jobs.loop import Loop
+from llamabatch.jobs.manifest import model_identity
+from llamabatch.jobs.output import Output
+from llamabatch.jobs.progress import Progress, Silent
+from llamabatch.jobs.reader import Reader
+from llamabatch.jobs.rows import BadRow, Row
+from llamabatch.jobs.settings import Settings
+from llamabatch.jobs.sources import Source
+from llamabatch.jobs.standings import Standings
+from llamabatch.jobs.stopping import Stop
+from llamabatch.jobs.stream_output import StreamOutput, open_output
+from llamabatch.jobs.summary import Summary
+from llamabatch.jobs.total import total
+from llamabatch.jobs.watch import Watch
+from llamabatch.model_file import resolve
+from llamabatch.monitor.energy import EnergyMeter
+
+Target = Output | StreamOutput
+
+
+class JobInterrupted(KeyboardInterrupt):
+    """A signal ended the job. What had finished is written, and the same job goes on from there.
+
+    Attributes:
+        summary: of what was done.
+    """
+
+    def __init__(self, summary: Summary) -> None:
+        super().__init__("the job was interrupted; the same job goes on from there")
+        self.summary = summary
+
+
+def run(settings: Settings, progress: Progress | None = None) -> Summary:
+    """Runs a job to its end, or goes on with one that was ended before.
+
+    While it runs, Ctrl-C, SIGTERM and SIGHUP end it in good order (in the main thread; in others signals are not its
+    to take).
+
+    Args:
+        progress: who is told how it stands; None: nobody.
+
+    Raises:
+        InputError: an input cannot be read, the output is of another job, or an option is wrong.
+        ModelFileError, MemoryPlanError, SetupError, EngineError: as LLM.
+        EngineClosedError: the engine died too often. OutputError: the output cannot be written. What had finished is
+            there, and the same job goes on from it.
+        JobInterrupted: a signal came.
+    """
+    stop = Stop()
+    job = _Job(settings, progress or Silent(), stop)
+    with stop.listening():
+        try:
+            summary = job.run()
+        except KeyboardInterrupt:
+            summary = job.summary()
+    if summary.signum is not None:
+        raise JobInterrupted(summary)
+    return summary
+
+
+def preview(settings: Settings) -> DryRun:
+    """What `run` would do, without weights and without touching the output: every line is read, rendered and
+    tokenized.
+
+    Raises:
+        What `run` raises before it computes anything, but for what is wrong with the output.
+    """
+    with (
+        contextlib.closing(PaperEngine(settings.config)) as engine,
+        contextlib.closing(Reader(_sources(settings), settings.reading)) as rows,
+    ):
+        return dry_run(engine, rows, settings.adapters)
+
+
+class _Job:
+    """One run; see `run`."""
+
+    def __init__(self, settings: Settings, progress: Progress, stop: Stop) -> None:
+        self._settings = settings
+        self._config = settings.config
+        self._progress = progress
+        self._stop = stop
+        self._counts = Counts()
+        self._standing = Standings(self._counts)
+        self._load_s = self._run_s = 0.0
+        self._energy_j: float | None = None
+        self._plan: Plan | None = None
+
+    def run(self) -> Summary:
+        settings = self._settings
+        with contextlib.ExitStack() as stack:
+            found = _sources(settings)
+            output = stack.enter_context(contextlib.closing(self._open(found)))
+            self._counts.done_before, self._counts.failed_before = output.n_before, output.n_errors_before
+            if output.finished:
+                self._progress.say(f"{settings.output} is complete: {output.n_before:,} rows")
+                return self.summary()
+            if output.resumed:
+                self._progress.say(f"{settings.output} goes on: {output.n_before:,} rows are done")
+            reader = stack.enter_context(contextlib.closing(Reader(found, settings.reading, output.is_done)))
+            start = time.perf_counter()
+            client = connect(self._config)
+            stack.callback(client.close)
+            self._plan = client.plan
+            self._load_s = time.perf_counter() - start
+            self._progress.say(f"the engine is ready after {duration(self._load_s)}: {_engine(client.plan)}")
+            self._compute(client, output, reader, found)
+        return self.summary()
+
+    def summary(self) -> Summary:
+        """Of what was done so far."""
+        config = self._config if self._plan is None else self._plan.config
+        return Summary(
+            self._settings.output,
+            self._counts,
+            self._standing.timeline,
+            self._load_s,
+            self._run_s,
+            os.path.basename(config.model),
+            config.strategy,
+            0 if self._plan is None else slots_of(config),
+            1 if self._plan is None else config.number("instances"),
+            restarts=self._standing.stats.restarts,
+            energy_j=self._energy_j,
+            price_per_hour=self._settings.price_per_hour,
+            signum=self._stop.signum,
+        )
+
+    def _open(self, found: list[Source]) -> Target:
+        settings = self._settings
+        files = Files(self._progress.say, stopped=lambda: self._stop)
+        return open_output(settings.output, identity(settings, found), settings.writing, files)
+
+    def _compute(self, client: EngineClient, output: Target, reader: Reader, found: list[Source]) -> None:
+        """From the first row to the last one written."""
+        settings, config = self._settings, client.plan.config
+        is_stream = any(source.is_stream for source in found)
+        rows: Iterator[Row | BadRow | None] = Ahead(reader) if is_stream else reader
+        seed = output.seed if settings.seed is None else settings.seed
+        feed = Feed(client, rows, slots_of(config), config.number("n_ctx"), seed, settings.adapters)
+        loop = Loop(client, feed, output, self._counts, self._stop, lambda: self._tick(output))
+        with Watch(client) as watch, EnergyMeter() as meter, self._stop.noted(loop.wake):
+            start = time.perf_counter()
+            self._standing.begin(watch, slots_of(config), total(found, settings.reading), reader)
+            try:
+                loop.run()
+                if not self._stop:
+                    output.finish(self._counts.failed)
+                output.close()
+            finally:
+                self._run_s = time.perf_counter() - start
+                self._energy_j = meter.read()
+                watch.look()
+                self._standing.note(at_once=True)
+
+    def _tick(self, output: Target) -> None:
+        self._standing.note()
+        self._progress.show(self._standing.now)
+        output.sync_if_due()
+
+
+def _sources(settings: Settings) -> list[Source]:
+    return sources.find(settings.inputs, _stdin(settings.inputs))
+
+
+def _stdin(inputs: tuple[str, ...]) -> BinaryIO | None:
+    """A stream of its own: the thread that reads it may still wait when Python ends, and must not hold sys.stdin."""
+    if sources.STDIN in inputs:
+        with contextlib.suppress(OSError, ValueError):  # no real file behind it
+            return open(os.dup(sys.stdin.fileno()), "rb")
+    return None
+
+
+def identity(settings: Settings, found: list[Source]) -> dict[str, Any]:
+    """All that decides what the rows of a job are: with another of these, it is another job."""
+    reading = {name: value for name, value in vars(settings.reading).items() if name not in ("params", "shard")}
+    engine = {name: getattr(settings.config, name) for name in ("n_ctx", "type_k", "type_v")}
+    adapters = {
+        name: {**model_identity(resolve(path)), "scale": (settings.adapters or {}).get(name)}
+        for name, path in settings.config.adapters
+    }
+    return {
+        "model": model_identity(resolve(settings.model)),
+        "inputs": sources.fingerprint(found),
+        **reading,
+        "params": asdict(settings.reading.params),
+        "seed": settings.seed,
+        **engine,
+        **({"adapters": adapters} if adapters else {}),
+    }
+
+
+def _engine(plan: Plan) -> str:
+    config = plan.config
+    n = config.number("instances")
+    engines = f" in {n} engines" if n > 1 else ""
+    return f"{config.strategy}, {slots_of(config)} slots{engines}, up to {config.number('n_ctx'):,} tokens a row"
