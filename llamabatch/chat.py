@@ -100,6 +100,14 @@ def render(
         raise PromptError(f"the model's chat template refuses this conversation: {error}") from error
 
 
+def check_conversation(conversation: object) -> Conversation:
+    """The conversation itself, if it has the form of one. Raises PromptError."""
+    messages = _messages(conversation)
+    for message in messages:
+        _message(message)
+    return messages
+
+
 def to_tokens(
     model: Model, conversation: Conversation, options: ChatOptions | None = None
 ) -> tuple[str, tuple[int, ...]]:
@@ -115,7 +123,7 @@ def to_tokens(
     return text, tuple(model.tokenize(text, add_special=add_special, parse_special=True))
 
 
-def _messages(conversation: Conversation) -> Conversation:
+def _messages(conversation: object) -> Conversation:
     if isinstance(conversation, (str, Mapping)) or not isinstance(conversation, ListLike):
         raise PromptError(f"a conversation is a list of messages, not {type(conversation).__name__}")
     if not conversation:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from llamabatch.checks import boolean, choice, integer, nearest, number
+from llamabatch.checks import boolean, choice, integer, nearest, number, show
 from llamabatch.errors import SamplingError
 from llamabatch.sampling_checks import biases, processors, strings, token_ids
 from llamabatch.structured import Structure, structure
@@ -242,15 +242,7 @@ class SamplingParams:
     @classmethod
     def from_options(cls, **options: object) -> SamplingParams:
         """SamplingParams from names from outside, ALIASES included; an unknown one is refused with the nearest."""
-        known = [field.name for field in fields(cls)]
-        values: dict[str, object] = {}
-        for given, value in options.items():
-            name = ALIASES.get(given, given)
-            if name not in known:
-                raise SamplingError(f"SamplingParams has no field {given!r}{nearest(given, [*known, *ALIASES])}")
-            if name in values:
-                raise SamplingError(f"{name} is given twice, once as {given!r}; give it once")
-            values[name] = value
+        values = named(options)
         return cls(**values)  # type: ignore[arg-type]  # checked by __post_init__
 
     @property
@@ -320,3 +312,29 @@ class SamplingParams:
         """stop, always a tuple."""
         assert isinstance(self.stop, tuple)
         return self.stop
+
+
+def named(options: Mapping[str, object], beside: Iterable[str] = ()) -> dict[str, object]:
+    """Options from outside under the names of SamplingParams' own fields.
+
+    Args:
+        options: names of fields or ALIASES, and their values, which are not looked at.
+        beside: other names that are known where the options come from, for the message about one that is not.
+
+    Raises:
+        SamplingError: a name is unknown, or two mean one field.
+    """
+    values: dict[str, object] = {}
+    for given, value in options.items():
+        name = ALIASES.get(given, given)
+        if name not in _FIELDS:
+            known = [*_FIELDS, *ALIASES, *beside]
+            where = "SamplingParams has no field" if not beside else "there is no field"
+            raise SamplingError(f"{where} {show(given)}{nearest(given, known)}")
+        if name in values:
+            raise SamplingError(f"{name} is given twice, once as {given!r}; give it once")
+        values[name] = value
+    return values
+
+
+_FIELDS = tuple(field.name for field in fields(SamplingParams))

@@ -76,6 +76,13 @@ def test_the_scheduling_rooms_are_pure():
         assert not any(m.startswith("llamabatch.llama") for m in imports(PACKAGE / f"{name}.py")), name
 
 
+def test_reading_a_job_needs_no_engine():
+    for name in ("rows", "sources", "jsonl", "plain_lines", "openai_lines", "template", "tables", "ids", "reader"):
+        named = imports(PACKAGE / "jobs" / f"{name}.py")
+        assert {module.split(".")[0] for module in named}.isdisjoint({"llama_cpp", "numpy", "ctypes"}), name
+        assert named.isdisjoint({f"llamabatch.{room}" for room in ("llama", "engine", "client", "front", "llm")}), name
+
+
 def test_imports_go_one_way():
     order = [
         {"errors", "checks", "gguf_walk", "gguf_header", "histogram"},

@@ -1,0 +1,183 @@
+"""From inputs to rows, one at a time: numbers, ids, shards and the limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any
+
+from llamabatch.errors import InputError
+from llamabatch.jobs import jsonl, openai_lines, plain_lines, tables
+from llamabatch.jobs.ids import Ids
+from llamabatch.jobs.jsonl import Problem, Record
+from llamabatch.jobs.plain_lines import Overlay, identity
+from llamabatch.jobs.rows import BadRow, ReadOptions, Row
+from llamabatch.jobs.sources import DAMAGED, Source
+
+
+def _never(number: int) -> bool:
+    return False
+
+
+class Reader(Iterator[Row | BadRow]):
+    """The rows of all inputs, in order, read as they are asked for: one line is held at a time, and little of each id.
+
+    Lines of JSONL are as docs/run.md describes them. A line that cannot be run is a BadRow; one that cannot be read,
+    because a compressed or Parquet file is damaged from there on, ends its file with a BadRow, and the next file
+    follows. Ids are claimed by every line that has one, also by bad ones and those that are skipped: a later line with
+    the same id is a BadRow without an id.
+
+    Raises, from the constructor:
+        ConfigError: the template or the id column does not fit a table's columns.
+        SetupError: a Parquet file, and pyarrow is not installed.
+        InputError: a file is not what its name says, or UTF-16.
+    From iteration:
+        InputError: the disk gives an error in the middle of a file. What came before holds, and reading again later
+        gives the same rows.
+    """
+
+    def __init__(
+        self, sources: Sequence[Source], options: ReadOptions | None = None, is_done: Callable[[int], bool] = _never
+    ) -> None:
+        """Args:
+        sources: of sources.find.
+        options: see ReadOptions.
+        is_done: rows of these numbers are passed over; their ids stay taken.
+        """
+        self._sources = sources
+        self._options = options or ReadOptions()
+        self._is_done = is_done
+        self._ids = Ids()
+        self._starts: list[int] = []  # numbers of the first rows of the sources so far
+        _check(sources, self._options)
+        self._overlay = Overlay(self._options.params)
+        self._n_finished = 0  # sources
+        self._sizes = [source.size for source in sources]
+        self._rows = self._read()
+
+    def __iter__(self) -> Reader:
+        return self
+
+    def __next__(self) -> Row | BadRow:
+        return next(self._rows)
+
+    def close(self) -> None:
+        """Closes the file that is open."""
+        self._rows.close()
+
+    @property
+    def share(self) -> float | None:
+        """How much of the inputs' bytes has been read, 0 to 1; None where their size is not known."""
+        sizes = [size for size in self._sizes if size is not None]
+        if len(sizes) < len(self._sizes):
+            return None
+        done = sum(sizes[: self._n_finished])
+        if self._n_finished < len(self._starts):
+            done += self._sources[self._n_finished].position
+        return done / sum(sizes) if sum(sizes) else 1.0
+
+    def _read(self) -> Generator[Row | BadRow, None, None]:
+        options, is_done = self._options, self._is_done
+        number = 0
+        for source in self._sources:
+            self._starts.append(number)
+            for record in self._records(source):
+                if options.limit is not None and number >= options.limit:
+                    return
+                skipped = not options.wants(number) or is_done(number)
+                row = self._row(number, record, skipped)
+                if row is not None:
+                    yield row
+                number += 1
+            self._n_finished += 1
+
+    def _records(self, source: Source) -> Iterator[Record]:
+        """What stands in each line or row of one input; a damaged one ends with a Problem."""
+        try:
+            if source.kind == "parquet":
+                yield from tables.parquet(source, self._options)
+                return
+            with source.open() as stream:
+                if source.kind == "jsonl":
+                    yield from jsonl.objects(source.name, stream, self._options.max_line_bytes)
+                else:
+                    yield from tables.csv_rows(source, stream, self._options)
+        except DAMAGED as error:
+            yield Problem(f"the compressed file is damaged, and nothing can be read from here on: {error}")
+        except OSError as error:
+            raise InputError(f"{source.name} cannot be read: {error.strerror or error}") from error
+
+    def _row(self, number: int, record: Record, skipped: bool) -> Row | BadRow | None:
+        """None: the row is skipped; whatever id it has is taken all the same."""
+        line = record.line if isinstance(record, Problem) else record
+        taken, error = None, None
+        if line is not None:
+            try:
+                taken, error = self._claim(line, number)
+            except InputError as refusal:
+                error = str(refusal)
+        if skipped:
+            return None
+        if isinstance(record, Problem):
+            error = record.error
+        openai = line is not None and openai_lines.is_openai(line)
+        if error is None:
+            assert line is not None
+            try:
+                asked = (openai_lines if openai else plain_lines).asked(line, self._overlay)
+                assert taken is not None
+                return Row(
+                    *(number, taken, asked.task, asked.prompt, asked.params, asked.options),
+                    *(openai, asked.model, self._place(number)),
+                )
+            except InputError as refusal:
+                error = str(refusal)
+        place = self._place(number)
+        return BadRow(number, taken, f"{place}: {error}", openai, place)
+
+    def _claim(self, line: Mapping[str, Any], number: int) -> tuple[str | None, str | None]:
+        """The row's id, or None and why it has none."""
+        own = identity(line)
+        if own is not None:
+            holder = self._ids.claim(own, number)
+            return (own, None) if holder is None else (None, f"the id {own!r} is taken by {self._place(holder)}")
+        if openai_lines.is_openai(line):
+            return None, None  # it must have one: refused when it is read
+        holder = self._ids.claim_number(number)
+        if holder is None:
+            return str(number), None
+        taken = f"this line has no id, and its number, {number}, is the id of {self._place(holder)}"
+        return None, taken
+
+    def _place(self, number: int) -> str:
+        """Where a row stands. Each line of a file is a row, so that this need not be kept."""
+        index = len(self._starts) - 1
+        while self._starts[index] > number:
+            index -= 1
+        source = self._sources[index]
+        unit = "line" if source.kind == "jsonl" else "row"
+        return f"{source.name}, {unit} {number - self._starts[index] + 1}"
+
+
+def _check(sources: Sequence[Source], options: ReadOptions) -> None:
+    """Refuses before the first row what is wrong with a whole file."""
+    for source in sources:
+        if source.kind == "parquet":
+            tables.check_parquet(source, options)
+        elif not source.is_stream:
+            try:
+                with source.open() as stream:
+                    if source.kind == "jsonl":
+                        jsonl.check(source.name, stream)
+                    else:
+                        tables.check_csv(source, stream, options)
+            except DAMAGED:  # its rows will say so
+                continue
+        elif source.kind != "jsonl":
+            tables.check_template(options)
+
+
+def read(
+    sources: Sequence[Source], options: ReadOptions | None = None, is_done: Callable[[int], bool] = _never
+) -> Reader:
+    """The rows of inputs; see Reader."""
+    return Reader(sources, options, is_done)

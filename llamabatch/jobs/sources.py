@@ -1,0 +1,248 @@
+"""Where rows come from: files, globs of them, stdin; compressed or not."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import gzip
+import hashlib
+import io
+import os
+import stat
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, cast
+
+from llamabatch.checks import show
+from llamabatch.errors import InputError
+
+Kind = Literal["jsonl", "csv", "tsv", "parquet"]
+
+STDIN = "-"
+HEAD_BYTES = 2**16  # of a stream: as much of it as can be known before it is read
+WHOLE_BYTES = 2**30  # a larger file's digest is of samples
+N_SAMPLES = 64
+SAMPLE_BYTES = 2**20
+
+# What a damaged compressed file raises. Another OSError is the disk's, and says nothing of the content.
+DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error)
+
+_GZIP = b"\x1f\x8b"
+_KINDS: dict[str, Kind] = {".csv": "csv", ".tsv": "tsv", ".parquet": "parquet", ".pq": "parquet"}
+
+
+class Source:
+    """One input.
+
+    Attributes:
+        name: as it was given, for messages; "stdin" for "-".
+        path: None: stdin.
+        is_stream: it can be read once only, and no part of it before: stdin, a pipe.
+        noted: the position, where somebody else reads the file.
+    """
+
+    def __init__(self, path: Path | None, stream: BinaryIO | None = None) -> None:
+        """Args:
+        path: None: stdin.
+        stream: what to read as stdin.
+        """
+        self.name = "stdin" if path is None else str(path)
+        self.path = path
+        self.is_stream = path is None or not path.is_file()
+        self._stream = stream
+        self._head: bytes | None = None
+        self._raw: BinaryIO | None = None
+        self.noted: int | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """By the name's ending, with .gz after it or not; lines of JSON where it says nothing."""
+        suffixes = [] if self.path is None else [s.lower() for s in self.path.suffixes]
+        if suffixes[-1:] == [".gz"]:
+            suffixes.pop()
+        return _KINDS.get(suffixes[-1], "jsonl") if suffixes else "jsonl"
+
+    @property
+    def size(self) -> int | None:
+        """Bytes as they lie on the disk; None: not known."""
+        return None if self.is_stream or self.path is None else self.path.stat().st_size
+
+    @property
+    def position(self) -> int:
+        """Bytes of `size` that have been read."""
+        if self.noted is not None:
+            return self.noted
+        return 0 if self._raw is None or self._raw.closed or self.is_stream else self._raw.tell()
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[BinaryIO]:
+        """Its content, decompressed if it begins as gzip files do, whatever its name is.
+
+        Raises:
+            InputError: it cannot be opened.
+        """
+        with contextlib.ExitStack() as stack:
+            raw = self._open_raw()
+            if self.path is not None:
+                stack.callback(raw.close)
+            self._raw = raw
+            begins = self._peek(raw)
+            whole = cast(BinaryIO, io.BufferedReader(_Joined(begins, raw), 2**18)) if self.is_stream else raw
+            if begins.startswith(_GZIP):
+                whole = cast(BinaryIO, io.BufferedReader(_Unzipped(whole), 2**18))
+            yield whole
+
+    def fingerprint(self) -> dict[str, object]:
+        """What tells whether it is the same as before.
+
+        Returns:
+            "name" without folders, "size" in bytes and "sha256". Of a file above 1 GiB the digest is of 64 samples,
+            one MiB each, at even distances, the first and the last bytes among them, and "mtime_ns" is there too. Of
+            a stream it is of the first 64 KiB: the rest is not known before it is read, and is not compared.
+        """
+        if self.is_stream or self.path is None:
+            if self._raw is None:
+                self._raw = self._open_raw()
+            return {"name": self._short_name, "size": None, "sha256": hashlib.sha256(self._peek(self._raw)).hexdigest()}
+        size = self.path.stat().st_size
+        found: dict[str, object] = {"name": self._short_name, "size": size}
+        with self._open_raw() as raw:
+            if size <= WHOLE_BYTES:
+                return found | {"sha256": _digest(raw, [(0, size)])}
+            step = (size - SAMPLE_BYTES) / (N_SAMPLES - 1)
+            samples = [(round(i * step), SAMPLE_BYTES) for i in range(N_SAMPLES)]
+            return found | {"sha256": _digest(raw, samples), "mtime_ns": self.path.stat().st_mtime_ns}
+
+    @property
+    def _short_name(self) -> str:
+        return STDIN if self.path is None else self.path.name
+
+    def _open_raw(self) -> BinaryIO:
+        if self.is_stream and self._raw is not None:
+            return self._raw  # its head has been read already
+        if self.path is None:
+            return self._stream or sys.stdin.buffer
+        try:
+            return self.path.open("rb")
+        except OSError as error:
+            raise InputError(f"{self.name} cannot be read: {error.strerror}") from error
+
+    def _peek(self, raw: BinaryIO) -> bytes:
+        """The first bytes, which stay to be read."""
+        if not self.is_stream:
+            begins = raw.read(len(_GZIP))
+            raw.seek(0)
+            return begins
+        if self._head is None:
+            self._head = raw.read(HEAD_BYTES)
+        return self._head
+
+
+class _Unzipped(io.RawIOBase):
+    """What a gzip stream holds, a block at a time: where it is damaged, all blocks before come first."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._file = gzip.GzipFile(fileobj=stream)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        piece = self._file.read1(len(buffer))
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+class _Joined(io.RawIOBase):
+    """A stream whose first bytes have been read already."""
+
+    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+        self._head = memoryview(head)
+        self._rest = rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        piece = self._head[: len(buffer)] if self._head else self._rest.read(len(buffer))
+        self._head = self._head[len(piece) :]
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+def find(patterns: Sequence[str | os.PathLike[str]], stream: BinaryIO | None = None) -> list[Source]:
+    """The inputs that a command line names, in the order in which their rows are counted.
+
+    Args:
+        patterns: files, globs ("in/*.jsonl", "**" for any folders), "-" for stdin. The files of a glob are sorted by
+            their paths.
+        stream: what "-" reads; None: stdin.
+
+    Raises:
+        InputError: nothing is named, a file does not exist or is a directory, a glob matches nothing, or a file comes
+            twice.
+    """
+    if not patterns:
+        raise InputError("there is no input; name a file, a glob of files, or - for stdin")
+    sources: list[Source] = []
+    seen: dict[object, str] = {}
+    for pattern in (os.fspath(pattern) for pattern in patterns):
+        for source in _matches(pattern, stream):
+            known = _identity(source)
+            if known in seen:
+                raise InputError(f"the input {source.name} is named twice, by {seen[known]!r} and by {pattern!r}")
+            seen[known] = pattern
+            sources.append(source)
+    return sources
+
+
+def fingerprint(sources: Sequence[Source]) -> list[dict[str, object]]:
+    """That of each input, in order; see Source.fingerprint."""
+    return [source.fingerprint() for source in sources]
+
+
+def _matches(pattern: str, stream: BinaryIO | None) -> Iterator[Source]:
+    if pattern == STDIN:
+        yield Source(None, stream)
+        return
+    if "\0" in pattern or not pattern:
+        raise InputError(f"the input {show(pattern)} is no file name")
+    path = Path(pattern)
+    if path.exists() or not glob.has_magic(pattern):
+        yield _file(path)
+        return
+    names = sorted(name for name in glob.glob(pattern, recursive=True) if not os.path.isdir(name))
+    if not names:
+        raise InputError(f"no file matches {pattern!r}")
+    yield from (_file(Path(name)) for name in names)
+
+
+def _file(path: Path) -> Source:
+    if path.is_dir():
+        raise InputError(f"{path} is a directory; name its files, as in '{path / '*.jsonl'}'")
+    if not path.exists():
+        raise InputError(f"the input {path} does not exist")
+    source = Source(path)
+    if not source.is_stream:
+        with source._open_raw():  # whether it may be read is known before the first row
+            pass
+    return source
+
+
+def _identity(source: Source) -> object:
+    if source.path is None:
+        return STDIN
+    status = source.path.stat()
+    return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else source.name
+
+
+def _digest(file: BinaryIO, ranges: Sequence[tuple[int, int]]) -> str:
+    digest = hashlib.sha256()
+    for start, length in ranges:
+        file.seek(start)
+        while length > 0 and (piece := file.read(min(length, SAMPLE_BYTES))):
+            digest.update(piece)
+            length -= len(piece)
+    return digest.hexdigest()

@@ -1,0 +1,76 @@
+"""Bad lines between good ones, of 200 kinds; and all of them in one file."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+from llamabatch.jobs.reader import read
+from llamabatch.jobs.rows import BadRow, Row
+from llamabatch.jobs.sources import find
+from tests.long.bad_kinds import EARLIER, Kind, all_kinds
+
+HOLDS = (
+    "a bad line of each of 200 kinds is one error row in its place, with its reason; all rows around it are complete"
+)
+TOTAL = 201
+QUICK = 201
+
+_MARK = b"\xef\xbb\xbf"
+
+
+@cache
+def kinds() -> list[Kind]:
+    return all_kinds()
+
+
+def case(number: int, folder: Path) -> None:
+    """The kind of this number, or, as the last case, all of them."""
+    path = folder / "in.jsonl"
+    check(path, kinds()[number : number + 1] if number < TOTAL - 1 else all_different(), number)
+
+
+def all_different() -> list[Kind]:
+    """All kinds, none with the id of another."""
+    return [
+        kind._replace(line=kind.line.replace(b'"bad"', b'"bad %d"' % i), id=kind.id and f"{kind.id} {i}")
+        for i, kind in enumerate(kinds())
+    ]
+
+
+def check(path: Path, bad: list[Kind], number: int) -> None:
+    """Writes a file with these kinds and holds what is read of it against what stands there."""
+    good = [good_line(i) for i in range(len(bad))]
+    rows = [b'{"prompt": "without an id"}', b'{"id": "%s", "prompt": "earlier"}' % EARLIER.encode()]
+    for kind, line in zip(bad, good, strict=True):
+        rows += [kind.line, line]
+    write(path, rows, number)
+    found = list(read(find([path])))
+    assert [row.number for row in found] == list(range(len(rows)))
+    assert [row.place for row in found] == [f"{path}, line {i + 1}" for i in range(len(rows))]
+    assert [row.id for row in found[:2]] == ["0", EARLIER]
+    assert all(isinstance(row, Row) for row in found[:2])
+    for i, kind in enumerate(bad):
+        wrong, right = found[2 * i + 2], found[2 * i + 3]
+        assert isinstance(wrong, BadRow), kind.name
+        assert kind.says in wrong.error, (kind.name, wrong.error)
+        assert wrong.error.startswith(wrong.place), kind.name
+        assert wrong.id == kind.id, kind.name
+        assert isinstance(right, Row), kind.name
+        assert (right.id, right.prompt, right.params.max_tokens) == (f"good after {i}", f"prompt {i} ü", i % 7 + 1)
+    used = [row.id for row in found if row.id is not None]
+    assert len(used) == len(set(used))
+
+
+def good_line(i: int) -> bytes:
+    line = {"id": f"good after {i}", "prompt": f"prompt {i} ü", "max_tokens": i % 7 + 1}
+    return json.dumps(line, ensure_ascii=i % 2 == 0).encode()
+
+
+def write(path: Path, rows: list[bytes], number: int) -> None:
+    """The file, with the ends of lines of Windows in every other case, in every third with a byte order mark, and in
+    every fifth without an end of its last line. The first two say nothing of a file."""
+    end = b"\r\n" if number % 2 else b"\n"
+    text = (_MARK if number % 3 == 0 else b"") + end.join(rows) + (b"" if number % 5 == 0 else end)
+    path.write_bytes(text)

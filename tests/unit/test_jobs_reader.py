@@ -1,0 +1,377 @@
+"""Reading the inputs of a job: what lines mean, which files are read, numbers, ids, shards, and how much is held."""
+
+import gzip
+import io
+import itertools
+import json
+import random
+import sys
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llamabatch.errors import InputError
+from llamabatch.jobs import jsonl, sources
+from llamabatch.jobs.ids import Ids
+from llamabatch.jobs.jsonl import Problem
+from llamabatch.jobs.reader import read
+from llamabatch.jobs.rows import BadRow, ReadOptions, Row
+from llamabatch.jobs.sources import find, fingerprint
+from llamabatch.sampling_params import SamplingParams
+from tests.long import many_rows
+
+USER = {"role": "user", "content": "hi"}
+
+
+def write(path, *items):
+    path.write_text("".join((item if isinstance(item, str) else json.dumps(item)) + "\n" for item in items))
+    return path
+
+
+def rows_of(tmp_path, *items, options=None):
+    return list(read(find([write(tmp_path / "in.jsonl", *items)]), options))
+
+
+def one(tmp_path, item, **options):
+    [row] = rows_of(tmp_path, item, options=ReadOptions(**options))
+    assert isinstance(row, Row), row
+    return row
+
+
+# --- what lines mean ------------------------------------------------------------------------------------------------
+
+
+def test_the_field_says_what_is_asked(tmp_path):
+    rows = rows_of(tmp_path, {"prompt": "a"}, {"prompt": [1, 2]}, {"messages": [USER]}, {"input": "b"}, {"input": [3]})
+    assert [(row.task, row.prompt) for row in rows] == [
+        ("completion", "a"), ("completion", (1, 2)), ("chat", [USER]), ("embedding", "b"), ("embedding", (3,)),
+    ]  # fmt: skip
+    assert [row.id for row in rows] == list("01234")
+    assert rows[2].place == f"{tmp_path / 'in.jsonl'}, line 3"
+
+
+def test_a_line_lies_over_the_job(tmp_path):
+    job = SamplingParams(max_tokens=7, temperature=0.5, stop=["x"])
+    assert one(tmp_path, {"prompt": "a"}, params=job).params is job
+    over = one(tmp_path, {"prompt": "a", "n_predict": 3, "logit_bias": {"5": -1}, "seed": 9}, params=job).params
+    assert over == SamplingParams(max_tokens=3, temperature=0.5, stop=["x"], logit_bias={5: -1}, seed=9)
+    # what holds with the job's parameters only does not hold alone
+    [bad] = rows_of(tmp_path, {"prompt": "a", "min_tokens": 9}, options=ReadOptions(params=job))
+    assert "must not exceed max_tokens, 7" in bad.error
+
+
+def test_lines_with_equal_fields_share_one_object_and_true_is_no_1(tmp_path):
+    fields = [{"n": 1, "seed": 5}, {"n": 1, "seed": 5}, {"n": True, "seed": 5}]
+    first, second, third = rows_of(tmp_path, *({"prompt": "a", **each} for each in fields))
+    assert first.params is second.params
+    assert isinstance(third, BadRow)
+    assert "n is True" in third.error
+
+
+def test_tools_and_variables_of_a_conversation(tmp_path):
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    row = one(tmp_path, {"messages": [USER], "tools": tools, "chat_template_kwargs": {"enable_thinking": False}})
+    assert (row.options.tools, row.options.kwargs) == (tools, {"enable_thinking": False})
+
+
+def batch(url, body, **fields):
+    return {"custom_id": "a", "method": "POST", "url": url, "body": body, **fields}
+
+
+def test_a_batch_line_of_a_chat(tmp_path):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    body = {
+        "model": "some-model", "messages": [USER], "max_completion_tokens": 5, "temperature": 0, "top_p": 0.9, "n": 2,
+        "seed": 3, "stop": ["x"], "logit_bias": {"7": 2}, "logprobs": True, "top_logprobs": 4, "top_k": 9, "user": "me",
+        "stream": False, "tool_choice": "auto", "metadata": {"a": "b"},
+        "reasoning_effort": "low", "presence_penalty": None,
+    }  # fmt: skip
+    row = one(tmp_path, batch("/v1/chat/completions", body))
+    assert (row.id, row.task, row.prompt, row.openai, row.model) == ("a", "chat", [USER], True, "some-model")
+    assert row.options.kwargs == {"reasoning_effort": "low"}
+    assert row.params == SamplingParams(
+        max_tokens=5, temperature=0, top_p=0.9, n=2, seed=3, stop=["x"], logit_bias={7: 2}, logprobs=4, top_k=9
+    )
+    format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    row = one(
+        tmp_path, batch("/v1/chat/completions", {"messages": [USER], "response_format": format, "logprobs": True})
+    )
+    assert (row.params.structure.kind, row.params.logprobs) == ("json", 0)
+    assert json.loads(row.params.structure.text) == schema
+
+
+def test_a_batch_line_of_a_completion_and_of_an_embedding(tmp_path):
+    row = one(tmp_path, batch("/v1/completions", {"prompt": ["a"], "logprobs": 2, "best_of": 3}))
+    assert (row.task, row.prompt, row.params) == ("completion", "a", SamplingParams(logprobs=2, best_of=3))
+    row = one(tmp_path, batch("/v1/embeddings", {"input": [[4, 5]], "encoding_format": "float", "model": "m"}))
+    assert (row.task, row.prompt, row.model) == ("embedding", (4, 5), "m")
+
+
+def test_a_batch_line_without_url_goes_by_its_body(tmp_path):
+    assert one(tmp_path, {"custom_id": "a", "body": {"messages": [USER]}}).task == "chat"
+    assert one(tmp_path, {"custom_id": 7, "body": {"prompt": "a"}}).id == "7"
+
+
+# --- lines ------------------------------------------------------------------------------------------------------------
+
+
+def test_empty_lines_at_the_end_are_no_rows(tmp_path):
+    rows = rows_of(tmp_path, {"prompt": "a"}, "", {"prompt": "b"}, "", "  ")
+    assert [type(row) for row in rows] == [Row, BadRow, Row]
+    assert (rows[1].id, rows[1].error) == (None, f"{tmp_path / 'in.jsonl'}, line 2: this line is empty")
+    assert rows_of(tmp_path, "", "") == []
+    (tmp_path / "in.jsonl").write_bytes(b"")
+    assert list(read(find([tmp_path / "in.jsonl"]))) == []
+
+
+def test_a_byte_order_mark_and_windows_ends_are_read(tmp_path):
+    (tmp_path / "in.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n{"prompt": "b"}')
+    assert [row.prompt for row in read(find([tmp_path / "in.jsonl"]))] == ["a", "b"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    pieces=st.lists(st.binary(max_size=40).map(lambda b: b.replace(b"\n", b"")), max_size=12),
+    end=st.sampled_from([b"\n", b"\r\n"]),
+    last=st.booleans(),
+    limit=st.integers(0, 30),
+    compressed=st.booleans(),
+    buffer=st.integers(1, 50),
+)
+def test_lines_are_split_wherever_the_chunks_end(pieces, end, last, limit, compressed, buffer):
+    whole = end.join(pieces) + (end if last else b"")
+    if compressed:
+        cut = len(whole) // 2  # two members, as `cat a.gz b.gz` makes them
+        raw = gzip.GzipFile(fileobj=io.BytesIO(gzip.compress(whole[:cut]) + gzip.compress(whole[cut:])))
+    else:
+        raw = io.BytesIO(whole)
+    found = list(jsonl.lines(io.BufferedReader(raw, buffer), limit))
+    expected = whole.split(b"\n")
+    if not expected[-1]:
+        expected.pop()
+    assert len(found) == len(expected)
+    for line, right in zip(found, expected, strict=True):
+        if isinstance(line, Problem):
+            assert len(right) > limit
+            assert f"allowed are up to {limit}" in line.error
+        else:
+            assert line.removesuffix(b"\n") == right
+            assert len(right.rstrip(b"\r")) <= limit
+
+
+def test_a_long_line_is_never_held(tmp_path):
+    path = tmp_path / "in.jsonl.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        for _ in range(64):
+            file.write(b"x" * 2**20)
+        file.write(b'\n{"prompt": "a"}\n')
+    tracemalloc.start()
+    bad, good = read(find([path]), ReadOptions(max_line_bytes=2**20))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "this line has 67108864 bytes; allowed are up to 1048576" in bad.error or "67108865 bytes" in bad.error
+    assert good.prompt == "a"
+    assert peak < 8 * 2**20
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_glob_is_read_in_the_order_of_names_and_numbers_go_on(tmp_path):
+    for name in ("b.jsonl", "a.jsonl", "c.txt"):
+        write(tmp_path / name, {"prompt": name}, {"prompt": f"{name} 2"})
+    rows = list(read(find([tmp_path / "c.txt", str(tmp_path / "*.jsonl")])))
+    assert [row.prompt for row in rows] == ["c.txt", "c.txt 2", "a.jsonl", "a.jsonl 2", "b.jsonl", "b.jsonl 2"]
+    assert [row.number for row in rows] == list(range(6))
+    assert rows[3].place == f"{tmp_path / 'a.jsonl'}, line 2"
+
+
+def test_a_file_whose_name_looks_like_a_glob_is_that_file(tmp_path):
+    write(tmp_path / "[a].jsonl", {"prompt": "a"})
+    assert len(find([tmp_path / "[a].jsonl"])) == 1
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([], "there is no input"),
+        (["none.jsonl"], "the input none.jsonl does not exist"),
+        (["*.none"], "no file matches '*.none'"),
+        (["folder"], "folder is a directory; name its files, as in 'folder/*.jsonl'"),
+        (["a.jsonl", "./a.jsonl"], "named twice, by 'a.jsonl' and by './a.jsonl'"),
+        (["a.jsonl", "*.jsonl"], "named twice, by 'a.jsonl' and by '*.jsonl'"),
+        (["-", "-"], "stdin is named twice"),
+        ([""], "is no file name"),
+        (["a\0b"], "is no file name"),
+    ],
+)
+def test_inputs_are_refused_by_name(tmp_path, monkeypatch, inputs, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    write(tmp_path / "a.jsonl", {"prompt": "a"})
+    with pytest.raises(InputError) as refused:
+        find(inputs)
+    assert message in str(refused.value)
+
+
+def test_what_is_wrong_with_a_whole_file_comes_before_the_first_row(tmp_path):
+    good = write(tmp_path / "a.jsonl", {"prompt": "a"})
+    (tmp_path / "b.jsonl").write_text('{"prompt": "a"}', encoding="utf-16")
+    (tmp_path / "c.json").write_text('[{"prompt": "a"}]')
+    with pytest.raises(InputError, match="UTF-16 text; save it as UTF-8"):
+        read(find([good, tmp_path / "b.jsonl"]))
+    with pytest.raises(InputError, match="a JSON list; write one object a line"):
+        read(find([good, tmp_path / "c.json"]))
+
+
+def test_stdin_compressed_or_not():
+    text = b'{"prompt": "a"}\n{"prompt": "b"}\n' * 5000
+    for content in (text, gzip.compress(text), text[:10], b""):
+        expected = 10000 if len(content) > 10 else len(content) // 10
+        reader = read(find(["-"], io.BytesIO(content)))
+        assert reader.share is None
+        assert sum(1 for _ in reader) == expected
+    [bad, *_] = read(find(["-"], io.BytesIO(b"nonsense")))
+    assert bad.place == "stdin, line 1"
+
+
+def test_the_fingerprint_of_stdin_leaves_its_rows(tmp_path):
+    found = find(["-"], io.BytesIO(b'{"prompt": "a"}\n' * 9000))
+    print_before = fingerprint(found)
+    assert sum(1 for _ in read(found)) == 9000
+    assert print_before == fingerprint(find(["-"], io.BytesIO(b'{"prompt": "a"}\n' * 9000)))
+    assert print_before != fingerprint(find(["-"], io.BytesIO(b'{"prompt": "b"}\n' * 9000)))
+
+
+def test_a_fingerprint_tells_every_change(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.jsonl", {"prompt": "a" * 300}, {"prompt": "b"})
+    [before] = fingerprint(find([path]))
+    assert set(before) == {"name", "size", "sha256"}
+    assert before["name"] == "a.jsonl"
+    (tmp_path / "other").mkdir()
+    moved = path.rename(tmp_path / "other" / "a.jsonl")
+    assert fingerprint(find([moved])) == [before]
+    changed = moved.read_bytes()
+    moved.write_bytes(changed.replace(b'"b"', b'"c"'))
+    assert fingerprint(find([moved])) != [before]
+    moved.write_bytes(changed + b"\n")
+    assert fingerprint(find([moved])) != [before]
+    monkeypatch.setattr(sources, "WHOLE_BYTES", 100)  # as for a file of gigabytes
+    monkeypatch.setattr(sources, "SAMPLE_BYTES", 8)
+    [large] = fingerprint(find([moved]))
+    assert set(large) == {"name", "size", "sha256", "mtime_ns"}
+    moved.write_bytes(b"[" + changed[1:] + b"\n")
+    assert fingerprint(find([moved]))[0]["sha256"] != large["sha256"]
+
+
+@pytest.mark.parametrize("cut", [0.3, 0.9])
+def test_a_torn_gz_keeps_the_rows_before_and_the_next_file(tmp_path, cut):
+    text = "".join(json.dumps({"prompt": random.Random(i).randbytes(20).hex()}) + "\n" for i in range(5000))
+    whole = gzip.compress(text.encode())
+    (tmp_path / "a.jsonl.gz").write_bytes(whole[: int(len(whole) * cut)])
+    write(tmp_path / "b.jsonl", {"prompt": "next"})
+    *rows, bad, after = read(find([tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl"]))
+    assert [row.prompt for row in rows] == [json.loads(line)["prompt"] for line in text.splitlines()[: len(rows)]]
+    assert len(rows) > 5000 * (cut - 0.2)
+    assert isinstance(bad, BadRow)
+    assert f"a.jsonl.gz, line {len(rows) + 1}: the compressed file is damaged" in bad.error
+    assert (after.prompt, after.number) == ("next", len(rows) + 1)
+
+
+def test_garbage_in_a_gz_and_behind_it(tmp_path):
+    text = b'{"prompt": "a"}\n' * 10
+    damaged = bytearray(gzip.compress(text * 1000))
+    damaged[len(damaged) // 2] ^= 0xFF
+    for content in (gzip.compress(text) + b"garbage", bytes(damaged)):
+        (tmp_path / "a.gz").write_bytes(content)
+        *_, last = read(find([tmp_path / "a.gz"]))
+        assert isinstance(last, BadRow)
+        assert "damaged" in last.error
+
+
+def test_an_error_of_the_disk_stops_and_names_the_file(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.jsonl", {"prompt": "a"})
+
+    def broken(stream, limit):
+        yield b'{"prompt": "a"}\n'
+        raise OSError(5, "Input/output error")
+
+    reader = read(find([path]))
+    monkeypatch.setattr(jsonl, "lines", broken)
+    assert next(reader).prompt == "a"
+    with pytest.raises(InputError, match=r"a.jsonl cannot be read: Input/output error"):
+        next(reader)
+
+
+# --- numbers, ids, shards ---------------------------------------------------------------------------------------------
+
+
+def test_shards_are_the_whole_with_the_same_ids_and_errors(tmp_path):
+    items = [{"prompt": str(i)} | ({"id": f"x{i % 40}"} if i % 3 else {}) for i in range(100)] + ["nonsense"]
+    path = write(tmp_path / "a.jsonl", *items)
+    whole = list(read(find([path])))
+    shards = [list(read(find([path]), ReadOptions(shard=(i, 4)))) for i in (1, 2, 3, 4)]
+    assert sorted(itertools.chain(*shards), key=lambda row: row.number) == whole
+    assert all(row.number % 4 == i for i, shard in enumerate(shards) for row in shard)
+    assert list(read(find([path]), ReadOptions(limit=10, shard=(2, 4)))) == [whole[1], whole[5], whole[9]]
+    done = {row.number for row in whole if row.number % 7}
+    assert list(read(find([path]), None, done.__contains__)) == [row for row in whole if row.number not in done]
+
+
+def test_an_id_is_given_once(tmp_path):
+    rows = rows_of(
+        tmp_path,
+        {"prompt": "a"},
+        {"id": "0", "prompt": "a"},  # the first line's
+        {"id": 5, "prompt": "a"},
+        {"id": "x", "promt": "bad, but it has its id"},
+        {"id": "x", "prompt": "a"},
+        {"prompt": "its number is taken"},
+        {"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}},
+        {"id": "00", "prompt": "another text than the first line's"},
+    )
+    assert [row.id for row in rows] == ["0", None, "5", "x", None, None, None, "00"]
+    assert [type(row) for row in rows] == [Row, BadRow, Row, BadRow, BadRow, BadRow, BadRow, Row]
+    assert rows[1].error.endswith("the id '0' is taken by " + rows[0].place)
+    assert "did you mean 'prompt'" in rows[3].error
+    assert rows[4].error.endswith("the id 'x' is taken by " + rows[3].place)
+    assert rows[5].error.endswith("this line has no id, and its number, 5, is the id of " + rows[2].place)
+    assert rows[6].openai
+    assert not rows[4].openai
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.one_of(st.none(), st.integers(0, 30).map(str), st.text(min_size=1, max_size=2)), max_size=40))
+def test_ids_agree_with_a_dictionary(given_ids):
+    ids, holders = Ids(), {}
+    for number, identity in enumerate(given_ids):
+        wanted = str(number) if identity is None else identity
+        found = ids.claim_number(number) if identity is None else ids.claim(identity, number)
+        assert found == holders.get(wanted)
+        holders.setdefault(wanted, number)
+
+
+def test_ids_stay_distinct_as_their_table_grows():
+    ids = Ids()
+    assert all(ids.claim(f"row {i}", i) is None for i in range(20_000))
+    assert all(ids.claim(f"row {i}", 0) == i for i in range(20_000))
+    bytes_an_id = (sys.getsizeof(ids._keys) + sys.getsizeof(ids._numbers)) / 20_000
+    assert bytes_an_id < 64
+
+
+def test_how_much_has_been_read(tmp_path):
+    paths = [write(tmp_path / f"{i}.jsonl", *[{"prompt": "a" * 1000}] * 2000) for i in range(2)]
+    reader = read(find(paths))
+    assert reader.share == 0
+    for _ in range(2001):
+        next(reader)
+    assert 0.45 < reader.share < 0.6
+    assert len(list(reader)) == 1999
+    assert reader.share == 1
+
+
+def test_reading_takes_little_memory(tmp_path):
+    for number in range(many_rows.QUICK):
+        many_rows.case(number, tmp_path)
