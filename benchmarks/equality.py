@@ -23,6 +23,7 @@ from rich.table import Table
 
 from llamabatch import LLM, EngineConfig, RequestOutput, SamplingParams
 from llamabatch.adapters import AdapterSet
+from llamabatch.chat import Conversation, to_tokens
 from llamabatch.llama.batch import Batch
 from llamabatch.llama.context import Context, DecodeCode
 from llamabatch.llama.library import load
@@ -76,6 +77,10 @@ class LogitGap:
             raise RuntimeError("llama_decode failed")
         second, best = np.partition(self._context.logits(1)[0], -2)[-2:]
         return float(best - second)
+
+    def prompt(self, conversation: Conversation) -> tuple[int, ...]:
+        """The tokens of a conversation."""
+        return to_tokens(self._model, conversation)[1]
 
     def close(self) -> None:
         self._context.close()

@@ -101,6 +101,8 @@ def run(
             summary = run_job(settings, progress)
         except JobInterrupted as interruption:
             summary = interruption.summary
+            again = "the same command begins anew" if output == "-" else "the same command goes on from there"
+            progress.say(f"Interrupted: what had finished is written; {again}.")
     _report(summary, json_file, plot_file)
     context.exit(summary.exit_code)
 

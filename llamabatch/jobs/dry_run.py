@@ -9,13 +9,17 @@ from typing import Any
 
 from llamabatch.capacity import Plan
 from llamabatch.config import EngineConfig
-from llamabatch.jobs.feed import Feed
+from llamabatch.errors import InputError
+from llamabatch.jobs.feed import Feed, Refused
 from llamabatch.jobs.quantiles import Quantiles
 from llamabatch.jobs.rows import BadRow, Row
 from llamabatch.llama.model import Model
+from llamabatch.llama.recipe import Recipes
+from llamabatch.logprobs import check_logprobs
 from llamabatch.model_file import resolve as resolve_path
 from llamabatch.planning.here import plan
 from llamabatch.request import Request
+from llamabatch.request_checks import check_params
 
 _MOST_ERRORS = 20
 
@@ -31,6 +35,18 @@ class PaperEngine:
             self.model.close()
             raise
         self.adapters = [name for name, _ in config.adapters]
+        self._recipes = Recipes(self.model)
+
+    def check(self, request: Request) -> None:
+        """What an engine would refuse when it takes the request in. Raises InputError."""
+        if request.embed:
+            return
+        params = request.params
+        check_params(params, self.model.n_vocab)
+        check_logprobs(params, len(request.prompt_token_ids), self.plan.config.number("n_ctx"), None)
+        self._recipes.of(params)
+        if params.structure is not None:
+            self.model.grammars.compile(params.structure).result()
 
     def close(self) -> None:
         self.model.close()
@@ -110,17 +126,21 @@ class DryRun:
 _TOLD = ("strategy", "instances", "n_slots", "n_ctx", "kv", "n_threads", "n_threads_batch")
 
 
-def dry_run(
-    engine: PaperEngine, rows: Iterator[Row | BadRow], adapters: Mapping[str, float] | None
-) -> DryRun:
+def dry_run(engine: PaperEngine, rows: Iterator[Row | BadRow], adapters: Mapping[str, float] | None) -> DryRun:
     """Takes every row as far as its tokens."""
     found = DryRun(engine.plan)
     feed = Feed(engine, rows, 1, engine.plan.config.number("n_ctx"), 0, adapters)
     while not feed.exhausted:
         requests, refused = feed.piece()
         for request in requests:
-            found.take(feed.take(request.request_id), request)
-        for each in refused:
+            row = feed.take(request.request_id)
+            try:
+                engine.check(request)
+            except InputError as error:
+                refused.append(Refused(row, str(error)))
+            else:
+                found.take(row, request)
+        for each in sorted(refused, key=lambda each: each.row.number):
             found.refuse(each.message)
     if feed.broken is not None:
         raise feed.broken

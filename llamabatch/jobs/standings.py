@@ -11,7 +11,7 @@ from llamabatch.jobs.timeline import Timeline
 from llamabatch.jobs.watch import Watch
 from llamabatch.stats import EngineStats
 
-_EVERY_S = 0.25
+_EVERY_S = 0.1
 
 
 class Standings:

@@ -20,7 +20,7 @@ class Summary:
         counts: of its rows and tokens.
         timeline: speed and slots over time.
         load_s: until the engine was ready. run_s: from then on until the last row was written.
-        model, strategy: names. slots: rows that could be computed at once, in `instances` engines.
+        model, strategy: names. slots: rows that could be computed at once, in `instances` engines; 0: none was started.
         restarts: of engines that died.
         energy_j: what the machine says that the run took, joules; None where it does not say.
         price_per_hour: of the machine; None: no cost is told.
@@ -119,7 +119,8 @@ class Summary:
         ):
             if figures.n:
                 lines.append((name, _percentiles(figures)))
-        lines.append(("engine", self._engine()))
+        if self.slots:
+            lines.append(("engine", self._engine()))
         if self.energy_j is not None and self.tokens_per_joule is not None:
             lines.append(("energy", f"{significant(self.energy_j)} J, {significant(self.tokens_per_joule)} tokens/J"))
         if self.cost is not None:

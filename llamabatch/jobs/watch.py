@@ -8,7 +8,7 @@ from llamabatch.client import EngineClient
 from llamabatch.errors import EngineClosedError
 from llamabatch.stats import EngineStats
 
-_EVERY_S = 0.5
+_FIRST_S, _EVERY_S = 0.02, 0.5  # soon at first: a job may be short
 
 
 class Watch:
@@ -33,8 +33,10 @@ class Watch:
         return self.stats
 
     def _look(self) -> None:
-        while not self._ended.wait(_EVERY_S):
+        wait_s = _FIRST_S
+        while not self._ended.wait(wait_s):
             self.look()
+            wait_s = min(2 * wait_s, _EVERY_S)
 
     def __enter__(self) -> Watch:
         self._thread.start()

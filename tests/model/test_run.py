@@ -1,0 +1,231 @@
+"""llamabatch run, end to end on the bundled model: what goes in, what comes out, and what ends it."""
+
+import gzip
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import questions
+
+from llamabatch import LLM, SamplingParams
+from llamabatch.jobs import OutputOptions, ReadOptions, Settings, run
+from tests.long import kill_resume
+
+GREEDY = ("-t", "0", "-n", "8")
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "llamabatch", "run", *map(str, arguments)]
+
+
+def llamabatch_run(*arguments, given=None):
+    return subprocess.run(command(*arguments), input=given, capture_output=True, text=True, timeout=120, check=False)
+
+
+def jsonl(path: Path, items) -> Path:
+    path.write_text("".join(json.dumps(item) + "\n" for item in items))
+    return path
+
+
+def records(text) -> list:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def asked(n):
+    every = questions()
+    return [{"messages": [{"role": "user", "content": every[i % len(every)]}], "id": f"q{i}"} for i in range(n)]
+
+
+def test_every_kind_of_input_in_one_job(tmp_path, reference):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    jsonl(tmp_path / "a.jsonl", [{"prompt": "Once upon", "id": "own"}, *asked(1)])
+    body = {"model": "any", "messages": asked(1)[0]["messages"]}
+    line = {"custom_id": "batch", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(json.dumps(line).encode()))
+    (tmp_path / "c.csv").write_text("animal\ncat\ndog\n")
+    parquet.write_table(pyarrow.table({"animal": ["cow"]}), tmp_path / "d.parquet")
+    jsonl(tmp_path / "e.jsonl", [{"input": "a text"}])
+    out = tmp_path / "out.jsonl"
+    template = "The baby of a {animal} is a"
+    settings = Settings(
+        tuple(str(tmp_path / f"{name}*") for name in "abcde"),
+        str(out),
+        reading=ReadOptions(SamplingParams(temperature=0, max_tokens=8), template=template),
+    )
+    summary = run(settings)
+    assert (summary.counts.ok, summary.counts.failed, summary.exit_code) == (7, 0, 0), summary.describe()
+    got = records(out.read_text())
+    greedy = SamplingParams(temperature=0, max_tokens=8)
+    prompts = ["Once upon", *(template.format(animal=animal) for animal in ("cat", "dog", "cow"))]
+    wanted = [output.text for output in reference.generate(prompts, greedy)]
+    [answer] = reference.chat([body["messages"]], greedy)
+    assert [got[i]["text"] for i in (0, 3, 4, 5)] == wanted
+    assert got[1] == {"row": 1, "id": "q0", "text": answer.text, "finish_reason": "stop", "error": None}
+    assert got[2]["custom_id"] == "batch"
+    assert got[2]["response"]["body"]["choices"][0]["message"]["content"] == answer.text
+    assert len(got[6]["embedding"]) == 192
+
+
+def test_stdin_to_stdout_and_what_goes_where(tmp_path):
+    lines = "".join(json.dumps(item) + "\n" for item in [*asked(5), {"prompt": "x" * 100_000}])
+    done = llamabatch_run("-", "-", *GREEDY, "--json", tmp_path / "sum.json", given=lines)
+    assert done.returncode == 1
+    assert [record["id"] for record in records(done.stdout)] == ["q0", "q1", "q2", "q3", "q4", "5"]
+    assert "the limit is" in records(done.stdout)[5]["error"] or "n_ctx" in records(done.stdout)[5]["error"]
+    assert "5 ok, 1 failed" in done.stderr
+    assert "stdin, line 6" in done.stderr
+    summary = json.loads((tmp_path / "sum.json").read_text())
+    assert summary["rows"]["ok"] == 5
+    assert summary["tokens"]["generated"] > 0
+    assert summary["ttft_s"]["p99"] > 0
+
+
+def test_a_dry_run_checks_every_line_and_writes_nothing(tmp_path):
+    items = [
+        *asked(3),
+        {"prompt": "x" * 100_000},
+        {"prompt": "y", "structured_outputs": {"regex": "("}},
+        {"prompt": "z", "logit_bias": {"99999": 1}},
+    ]
+    source = jsonl(tmp_path / "in.jsonl", items)
+    with source.open("a") as file:
+        file.write("not json\n")
+    done = llamabatch_run(source, tmp_path / "out.jsonl", "--dry-run", "--json", "-")
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    assert found["rows"] == {"by_task": {"chat": 3}, "bad": 4}
+    assert [error.split(": ")[0] for error in found["errors"]] == [f"{source}, line {n}" for n in (4, 5, 6, 7)]
+    assert found["plan"]["engine"]["strategy"] == "batched"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl"]
+
+
+@pytest.mark.parametrize("number", range(kill_resume.QUICK))
+def test_killed_at_random_moments(number, tmp_path):
+    kill_resume.case(number, tmp_path)
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_it_in_good_order(signum, code, tmp_path):
+    source, out = jsonl(tmp_path / "in.jsonl", asked(5000)), tmp_path / "out.jsonl"
+    process = subprocess.Popen(command(source, out, *GREEDY), stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: out.exists() and out.stat().st_size > 0)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signum)
+    process.send_signal(signum)  # an impatient user loses nothing either
+    told = process.communicate(timeout=60)[1]
+    assert process.returncode == code, told
+    assert "the same command goes on from there" in told
+    assert not psutil.wait_procs(children, timeout=10)[1]
+    got = records(out.read_text())
+    assert [record["row"] for record in got] == list(range(len(got)))
+    assert 0 < len(got) < 5000
+
+
+def wait_for(condition, patience_s=60.0):
+    until = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_signal_while_the_model_loads(tmp_path):
+    source = jsonl(tmp_path / "in.jsonl", asked(2))
+    process = subprocess.Popen(command(source, tmp_path / "out.jsonl"), stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: (tmp_path / "out.jsonl.job.json").exists())
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+
+
+def test_a_bar_on_a_terminal(tmp_path):
+    source = jsonl(tmp_path / "in.jsonl", asked(200))
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(command(source, tmp_path / "out.jsonl", *GREEDY), stderr=theirs)
+    os.close(theirs)
+    told = b""
+    while True:
+        ready, _, _ = select.select([ours], [], [], 60)
+        try:
+            piece = os.read(ours, 65536) if ready else b""
+        except OSError:  # Linux says so when the other side has closed it
+            piece = b""
+        if not piece:
+            break
+        told += piece
+    assert process.wait(60) == 0
+    text = told.decode()
+    assert "/200 rows" in text
+    assert "slots" in text
+    assert "200 ok, 0 failed" in text
+
+
+def test_shards_and_limit_are_parts_of_one_whole(tmp_path):
+    source = jsonl(tmp_path / "in.jsonl", asked(9))
+    found = []
+    for i in (1, 2):
+        out = tmp_path / f"{i}.jsonl"
+        reading = ReadOptions(SamplingParams(temperature=0, max_tokens=4), shard=(i, 2), limit=7)
+        assert run(Settings(str(source), str(out), reading=reading)).exit_code == 0
+        found += [record["row"] for record in records(out.read_text())]
+    assert sorted(found) == list(range(7))
+
+
+def test_sampled_rows_are_the_same_whenever_they_run(tmp_path):
+    source = jsonl(tmp_path / "in.jsonl", asked(40))
+    texts = []
+    for name, limit in (("a", None), ("b", 10)):
+        out = tmp_path / f"{name}.jsonl"
+        for part in (limit, None):
+            reading = ReadOptions(SamplingParams(temperature=1.5, max_tokens=8), limit=part)
+            writing = OutputOptions(force=True)
+            run(Settings(str(source), str(out), reading=reading, writing=writing, seed=11))
+        texts.append([record["text"] for record in records(out.read_text())])
+    equal = sum(one == other for one, other in zip(*texts, strict=True))
+    assert len(texts[0]) == 40
+    assert equal >= 38  # arithmetic differs by the shape of the batch
+    assert len(set(texts[0])) > 20
+
+
+def test_errors_are_retried_on_request(tmp_path):
+    source, out = (
+        jsonl(tmp_path / "in.jsonl", [*asked(2), {"prompt": "x" * 5000, "id": "long"}]),
+        tmp_path / "out.jsonl",
+    )
+    assert llamabatch_run(source, out, *GREEDY, "--n-ctx", "128").returncode == 1
+    again = llamabatch_run(source, out, *GREEDY, "--n-ctx", "128")
+    assert again.returncode == 1
+    assert "complete" in again.stderr
+    retried = llamabatch_run(source, out, *GREEDY, "--n-ctx", "2048", "--retry-errors", "--force")
+    assert retried.returncode == 1  # it is too long for that, too
+    assert "0 ok, 1 failed, 2 done before" in retried.stderr
+    assert [record["id"] for record in records(out.read_text())] == ["q0", "q1", "long"]
+
+
+def test_a_report_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    source = jsonl(tmp_path / "in.jsonl", asked(50))
+    done = llamabatch_run(source, tmp_path / "out.jsonl", *GREEDY, "--plot", tmp_path / "report.png")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "report.png").stat().st_size > 10_000
+
+
+def test_as_many_tokens_as_the_library(tmp_path):
+    """What a job computes is what LLM.chat computes."""
+    source, out = jsonl(tmp_path / "in.jsonl", asked(300)), tmp_path / "out.jsonl"
+    params = SamplingParams(temperature=0, max_tokens=16)
+    summary = run(Settings(str(source), str(out), reading=ReadOptions(params)))
+    with LLM("tiny") as llm:
+        outputs = llm.chat([item["messages"] for item in asked(300)], params)
+    texts = [record["text"] for record in records(out.read_text())]
+    assert sum(a == b.text for a, b in zip(texts, outputs, strict=True)) >= 297
+    assert abs(summary.counts.generated_tokens - sum(len(o.token_ids) for o in outputs)) < 50
