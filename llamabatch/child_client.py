@@ -62,7 +62,7 @@ class ChildClient(_InChildren):
     """
 
     def __init__(self, config: EngineConfig, program: str = WORKER) -> None:
-        self.model = Model(resolve_path(config.model))  # the vocabulary alone
+        self.model = Model(resolve_path(config.model), config, vocab_only=True)
         children = Children(self.model)
         try:
             self.plan = plan(config, self.model.path)
@@ -101,7 +101,7 @@ class RouterClient(_InChildren, Router):
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        self.model = Model(resolve_path(config.model))
+        self.model = Model(resolve_path(config.model), config, vocab_only=True)
         children = Children(self.model)
         try:
             self.plan = plan(config, self.model.path)

@@ -6,6 +6,7 @@ The command line's engine options are generated from the fields below, so that b
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypedDict
@@ -24,6 +25,7 @@ MIN_CTX = 32  # n_ctx = 1 aborts llama.cpp; nothing below this is of use
 MAX_CTX = 2**24
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ; seq ids beyond it abort the process
 MAX_BATCH = 2**17
+_DIGEST = re.compile("[0-9a-fA-F]{64}")
 SPECULATION = ("off", "lookup", "draft")
 MAX_DRAFT = 64
 # Logits of a call that checks guesses: with 152k tokens, 8 guesses for each of 32 slots take 175 MB.
@@ -74,6 +76,12 @@ class EngineConfig:
     max_wait_ms: int = _option(0, "how long the first request waits for company when the engine is idle, milliseconds")
     preempt: bool = _option(False, "let a request of better priority take a running one's slot, which goes on later")
     use_mmap: bool = _option(True, "map the file instead of reading it")
+    trial: str = _option(
+        "auto", "load the file in a child process first: on, off, or auto: unless it is known to load, by its hash"
+    )
+    sha256: str | None = _option(
+        None, "refuse the file unless it has this digest, 64 hexadecimal digits (of parts: all, one after another)"
+    )
     extra_bufts: str = _option("auto", "repacked weights (AMX, AVX, NEON): on, off, or auto: on where they are safe")
     speculate: str = _option(
         "off", "guess tokens and check several in a step, where that pays: off, lookup (in the text so far), draft"
@@ -112,6 +120,8 @@ class EngineConfig:
         if self.type_v not in ("f32", "f16", "bf16") and self.flash_attn == "off":
             raise ConfigError(f"type_v is {self.type_v!r}, which needs flash attention; flash_attn is 'off'")
         self._check_speculation()
+        if self.sha256 is not None and not (isinstance(self.sha256, str) and _DIGEST.fullmatch(self.sha256)):
+            raise ConfigError(f"sha256 is {show(self.sha256)}; give 64 hexadecimal digits")
         if self.tensor_split is not None:
             if not isinstance(self.tensor_split, tuple) or not 1 <= len(self.tensor_split) <= 16:
                 raise ConfigError(f"tensor_split is {show(self.tensor_split)}; give 1 to 16 shares")
@@ -150,7 +160,13 @@ class EngineConfig:
 
     def for_draft_model(self) -> EngineConfig:
         """The options with which the draft model runs: a split KV cache, and nobody who guesses for it."""
-        return replace(self, kv="split", kv_cells="auto", speculate="off", draft_model=None, speculate_always=False)
+        return replace(
+            self, kv="split", kv_cells="auto", speculate="off", draft_model=None, speculate_always=False, sha256=None
+        )
+
+    def for_child(self) -> EngineConfig:
+        """The options of an engine in a child process of one that has tried the file out and compared its digest."""
+        return replace(self, trial="off", sha256=None)
 
     def prompt_rows(self, n_vocab: int) -> int:
         """Output rows of a call at most where several are of one sequence: for logprobs of its prompt."""
@@ -216,6 +232,7 @@ _AUTO_NUMBERS = (
 _CHOICES = (
     ("flash_attn", ("auto", "on", "off")),
     ("extra_bufts", ("auto", "on", "off")),
+    ("trial", ("auto", "on", "off")),
     ("kv", KV_LAYOUTS),
     ("type_k", KV_TYPES),
     ("type_v", KV_TYPES),
@@ -249,6 +266,8 @@ class EngineOptions(TypedDict, total=False):
     max_wait_ms: int
     preempt: bool
     use_mmap: bool
+    trial: str
+    sha256: str | None
     extra_bufts: str
     speculate: str
     draft_model: str | None

@@ -106,10 +106,10 @@ def _read(file: Path) -> Profile | None:
 
 def _machine_key() -> tuple[str, str, int, str]:
     flags = hashlib.sha256(" ".join(sorted(cpu_flags())).encode()).hexdigest()[:16]
-    return cpu_name(), flags, Machine.here().cores, _library()
+    return cpu_name(), flags, Machine.here().cores, library_id()
 
 
-def _library() -> str:
+def library_id() -> str:
     """Version of llama-cpp-python and sizes of its libraries: a build with other flags or patches differs in these.
     llama_cpp must not be imported for it."""
     try:

@@ -22,7 +22,7 @@ def main(fd: int) -> None:
     if first is None:
         return
     try:
-        client = connect_here(unpack_config(first[1]))
+        client = connect_here(unpack_config(first[1]).for_child())
     except LlamaBatchError as error:
         wire.send("failed", type(error).__name__, str(error))
         return

@@ -8,27 +8,25 @@ the patch, a child process runs the bundled model once; the verdict is kept by t
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
-import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
-from llamabatch import paths
+from llamabatch import paths, verdicts
 from llamabatch.cpu import cpu_flags
 from llamabatch.lifetime import in_forks
 from llamabatch.llama import library
+from llamabatch.programs import run_program
 
 logger = logging.getLogger(__name__)
 
 PATCH = "0001-amx-tile-config.patch"
 PROBE_VERSION = 1
+_KIND = "extra-bufts"
 _TIMEOUT_S = 60.0
 
 _lock = threading.Lock()
@@ -63,11 +61,8 @@ def at_risk(module: ModuleType) -> bool:
 
 def kept_verdict(cpu_library: Path) -> bool | None:
     """What an earlier probe of this very library found, or None."""
-    try:
-        kept: Any = json.loads(_verdict_file(cpu_library).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    verdict = kept.get("safe") if isinstance(kept, dict) else None
+    kept = verdicts.read(_KIND, _key(cpu_library))
+    verdict = kept.get("safe") if kept is not None else None
     return verdict if isinstance(verdict, bool) else None
 
 
@@ -94,14 +89,8 @@ def _probe() -> tuple[bool, bool]:
     if not sys.executable or not paths.bundled_model().is_file():
         logger.debug("the extra buffer types cannot be probed: no interpreter or no bundled model")
         return False, False
-    command = [sys.executable, "-m", "llamabatch.llama.probe"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # the child sees what we see
-    package_parent = Path(paths.__file__).parents[1]
     try:
-        child = subprocess.run(
-            command, env=environment, cwd=package_parent, timeout=_TIMEOUT_S, check=False,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        child = run_program("llamabatch.llama.probe", timeout_s=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         logger.debug("the probe of the extra buffer types did not end within %.0f s", _TIMEOUT_S)
         return False, False
@@ -116,21 +105,13 @@ def _probe() -> tuple[bool, bool]:
 
 
 def _keep(cpu_library: Path, verdict: bool) -> None:
-    """Write the verdict, whole or not at all; a cache that cannot be written costs a probe a process, no more."""
-    target = _verdict_file(cpu_library)
-    body = json.dumps({"safe": verdict, "library": cpu_library.name, "probe": PROBE_VERSION})
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False, encoding="utf-8") as file:
-            file.write(body)
-        os.replace(file.name, target)
-    except OSError as error:
-        logger.debug("the verdict could not be kept: %s", error)
+    found = {"safe": verdict, "library": cpu_library.name, "probe": PROBE_VERSION}
+    verdicts.keep(_KIND, _key(cpu_library), found)
 
 
-def _verdict_file(cpu_library: Path) -> Path:
+def _key(cpu_library: Path) -> str:
     digest = hashlib.sha256(cpu_library.read_bytes()).hexdigest()
-    return paths.cache_dir() / "verdicts" / f"extra-bufts-{digest[:16]}-{PROBE_VERSION}.json"
+    return f"{digest[:16]}-{PROBE_VERSION}"
 
 
 def _cpu_library(module: ModuleType) -> Path:

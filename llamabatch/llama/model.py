@@ -18,6 +18,7 @@ from llamabatch.llama import library
 from llamabatch.llama.adapters import Adapters
 from llamabatch.llama.profiles import profile_for
 from llamabatch.model_file import file_bytes
+from llamabatch.trial import ensure_loadable
 from llamabatch.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -34,13 +35,20 @@ class Model:
     Args:
         path: the .gguf file; see model_file.resolve for names.
         config: placement of the weights; None loads the vocabulary alone.
+        vocab_only: load the vocabulary alone, of a file that must be what this config says of it.
 
     Raises:
-        ModelFileError: llama.cpp refuses the file; the message holds its reason.
+        ModelFileError: the file is refused, by us or by llama.cpp; the message holds the reason.
     """
 
-    def __init__(self, path: Path, config: EngineConfig | None = None) -> None:
+    def __init__(self, path: Path, config: EngineConfig | None = None, *, vocab_only: bool = False) -> None:
         self.path = path
+        if config is None:
+            ensure_loadable(path)
+        else:
+            ensure_loadable(path, config.trial, config.sha256)
+        if vocab_only:
+            config = None
         self._lock = threading.Lock()
         self._home = Home()
         self._owners = 1

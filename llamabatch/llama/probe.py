@@ -66,7 +66,7 @@ def _decode(llama: ModuleType, context: Any, n_vocab: int, rows: int) -> bool:
     return healthy
 
 
-def _no_core_dump() -> None:
+def no_core_dump() -> None:
     """A crash here is an answer; nobody wants its core file."""
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
@@ -75,5 +75,5 @@ def _no_core_dump() -> None:
 
 
 if __name__ == "__main__":
-    _no_core_dump()
+    no_core_dump()
     sys.exit(run(Path(sys.argv[1]) if len(sys.argv) > 1 else paths.bundled_model()))
