@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from llamabatch import __version__, native, paths, profile_store
+from llamabatch import __version__, native, paths, profile_store, trial, verdicts
 from llamabatch.cpu import cpu_flags, cpu_name
 from llamabatch.errors import SetupError
 from llamabatch.llama import extra_bufts, library
@@ -75,7 +75,8 @@ def examine(environment: Mapping[str, str] | None = None) -> Report:
     else:
         checks += [*_library(info), _build(info), _instructions(info, flags), _extra_buffers(info), _gpu(info)]
     checks.append(_sampler())  # after the library, so that libgomp is loaded with llama.cpp's settings
-    return Report((*checks, *_environment(given), _packages(), _model(), _profiles(), _cache()), _facts(info, flags))
+    checks += [*_environment(given), _packages(), _model(), _profiles(), _trials(), _cache()]
+    return Report(tuple(checks), _facts(info, flags))
 
 
 def _facts(info: LibraryInfo | None, flags: frozenset[str]) -> dict[str, Any]:
@@ -286,6 +287,17 @@ def _profiles() -> Check:
     if not found:
         return Check("profiles", Status.OK, "none: `llamabatch tune -m MODEL` measures what is fastest here")
     return Check("profiles", Status.OK, "; ".join(f"{profile.model} ({profile.created})" for profile in found))
+
+
+def _trials() -> Check:
+    """What trial loads have found of model files."""
+    found = [each.get("loads") for each in verdicts.all_of(trial.MODELS)]
+    if not found:
+        return Check("trial loads", Status.OK, "none: the first load of a model file tries it out in a child process")
+    refused = f", {found.count(False)} refused" if False in found else ""
+    return Check(
+        "trial loads", Status.OK, f"{found.count(True)} files known to load{refused}; to forget: {verdicts.folder()}"
+    )
 
 
 def _cache() -> Check:

@@ -7,6 +7,7 @@ llama-vocab.cpp; what slips through dies in the child of a trial load (trial.py)
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections import Counter
@@ -42,6 +43,7 @@ _RANGES = {
     "expert_used_count": (0, MAX_EXPERTS),
     "pooling_type": (0, 4),
 }
+_EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "attention.group_norm_epsilon")
 _ENDS = ("bos", "eos", "eot")  # of other special tokens llama.cpp passes over what is out of range
 
 
@@ -74,9 +76,7 @@ def _check_layout(header: Header) -> None:
         if 0 in tensor.dims:
             raise _refuse(header, f"the shape of {tensor.name}", tensor.dims, "each dimension must be at least 1")
         if tensor.offset != expected:
-            raise _refuse(
-                header, f"the offset of {tensor.name}", tensor.offset, f"it must be {expected}, the next free"
-            )
+            raise _refuse(header, f"the offset of {tensor.name}", tensor.offset, f"it must be {expected}")
         if tensor.offset + tensor.n_bytes > room:
             raise ModelFileError(
                 f"{header.path} is truncated: {tensor.name} ends at byte "
@@ -119,9 +119,13 @@ def _check_shape(header: Header, tensors: dict[str, TensorInfo]) -> None:
         name = header.metadata.get("general.architecture")
         raise _refuse(header, "general.architecture", name, "it must be the name of one that llama.cpp knows")
     for key, (low, high) in _RANGES.items():
-        for value in _numbers(header, key):
-            if not low <= value <= high:
-                raise _refuse(header, f"{header.architecture}.{key}", value, f"allowed are {low} to {high}")
+        for number in _numbers(header, key):
+            if not low <= number <= high:
+                raise _refuse(header, f"{header.architecture}.{key}", number, f"allowed are {low} to {high}")
+    for key in _EPSILONS:
+        value = header.own(key)
+        if isinstance(value, float) and not 0 <= value < math.inf:
+            raise _refuse(header, f"{header.architecture}.{key}", value, "it must be a number of at least 0")
     scaling = header.own("rope.scaling.type")
     if scaling is not None and scaling not in _ROPE_SCALINGS:
         allowed = f"allowed are {', '.join(_ROPE_SCALINGS)}"
@@ -209,6 +213,8 @@ def _check_along(header: Header, key: str, types: tuple[int, ...], n_tokens: int
 def _check_distinct(header: Header, tokens: Items) -> None:
     """llama.cpp maps texts to ids, and asserts that both are equally many."""
     texts = _texts(header.path, tokens)
+    if b"\0" in b"".join(texts):  # llama.cpp reads up to it
+        texts = [text.partition(b"\0")[0] for text in texts]
     if not all(texts):  # llama.cpp gives these a name
         texts = [text or b"[EMPTY_%d]" % n for n, text in enumerate(texts)]
     if len(set(texts)) < len(texts):

@@ -37,9 +37,7 @@ PROGRAM = "llamabatch.llama.trial"
 _CHUNK = 1 << 22
 _PATIENCE_S = 120.0
 _SLOWEST = 20e6  # bytes/s of a disk that is worth waiting for
-_OF_THE_FILE = {
-    getattr(signal, name) for name in ("SIGSEGV", "SIGILL", "SIGABRT", "SIGBUS", "SIGFPE") if hasattr(signal, name)
-}
+_OF_THE_FILE = ("SIGSEGV", "SIGILL", "SIGABRT", "SIGBUS", "SIGFPE")  # others may come from the system
 _CURE = "trial='off' loads it all the same"
 
 _loadable: set[tuple[tuple[str, int, int, int], ...]] = set()  # by this process already, with this trial

@@ -51,9 +51,11 @@ def keep(kind: str, key: str, found: dict[str, Any]) -> None:
             old.unlink(missing_ok=True)
 
 
-def count(kind: str) -> int:
-    """How many of a kind are kept."""
-    return sum(1 for _ in folder().glob(f"{kind}-*.json"))
+def all_of(kind: str) -> list[dict[str, Any]]:
+    """All of a kind that can be read, in no order."""
+    files = folder().glob(f"{kind}-*.json")
+    found = (read(kind, file.stem.removeprefix(f"{kind}-")) for file in files)
+    return [each for each in found if each is not None]
 
 
 def _file(kind: str, key: str) -> Path:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from llamabatch import doctor
+from llamabatch import doctor, verdicts
 from llamabatch.cli import cli
 from llamabatch.doctor import Status
 from llamabatch.errors import SetupError
@@ -54,6 +54,14 @@ def test_a_sound_machine_has_no_findings(machine):
     assert report.ok
     assert [check for check in report.checks if check.status is not Status.OK] == []
     assert report.facts["llama_cpp_python"] == "0.3.36"
+
+
+def test_trial_loads_are_counted_and_their_folder_named(machine, tmp_path, monkeypatch):
+    monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path))
+    assert "none" in finding("trial loads").detail
+    for key, loads in (("a", True), ("b", True), ("c", False)):
+        verdicts.keep("model", key, {"loads": loads})
+    assert finding("trial loads").detail == f"2 files known to load, 1 refused; to forget: {tmp_path / 'verdicts'}"
 
 
 def test_every_finding_has_a_cure(machine):

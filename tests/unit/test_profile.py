@@ -143,7 +143,7 @@ def test_a_profile_comes_back_for_any_file_of_that_shape(model, tmp_path):
 
 def test_another_machine_or_build_has_no_profile(model, monkeypatch):
     kept(model)
-    for name, value in (("cpu_name", "B"), ("cpu_flags", frozenset({"z"})), ("_library", "2")):
+    for name, value in (("cpu_name", "B"), ("cpu_flags", frozenset({"z"})), ("library_id", "2")):
         with monkeypatch.context() as patch:
             patch.setattr(profile_store, name, lambda value=value: value)
             assert profile_store.find(model, "f16", "f16") is None

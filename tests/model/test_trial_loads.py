@@ -1,0 +1,110 @@
+"""Files that would kill the process: refused before the load or in the child that tries them, and the process lives."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from architectures import write
+
+from llamabatch import LLM, ModelFileError, SamplingParams, paths, trial, verdicts
+from llamabatch.gguf_header import read_header
+from tests.long import mutated_gguf
+
+SMALL = {"n_ctx": 64, "n_slots": 1, "n_threads": 1, "n_threads_batch": 1}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_an_assertion_that_no_check_foresees_ends_the_child_only(tmp_path, isolate):
+    path = write("deepseek2", tmp_path / "m.gguf", attention__key_length_mla=1)
+    for _ in range(2):
+        with pytest.raises(ModelFileError, match=r"m.gguf kills the process that loads it: .*GGML_ASSERT.*trial='off'"):
+            LLM(path, isolate=isolate, **SMALL)
+    assert len(verdicts.all_of(trial.MODELS)) == 1
+
+
+def test_a_tried_file_is_loaded_at_once_the_next_time(tmp_path, monkeypatch):
+    path = write("llama", tmp_path / "m.gguf")
+    runs = []
+    monkeypatch.setattr(trial, "run_program", lambda *a, real=trial.run_program, **k: runs.append(a) or real(*a, **k))
+    texts = []
+    for options in ({}, {"isolate": True}, {"trial": "on"}, {"trial": "off"}):
+        with LLM(path, **options, **SMALL) as llm:
+            texts.append(llm.generate("Once", SamplingParams(max_tokens=4, temperature=0))[0].text)
+    assert len(set(texts)) == 1
+    assert len(runs) == 2  # the first, and "on"
+    assert json.loads(next(verdicts.folder().glob("model-*.json")).read_text()) == {"loads": True}
+
+
+def test_what_llama_cpp_refuses_in_the_child_has_its_reason(tmp_path):
+    path = write("llama", tmp_path / "m.gguf", tokenizer__ggml__pre="no such thing")
+    data = path.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_xx.weight")
+    path.write_bytes(data)
+    with pytest.raises(ModelFileError, match=r"cannot be loaded: .*"):
+        LLM(path, **SMALL)
+
+
+@pytest.mark.parametrize("options", [{}, {"isolate": True}])
+def test_the_digest_of_a_model_and_of_one_in_parts(tmp_path, options):
+    import hashlib
+
+    path = write("llama", tmp_path / "m.gguf", part_tensors=8)
+    digest = hashlib.sha256(b"".join(part.read_bytes() for part in sorted(tmp_path.glob("m-*.gguf")))).hexdigest()
+    with LLM(path, sha256=digest, **options, **SMALL) as llm:
+        assert llm.generate("Once", SamplingParams(max_tokens=2))[0].token_ids
+    with pytest.raises(ModelFileError, match=f"has the SHA-256 {digest}, not {'0' * 64}"):
+        LLM(path, sha256="0" * 64, **options, **SMALL)
+
+
+def test_the_command_line_takes_a_digest(tmp_path):
+    command = [sys.executable, "-m", "llamabatch", "generate", "--sha256", "0" * 64, "Hello"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "tiny.gguf has the SHA-256" in done.stderr
+    done = subprocess.run([*command[:-2], "12", "Hello"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "give 64 hexadecimal digits" in done.stderr
+
+
+def test_the_child_reads_no_more_of_the_weights_than_the_header_says(tmp_path):
+    """What a verdict is kept by: files that differ in their weights share it."""
+    path = write("llama", tmp_path / "m.gguf")
+    LLM(path, **SMALL).close()
+    header = read_header(path)
+    data = bytearray(path.read_bytes())
+    data[header.data_start + 100] ^= 0xFF
+    path.write_bytes(data)
+    LLM(path, **SMALL).close()
+    assert (len(verdicts.all_of(trial.FILES)), len(verdicts.all_of(trial.MODELS))) == (1, 1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("mutated")
+
+
+@pytest.mark.parametrize("number", range(mutated_gguf.QUICK))
+def test_mutated_files(number, folder):
+    mutated_gguf.case(number, folder)
+
+
+def test_mutations_reach_what_lies_behind_the_header(folder):
+    """Not all are refused by their lengths: of these numbers some load, so that the figure means something."""
+    sound = 0
+    for number in range(mutated_gguf.QUICK):
+        path = folder / "m.gguf"
+        rng = mutated_gguf.random.Random(number)
+        bundled = rng.random() < 0.3
+        source = paths.bundled_model() if bundled else mutated_gguf.tiny(rng.choice(mutated_gguf.KINDS), folder)
+        path.write_bytes(mutated_gguf.mutated(source, rng))
+        try:
+            read_header(path)
+            sound += 1
+        except ModelFileError:
+            pass
+    assert sound >= mutated_gguf.QUICK // 4
