@@ -167,7 +167,7 @@ class _Job:
             try:
                 loop.run()
                 if not self._stop:
-                    output.finish(self._counts.failed)
+                    output.finish()
                 output.close()
             finally:
                 self._run_s = time.perf_counter() - start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from llamabatch.jobs import manifest as manifests
 from llamabatch.jobs.arrange import arrange, has_errors
 from llamabatch.jobs.files import Files, temporary
 from llamabatch.jobs.journal import AsFinished, InOrder, ahead_of
-from llamabatch.jobs.lines import number_of, to_line
+from llamabatch.jobs.lines import has_error, number_of, to_line
 from llamabatch.jobs.locks import Lock
 from llamabatch.jobs.manifest import Ending, Manifest
 from llamabatch.jobs.parquet_output import check_installed, convert, is_parquet, part_of, restore
@@ -114,7 +115,7 @@ class Output:
         options: OutputOptions | None = None,
         files: Files | None = None,
     ) -> None:
-        self.path = path
+        self.path = path = Path(os.path.realpath(path))  # a link stays one
         self.options = options or OutputOptions()
         self._kept = path
         if is_parquet(path):
@@ -127,7 +128,7 @@ class Output:
         self._journal: InOrder | AsFinished | None = None
         self._manifest: Manifest
         self.n_before = self.n_errors_before = 0
-        self.resumed = self.finished = False
+        self.resumed = self.finished = self._closed = False
         _check_name(path)
         self._lock = Lock(self._files, path.with_name(path.name + ".lock"), path)
         try:
@@ -182,6 +183,7 @@ class Output:
         if self._journal is None or place is None or self._journal.is_done(place) or number_of(line) != number:
             raise ValueError(f"row {number} is not due")
         self._journal.write(place, line)
+        self._n_errors += has_error(line)
         self.sync_if_due()
 
     def sync_if_due(self) -> None:
@@ -197,11 +199,8 @@ class Output:
         self._synced_at = time.monotonic()
 
     @_guarded
-    def finish(self, n_errors: int) -> None:
+    def finish(self) -> None:
         """All rows are written; close() follows.
-
-        Args:
-            n_errors: rows that failed in this run, for whoever asks later.
 
         Raises:
             OutputError: it cannot be written.
@@ -211,13 +210,17 @@ class Output:
             size = self._journal.finish()
             if self._kept != self.path:
                 size = convert(self._files, self._kept, self.path, self.records.shape)
-            ending = Ending(self._journal.n_done, self.n_errors_before + n_errors, size)
-            self._manifest = Manifest(self._manifest.settings, self._manifest.seed, self._manifest.earlier, ending)
+            ending = Ending(self._journal.n_done, self._n_errors, size)
+            self._manifest = replace(self._manifest, ending=ending)
             self._manifest.write(self._files, self._manifest_path)
             self._remove_kept()
 
     def close(self) -> None:
-        """Ends it, finished or not; what was written stays, and is synced if the disk takes it."""
+        """Ends it, finished or not; what was written stays, and is synced if the disk takes it. Raises OutputError if
+        it does not."""
+        if self._closed:
+            return
+        self._closed = True
         try:
             if self._journal is not None and self._failed is None:
                 self._journal.sync()
@@ -313,7 +316,8 @@ class Output:
             found = self._survey()
         kind = InOrder if self._in_order else AsFinished
         self._journal = kind(self._files, self._kept, self._places, found)
-        self.n_before, self.n_errors_before = self._journal.n_done, self._journal.n_errors
+        self.n_before = self._journal.n_done
+        self.n_errors_before = self._n_errors = self._journal.n_errors
 
     def _survey(self) -> Survey:
         return survey(self._kept, self._places, in_order=self._in_order)

@@ -89,7 +89,7 @@ class StreamOutput:
 
     sync = sync_if_due
 
-    def finish(self, n_errors: int) -> None:
+    def finish(self) -> None:
         """All rows are written. Raises ValueError if one is missing."""
         if self._waiting:
             raise ValueError(f"row {self._places.number(self._next)} is missing, and later ones are there")

@@ -147,7 +147,7 @@ def run(
             if len(computed) == until:
                 return computed
         if not output.finished:
-            output.finish(sum(failing(n) or is_bad(n) for n in computed))
+            output.finish()
     return computed
 
 

@@ -75,7 +75,7 @@ def _run(out: Path, options: OutputOptions, files: Files, computed: list[int] | 
             if not output.is_done(number):
                 computed.append(number)
                 output.write(number, _record(number))
-        output.finish(0)
+        output.finish()
     return computed
 
 

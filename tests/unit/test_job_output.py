@@ -43,7 +43,7 @@ def run(out, numbers, options=None, job=SETTINGS, error=lambda n: None):
         left = [n for n in numbers if not output.is_done(n)]
         for n in left:
             output.write(n, rec(n, error(n)))
-        output.finish(sum(error(n) is not None for n in left))
+        output.finish()
     return left
 
 
@@ -170,7 +170,7 @@ def test_an_output_that_was_edited_is_refused_and_by_force_mended(tmp_path, edit
     with Output(out, SETTINGS, OutputOptions(force=True)) as output:
         if not output.is_done(3):
             output.write(3, rec(3))
-        output.finish(0)
+        output.finish()
     assert out.read_bytes() == whole
 
 
@@ -306,7 +306,7 @@ def test_the_side_file_stays_small(tmp_path, monkeypatch):
         for n in range(1000):
             output.write(n ^ 3, rec(n ^ 3))  # four at a time, the last one first
             largest = max(largest, ahead.stat().st_size)
-        output.finish(0)
+        output.finish()
     assert 2000 < largest < 3000
     assert rows(out) == list(range(1000))
 
@@ -346,3 +346,33 @@ def test_whatever_is_interrupted_each_row_is_there_once(data):
                 os.truncate(out, max(0, out.stat().st_size - data.draw(st.integers(0, 30))))
         fake_job.run(out, n_rows, OutputOptions(order=order))
         fake_job.check(out, n_rows, OutputOptions(order=order))
+
+
+def test_an_output_that_is_a_link_stays_one(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    target, out = tmp_path / "elsewhere" / "real.jsonl", tmp_path / "out.jsonl"
+    out.symlink_to(target)
+    run(out, range(4), error=lambda n: "no" if n == 1 else None)
+    assert run(out, range(4), OutputOptions(retry_errors=True)) == [1]
+    assert out.is_symlink()
+    assert rows(target) == [0, 1, 2, 3]
+
+
+def test_how_it_ended_is_known_to_the_next_run(tmp_path):
+    out = tmp_path / "out.jsonl"
+    with Output(out, SETTINGS) as output:
+        output.write(1, rec(1, "no"))
+    run(out, range(5), error=lambda n: "no" if n == 3 else None)
+    with Output(out, SETTINGS) as output:
+        assert (output.finished, output.n_before, output.n_errors_before) == (True, 5, 2)
+
+
+def test_a_disk_that_fails_when_all_is_closed_is_told_once(tmp_path):
+    files = FaultyFiles()
+    output = Output(tmp_path / "out.jsonl", SETTINGS, OutputOptions(sync_s=60.0), files)
+    output.write(0, rec(0))
+    files._what, files._k, files._fault, files._n = "fsync", 1, errno.EIO, 0
+    with pytest.raises(OutputError, match="fsync failed"):
+        output.close()
+    output.close()
+    assert not (tmp_path / "out.jsonl.lock").exists()

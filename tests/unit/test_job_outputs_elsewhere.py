@@ -44,7 +44,7 @@ def test_a_stream_is_in_order_and_ends_with_all_that_finished(pipe):
         with pytest.raises(ValueError, match="row 1 is not due"):
             output.write(1, rec(1))
         with pytest.raises(ValueError, match="row 3 is missing"):
-            output.finish(0)
+            output.finish()
     assert read(pipe[0]) == [5]
 
 
@@ -98,7 +98,7 @@ def test_parquet_holds_all_that_lines_hold_and_becomes_lines_again(tmp_path, sha
             output.done(row(n), result(n))
         assert not out.exists()
         lines = (tmp_path / "out.parquet.part").read_bytes()
-        output.finish(3)
+        output.finish()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out.parquet", "out.parquet.job.json"]
     with pq.ParquetFile(out) as file:
         assert file.metadata.num_row_groups == 3
@@ -128,12 +128,12 @@ def test_failed_rows_of_a_parquet_file_are_done_again(tmp_path):
     with Output(out, {}) as output:
         for n in range(6):
             output.done(row(n), result(n))
-        output.finish(2)
+        output.finish()
     with Output(out, {}, OutputOptions(retry_errors=True)) as output:
         assert [n for n in range(6) if not output.is_done(n)] == [2, 5]
         for n in (5, 2):
             output.write(n, rec(n))
-        output.finish(0)
+        output.finish()
     assert pq.read_table(out).column("error").to_pylist() == [None] * 6
     assert pq.read_table(out).column("row").to_pylist() == list(range(6))
 
@@ -160,7 +160,7 @@ def test_an_empty_parquet_file_has_its_columns(tmp_path):
 
     out = tmp_path / "out.parquet"
     with Output(out, {}) as output:
-        output.finish(0)
+        output.finish()
     assert pq.read_schema(out).names[:4] == ["row", "id", "text", "finish_reason"]
 
 
@@ -170,7 +170,7 @@ def test_lone_surrogates_in_parquet(tmp_path):
     out = tmp_path / "out.parquet"
     with Output(out, {}) as output:
         output.write(0, {**rec(0), "id": "\ud800a"})
-        output.finish(0)
+        output.finish()
     assert pq.read_table(out).column("id").to_pylist() == ["?a"]
 
 
