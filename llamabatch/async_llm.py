@@ -20,6 +20,7 @@ from llamabatch.config import EngineConfig
 from llamabatch.counting_client import CountingClient
 from llamabatch.errors import EngineClosedError, EngineError
 from llamabatch.front import Adapters, Front, OneAdapters, Params, Prompt, Submission
+from llamabatch.monitored import monitor
 from llamabatch.request import RequestOutput, SequenceOutput
 from llamabatch.saved_prefixes import CROWDED, ONE_TOKEN, TRIES, tokens_to_save
 from llamabatch.scoring import Pairs, Score, Scoring
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from llamabatch.config import EngineOptions
+    from llamabatch.monitor import Monitor, Snapshot
 
 T = TypeVar("T")
 _Ask = Callable[[Front], Submission]
@@ -176,6 +178,18 @@ class AsyncLLM:
     async def stats(self) -> EngineStats:
         """As LLM.stats."""
         return await self._on_thread((await self._client()).stats)
+
+    async def monitor(
+        self,
+        callback: Callable[[Snapshot], object] | None = None,
+        *,
+        every_s: float = 1.0,
+        metrics_file: str | os.PathLike[str] | None = None,
+        publish: bool = False,
+    ) -> Monitor:
+        """As LLM.monitor: `with await llm.monitor(callback):`. The callback is called on the monitor's thread."""
+        client = await self._client()
+        return monitor(client, callback, every_s=every_s, metrics_file=metrics_file, publish=publish)
 
     async def save_prefix(self, prompt: Prompt, path: str | os.PathLike[str]) -> int:
         """As LLM.save_prefix."""

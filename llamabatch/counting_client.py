@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -20,7 +21,7 @@ class CountingClient(PassingClient):
     def __init__(self, client: EngineClient) -> None:
         super().__init__(client)
         self._counts = RequestCounts()
-        self._at_close: list[Callable[[], None]] = []
+        self._at_close: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._lock = threading.Lock()
         self._home = Home()
 
@@ -62,10 +63,13 @@ class CountingClient(PassingClient):
         return replace(self.behind.stats(), **counts)
 
     def at_close(self, action: Callable[[], None]) -> None:
-        """Has this called before the engines are closed, once."""
-        self._at_close.append(action)
+        """Has this method of an object called before the engines are closed, once; the object is not kept alive."""
+        self._at_close = [other for other in self._at_close if other() is not None]
+        self._at_close.append(weakref.WeakMethod(action))
 
     def close(self) -> None:
         while self._at_close:
-            self._at_close.pop()()
+            action = self._at_close.pop()()
+            if action is not None:
+                action()
         super().close()

@@ -21,11 +21,11 @@ from llamabatch.errors import LlamaBatchError, PromptError
 from llamabatch.front import Adapters, Front, OneAdapters, Params, Prompt, Submission
 from llamabatch.hub import fetch
 from llamabatch.lifetime import Home
+from llamabatch.monitored import Monitored
 from llamabatch.progress import ProgressBar
 from llamabatch.request import RequestOutput, SequenceOutput
 from llamabatch.saved_prefixes import SavedPrefixes
 from llamabatch.scoring import Pairs, Score, Scoring
-from llamabatch.stats import EngineStats
 from llamabatch.vectors import Vector, vectors
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from llamabatch.config import EngineOptions
 
 
-class LLM(SavedPrefixes):
+class LLM(SavedPrefixes, Monitored):
     """A GGUF model that runs many prompts at once. Its methods may be called from several threads.
 
     Args:
@@ -345,10 +345,6 @@ class LLM(SavedPrefixes):
             EngineClosedError: after close().
         """
         self._client.unload_adapter(name)
-
-    def stats(self) -> EngineStats:
-        """What the engine has done since it started; docs/monitoring.md. Raises EngineClosedError."""
-        return self._client.stats()
 
     def close(self) -> None:
         """Ends what runs and frees the model. May be called twice; a forgotten LLM is closed when it is collected."""

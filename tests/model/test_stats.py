@@ -1,12 +1,15 @@
 """What stats() says, for every kind of client: nothing is lost, nothing counted twice, and nobody waits for it."""
 
+import asyncio
+import gc
 import queue
 import threading
 import time
 
 import pytest
 
-from llamabatch import LLM, Engine, EngineConfig, FinishReason, Request, SamplingParams
+from llamabatch import LLM, AsyncLLM, Engine, EngineConfig, FinishReason, Request, SamplingParams
+from llamabatch.monitor import Snapshot
 
 KINDS = {
     "thread": {"n_slots": 4, "instances": 1},
@@ -132,3 +135,45 @@ def test_an_engine_counts_its_requests_itself():
         engine.abort("c")
         stats = engine.stats()
     assert (stats.submitted, stats.finished_length, stats.aborted, stats.in_flight) == (3, 2, 1, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_monitor_watches_while_it_runs_and_ends_with_the_llm(kind, tmp_path):
+    seen: list[Snapshot] = []
+    n_threads = threading.active_count()
+    llm = LLM("tiny", **KINDS[kind])
+    monitor = llm.monitor(seen.append, every_s=0.02, metrics_file=tmp_path / "x.prom").start()
+    outputs = llm.generate(["Once upon a time"] * 8, SamplingParams(max_tokens=300, ignore_eos=True))
+    llm.close()
+    assert threading.active_count() == n_threads
+    assert not monitor._thread.is_alive()
+    assert sum(s.recent.generated_tokens for s in seen) == sum(len(o.token_ids) for o in outputs)
+    assert max(s.stats.slot_use for s in seen) > 0.4
+    assert max(s.generated_tokens_per_s for s in seen) > 100
+    assert max(s.machine.cpu_percent for s in seen) > 20
+    assert seen[-1].stats.ok == 8
+    assert 'finished_reason="length",model_name="tiny.gguf"} 8.0' in (tmp_path / "x.prom").read_text()
+
+
+def test_a_forgotten_llm_ends_though_it_is_watched():
+    llm = LLM("tiny", n_slots=1, instances=1)
+    monitor = llm.monitor(every_s=0.02).start()
+    thread = llm._client.behind._lifetime._parts.thread
+    del llm
+    gc.collect()
+    monitor._thread.join(5)
+    thread.join(5)
+    assert not thread.is_alive()
+    assert not monitor._thread.is_alive()
+
+
+def test_an_async_llm_is_watched_alike():
+    seen = []
+
+    async def main():
+        async with AsyncLLM("tiny", n_slots=2, instances=1) as llm:
+            with await llm.monitor(seen.append, every_s=0.02):
+                await llm.generate("Once", SamplingParams(max_tokens=50, ignore_eos=True))
+
+    asyncio.run(main())
+    assert seen[-1].stats.generated_tokens == 50

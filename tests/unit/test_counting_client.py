@@ -112,10 +112,20 @@ def test_an_interrupt_in_the_middle_of_a_submit_leaves_nothing_in_flight():
     assert (client.stats().submitted, client.stats().in_flight) == (0, 0)
 
 
+class Watching:
+    def __init__(self, order):
+        self.order = order
+
+    def stop(self):
+        self.order.append("first")
+
+
 def test_what_is_to_happen_at_the_end_happens_first_and_once():
     order = []
     client = CountingClient(SimpleNamespace(plan=None, model=None, close=lambda: order.append("closed")))
-    client.at_close(lambda: order.append("first"))
+    watching = Watching(order)
+    client.at_close(watching.stop)
+    client.at_close(Watching([]).stop)  # forgotten
     client.close()
     client.close()
     assert order == ["first", "closed", "closed"]

@@ -106,7 +106,7 @@ def test_imports_go_one_way():
         {"router", "passing_client"},
         {"bounded_client", "counting_client"},
         {"child_client", "threads_client", "worker"},
-        {"front"},
+        {"front", "monitored"},
         {"scoring"},
         {"llm", "async_llm"},
     ]
@@ -138,7 +138,7 @@ def test_importing_loads_no_library_starts_no_thread_and_prints_nothing():
     code = (
         "import sys, threading, llamabatch\n"
         "assert 'llama_cpp' not in sys.modules, 'llama_cpp'\n"
-        "for name in ('matplotlib', 'asyncio', 'jinja2', 'llguidance', 'huggingface_hub'):\n"
+        "for name in ('matplotlib', 'prometheus_client', 'asyncio', 'jinja2', 'llguidance', 'huggingface_hub'):\n"
         "    assert name not in sys.modules, name\n"
         "assert threading.active_count() == 1\n"
     )

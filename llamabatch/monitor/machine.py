@@ -1,0 +1,117 @@
+"""What the processes of an engine take of the machine, and what is left: CPU, memory, power, GPUs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from llamabatch.monitor.energy import POWERCAP, EnergyMeter
+from llamabatch.monitor.gpu import Gpus, GpuSample
+
+
+@dataclass(frozen=True)
+class MachineSample:
+    """The machine in the time since the sample before; what it does not tell is None.
+
+    Attributes:
+        cpu_percent: CPU time of this process and the engine's children, 100 a core that was busy all the time.
+        system_cpu_percent: of all cores of the machine, by everybody, 0 to 100.
+        memory_bytes: resident memory of these processes; pages of a model file that several have mapped count in each.
+        system_available_bytes: memory that could still be had.
+        cpu_power_w: watts of CPUs and their memory (RAPL), by everybody.
+        gpus: see GpuSample.
+    """
+
+    cpu_percent: float | None = None
+    system_cpu_percent: float | None = None
+    memory_bytes: int | None = None
+    system_available_bytes: int | None = None
+    cpu_power_w: float | None = None
+    gpus: tuple[GpuSample, ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_document(cls, packed: dict[str, Any]) -> MachineSample:
+        gpus = tuple(GpuSample(**gpu) for gpu in packed["gpus"])
+        return cls(**{**packed, "gpus": gpus})
+
+
+class MachineSampler:
+    """Takes samples. Not for use from two threads at once.
+
+    Args:
+        pids: gives the engine's child processes, which may change.
+        clock: seconds. powercap, nvml: as for EnergyMeter.
+    """
+
+    def __init__(
+        self,
+        pids: Callable[[], Iterable[int]],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        powercap: Path = POWERCAP,
+        nvml: Any = None,
+    ) -> None:
+        self._pids = pids
+        self._clock = clock
+        self._gpus = Gpus(nvml)
+        self._meter = EnergyMeter(gpus=False, powercap=powercap).start()
+        self._busy_s: dict[int, float] = {}
+        self._system = _system_times()
+        self._joules = self._meter.read()
+        self._last_s = clock()
+        self._processes()
+
+    def sample(self) -> MachineSample:
+        now, joules, system = self._clock(), self._meter.read(), _system_times()
+        span_s = now - self._last_s
+        busy_s, memory = self._processes()
+        busy, total = system[0] - self._system[0], system[1] - self._system[1]
+        power = None
+        if joules is not None and self._joules is not None and span_s > 0:
+            power = (joules - self._joules) / span_s
+        self._last_s, self._joules, self._system = now, joules, system
+        return MachineSample(
+            cpu_percent=100 * busy_s / span_s if span_s > 0 else None,
+            system_cpu_percent=100 * busy / total if total > 0 else None,
+            memory_bytes=memory or None,
+            system_available_bytes=int(psutil.virtual_memory().available),
+            cpu_power_w=power,
+            gpus=self._gpus.sample(),
+        )
+
+    def close(self) -> None:
+        self._meter.stop()
+        self._gpus.close()
+
+    def _processes(self) -> tuple[float, int]:
+        """CPU seconds since the last time, and resident memory; those that have ended count no more."""
+        seen: dict[int, float] = {}
+        grown, memory = 0.0, 0
+        for pid in (os.getpid(), *self._pids()):
+            try:
+                process = psutil.Process(pid)
+                times = process.cpu_times()
+                memory += int(process.memory_info().rss)
+            except psutil.Error:
+                continue
+            seen[pid] = times.user + times.system
+            grown += max(0.0, seen[pid] - self._busy_s.get(pid, seen[pid]))
+        self._busy_s = seen
+        return grown, memory
+
+
+def _system_times() -> tuple[float, float]:
+    """Seconds that cores were busy, and all."""
+    times = psutil.cpu_times()
+    total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)  # they are in user and nice
+    return total - times.idle - getattr(times, "iowait", 0.0), total

@@ -1,0 +1,156 @@
+"""A thread that looks at an engine every so often, and tells a callback, a metrics file, and `llamabatch top`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Protocol
+
+from llamabatch import checks
+from llamabatch.errors import ConfigError, EngineClosedError
+from llamabatch.monitor.machine import MachineSampler
+from llamabatch.monitor.metrics import MetricsFile
+from llamabatch.monitor.snapshot import Snapshot
+from llamabatch.monitor.status import StatusFile
+from llamabatch.stats import EngineStats
+
+logger = logging.getLogger(__name__)
+
+
+class Watched(Protocol):
+    """What can be watched: a client of an engine."""
+
+    def stats(self) -> EngineStats: ...
+
+    @property
+    def pids(self) -> list[int]: ...
+
+
+class Monitor:
+    """Looks every `every_s` seconds, from `start` (or entering it as a context manager) until `stop` (or leaving it).
+
+    It looks once more when it stops, which it does at the latest when the LLM is closed. A look waits for no step, and
+    one that comes late, because a callback took long, is left out. The engine may be forgotten: the monitor does not
+    keep it.
+
+    Args:
+        client: the engine.
+        callback: is called with a Snapshot, on the monitor's thread. What it raises is logged, and the monitor goes on.
+            It may ask the LLM for anything that does not wait for a request of its own to end.
+        every_s: seconds, 0.01 to 3600.
+        metrics_file: where Prometheus finds the figures, renewed at each look; see MetricsFile.
+        publish: show it in `llamabatch top`.
+        title: what `top` calls it.
+        job: for `top`: gives what a job says of itself, as rows, total and left_s (seconds).
+
+    Raises:
+        ConfigError: every_s is out of range; the metrics file cannot be written.
+        SetupError: a metrics file without prometheus_client.
+    """
+
+    def __init__(
+        self,
+        client: Watched,
+        callback: Callable[[Snapshot], object] | None = None,
+        *,
+        every_s: float = 1.0,
+        metrics_file: str | os.PathLike[str] | MetricsFile | None = None,
+        publish: bool = False,
+        title: str = "",
+        job: Callable[[], Mapping[str, Any]] | None = None,
+    ) -> None:
+        checks.number(ConfigError, "every_s", every_s, 0.01, 3600)
+        self._client = weakref.ref(client)
+        self._every_s = every_s
+        self._listeners: list[Callable[[Snapshot], object]] = [] if callback is None else [callback]
+        if metrics_file is not None:
+            file = metrics_file if isinstance(metrics_file, MetricsFile) else MetricsFile(metrics_file, title)
+            self._listeners.append(file.write)
+        self._status = StatusFile(title, every_s, job) if publish else None
+        if self._status is not None:
+            self._listeners.append(self._status.write)
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failed: set[int] = set()  # listeners whose last call raised, so that the log does not fill
+
+    def start(self) -> Monitor:
+        """Begins; returns itself. A monitor starts once.
+
+        Raises:
+            EngineClosedError: the engine is closed.
+        """
+        client = self._client()
+        if client is None or self._stop.is_set():
+            raise EngineClosedError("the engine is closed, or this monitor has been stopped")
+        if self._thread is None:
+            self._last = client.stats()
+            self._started_s = self._last_s = time.monotonic()
+            self._sampler = MachineSampler(self._pids)
+            self._thread = threading.Thread(target=self._watch, name="llamabatch-monitor", daemon=True)
+            self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Looks a last time and ends. May be called twice, and from the callback."""
+        self._stop.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _pids(self) -> list[int]:
+        client = self._client()
+        return [] if client is None else client.pids
+
+    def _watch(self) -> None:
+        due_s = self._started_s
+        try:
+            is_last = False
+            while not is_last:
+                due_s = max(due_s + self._every_s, time.monotonic())
+                is_last = self._stop.wait(max(0.0, due_s - time.monotonic()))
+                with contextlib.suppress(EngineClosedError):
+                    if not self._look():
+                        break
+                    continue
+                break
+        finally:
+            self._sampler.close()
+            if self._status is not None:
+                self._status.remove()
+
+    def _look(self) -> bool:
+        """False when the engine has been forgotten. Raises EngineClosedError."""
+        client = self._client()
+        if client is None:
+            return False
+        stats, now = client.stats(), time.monotonic()
+        del client  # or it would live as long as the callback takes
+        snapshot = Snapshot(
+            time_s=time.time(),
+            elapsed_s=now - self._started_s,
+            stats=stats,
+            interval_s=now - self._last_s,
+            recent=stats.since(self._last),
+            machine=self._sampler.sample(),
+        )
+        self._last, self._last_s = stats, now
+        for number, listener in enumerate(self._listeners):
+            try:
+                listener(snapshot)
+                self._failed.discard(number)
+            except Exception:
+                if number not in self._failed:
+                    logger.exception("a listener of a monitor failed; it will be told again")
+                self._failed.add(number)
+        return True
+
+    def __enter__(self) -> Monitor:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()

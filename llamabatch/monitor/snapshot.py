@@ -1,0 +1,47 @@
+"""What a Monitor tells its callback."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llamabatch.monitor.machine import MachineSample
+from llamabatch.stats import EngineStats
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """An engine and its machine at one moment.
+
+    Attributes:
+        time_s: of the moment, seconds since 1970.
+        elapsed_s: since the monitor started.
+        stats: since the engine started.
+        interval_s: since the snapshot before (of the first: since the monitor started).
+        recent: the same figures, of that time alone; its histograms give the percentiles of that time.
+        machine: CPU, memory, power and GPUs in that time.
+    """
+
+    time_s: float
+    elapsed_s: float
+    stats: EngineStats
+    interval_s: float
+    recent: EngineStats
+    machine: MachineSample
+
+    @property
+    def generated_tokens_per_s(self) -> float:
+        """Tokens sampled, a second of the interval."""
+        return self._rate(self.recent.generated_tokens)
+
+    @property
+    def prompt_tokens_per_s(self) -> float:
+        """Tokens of prompts that got a slot, and of embedded texts, a second of the interval."""
+        return self._rate(self.recent.prompt_tokens + self.recent.embed_tokens)
+
+    @property
+    def requests_per_s(self) -> float:
+        """Requests that ended, in whatever way, a second of the interval."""
+        return self._rate(self.recent.ok + self.recent.errors + self.recent.aborted)
+
+    def _rate(self, count: int) -> float:
+        return count / self.interval_s if self.interval_s > 0 else 0.0

@@ -1,0 +1,177 @@
+"""Small files in which running monitors say how they stand, for `llamabatch top`. No prompts, no outputs."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import platform
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from llamabatch.errors import InputError
+from llamabatch.monitor.machine import MachineSample
+from llamabatch.monitor.snapshot import Snapshot
+from llamabatch.paths import cache_dir
+from llamabatch.stats import EngineStats
+
+WINDOW_S = 30.0  # over which `top` shows rates and percentiles
+_HISTORY = 60  # speeds kept for the curve
+_VERSION = 1
+_numbers = itertools.count()
+
+
+def folder() -> Path:
+    """Where the files of this machine are: a home folder may be shared by several."""
+    return cache_dir() / "running" / (platform.node() or "localhost")
+
+
+@dataclass(frozen=True)
+class Status:
+    """How one monitored engine stands.
+
+    Attributes:
+        pid: of its program. created_s: when that started, seconds since 1970, so that another with its id is not
+            mistaken for it.
+        written_s: when this was written. every_s: how often it is.
+        title: what it is called. elapsed_s: since the monitor started.
+        stats: since the engine started; recent: in the last window_s seconds.
+        speeds: generated tokens a second, one for each look, the last one last.
+        machine: as in Snapshot.
+        job: what the job says of itself: rows, total, left_s, errors, where it has them.
+    """
+
+    pid: int
+    created_s: float
+    written_s: float
+    every_s: float
+    title: str
+    elapsed_s: float
+    stats: EngineStats
+    recent: EngineStats
+    window_s: float
+    speeds: tuple[float, ...]
+    machine: MachineSample
+    job: Mapping[str, Any]
+
+    def document(self) -> dict[str, Any]:
+        return {
+            **vars(self),
+            "version": _VERSION,
+            "stats": self.stats.to_wire(),
+            "recent": self.recent.to_wire(),
+            "machine": self.machine.document(),
+            "job": dict(self.job),
+        }
+
+    @classmethod
+    def from_document(cls, packed: dict[str, Any]) -> Status:
+        """Raises KeyError, TypeError or ValueError for what is none."""
+        if packed.pop("version") != _VERSION:
+            raise ValueError("of another release")
+        own = {name: EngineStats.from_wire(packed[name]) for name in ("stats", "recent")}
+        machine, speeds = MachineSample.from_document(packed["machine"]), tuple(packed["speeds"])
+        return cls(**{**packed, **own, "machine": machine, "speeds": speeds})
+
+    @property
+    def is_running(self) -> bool:
+        """Does the program that wrote it?"""
+        try:
+            return bool(abs(psutil.Process(self.pid).create_time() - self.created_s) < 1)
+        except psutil.Error:
+            return False
+
+
+class StatusFile:
+    """Written at each look of a monitor, whole at any time, readable by the user alone.
+
+    Args:
+        title, every_s, job: as for Monitor.
+    """
+
+    def __init__(self, title: str, every_s: float, job: Callable[[], Mapping[str, Any]] | None = None) -> None:
+        self.path = folder() / f"{os.getpid()}-{next(_numbers)}.json"
+        self._title = title
+        self._every_s = every_s
+        self._job = job or dict
+        self._created_s = psutil.Process().create_time()
+        self._past: deque[tuple[float, EngineStats]] = deque()
+        self._speeds: deque[float] = deque(maxlen=_HISTORY)
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Raises OSError where it cannot."""
+        now = snapshot.elapsed_s
+        if not self._past:
+            self._past.append((now - snapshot.interval_s, snapshot.stats.since(snapshot.recent)))
+        while len(self._past) > 1 and self._past[1][0] <= now - WINDOW_S:
+            self._past.popleft()
+        since, before = self._past[0]
+        self._past.append((now, snapshot.stats))
+        self._speeds.append(round(snapshot.generated_tokens_per_s, 1))
+        status = Status(
+            pid=os.getpid(),
+            created_s=self._created_s,
+            written_s=snapshot.time_s,
+            every_s=self._every_s,
+            title=self._title,
+            elapsed_s=now,
+            stats=snapshot.stats,
+            recent=snapshot.stats.since(before),
+            window_s=now - since,
+            speeds=tuple(self._speeds),
+            machine=snapshot.machine,
+            job=self._job(),
+        )
+        self._renew(json.dumps(status.document()))
+
+    def _renew(self, text: str) -> None:
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = self.path.with_suffix(".tmp")
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()  # of one that was killed
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+        temporary.replace(self.path)
+
+    def remove(self) -> None:
+        for path in (self.path, self.path.with_suffix(".tmp")):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def read(path: Path) -> Status:
+    """Raises InputError if it is not there, or no status file of this release."""
+    try:
+        return Status.from_document(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{path} is no status file of this release of llamabatch") from error
+
+
+def running() -> list[Status]:
+    """Of all programs that run, the oldest first; what others have left behind is removed."""
+    found = []
+    for path in sorted(folder().glob("*.json")):
+        try:
+            status = read(path)
+        except InputError:
+            continue  # removed a moment ago, or of another release
+        if status.is_running:
+            found.append(status)
+        else:
+            with contextlib.suppress(OSError):
+                path.unlink()
+    return sorted(found, key=lambda status: status.created_s)
+
+
+def age_s(status: Status) -> float:
+    """Seconds since it was written."""
+    return max(0.0, time.time() - status.written_s)
