@@ -8,15 +8,15 @@ import threading
 from collections.abc import Sequence
 
 from llamabatch.adapters import check_known
-from llamabatch.child import Child
 from llamabatch.config import EngineConfig
 from llamabatch.errors import AdapterError, LlamaBatchError
+from llamabatch.supervisor import Supervisor
 
 
 class ChildAdapters:
     """All children hold the same. What one of them refuses is taken back in the others."""
 
-    def __init__(self, children: Sequence[Child], config: EngineConfig) -> None:
+    def __init__(self, children: Sequence[Supervisor], config: EngineConfig) -> None:
         self._children = children
         self._paths = dict(config.adapters)
         self._lock = threading.Lock()
@@ -46,14 +46,19 @@ class ChildAdapters:
                 raise
 
     def _everywhere(self, command: tuple[str, ...], undo: tuple[str, ...]) -> None:
-        done: list[Child] = []
+        done: list[Supervisor] = []
         try:
             for child in self._children:
                 if child.alive or len(self._children) == 1:  # the only one tells that it is gone
-                    child.ask(*command)
+                    _carry_out(child, command)
                     done.append(child)
         except LlamaBatchError:
             for child in done:
                 with contextlib.suppress(LlamaBatchError):
-                    child.ask(*undo)
+                    _carry_out(child, undo)
             raise
+
+
+def _carry_out(child: Supervisor, command: tuple[str, ...]) -> None:
+    kind, *arguments = command
+    getattr(child, kind)(*arguments)

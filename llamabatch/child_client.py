@@ -3,28 +3,75 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 
 from llamabatch.capacity import Plan
-from llamabatch.child import WORKER, Child, Children
+from llamabatch.child import WORKER
 from llamabatch.child_adapters import ChildAdapters
 from llamabatch.client import Sink
 from llamabatch.config import EngineConfig
+from llamabatch.heartbeat import Heartbeat
 from llamabatch.lifetime import Lifetime
 from llamabatch.llama.library import gpu_count
 from llamabatch.llama.model import Model
 from llamabatch.model_file import resolve as resolve_path
 from llamabatch.planning.here import plan
 from llamabatch.request import Request
+from llamabatch.restarts import RESTARTS, RestartPolicy
 from llamabatch.router import Router
 from llamabatch.stats import EngineStats
+from llamabatch.supervisor import Supervisor
+
+_CLOSE_TIMEOUT_S = 20.0  # a step that is under way may take that long on a slow machine; then it is killed
+
+
+class Children:
+    """Supervisors, each with its child process, and the parent's vocabulary, ended together: an Endable."""
+
+    def __init__(self, model: Model, policy: RestartPolicy) -> None:
+        self.list: list[Supervisor] = []
+        self._model = model
+        self._policy = policy
+
+    def start(self, config: EngineConfig, environment: dict[str, str], program: str = WORKER) -> None:
+        """One more; the arguments are those of Supervisor."""
+        self.list.append(Supervisor(config, environment, program, self._policy))
+        self.list[-1].start()  # in the list, so that an interrupt does not leave it behind
+
+    def drop(self) -> None:
+        for child in self.list:
+            child.drop()
+
+    def end(self) -> None:
+        """Waits for steps that are under way; interrupted, it kills instead."""
+        try:
+            for child in self.list:
+                child.ask_to_end()
+            deadline = time.monotonic() + _CLOSE_TIMEOUT_S
+            for child in self.list:
+                child.wait(deadline)
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """Does not wait, for children that are still loading."""
+        for child in self.list:
+            child.drop()
+        for child in self.list:
+            child.end()
+        self._model.close()
+
+    @property
+    def ended(self) -> bool:
+        return all(child.ended for child in self.list)
 
 
 class _InChildren:
     """What both kinds have in common. `_take` comes when all children are ready."""
 
-    _children: list[Child]
+    _children: list[Supervisor]
     plan: Plan
 
     def _take(self, children: Children) -> None:
@@ -44,26 +91,32 @@ class _InChildren:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the children."""
-        return [child.pid for child in self._children]
+        """Process ids of the children that are there now."""
+        return [child.pid for child in self._children if child.pid is not None]
+
+    @property
+    def heartbeats(self) -> list[Heartbeat]:
+        """How each child is."""
+        return [child.heartbeat for child in self._children]
 
     def close(self) -> None:
         self._lifetime.end()
 
 
 class ChildClient(_InChildren):
-    """An engine in a child process: what kills llama.cpp does not kill this process.
+    """An engine in a child process: what kills llama.cpp does not kill this process, and another takes its place.
 
     Args:
         program: the module that the child runs; it speaks the wire.
+        policy: when a child that died is replaced.
 
     Raises:
         What Engine raises; EngineError if the child died while it started.
     """
 
-    def __init__(self, config: EngineConfig, program: str = WORKER) -> None:
+    def __init__(self, config: EngineConfig, program: str = WORKER, policy: RestartPolicy = RESTARTS) -> None:
         self.model = Model(resolve_path(config.model), config, vocab_only=True)
-        children = Children(self.model)
+        children = Children(self.model, policy)
         try:
             self.plan = plan(config, self.model.path)
             children.start(self.plan.config, {}, program)
@@ -96,13 +149,16 @@ class ChildClient(_InChildren):
 class RouterClient(_InChildren, Router):
     """Several engines, each in a child with its share of the cores or a GPU of its own; the least loaded gets the next.
 
+    Args:
+        policy: when a child that died is replaced.
+
     Raises:
         What Engine raises; MemoryPlanError if the engines together would not fit.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, policy: RestartPolicy = RESTARTS) -> None:
         self.model = Model(resolve_path(config.model), config, vocab_only=True)
-        children = Children(self.model)
+        children = Children(self.model, policy)
         try:
             self.plan = plan(config, self.model.path)
             one = replace(self.plan.config, strategy=config.instance_strategy, instances=1)

@@ -11,6 +11,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from llamabatch.mailbox import Sink as Sink
 from llamabatch.model_file import local
 from llamabatch.request import Request, RequestOutput, SequenceOutput
 from llamabatch.stats import EngineStats
+from llamabatch.watch import Watch
 
 if TYPE_CHECKING:
     from llamabatch.counting_client import CountingClient
@@ -109,10 +111,12 @@ def failure(request: Request, error: str) -> SequenceOutput:
 class ThreadClient:
     """An engine in this process, owned by one thread of its own. The arguments are those of Engine."""
 
-    def __init__(self, config: EngineConfig, *, model: Model | None = None, alone: bool = True) -> None:
+    def __init__(
+        self, config: EngineConfig, *, model: Model | None = None, alone: bool = True, watch: Watch | None = None
+    ) -> None:
         self._mailbox = Mailbox()
         started: Future[Engine] = Future()
-        loop = _Loop(lambda: Engine(config, model=model, alone=alone), self._mailbox)
+        loop = _Loop(lambda: Engine(config, model=model, alone=alone, watch=watch), self._mailbox, watch)
         # a daemon, so that a program which forgets close() can end; its lifetime still closes it in good order
         thread = threading.Thread(target=loop.serve, args=(started,), name="llamabatch-engine", daemon=True)
         try:
@@ -129,6 +133,10 @@ class ThreadClient:
     @property
     def alive(self) -> bool:
         return not self._mailbox.is_shut
+
+    @property
+    def up(self) -> bool:
+        return self.alive
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
         self._mailbox.put(Submit(requests, sink, stream))
@@ -200,9 +208,10 @@ class _EngineThread:
 class _Loop:
     """What the engine's thread does. It holds no reference to its client, so that a forgotten client is collected."""
 
-    def __init__(self, make_engine: Callable[[], Engine], mailbox: Mailbox) -> None:
+    def __init__(self, make_engine: Callable[[], Engine], mailbox: Mailbox, watch: Watch | None) -> None:
         self._make_engine = make_engine
         self._mailbox = mailbox
+        self._watch = watch
         self._submits: dict[str, Submit] = {}
         self._requests: dict[str, Request] = {}
 
@@ -217,10 +226,15 @@ class _Loop:
         try:
             while self._obey(engine):
                 if engine.has_work:
-                    self._deliver(engine.step())
+                    outputs = engine.step()
+                    if self._watch is not None and outputs:
+                        self._watch.last_token_s = time.perf_counter()
+                    self._deliver(outputs)
         except Exception as error:
             logger.exception("the engine failed")
             error_text = f"the engine failed: {error}"
+            if self._watch is not None:
+                self._watch.failed(error_text)
         finally:
             self._end(engine, error_text)
 
@@ -322,9 +336,9 @@ def _connect(config: EngineConfig) -> EngineClient:
     return ChildClient(config) if config.isolate else connect_here(config)
 
 
-def connect_here(config: EngineConfig) -> EngineClient:
+def connect_here(config: EngineConfig, watch: Watch | None = None) -> EngineClient:
     """One engine in this process, or as many as the plan says, which share the weights."""
     from llamabatch.threads_client import ThreadsClient
 
-    first = ThreadClient(config, alone=False)
-    return first if first.plan.config.instances == 1 else ThreadsClient(first)
+    first = ThreadClient(config, alone=False, watch=watch)
+    return first if first.plan.config.instances == 1 else ThreadsClient(first, watch)

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import math
 
-from llamabatch.request import Sequence
+from llamabatch.request import Request, Sequence
 
 
 class Deadlines:
@@ -43,7 +43,11 @@ class Deadlines:
 
 def complaint(sequence: Sequence, now: float) -> str:
     """What the output of a late one says."""
-    request = sequence.request
     where = f"with {sequence.num_output} tokens generated" if sequence.was_admitted else "while it waited for a slot"
+    return lateness(sequence.request, now, where)
+
+
+def lateness(request: Request, now: float, where: str) -> str:
+    """The same, for whoever has no sequence of it."""
     after = now - request.arrival_s
     return f"DeadlineExceeded: deadline_s is {request.params.deadline_s}; it was ended after {after:.3f} s, {where}"

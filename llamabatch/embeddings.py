@@ -12,13 +12,15 @@ from llamabatch.llama.embedder import Embedder
 from llamabatch.llama.model import Model
 from llamabatch.request import CompletionOutput, FinishReason, Request, RequestOutput, SequenceOutput, Timings
 from llamabatch.request_checks import check_text
+from llamabatch.watch import Watch
 
 
 class Embeddings:
     """One pass a step, so that generation goes on beside it."""
 
-    def __init__(self, model: Model, config: EngineConfig) -> None:
+    def __init__(self, model: Model, config: EngineConfig, watch: Watch | None = None) -> None:
         self._model = model
+        self._watch = watch
         self._longest = longest_text(config)
         self._queue = EmbedQueue(min(config.number("n_ubatch"), self._longest))
         self._embedder = Embedder(model, config)
@@ -51,6 +53,8 @@ class Embeddings:
             beside_others: somebody waits for the next token of a text.
         """
         taken = self._queue.take(beside_others)
+        if taken and self._watch is not None:
+            self._watch.admitted([request.request_id for request in taken])
         return self._run(taken) if taken else []
 
     def _run(self, requests: list[Request]) -> list[SequenceOutput]:

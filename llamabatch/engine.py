@@ -33,6 +33,7 @@ from llamabatch.stats import EngineStats
 from llamabatch.step import Limits
 from llamabatch.tallies import RequestCounts
 from llamabatch.unready import Unready
+from llamabatch.watch import Watch
 
 _PATIENCE_S = 0.002  # with nothing to compute but grammars under way
 
@@ -53,12 +54,15 @@ class Engine:
         config: "auto" values are filled in; `engine.plan` tells with what, and why. One of the policies, or "auto".
         model: use these weights, which another engine has loaded with the same config.
         alone: False: one of the plan's instances, with its part of the slots.
+        watch: is told whom it admits.
 
     Raises:
         ModelFileError, ConfigError, MemoryPlanError, SetupError, EngineError: before anything is left behind.
     """
 
-    def __init__(self, config: EngineConfig, *, model: Model | None = None, alone: bool = True) -> None:
+    def __init__(
+        self, config: EngineConfig, *, model: Model | None = None, alone: bool = True, watch: Watch | None = None
+    ) -> None:
         path = resolve_path(config.model) if model is None else model.path
         # before the load: what does not fit is refused with the sum, and nothing is left behind
         self.plan = plan(
@@ -88,9 +92,12 @@ class Engine:
             speculation=self._speculation,
             preempt=self.config.preempt,
             max_wait_s=self.config.max_wait_ms / 1000,
+            on_enter=None if watch is None else self._note,
         )
+        self._watch = watch
+        self._admitted: list[str] = []  # whom nobody has been told of; stays empty where nobody watches
         self._fans = Fans()
-        self._embeddings = Embeddings(self.model, self.config)
+        self._embeddings = Embeddings(self.model, self.config, watch)
         self._unready = Unready(self._enter)
         self._counts = RequestCounts()
         self._closed = False
@@ -139,6 +146,8 @@ class Engine:
         if request.request_id in self._fans or request.request_id in self._unready:
             raise ValueError(f"request id {request.request_id!r} is already in flight")
         structure = request.params.structure
+        if structure is not None and self._watch is not None:  # what compiles it may end the process, too
+            self._watch.admitted([request.request_id])
         compiled = None if structure is None else self.model.grammars.compile(structure)
         if compiled is not None and compiled.done():
             compiled.result()  # raises what is known to be wrong with it
@@ -197,8 +206,14 @@ class Engine:
     def _compute(self) -> list[SequenceOutput]:
         self._make_room()
         batch = self._scheduler.schedule()
+        if self._admitted and self._watch is not None:
+            self._watch.admitted(self._admitted)
+            self._admitted = []
         results = self._runner.run(batch)
         return self._scheduler.update(batch, results)
+
+    def _note(self, sequence: Sequence) -> None:
+        self._admitted.append(self._fans.request_of(sequence.request.request_id))
 
     def _make_room(self) -> None:
         """A larger context, when more requests are there than it has slots. If memory does not allow it, the old one

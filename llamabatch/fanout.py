@@ -60,6 +60,11 @@ class Fans:
         fan = self._fans[request_id]
         return [f"{request_id}\0{index}" for index in range(fan.n_copies) if index not in fan.finished]
 
+    def request_of(self, request_id: str) -> str:
+        """The id of the request that a continuation belongs to; any other id as it is."""
+        parent = self._parents.get(request_id)
+        return request_id if parent is None else parent[0]
+
     def merge(self, outputs: Iterable[SequenceOutput]) -> list[SequenceOutput]:
         """Outputs of continuations become those of their requests; all others pass."""
         merged = []

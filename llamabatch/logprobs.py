@@ -133,6 +133,12 @@ class LogprobRecord:
         self._tokens += told
         return told
 
+    def take_up(self, told: tuple[TokenLogprobs, ...]) -> None:
+        """What was told of output tokens that are known from the beginning."""
+        for one in told:
+            self._sum += next(iter(one.values())).logprob  # the token that came stands first
+        self._tokens += told
+
     @property
     def cumulative(self) -> float | None:
         return None if self.top is None else self._sum

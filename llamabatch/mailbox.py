@@ -12,9 +12,8 @@ from typing import Any
 from llamabatch.engine import Engine
 from llamabatch.errors import EngineClosedError
 from llamabatch.lifetime import Home
-from llamabatch.request import Request, SequenceOutput
-
-Sink = Callable[[list[SequenceOutput]], None]
+from llamabatch.request import Request
+from llamabatch.watch import Sink as Sink
 
 
 @dataclass(frozen=True)

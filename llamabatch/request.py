@@ -7,12 +7,13 @@ import secrets
 import time
 from array import array
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import Any
 
 from llamabatch import openai
 from llamabatch.adapters import AdapterSet
 from llamabatch.detokenizer import Detokenizer
+from llamabatch.finish_reason import FinishReason as FinishReason
+from llamabatch.known import Known
 from llamabatch.logprobs import LogprobRecord, TokenLogprobs
 from llamabatch.sampling_params import SamplingParams
 from llamabatch.timings import Timings as Timings
@@ -20,17 +21,6 @@ from llamabatch.token_counts import TokenCounts
 from llamabatch.vocabulary import Vocabulary
 
 _group_numbers = itertools.count()
-
-
-class FinishReason(str, Enum):
-    """Why a sequence ended."""
-
-    STOP = "stop"  # an end-of-generation token, a stop string or a stop token
-    LENGTH = "length"  # max_tokens reached, or n_ctx used up
-    ABORT = "abort"  # the caller took it back
-    ERROR = "error"  # see RequestOutput.error
-
-    __str__ = str.__str__
 
 
 @dataclass(frozen=True)
@@ -52,6 +42,7 @@ class Request:
         score_from: sample nothing; tell the logprobs of the prompt's tokens from this one on, 1 .. their number - 1,
             and end. None: an ordinary request.
         num_truncated: tokens that the prompt has lost at its left (overflow="truncate").
+        known: output tokens of it that another engine brought before it died.
     """
 
     request_id: str
@@ -66,6 +57,7 @@ class Request:
     score_from: int | None = None
     embed: bool = False
     num_truncated: int = 0
+    known: Known | None = None
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -253,6 +245,8 @@ class Sequence:
         self.last_token_s: float | None = None  # when its last output token was known
         self._admitted_s: float | None = None
         self._token_times: list[float] = []
+        if request.known is not None:
+            self._take_up(request.known)
 
     @property
     def num_prompt(self) -> int:
@@ -317,6 +311,14 @@ class Sequence:
         """Give the slot up; its tokens stay and are computed again later."""
         self.slot = None
         self.num_computed = self.num_discarded = 0
+
+    def _take_up(self, known: Known) -> None:
+        """As if it had sampled these tokens and then lost its slot."""
+        self._admitted_s = known.admitted_s
+        for token_id, time_s in zip(known.token_ids, known.times_s, strict=True):
+            self.accept(token_id, time_s)
+        if self.logprobs is not None:
+            self.logprobs.take_up(known.logprobs or ())
 
     def shift(self) -> tuple[int, int]:
         """Its cells are full: the older half goes, but for a BOS. Returns the position where it begins, and its length.

@@ -18,7 +18,12 @@ class Member(Protocol):
     """An engine somewhere; the methods are those of EngineClient."""
 
     @property
-    def alive(self) -> bool: ...
+    def alive(self) -> bool:
+        """Does it take requests?"""
+
+    @property
+    def up(self) -> bool:
+        """Does it compute them, or does it wait for an engine to take the place of one that died?"""
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None: ...
 
@@ -55,12 +60,13 @@ class Router:
         homes: dict[tuple[int, ...], int] = {}  # a prompt whose continuations are scored -> who computes it
         with self._lock:
             alive = self._alive()
+            best = [number for number in alive if self._members[number].up] or alive
             for request in requests:
                 if request.score_from is None:
-                    number = self._choose(request, alive)
+                    number = self._choose(request, best)
                 else:
                     prompt = request.prompt_token_ids[: request.score_from]
-                    number = homes[prompt] = homes[prompt] if prompt in homes else self._choose(request, alive)
+                    number = homes[prompt] = homes[prompt] if prompt in homes else self._choose(request, best)
                 self._loads[number] += request.expected_tokens
                 self._owners[request.request_id] = (number, request.expected_tokens)
                 shares.setdefault(number, []).append(request)

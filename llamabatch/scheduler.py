@@ -30,6 +30,7 @@ class Scheduler:
         preempt: a waiting request of better priority may take the slot of a running one; of background ones it always
             may.
         max_wait_s: how long the first request waits for company when nothing runs; see `wait_s`.
+        on_enter: is called with each sequence that gets a slot.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Scheduler:
         *,
         preempt: bool = False,
         max_wait_s: float = 0.0,
+        on_enter: Callable[[Sequence], None] | None = None,
     ) -> None:
         self.policy = policy
         self.limits = limits
@@ -54,6 +56,7 @@ class Scheduler:
         self._clock = clock
         self._preempts = preempt
         self._max_wait_s = max_wait_s
+        self._on_enter = on_enter
         self._first_s = 0.0  # when the first request came after nothing was left to do
         self._n_background = 0  # background sequences in flight
         self._began_s = 0.0  # when the step began; noted where background sequences run beside others
@@ -231,6 +234,8 @@ class Scheduler:
             self.tallies.entered(sequence, self._clock())
         self.sharing.enter(sequence, self.running, own, top, beside)
         self.running.append(sequence)
+        if self._on_enter is not None:
+            self._on_enter(sequence)
         if self.limits.n_cells is not None:  # what is kept gives way to all that those who run can come to use
             self._cells.drop_until(self.limits.n_cells - sum(s.most_cells for s in self.running))
 

@@ -12,6 +12,7 @@ from llamabatch.client import ThreadClient
 from llamabatch.engine import Engine, unload_adapter
 from llamabatch.errors import EngineClosedError
 from llamabatch.router import Router
+from llamabatch.watch import Watch
 
 
 class ThreadsClient(Router):
@@ -22,14 +23,14 @@ class ThreadsClient(Router):
         EngineError: there is no memory for another context.
     """
 
-    def __init__(self, first: ThreadClient) -> None:
+    def __init__(self, first: ThreadClient, watch: Watch | None = None) -> None:
         self.plan = first.plan
         self.model = first.model
         self._clients = [first]
         self._holding = threading.Lock()
         try:
             for _ in range(self.plan.config.number("instances") - 1):
-                self._clients.append(ThreadClient(self.plan.config, model=self.model, alone=False))
+                self._clients.append(ThreadClient(self.plan.config, model=self.model, alone=False, watch=watch))
         except BaseException:
             self.close()
             raise

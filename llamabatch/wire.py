@@ -19,6 +19,7 @@ import msgpack
 
 from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineError, SamplingError
+from llamabatch.known import Known
 from llamabatch.lifetime import in_forks
 from llamabatch.logprobs import Logprob, TokenLogprobs
 from llamabatch.request import CompletionOutput, FinishReason, Request, RequestOutput, SequenceOutput, Timings
@@ -125,16 +126,31 @@ def pack_request(request: Request) -> list[Any]:
         request.score_from,
         request.embed,
         request.num_truncated,
+        _pack_known(request.known),
     ]
 
 
 def unpack_request(packed: list[Any]) -> Request:
-    request_id, ids, params, arrival_s, group, seed, adapters, score_from, embed, num_truncated = packed
+    request_id, ids, params, arrival_s, group, seed, adapters, score_from, embed, num_truncated, known = packed
     if params["structured_outputs"] is not None:  # a named tuple came as a list
         params["structured_outputs"] = Structure(*params["structured_outputs"])
     sampling, pairs = SamplingParams(**params), tuple((name, scale) for name, scale in adapters)
     more = {"adapters": pairs, "score_from": score_from, "embed": embed, "num_truncated": num_truncated}
+    more["known"] = _unpack_known(known)
     return Request(request_id, tuple(ids), sampling, None, arrival_s, group, seed, **more)
+
+
+def _pack_known(known: Known | None) -> list[Any] | None:
+    if known is None:
+        return None
+    return [known.token_ids, known.times_s, _pack_logprobs(known.logprobs), known.admitted_s]
+
+
+def _unpack_known(packed: list[Any] | None) -> Known | None:
+    if packed is None:
+        return None
+    token_ids, times_s, told, admitted_s = packed
+    return Known(tuple(token_ids), tuple(times_s), _known(_unpack_logprobs(told)), admitted_s)
 
 
 def pack_output(output: SequenceOutput) -> list[Any]:

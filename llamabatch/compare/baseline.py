@@ -11,12 +11,7 @@ a larger n_batch would only cost it memory, and flash attention is slower on CPU
 from __future__ import annotations
 
 import itertools
-import os
-import queue
-import signal
-import socket
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -25,9 +20,10 @@ from llamabatch.config import EngineConfig
 from llamabatch.errors import ModelFileError
 from llamabatch.llama import library
 from llamabatch.model_file import file_bytes, resolve
+from llamabatch.parent import Parent
 from llamabatch.request import CompletionOutput, FinishReason, Request, RequestOutput, SequenceOutput, Timings
 from llamabatch.stats import EngineStats
-from llamabatch.wire import Wire, pack_output, unpack_config, unpack_request
+from llamabatch.wire import pack_output, unpack_config, unpack_request
 
 
 class Loop:
@@ -122,39 +118,21 @@ class Loop:
 
 def main(fd: int) -> None:
     """Serves until the parent says close or is gone, as llamabatch.worker does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
-    wire = Wire(socket.socket(fileno=fd))
-    first = wire.receive()
-    if first is None:
-        return
+    parent = Parent(fd)
     try:
-        loop = Loop(unpack_config(first[1]))
+        loop = Loop(unpack_config(parent.receive()[1]))
     except Exception as error:
-        wire.send("failed", type(error).__name__, str(error))
+        parent.send("failed", type(error).__name__, str(error))
         return
-    wire.send("ready")
-    _serve(wire, loop)
-
-
-def _serve(wire: Wire, loop: Loop) -> None:
-    messages: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(wire, messages), daemon=True).start()
-    while (message := messages.get())[0] != "close":
+    parent.send("ready")
+    while (message := parent.receive())[0] != "close":
         if message[0] == "submit":
             for packed in message[1]:
                 output = loop.run(unpack_request(packed))
-                wire.send("outputs", [pack_output(SequenceOutput(output.request_id, (), "", output))])
+                parent.send("outputs", [pack_output(SequenceOutput(output.request_id, (), "", output))])
         elif message[0] == "stats":
-            wire.send("answer", message[1], loop.stats.to_wire())
-
-
-def _read(wire: Wire, messages: queue.SimpleQueue[list[Any]]) -> None:
-    """Sees at once that the parent is gone, also in the middle of a prompt."""
-    while (message := wire.receive()) is not None:
-        messages.put(message)
-        if message[0] == "close":
-            return
-    os._exit(1)
+            parent.send("stats", loop.stats.to_wire())
+            parent.send("answer", message[1], None)
 
 
 if __name__ == "__main__":

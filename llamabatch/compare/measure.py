@@ -15,6 +15,7 @@ from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineClosedError, EngineError
 from llamabatch.policies import POLICIES
 from llamabatch.request import Request, RequestOutput, SequenceOutput, new_group
+from llamabatch.restarts import NO_RESTART
 from llamabatch.sampling_params import SamplingParams
 from llamabatch.stats import EngineStats
 
@@ -92,11 +93,12 @@ def _stats(client: ChildClient | RouterClient, outputs: tuple[RequestOutput, ...
 
 
 def _client(config: EngineConfig, baseline: bool) -> ChildClient | RouterClient:
+    """A child that dies makes its row say so; another in its place would make it slower."""
     if baseline:
-        return ChildClient(config, program=BASELINE_PROGRAM)
+        return ChildClient(config, BASELINE_PROGRAM, NO_RESTART)
     if config.strategy == "multi-instance":
-        return RouterClient(config)
-    return ChildClient(replace(config, isolate=True))
+        return RouterClient(config, NO_RESTART)
+    return ChildClient(replace(config, isolate=True), policy=NO_RESTART)
 
 
 def _warm_up(prompts: tuple[tuple[int, ...], ...], most: int) -> list[Request]:

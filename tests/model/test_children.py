@@ -17,6 +17,7 @@ from llamabatch import LLM, ConfigError, EngineClosedError, FinishReason, Memory
 from llamabatch.child_client import ChildClient, RouterClient
 from llamabatch.config import EngineConfig
 from llamabatch.request import Request
+from llamabatch.restarts import NO_RESTART
 
 LONG = SamplingParams(max_tokens=900, temperature=0, ignore_eos=True)
 
@@ -48,40 +49,73 @@ def test_streams_and_aborts_cross_the_wire(greedy):
         assert llm.stats().free_slots == 2
 
 
-def test_a_killed_child_is_an_error_for_those_in_flight_and_no_hang():
-    client = ChildClient(EngineConfig("tiny", n_slots=2))
+def front(client):
     llm = LLM.__new__(LLM)
     llm._client = client
-    got = []
-    thread = threading.Thread(target=lambda: got.extend(llm.generate(["a", "b", "c"], LONG)))
-    thread.start()
-    while client.stats().decode_calls < 3:
-        time.sleep(0.01)
+    return llm
+
+
+def computing(client, steps=3):
+    """Waits until its children have made some steps."""
+    before = client.stats().decode_calls
+    while client.stats().decode_calls < before + steps:
+        time.sleep(0.005)
+
+
+def in_background(call):
+    """Starts it in a thread; returns what gives its result."""
+    got = queue.SimpleQueue()
+    threading.Thread(target=lambda: got.put(call()), daemon=True).start()
+    return lambda: got.get(timeout=60)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+def test_a_child_that_dies_is_replaced_and_its_requests_go_on(how):
+    with LLM("tiny", isolate=True, n_slots=8, n_ctx=1024, kv="split") as llm:
+        prompts = [f"{i} Once upon a time" for i in range(12)]
+        params = SamplingParams(max_tokens=150, temperature=0.9, seed=1, ignore_eos=True)
+        wanted = llm.generate(prompts, params)
+        first = llm._client.pids
+        result = in_background(lambda: llm.generate(prompts, params))
+        computing(llm._client)
+        os.kill(first[0], how)
+        outputs = result()
+        assert [o.error for o in outputs] == [None] * 12
+        assert sum(o.token_ids == w.token_ids for o, w in zip(outputs, wanted, strict=True)) >= 11
+        assert gone(first)
+        assert llm._client.pids != first
+        assert llm.stats().decode_calls > 0
+
+
+def test_without_restarts_a_killed_child_is_an_error_for_those_in_flight_and_no_hang():
+    client = ChildClient(EngineConfig("tiny", n_slots=2), policy=NO_RESTART)
+    llm = front(client)
+    result = in_background(lambda: llm.generate(["a", "b", "c"], LONG))
+    computing(client)
     os.kill(client.pids[0], signal.SIGKILL)
-    thread.join(20)
+    got = result()
     assert [o.finish_reason for o in got] == [FinishReason.ERROR] * 3
     assert all("SIGKILL" in o.error for o in got)
-    with pytest.raises(EngineClosedError):
+    with pytest.raises(EngineClosedError, match="SIGKILL"):
         llm.generate("x")
     client.close()
 
 
 def test_the_router_shares_the_load_and_outlives_a_child(greedy):
     client = RouterClient(EngineConfig("tiny", strategy="multi-instance", instances=2, n_slots=4))
-    llm = LLM.__new__(LLM)
-    llm._client = client
+    llm = front(client)
     conversations = mixed_conversations(20)
     wanted = [o.text for o in llm.chat(conversations, greedy)]
     rows = [child.stats().decode_rows for child in client._children]
     assert min(rows) > 0.25 * max(rows), "one child did nearly all of the work"
     assert client._loads == [0, 0]
-    os.kill(client.pids[0], signal.SIGKILL)
-    assert gone(client.pids[:1])
-    while client._children[0].alive:
-        time.sleep(0.01)
+    killed, other = client.pids
+    os.kill(killed, signal.SIGKILL)
     assert [o.text for o in llm.chat(conversations, greedy)] == wanted
+    assert gone([killed])
+    assert other in client.pids
     client.close()
-    assert gone(client.pids)
+    assert gone([*client.pids, other])
     with pytest.raises(EngineClosedError):
         client.stats()
 
@@ -139,8 +173,7 @@ def test_a_sink_that_raises_harms_nobody(greedy, caplog):
 
     client.submit([Request("bad", (5, 6), greedy)], bad_sink)
     assert told.wait(20)
-    llm = LLM.__new__(LLM)
-    llm._client = client
+    llm = front(client)
     assert llm.generate("x", greedy)[0].error is None
     client.close()
     assert "could not be delivered" in caplog.text
@@ -166,7 +199,7 @@ def test_a_long_list_goes_in_many_messages(monkeypatch):
 
 
 def test_close_ends_a_child_that_hangs_with_a_full_pipe(monkeypatch):
-    monkeypatch.setattr("llamabatch.child._CLOSE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("llamabatch.child_client._CLOSE_TIMEOUT_S", 1.0)
     client = ChildClient(EngineConfig("tiny", n_slots=2))
     os.kill(client.pids[0], signal.SIGSTOP)
     requests = [Request(f"r{i}", (5,) * 500, LONG) for i in range(3000)]

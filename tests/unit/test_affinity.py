@@ -39,7 +39,7 @@ class Engine:
     """Finishes what it is given when it is told to."""
 
     def __init__(self) -> None:
-        self.alive = True
+        self.alive = self.up = True
         self.taken: list[tuple[Request, object]] = []
 
     def submit(self, requests, sink, *, stream=False):

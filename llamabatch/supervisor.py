@@ -1,0 +1,399 @@
+"""Keeps an engine in a child process, and puts another in its place when it dies. What its callers asked for goes on.
+
+The supervisor owns the requests; a child only has them for as long as it lives. One thread, the keeper, starts the
+children one after another and watches them; what a child says comes in on that child's reading thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+from llamabatch.child import WORKER, Child, Listener
+from llamabatch.client import Sink, tell
+from llamabatch.config import EngineConfig
+from llamabatch.errors import EngineClosedError, EngineError
+from llamabatch.heartbeat import Heartbeat
+from llamabatch.in_flight import InFlight
+from llamabatch.lifetime import Home
+from llamabatch.loaded import Loaded
+from llamabatch.request import Request
+from llamabatch.restarts import RESTARTS, RestartPolicy, Restarts, Silence
+from llamabatch.stats import EngineStats
+from llamabatch.ticket import Ticket
+
+logger = logging.getLogger(__name__)
+
+_CLOSED = "the engine is closed"
+_TICK_S = 1.0
+_SHORT_TICK_S = 0.1  # while requests wait here and not in a child
+
+StartChild = Callable[[EngineConfig, dict[str, str], str, Listener], Child]
+
+
+class Supervisor:
+    """What an EngineClient does, over one child at a time. Safe to call from any thread.
+
+    Args:
+        config: without "auto".
+        environment: variables for the child, in addition to this process's.
+        program: the module that a child runs; it speaks the wire.
+        start_child: makes a Child; tests have others.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        environment: dict[str, str] | None = None,
+        program: str = WORKER,
+        policy: RestartPolicy = RESTARTS,
+        start_child: StartChild = Child,
+    ) -> None:
+        self._config = config
+        self._environment = environment or {}
+        self._program = program
+        self._policy = policy
+        self._start_child = start_child
+        self._restarts = Restarts(policy)
+        self._loaded = Loaded(config.adapters)
+        self._past = EngineStats()  # of children that have ended
+        self._last = EngineStats()  # what the present one has said of itself
+        self._home = Home()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._in_flight = InFlight(self._lock)
+        self._child: Child | None = None
+        self._is_up = False  # the child takes requests
+        self._closing = False
+        self._gone: str | None = None  # why there is no child any more, and will be none
+        self._events: queue.SimpleQueue[tuple[str, Child | None]] = queue.SimpleQueue()
+        self._started: Future[None] = Future()
+        self._keeper = threading.Thread(target=self._keep, name="llamabatch-supervisor", daemon=True)
+
+    # --- from its client ----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Starts the first child; wait_until_ready waits for it."""
+        self._keeper.start()
+
+    def wait_until_ready(self) -> None:
+        """Raises what the first child raised while it started."""
+        self._started.result()
+
+    @property
+    def alive(self) -> bool:
+        """Does it take requests, be it that they wait for the next child?"""
+        return self._gone is None
+
+    @property
+    def up(self) -> bool:
+        """Is there a child that computes?"""
+        return self._is_up
+
+    @property
+    def pid(self) -> int | None:
+        """Of the present child."""
+        child = self._child
+        return None if child is None else child.pid
+
+    @property
+    def heartbeat(self) -> Heartbeat:
+        """How the present child is."""
+        with self._lock:
+            child, total = self._child, self._restarts.total
+            return Heartbeat(None, False, None, None, total) if child is None else child.heartbeat(self._is_up, total)
+
+    def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
+        """As EngineClient.submit."""
+        self._home.check()
+        with self._lock:
+            self._check_alive()
+            refused = self._in_flight.add(requests, sink, stream)
+            child, taken = self._take()
+        if refused:
+            tell(sink, refused)
+        try:
+            _send(child, taken)
+        except BaseException:
+            self._in_flight.forget(taken)
+            if child is not None:
+                child.abort([ticket.request.request_id for ticket in taken])
+            raise
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """As EngineClient.abort; what is in no child ends here and now."""
+        if not self._home.is_here:
+            return
+        inside, child = self._in_flight.abort(request_ids), self._child
+        if inside and child is not None:  # another child by now? then they have ended with the one before
+            child.abort(inside)
+
+    def stats(self) -> EngineStats:
+        """As EngineClient.stats: of all children together."""
+        self._home.check()
+        with self._lock:
+            self._check_alive()
+            child = self._child if self._is_up else None
+        if child is not None and not child.reads_here:  # a sink that asks gets what was last told
+            try:
+                child.ask("stats").result()  # before the answer came the figures
+            except EngineClosedError:
+                if not self._outlives(child):
+                    raise
+        with self._lock:
+            counted = self._past + self._last
+            waiting = counted.waiting + self._in_flight.n_unsent
+            return replace(counted, waiting=waiting, restarts=self._restarts.total)
+
+    def save_prefix(self, token_ids: list[int], path: str) -> bool:
+        return bool(self.ask("save_prefix", token_ids, path))
+
+    def load_prefix(self, path: str) -> int:
+        return int(self.ask("load_prefix", path))
+
+    def unload_prefix(self, path: str) -> None:
+        self.ask("unload_prefix", path)
+
+    def load_adapter(self, name: str, path: str) -> None:
+        self.ask("load_adapter", name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        self.ask("unload_adapter", name)
+
+    def ask(self, kind: str, *arguments: Any) -> Any:
+        """Sends a message that has an answer to the child, or to the next one, and waits for it.
+
+        Raises:
+            What the child refuses it with; EngineError if the child ended before it answered; EngineClosedError if
+            there is none and will be none.
+        """
+        self._home.check()
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_up or self._gone is not None)
+            self._check_alive()
+            child = self._child
+        assert child is not None
+        try:
+            answer = child.ask(kind, *arguments).result()
+        except EngineClosedError as error:
+            if not self._outlives(child):
+                raise
+            raise EngineError(f"{kind}: {error}") from error
+        with self._lock:
+            self._loaded.note(kind, *arguments)
+        return answer
+
+    def ask_to_end(self) -> None:
+        """Returns at once."""
+        self._closing = True
+        child = self._child
+        if child is not None:
+            if self._is_up:
+                child.ask_to_end()
+            else:  # it is still loading
+                child.kill()
+        self._events.put(("close", None))
+
+    def wait(self, deadline: float) -> None:
+        """Until all has ended, or time.monotonic() reaches the deadline."""
+        if self._keeper.is_alive() and self._keeper is not threading.current_thread():
+            self._keeper.join(max(0.0, deadline - time.monotonic()))
+
+    def end(self) -> None:
+        """Kills the child if it still runs, and leaves nothing behind."""
+        self.drop()
+        if self._keeper.is_alive() and self._keeper is not threading.current_thread():
+            self._keeper.join()
+
+    def drop(self) -> None:
+        """Kills the child and waits for nobody; the keeper clears up."""
+        self._closing = True
+        child = self._child
+        if child is not None:
+            child.kill()
+        self._events.put(("close", None))
+
+    @property
+    def ended(self) -> bool:
+        return not self._keeper.is_alive()
+
+    # --- from the child, on its reading thread ------------------------------------------------------------------
+
+    def is_ready(self, child: Child) -> None:
+        self._events.put(("ready", child))
+
+    def is_gone(self, child: Child) -> None:
+        self._events.put(("gone", child))
+
+    def has_admitted(self, child: Child, request_ids: list[str]) -> None:
+        self._in_flight.admitted(request_ids)
+
+    def has_stats(self, child: Child, packed: dict[str, Any]) -> None:
+        stats = EngineStats.from_wire(packed)
+        with self._lock:
+            self._last = stats
+
+    def has_outputs(self, child: Child, packed: list[list[Any]]) -> None:
+        was_trying = self._in_flight.is_trying
+        if self._in_flight.outputs(packed):
+            with self._lock:
+                self._restarts.worked()
+        if was_trying:
+            self._events.put(("next", child))  # the keeper sends: this thread must go on reading
+
+    # --- the keeper ---------------------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        """One child after another, until there is a reason to stop."""
+        reason = _CLOSED
+        try:
+            while not self._closing:
+                how, never_ready = self._live()
+                if self._closing:
+                    break
+                if not self._started.done():
+                    self._started.set_exception(never_ready or EngineError(how))
+                    reason = how
+                    break
+                wait_s = self._restarts.after_death()
+                if wait_s is None:
+                    reason = self._restarts.too_often(how)
+                    break
+                logger.warning("the engine process ended: %s; another one is started", how)
+                self._bury()
+                self._wait(wait_s)
+        except Exception as error:
+            logger.exception("the supervisor failed")
+            reason = f"the supervisor failed: {error}"
+        finally:
+            self._stop(reason)
+
+    def _live(self) -> tuple[str, BaseException | None]:
+        """The life of one child: how it ended, and what it raised if it never came to be."""
+        is_first = not self._started.done()
+        config = self._config if is_first else replace(self._config, adapters=())
+        try:
+            child = self._start_child(config, self._environment, self._program, self)
+        except OSError as error:
+            return f"it could not be started: {error}", EngineError(f"no engine process could be started: {error}")
+        with self._lock:
+            self._child = child
+        if self._closing:
+            child.kill()
+        try:
+            self._attend(child)
+        finally:
+            with self._lock:
+                self._is_up = False
+            child.end()
+        failed = child.ready.exception()
+        return child.how if failed is None else str(failed), failed
+
+    def _attend(self, child: Child) -> None:
+        """Until it is gone."""
+        silence = Silence()
+        while True:
+            try:
+                kind, who = self._events.get(timeout=self._tick_s())
+            except queue.Empty:
+                kind, who = "tick", None
+            if kind == "gone" and who is child:
+                return
+            if kind == "ready" and who is child and not self._closing:
+                self._open(child)
+            if kind == "tick":
+                self._in_flight.end_late()
+                if silence.look(child.heard, child.busy, time.monotonic()) > self._policy.hang_s:
+                    child.kill(f"it gave no sign of life for {self._policy.hang_s:g} s")
+            _send(*self._take())
+
+    def _tick_s(self) -> float:
+        return _SHORT_TICK_S if self._in_flight.n_unsent else _TICK_S
+
+    def _open(self, child: Child) -> None:
+        """It takes requests now; what its predecessors had loaded comes first, as messages keep their order."""
+        if self._started.done():
+            with self._lock:
+                messages = self._loaded.messages()
+            for kind, *arguments in messages:
+                try:
+                    child.ask(kind, *arguments).add_done_callback(_warn)
+                except EngineClosedError:
+                    return
+        with self._changed:
+            self._is_up = True
+            self._changed.notify_all()
+        if not self._started.done():
+            self._started.set_result(None)
+
+    def _bury(self) -> None:
+        """What the end of a child means for the requests that it had."""
+        with self._changed:
+            how = "" if self._child is None else self._child.how
+            self._child = None
+            self._past, self._last = self._past + self._last.of_the_past(), EngineStats()
+            self._changed.notify_all()
+        self._in_flight.child_died(how)
+
+    def _wait(self, wait_s: float) -> None:
+        """Before the next child; requests may still be aborted, or reach their deadlines."""
+        until = time.monotonic() + wait_s
+        while not self._closing and time.monotonic() < until:
+            try:
+                self._events.get(timeout=min(_SHORT_TICK_S, max(0.0, until - time.monotonic())))
+            except queue.Empty:
+                self._in_flight.end_late()
+
+    def _stop(self, reason: str) -> None:
+        """Nobody may wait for ever."""
+        with self._changed:
+            self._gone = reason
+            self._changed.notify_all()
+        if not self._started.done():
+            self._started.set_exception(EngineClosedError(reason))
+        self._in_flight.end_all(reason)
+
+    # --- both ---------------------------------------------------------------------------------------------------
+
+    def _check_alive(self) -> None:
+        if self._gone is not None:
+            raise EngineClosedError(self._gone)
+        if self._closing:
+            raise EngineClosedError(_CLOSED)
+
+    def _outlives(self, child: Child) -> bool:
+        """Waits until this child has been buried; False if nothing comes after it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._child is not child or self._gone is not None)
+            return self._gone is None
+
+    def _take(self) -> tuple[Child | None, list[Ticket]]:
+        """Whoever may go into the child now."""
+        with self._lock:
+            if self._child is None or not self._is_up:
+                return None, []
+            return self._child, self._in_flight.take()
+
+
+def _send(child: Child | None, tickets: list[Ticket]) -> None:
+    if child is None or not tickets:
+        return
+    for stream in (False, True):
+        requests = [ticket.request for ticket in tickets if ticket.stream == stream]
+        if requests:
+            child.submit(requests, stream=stream)
+    late = [ticket.request.request_id for ticket in tickets if ticket.aborted]
+    if late:  # before the child had heard of them
+        child.abort(late)
+
+
+def _warn(answer: Future[Any]) -> None:
+    error = answer.exception()
+    if error is not None and not isinstance(error, EngineClosedError):
+        logger.warning("what was loaded before the engine process ended could not be loaded again: %s", error)

@@ -1,0 +1,25 @@
+"""Whom an engine tells what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llamabatch.request import SequenceOutput
+
+Sink = Callable[[list[SequenceOutput]], None]
+
+
+@dataclass
+class Watch:
+    """Who has to know what an engine is about to do, before it may end the process.
+
+    Attributes:
+        admitted: called with the ids of requests before anything of them is computed, from the engine's thread.
+        failed: called with the reason when the engine cannot go on, before those who wait are told.
+        last_token_s: time.perf_counter() when a step last brought something; None before.
+    """
+
+    admitted: Callable[[list[str]], None]
+    failed: Callable[[str], None]
+    last_token_s: float | None = None

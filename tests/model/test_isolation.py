@@ -1,0 +1,246 @@
+"""Engines in child processes that die: what callers see of it."""
+
+import itertools
+import os
+import queue
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from adapter_files import write_lora
+from poisoned_worker import POISON
+
+from llamabatch import LLM, EngineClosedError, EngineError, FinishReason, SamplingParams
+from llamabatch.child_client import ChildClient
+from llamabatch.config import EngineConfig
+from llamabatch.request import Request
+from llamabatch.restarts import RestartPolicy
+
+SHORT = SamplingParams(max_tokens=5)
+
+
+def front(client):
+    llm = LLM.__new__(LLM)
+    llm._client = client
+    return llm
+
+
+def poisoned(n_slots=4, **policy):
+    return ChildClient(EngineConfig("tiny", n_slots=n_slots, n_ctx=512), "poisoned_worker", RestartPolicy(**policy))
+
+
+@pytest.fixture(scope="module")
+def isolated():
+    with LLM("tiny", isolate=True, n_slots=4, n_ctx=1024, kv="split") as llm:
+        yield llm
+
+
+STREAMS = {
+    "greedy": {"temperature": 0},
+    "sampled, with penalties": {"temperature": 0.9, "seed": 3, "repetition_penalty": 1.2, "presence_penalty": 0.3},
+    "logprobs": {"temperature": 0.7, "seed": 4, "logprobs": 2, "prompt_logprobs": 1},
+    "stop string": {"temperature": 0.8, "seed": 5, "stop": ["the 9", "zebra crossing"], "min_tokens": 30},
+    "DRY": {"temperature": 0.8, "seed": 6, "dry_multiplier": 0.8},
+    "mirostat": {"temperature": 0.8, "seed": 7, "mirostat": 2},
+    "regex": {"temperature": 0.8, "seed": 8, "structured_outputs": {"regex": "([a-z]+ ){60,70}end"}},
+    "two continuations": {"temperature": 0.9, "seed": 9, "n": 2},
+}
+
+
+@pytest.mark.parametrize("what", STREAMS)
+def test_a_stream_goes_on_where_it_was_when_the_child_died(isolated, what):
+    eos = {} if "regex" in what else {"ignore_eos": True}
+    params = SamplingParams(max_tokens=150, **eos, **STREAMS[what])
+    prompt = "Tell me about the sea."
+    [wanted] = isolated.generate(prompt, params)
+    pieces, killed = [], None
+    for piece in isolated.stream(prompt, params):
+        pieces.append(piece)
+        if len(pieces) == 40:
+            [killed] = isolated._client.pids
+            os.kill(killed, signal.SIGKILL)
+    assert isolated._client.pids != [killed]
+    last = pieces[-1].finished
+    assert last.error is None
+    for index, completion in enumerate(wanted.outputs):
+        mine = [piece for piece in pieces if piece.index == index]
+        assert tuple(token for piece in mine for token in piece.token_ids) == completion.token_ids
+        assert "".join(piece.text for piece in mine) == last.outputs[index].text
+        assert last.outputs[index].token_ids == completion.token_ids
+        assert last.outputs[index].text == completion.text
+        assert last.outputs[index].stop_reason == completion.stop_reason
+        if params.logprobs is not None:
+            told = [one for piece in mine for one in piece.logprobs]
+            assert [list(one) for one in told] == [list(one) for one in completion.logprobs]
+            assert last.outputs[index].logprobs == tuple(told)
+            assert last.outputs[index].cumulative_logprob == pytest.approx(completion.cumulative_logprob, abs=0.5)
+            assert len(last.prompt_logprobs) == len(wanted.prompt_logprobs)
+    times = last.timings.token_times_s
+    assert list(times) == sorted(times)
+    assert last.timings.queued_s <= last.timings.ttft_s == times[0] < last.timings.total_s
+
+
+def test_figures_never_go_backwards_and_count_each_request_once(isolated):
+    before = isolated.stats()
+    params = SamplingParams(max_tokens=100, temperature=0, ignore_eos=True)
+    seen, done = [], threading.Event()
+
+    def look():
+        while not done.is_set():
+            seen.append(isolated.stats())
+            time.sleep(0.01)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for _ in range(2):
+            for number, _ in enumerate(isolated.stream(["a b c", "d e f", "g h i"], params)):
+                if number == 30:
+                    os.kill(isolated._client.pids[0], signal.SIGKILL)
+    finally:
+        done.set()
+        looking.join()
+    after = isolated.stats().since(before)
+    assert (after.restarts, after.submitted, after.finished_length) == (2, 6, 6)
+    assert (after.errors, after.in_flight) == (0, 0)
+    assert after.e2e_s.count == 6
+    for one, other in itertools.pairwise(seen):
+        assert all(value >= one.counts()[name] for name, value in other.counts().items())
+    [beat] = isolated._client.heartbeats
+    assert beat.up
+    assert beat.silent_s < 5
+    assert beat.last_token_s < 60
+    assert beat.restarts >= 2
+
+
+def test_what_was_loaded_is_there_again(isolated, tmp_path):
+    adapter = write_lora(tmp_path / "one.gguf", seed=1)
+    isolated.load_adapter("one", adapter)
+    prompt = "Once upon a time there was a small house by the sea. " * 2
+    n_tokens = isolated.save_prefix(prompt, tmp_path / "prefix")
+    isolated.load_prefix(tmp_path / "prefix")
+    [killed] = isolated._client.pids
+    os.kill(killed, signal.SIGKILL)
+    hits = isolated.stats().prefix_tokens
+    while isolated._client.pids in ([killed], []):
+        time.sleep(0.02)
+    assert isolated.adapters == ["one"]
+    params = SamplingParams(max_tokens=4, temperature=0)
+    [output] = isolated.generate(prompt, params)
+    assert output.error is None
+    assert isolated.stats().prefix_tokens - hits >= n_tokens - 1
+    [output] = isolated.generate(prompt, params, adapters="one")
+    assert output.error is None
+    isolated.unload_prefix(tmp_path / "prefix")
+    isolated.unload_adapter("one")
+
+
+def test_embeddings_and_scores_survive(isolated):
+    texts = [f"{i} " + "a text to embed " * 20 for i in range(60)]
+    wanted = isolated.embed(texts, normalize=True)
+    got = queue.SimpleQueue()
+    threading.Thread(
+        target=lambda: got.put((isolated.embed(texts, normalize=True), isolated.score("a b", [" c"])))
+    ).start()
+    time.sleep(0.05)
+    os.kill(isolated._client.pids[0], signal.SIGKILL)
+    vectors, scores = got.get(timeout=60)
+    assert all(np.allclose(one, other, atol=0.05) for one, other in zip(vectors, wanted, strict=True))
+    assert [score.error for score in scores] == [None]
+
+
+def test_an_abort_a_deadline_and_an_end_do_not_wait_for_a_restart():
+    client = poisoned(first_s=60.0, longest_s=60.0)
+    events = queue.SimpleQueue()
+    client.submit([Request("poison", (*POISON, 5), SHORT)], events.put)
+    [ended] = events.get(timeout=30)
+    assert "ended 2 times while it computed this request alone, at last with SIGSEGV" in ended.finished.error
+    assert client.pids == []  # the third child is far away
+    late = Request("late", (5, 6), SamplingParams(max_tokens=5, deadline_s=0.5))
+    client.submit([late, Request("taken back", (5, 6), SHORT), Request("left", (5, 6), SHORT)], events.put)
+    assert client.stats().waiting == 3
+    client.abort(["taken back"])
+    [ended] = events.get(timeout=5)
+    assert (ended.request_id, ended.finished.finish_reason) == ("taken back", FinishReason.ABORT)
+    [ended] = events.get(timeout=5)
+    assert (ended.request_id, ended.finished.error[:16]) == ("late", "DeadlineExceeded")
+    start = time.monotonic()
+    client.close()
+    assert time.monotonic() - start < 5
+    [ended] = events.get(timeout=5)
+    assert (ended.request_id, ended.finished.error) == ("left", "the engine is closed")
+    with pytest.raises(EngineClosedError):
+        client.stats()
+
+
+def test_too_many_deaths_in_a_row_end_it_for_everybody():
+    client = poisoned(most=3, first_s=0.01)
+    events = queue.SimpleQueue()
+    client.submit([Request(f"poison {i}", (*POISON, i + 20), SHORT) for i in range(8)], events.put)
+    errors = {}
+    while len(errors) < 8:
+        for ended in events.get(timeout=60):
+            errors[ended.request_id] = ended.finished.error
+    assert sum("4 times in a row without a result, at last with SIGSEGV" in error for error in errors.values()) == 7
+    with pytest.raises(EngineClosedError, match="4 times in a row"):
+        client.submit([Request("x", (5, 6), SHORT)], events.put)
+    with pytest.raises(EngineClosedError, match="4 times in a row"):
+        client.stats()
+    client.close()
+
+
+def test_a_question_that_the_child_does_not_survive_is_an_error_of_its_asker(tmp_path):
+    client = poisoned()
+    llm = front(client)
+    os.kill(client.pids[0], signal.SIGSTOP)
+    asked = queue.SimpleQueue()
+
+    def ask():
+        with pytest.raises(EngineError, match="load_prefix: the engine process ended: SIGKILL"):
+            llm.load_prefix(tmp_path / "none")
+        asked.put(True)
+
+    threading.Thread(target=ask).start()
+    time.sleep(0.2)
+    os.kill(client.pids[0], signal.SIGKILL)
+    assert asked.get(timeout=20)
+    assert llm.generate("x", SHORT)[0].error is None
+    client.close()
+
+
+def test_a_child_that_hangs_is_replaced():
+    client = ChildClient(EngineConfig("tiny", n_slots=2), policy=RestartPolicy(hang_s=3.0))
+    llm = front(client)
+    [stopped] = client.pids
+    os.kill(stopped, signal.SIGSTOP)
+    [output] = llm.generate("x", SHORT)
+    assert output.error is None
+    assert client.pids != [stopped]
+    assert client.stats().restarts == 1
+    client.close()
+
+
+def test_a_sink_that_takes_long_is_no_hang_of_the_child():
+    client = ChildClient(EngineConfig("tiny", n_slots=2), policy=RestartPolicy(hang_s=1.0))
+    events = queue.SimpleQueue()
+
+    def slow(outputs):
+        time.sleep(3.5)
+        events.put(outputs)
+
+    client.submit([Request("slow", (5, 6), SHORT)], slow)
+    assert events.get(timeout=20)[0].finished.error is None
+    assert client.stats().restarts == 0
+    client.close()
+
+
+def test_outputs_too_large_for_a_message_go_one_by_one_or_are_errors():
+    client = ChildClient(EngineConfig("tiny", n_slots=4, n_ctx=512), "short_wire_worker")
+    outputs = front(client).generate(["a", "b", "c", "d"], SamplingParams(max_tokens=100, ignore_eos=True))
+    assert [output.error for output in outputs] == [None] * 4
+    params = SamplingParams(max_tokens=400, ignore_eos=True, logprobs=10)
+    [output] = front(client).generate("a", params)
+    assert "too large" in output.error
+    client.close()

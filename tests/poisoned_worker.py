@@ -1,0 +1,23 @@
+"""A child program as llamabatch.worker, but for requests that kill it: those whose prompt begins with POISON."""
+
+import os
+import signal
+import sys
+
+from llamabatch import worker
+from llamabatch.llama.runner import Runner
+
+POISON = (7, 11, 13)
+_compute = Runner.run
+
+
+def run(self, batch):
+    for span in batch.spans:
+        if tuple(span.sequence.request.prompt_token_ids[: len(POISON)]) == POISON:
+            os.kill(os.getpid(), signal.SIGSEGV)
+    return _compute(self, batch)
+
+
+if __name__ == "__main__":
+    Runner.run = run
+    worker.main(int(sys.argv[1]))
