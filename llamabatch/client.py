@@ -21,6 +21,7 @@ from llamabatch.capacity import Plan
 from llamabatch.config import EngineConfig
 from llamabatch.engine import Engine
 from llamabatch.errors import EngineClosedError
+from llamabatch.heartbeat import Heartbeat
 from llamabatch.lifetime import Lifetime, settle
 from llamabatch.llama.model import Model
 from llamabatch.mailbox import Abort, Command, Mailbox, Question, Submit
@@ -73,6 +74,10 @@ class EngineClient(Protocol):
     @property
     def pids(self) -> list[int]:
         """Process ids of the children that have engines; none where they are in this process."""
+
+    @property
+    def heartbeats(self) -> list[Heartbeat]:
+        """How each child is that has an engine; none where they are in this process."""
 
     @property
     def adapters(self) -> list[str]:
@@ -152,6 +157,10 @@ class ThreadClient:
 
     @property
     def pids(self) -> list[int]:
+        return []
+
+    @property
+    def heartbeats(self) -> list[Heartbeat]:
         return []
 
     @property

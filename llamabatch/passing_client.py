@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 
 from llamabatch.client import EngineClient, Sink
+from llamabatch.heartbeat import Heartbeat
 from llamabatch.request import Request
 from llamabatch.stats import EngineStats
 
@@ -21,6 +22,10 @@ class PassingClient:
     @property
     def pids(self) -> list[int]:
         return self.behind.pids
+
+    @property
+    def heartbeats(self) -> list[Heartbeat]:
+        return self.behind.heartbeats
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
         self.behind.submit(requests, sink, stream=stream)

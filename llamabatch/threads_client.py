@@ -11,6 +11,7 @@ from typing import Any
 from llamabatch.client import ThreadClient
 from llamabatch.engine import Engine, unload_adapter
 from llamabatch.errors import EngineClosedError
+from llamabatch.heartbeat import Heartbeat
 from llamabatch.router import Router
 from llamabatch.watch import Watch
 
@@ -90,6 +91,10 @@ class ThreadsClient(Router):
 
     @property
     def pids(self) -> list[int]:
+        return []
+
+    @property
+    def heartbeats(self) -> list[Heartbeat]:
         return []
 
     def close(self) -> None:

@@ -118,7 +118,7 @@ def test_figures_never_go_backwards_and_count_each_request_once(isolated):
 def test_what_was_loaded_is_there_again(isolated, tmp_path):
     adapter = write_lora(tmp_path / "one.gguf", seed=1)
     isolated.load_adapter("one", adapter)
-    prompt = "Once upon a time there was a small house by the sea. " * 2
+    prompt = "Once upon a time there was a small house by the sea. " * 3
     n_tokens = isolated.save_prefix(prompt, tmp_path / "prefix")
     isolated.load_prefix(tmp_path / "prefix")
     [killed] = isolated._client.pids
