@@ -22,6 +22,9 @@ from llamabatch.gguf_walk import ARRAY, FLOAT32, INT32, TEXT, TOKENS, TYPE_NAMES
 MAX_LAYERS, MAX_EXPERTS, MAX_TOKENS = 512, 1024, 2**24  # LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS; of our own
 _UINT16 = 2
 _MAX_SIZE = 2**24
+# ggml's types that no product takes as weights: Q8_1, Q8_K, integers, F64; a table of expert numbers is I32 rightly
+_NO_WEIGHTS = (9, 15, 24, 25, 26, 27, 28)
+_TABLES = ("tid2eid",)
 _MAX_CTX = 2**31 - 1
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 _LAYER = re.compile(r"blk\.(\d+)\.")
@@ -73,6 +76,8 @@ def _check_layout(header: Header) -> None:
     """The data of the tensors follow one another without a gap (gguf.cpp), up to the end of the file at most."""
     expected, room = 0, header.file_bytes - header.data_start
     for tensor in header.tensors:
+        if tensor.type in _NO_WEIGHTS and len(tensor.dims) > 1 and not any(each in tensor.name for each in _TABLES):
+            raise _refuse(header, f"the type of {tensor.name}", tensor.type_name, "it is none of weights")
         if 0 in tensor.dims:
             raise _refuse(header, f"the shape of {tensor.name}", tensor.dims, "each dimension must be at least 1")
         if tensor.offset != expected:

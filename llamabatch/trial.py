@@ -96,15 +96,7 @@ def ensure_loadable(path: Path, trial: str = "auto", sha256: str | None = None) 
     Raises:
         ModelFileError: it is damaged, has another digest, llama.cpp refuses it, or it took the child with it.
     """
-    try:
-        known = Known.of(path)
-        if sha256 is not None:
-            known = _with_digest(path, known, sha256)
-        if known.content is None:
-            known = replace(known, content=content_hash(check_model(path)))
-            known.keep()
-    except OSError as error:
-        raise ModelFileError(f"{path} cannot be read: {error.strerror}") from error
+    known = ensure_sound(path, sha256)
     if trial != "on" and (trial == "off" or known.content == BUNDLED or known.identity in _loadable):
         return
     key = _verdict_key(str(known.content))
@@ -116,6 +108,24 @@ def ensure_loadable(path: Path, trial: str = "auto", sha256: str | None = None) 
     if not kept["loads"]:
         raise ModelFileError(f"{path} {kept.get('why')}")
     _loadable.add(known.identity)
+
+
+def ensure_sound(path: Path, sha256: str | None = None) -> Known:
+    """Checks the headers of a file unless it is known, and its digest if one is given: all that needs no llama.cpp.
+
+    Raises:
+        ModelFileError: as ensure_loadable.
+    """
+    try:
+        known = Known.of(path)
+        if sha256 is not None:
+            known = _with_digest(path, known, sha256)
+        if known.content is None:
+            known = replace(known, content=content_hash(check_model(path)))
+            known.keep()
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read: {error.strerror}") from error
+    return known
 
 
 def content_hash(headers: Iterable[Header]) -> str:

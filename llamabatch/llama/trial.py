@@ -19,7 +19,7 @@ from llamabatch.llama.probe import no_core_dump
 
 REFUSED = 3
 _ROOM = 4 * 2**30  # bytes of memory beside the weights, which are mapped
-_MOST_TO_DECODE = 4 * 2**30  # a token of a larger model takes seconds
+_MOST_TO_DECODE = 16 * 2**30  # each token reads all of it
 _N_TOKENS = 4
 _N_CTX = 64
 _MEAN = 1  # LLAMA_POOLING_TYPE_MEAN

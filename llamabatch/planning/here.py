@@ -15,6 +15,7 @@ from llamabatch.memory import MIB
 from llamabatch.model_facts import ModelFacts
 from llamabatch.model_file import file_bytes
 from llamabatch.model_file import resolve as resolve_path
+from llamabatch.trial import ensure_sound
 
 _LIBRARY_SPACE = 64 * MIB  # address space of llama.cpp's libraries for CPUs
 _UNLIMITED = 2**62
@@ -43,10 +44,12 @@ def plan(config: EngineConfig, path: Path, *, loaded: bool = False) -> Plan:
 
 def read_facts(config: EngineConfig, path: Path) -> ModelFacts:
     """What the headers of the model and its draft model say, and how large the adapters are."""
+    ensure_sound(path)  # no arithmetic on what a damaged header says
     facts = replace(ModelFacts.read(path), adapter_bytes=sum(_adapter_bytes(each) for _, each in config.adapters))
     if config.draft_model is None:
         return facts
     draft = resolve_path(config.draft_model)
+    ensure_sound(draft)
     theirs = ModelFacts.read(draft)
     if draft.samefile(path):  # one file is loaded once
         theirs = replace(theirs, file_bytes=0, tensors=())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -85,13 +86,20 @@ def _open(path: Path) -> None:
     except LlamaBatchError:
         return
     with llm:
-        try:
-            [output] = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=MOST_TOKENS, temperature=0, ignore_eos=True))
-        except LlamaBatchError:
-            assert len(llm.embed([[1, 2, 3]])) == 1
-            return
-        # numbers without sense may give logits that are none: an error of this request
+        answers = [_answer(llm, prompt) for prompt in ([1, 2, 3], "Once upon a time\n\tÄ漢🙂\x00")]
+        assert any(answers), "it was loaded, and does nothing"
+
+
+def _answer(llm: LLM, prompt: list[int] | str) -> bool:
+    """Is it written on from, or made a vector? Numbers without sense may give logits that are none: an error, too."""
+    answered = False
+    with contextlib.suppress(LlamaBatchError):  # an encoder, or more than n_ctx tokens
+        [output] = llm.generate([prompt], SamplingParams(max_tokens=MOST_TOKENS, temperature=0, ignore_eos=True))
         assert output.error or len(output.token_ids) == MOST_TOKENS, output
+        answered = True
+    with contextlib.suppress(LlamaBatchError):
+        answered |= len(llm.embed([prompt])) == 1
+    return answered
 
 
 def tiny(kind: str, folder: Path) -> Path:

@@ -28,6 +28,16 @@ def test_an_assertion_that_no_check_foresees_ends_the_child_only(tmp_path, isola
     assert len(verdicts.all_of(trial.MODELS)) == 1
 
 
+@pytest.mark.parametrize("options", [{}, {"isolate": True}, {"trial": "off"}, {"draft": True}])
+def test_a_damaged_header_is_named_before_anything_is_reckoned_with_it(tmp_path, options, monkeypatch):
+    monkeypatch.setattr(trial, "run_program", None)
+    path = write("llama", tmp_path / "m.gguf", block_count=100_000)
+    if options == {"draft": True}:
+        options, path = {"speculate": "draft", "draft_model": str(path)}, "tiny"
+    with pytest.raises(ModelFileError, match=r"m.gguf: llama.block_count is 100000; allowed are 1 to 512"):
+        LLM(path, **options, **SMALL)
+
+
 def test_a_tried_file_is_loaded_at_once_the_next_time(tmp_path, monkeypatch):
     path = write("llama", tmp_path / "m.gguf")
     runs = []

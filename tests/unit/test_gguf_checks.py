@@ -48,14 +48,14 @@ VALUES = {
 TENSORS = {"token_embd.weight": (8, 5), "blk.0.attn_q.weight": (8, 8), "blk.1.attn_q.weight": (8, 8)}
 
 
-def write(path, changes=None, tensors=None, move=0, cut=0):
-    """A file of F32 tensors; `move`: of the last tensor's offset, `cut`: bytes missing at the end."""
+def write(path, changes=None, tensors=None, move=0, cut=0, kind=0):
+    """A file of F32 tensors; `move`: of the last one's offset, `kind`: type of the second, `cut`: bytes missing."""
     values = {key: item for key, item in (VALUES | (changes or {})).items() if item is not None}
     shapes = TENSORS if tensors is None else tensors
     infos, data = b"", b""
     for n, (name, dims) in enumerate(shapes.items()):
         offset = len(data) + (move if n == len(shapes) - 1 else 0)
-        infos += raw(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, 0, offset)
+        infos += raw(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind if n == 1 else 0, offset)
         size = 4
         for dim in dims:
             size *= dim
@@ -155,6 +155,7 @@ def test_a_bad_value_is_named_with_what_is_allowed(changes, words, tmp_path):
     ("options", "words"),
     [
         ({"tensors": TENSORS | {"blk.0.x.weight": (0, 3)}}, r"shape of blk.0.x.weight is \(0, 3\); each dimension"),
+        ({"kind": 26}, "type of blk.0.attn_q.weight is 'I32'; it is none of weights"),
         ({"move": 1}, "offset of blk.1.attn_q.weight is 417; it must be 416"),
         ({"move": 32}, "offset of blk.1.attn_q.weight is 448; it must be 416"),
         ({"cut": 1}, "truncated: blk.1.attn_q.weight ends at byte"),
