@@ -167,25 +167,19 @@ class AppendFile:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if empty else 0)
         self._fd = files.open(path, flags)
         self.size = os.fstat(self._fd).st_size
-        self._dirty = False
-        self._torn = False
+        self._dirty = self.size > 0  # whoever wrote it may have been killed before it reached the disk
 
     def write(self, data: bytes) -> None:
-        """All of it. After an error nothing else is written, as it would follow half a line."""
-        if self._torn:
-            raise OutputError(
-                f"{self.path} ends in the middle of a line since writing failed; run the same command again"
-            )
-        self._torn = self._dirty = True
+        """All of it. After an error nothing else may be written: it would follow half a line."""
+        self._dirty = True
         left = memoryview(data)
         while left:
             left = left[self._files.write(self._fd, left, self.path) :]
         self.size += len(data)
-        self._torn = False
 
     def truncate(self, size: int) -> None:
         self._files.truncate(self._fd, size, self.path)
-        self.size, self._torn, self._dirty = size, False, True
+        self.size, self._dirty = size, True
 
     def sync(self) -> None:
         if self._dirty:

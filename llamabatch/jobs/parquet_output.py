@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _GROUP_ROWS = 10_000
 _GROUP_BYTES = 16 * 2**20  # of lines
+_PIECE_BYTES = 2**20
 _JSON = ("logprobs", "prompt_logprobs", "response")  # columns that hold a text of JSON
 _ALWAYS = ("id", "custom_id", "response", "error")  # keys of records that may be None
 
@@ -68,6 +69,7 @@ def convert(files: Files, source: Path, target: Path, shape: Shape) -> int:
         with pq.ParquetWriter(sink, columns, compression="zstd") as writer:
             for rows in _groups(source):
                 writer.write_table(pa.Table.from_pylist(rows, schema=columns))
+        sink.write_out()
         sink.file.sync()
     finally:
         sink.file.close()
@@ -104,20 +106,29 @@ def restore(files: Files, source: Path, target: Path) -> None:
 
 
 class _Sink:
-    """What pyarrow writes to."""
+    """What pyarrow writes to, in pieces of any size."""
 
     closed = False
 
     def __init__(self, file: AppendFile) -> None:
         self.file = file
+        self._waiting = bytearray()
 
     def write(self, data: Any) -> int:
-        content = bytes(data)
-        self.file.write(content)
-        return len(content)
+        before = len(self._waiting)
+        self._waiting += data
+        written = len(self._waiting) - before
+        if len(self._waiting) >= _PIECE_BYTES:
+            self.write_out()
+        return written
+
+    def write_out(self) -> None:
+        """What pyarrow's flush() does not: it comes after each piece."""
+        self.file.write(bytes(self._waiting))
+        self._waiting.clear()
 
     def tell(self) -> int:
-        return self.file.size
+        return self.file.size + len(self._waiting)
 
     def flush(self) -> None: ...
     def close(self) -> None: ...

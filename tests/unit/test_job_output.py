@@ -180,7 +180,7 @@ def test_zeros_behind_a_crash_of_the_system_are_torn(tmp_path):
         for n in range(3):
             output.write(n, rec(n))
     with out.open("ab") as file:
-        file.write(b'{"row": 3, ' + bytes(5000) + b"\n" + bytes(100))
+        file.write(b'{"row": 3, ' + bytes(5000) + b'}\n{"row": 4, ' + bytes(100))
     assert run(out, range(5)) == [3, 4]
     assert rows(out) == list(range(5))
 
@@ -196,7 +196,11 @@ def test_the_order_can_be_changed_by_force_both_ways(tmp_path):
             output.write(n, rec(n))
     with pytest.raises(ConfigError, match=r"output\.order: 'input', now 'finished'"):
         Output(out, SETTINGS, OutputOptions(order="finished"))
-    assert run(out, numbers, OutputOptions(order="finished", force=True)) == numbers[40:]
+    files = FaultyFiles()
+    options = OutputOptions(order="finished", force=True)
+    Output(out, SETTINGS, options, files).close()
+    assert files.calls[-2:] == ["fsync", "remove"]  # of what waited
+    assert run(out, numbers, options) == numbers[40:]
     assert sorted(rows(out)) == list(range(60))
 
 
@@ -301,13 +305,16 @@ def test_the_side_file_stays_small(tmp_path, monkeypatch):
     monkeypatch.setattr(side_file, "_LEAST_GARBAGE", 2000)
     monkeypatch.setattr(side_file, "_TRIM", 16)
     out, ahead = tmp_path / "out.jsonl", tmp_path / "out.jsonl.ahead"
-    largest = 0
-    with Output(out, SETTINGS) as output:
+    largest, files = 0, FaultyFiles()
+    with Output(out, SETTINGS, files=files) as output:
+        files.calls.clear()
         for n in range(1000):
             output.write(n ^ 3, rec(n ^ 3))  # four at a time, the last one first
             largest = max(largest, ahead.stat().st_size)
         output.finish()
     assert 2000 < largest < 3000
+    calls = [call for call in files.calls if call != "write"]
+    assert calls[:3] == ["fsync", "open", "rename"]  # the output is on disk before
     assert rows(out) == list(range(1000))
 
 
@@ -323,6 +330,19 @@ def test_a_million_places_are_known_in_little_memory(tmp_path):
     assert [n for n in range(3000) if n in bits] == [0, 1000, 2000]
     assert offsets._offsets.itemsize * len(offsets._offsets) < 8_000_000
     assert offsets.n == 1000
+
+
+def test_a_torn_line_that_waits_is_mended(tmp_path):
+    out, ahead = tmp_path / "out.jsonl", tmp_path / "out.jsonl.ahead"
+    with Output(out, SETTINGS) as output:
+        for n in (2, 3):
+            output.write(n, rec(n))
+    os.truncate(ahead, ahead.stat().st_size - 9)
+    for n in (4, 5):
+        with Output(out, SETTINGS) as output:
+            output.write(n, rec(n))
+    assert run(out, range(6)) == [0, 1, 3]
+    assert rows(out) == list(range(6))
 
 
 @settings(max_examples=40, deadline=None)
@@ -342,8 +362,9 @@ def test_whatever_is_interrupted_each_row_is_there_once(data):
             until = data.draw(st.none() | st.integers(1, 10))
             with contextlib.suppress(Killed):
                 fake_job.run(out, n_rows, options, files, seed=data.draw(st.integers(0, 9)), until=until)
-            if out.exists() and data.draw(st.booleans()):
-                os.truncate(out, max(0, out.stat().st_size - data.draw(st.integers(0, 30))))
+            for path in (out, Path(f"{out}.ahead")):
+                if path.exists() and data.draw(st.booleans()):
+                    os.truncate(path, max(0, path.stat().st_size - data.draw(st.integers(0, 30))))
         fake_job.run(out, n_rows, OutputOptions(order=order))
         fake_job.check(out, n_rows, OutputOptions(order=order))
 
