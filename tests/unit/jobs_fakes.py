@@ -47,11 +47,12 @@ class FakeClient:
 
     Args:
         held: how many it keeps back.
+        kept: how many requests it remembers.
         dies_after: rows after which it is gone; None: never.
         failing: texts of prompts that end with an error of their own.
     """
 
-    def __init__(self, held=0, dies_after=None, failing=(), seed=0):
+    def __init__(self, held=0, dies_after=None, failing=(), seed=0, kept=10_000):
         self.model = FakeModel()
         self.plan = SimpleNamespace(
             config=EngineConfig("fake", n_ctx=N_CTX, n_slots=8, instances=1, strategy="batched")
@@ -61,6 +62,7 @@ class FakeClient:
         self.most_in_flight = 0
         self.closed = False
         self._held = held
+        self._kept = kept
         self._left = dies_after
         self._failing = failing
         self._rng = random.Random(seed)
@@ -71,11 +73,12 @@ class FakeClient:
         if self._left is not None and self._left <= 0:
             raise EngineClosedError("the engine is gone")
         with self._lock:
-            self.requests += [] if len(self.requests) > 10_000 else requests
+            self.requests += requests if len(self.requests) < self._kept else []
             self._pending += [(request, sink) for request in requests]
             self.most_in_flight = max(self.most_in_flight, len(self._pending))
         self._finish(self._held)
-        threading.Timer(0.01, self._finish, (0,)).start() if self._held else None
+        if self._held:
+            threading.Timer(0.01, self._finish, (0,)).start()
 
     def _finish(self, held):
         with self._lock:
