@@ -1,4 +1,4 @@
-"""A file of prompts in, a file of results out: what `llamabatch run` does. Ended at any moment, it goes on from there."""
+"""A file of prompts in, a file of results out, as `llamabatch run` does. Ended at any moment, it goes on from there."""
 
 import json
 import tempfile

@@ -65,6 +65,7 @@ class Shard(click.ParamType):  # type: ignore[type-arg]  # generic in some relea
 @click.option("--price-per-hour", type=float, help="What an hour of this machine costs; the summary tells the cost.")
 @click.option("--json", "json_file", type=_FILE, help="Write the summary as JSON; '-': to stdout.")
 @click.option("--plot", "plot_file", type=_FILE, help="Draw a report: .png, .svg or .pdf. Needs llamabatch[tools].")
+@click.option("--metrics-file", help="Keep a file of figures for Prometheus there. Needs llamabatch[metrics].")
 @engine_options(exclude=("isolate", "max_queue", "max_wait_ms"))
 def run(
     inputs: tuple[str, ...], output: str, dry_run: bool, json_file: Path | None, plot_file: Path | None,

@@ -33,9 +33,12 @@ from llamabatch.jobs.stopping import Stop
 from llamabatch.jobs.stream_output import StreamOutput, open_output
 from llamabatch.jobs.summary import Summary
 from llamabatch.jobs.total import total
-from llamabatch.jobs.watch import Watch
 from llamabatch.model_file import resolve
 from llamabatch.monitor.energy import EnergyMeter
+from llamabatch.monitor.metrics import MetricsFile
+from llamabatch.monitor.monitor import Monitor
+
+_LOOK_S = 0.5
 
 Target = Output | StreamOutput
 
@@ -107,6 +110,7 @@ class _Job:
         self._load_s = self._run_s = 0.0
         self._energy_j: float | None = None
         self._plan: Plan | None = None
+        self._metrics = settings.metrics_file and MetricsFile(settings.metrics_file, self._config.model)
 
     def run(self) -> Summary:
         settings = self._settings
@@ -161,9 +165,9 @@ class _Job:
         seed = output.seed if settings.seed is None else settings.seed
         feed = Feed(client, rows, slots_of(config), config.number("n_ctx"), seed, settings.adapters)
         loop = Loop(client, feed, output, self._counts, self._stop, lambda: self._tick(output))
-        with Watch(client) as watch, EnergyMeter() as meter, self._stop.noted(loop.wake):
+        with self._monitor(client) as monitor, EnergyMeter() as meter, self._stop.noted(loop.wake):
             start = time.perf_counter()
-            self._standing.begin(watch, slots_of(config), total(found, settings.reading), reader)
+            self._standing.begin(slots_of(config), total(found, settings.reading), reader)
             try:
                 loop.run()
                 if not self._stop:
@@ -172,8 +176,19 @@ class _Job:
             finally:
                 self._run_s = time.perf_counter() - start
                 self._energy_j = meter.read()
-                watch.look()
+                monitor.stop()  # it looks a last time
                 self._standing.note(at_once=True)
+
+    def _monitor(self, client: EngineClient) -> Monitor:
+        return Monitor(
+            client,
+            self._standing.take,
+            every_s=_LOOK_S,
+            metrics_file=self._metrics or None,
+            publish=True,
+            title=f"run {self._settings.output}",
+            job=self._standing.job,
+        )
 
     def _tick(self, output: Target) -> None:
         self._standing.note()

@@ -28,6 +28,7 @@ class Settings:
             one, which the output's manifest keeps.
         adapters: {name: scale} of those in engine["adapters"]; for all rows.
         price_per_hour: of the machine, for the summary.
+        metrics_file: where Prometheus finds the engine's figures while the job runs; None: nowhere.
         engine: options of EngineConfig by name; llama.cpp always runs in a child process.
 
     Raises:
@@ -42,6 +43,7 @@ class Settings:
     seed: int | None = None
     adapters: Mapping[str, float] | None = None
     price_per_hour: float | None = None
+    metrics_file: str | None = None
     engine: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from llamabatch.jobs.counts import Counts
 from llamabatch.jobs.progress import Standing
 from llamabatch.jobs.reader import Reader
 from llamabatch.jobs.timeline import Timeline
-from llamabatch.jobs.watch import Watch
+from llamabatch.monitor.snapshot import Snapshot
 from llamabatch.stats import EngineStats
 
 _EVERY_S = 0.1
@@ -19,38 +21,43 @@ class Standings:
 
     Attributes:
         timeline: how it stood, from its beginning on.
+        stats: what the engine has last said of itself.
     """
 
     def __init__(self, counts: Counts) -> None:
         self.timeline = Timeline(1)
+        self.stats = EngineStats()
         self._counts = counts
-        self._watch: Watch | None = None
         self._reader: Reader | None = None
         self._slots = 1
         self._total: int | None = None
         self._next = 0.0
 
-    def begin(self, watch: Watch, slots: int, total: int | None, reader: Reader) -> None:
+    def begin(self, slots: int, total: int | None, reader: Reader) -> None:
         """The engine is ready.
 
         Args:
             total: rows of the job; None: not known.
         """
         self.timeline = Timeline(slots)
-        self._watch, self._slots, self._total, self._reader = watch, slots, total, reader
+        self._slots, self._total, self._reader = slots, total, reader
 
-    @property
-    def stats(self) -> EngineStats:
-        """What the engine has last said."""
-        return EngineStats() if self._watch is None else self._watch.stats
+    def take(self, snapshot: Snapshot) -> None:
+        """What a monitor has seen; on its thread."""
+        self.stats = snapshot.stats
 
     def note(self, *, at_once: bool = False) -> None:
         """A point of the timeline, if it is time for one."""
         now = time.perf_counter()
-        if (at_once or now >= self._next) and self._watch is not None:
+        if at_once or now >= self._next:
             self._next = now + _EVERY_S
             stats = self.stats
             self.timeline.add(self._counts.ok + self._counts.failed, _tokens(stats), stats.running)
+
+    def job(self) -> Mapping[str, Any]:
+        """For `llamabatch top`."""
+        now = self.now()
+        return {"rows": now.rows, "total": now.total, "left_s": now.left_s, "errors": now.failed}
 
     def now(self) -> Standing:
         """For those who want to know."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 _MOST_POINTS = 1024
 _RECENT_S = 30.0
+_SHORT_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ class Timeline:
 
     @property
     def slot_use(self) -> float | None:
-        """Mean share of the slots that were in use; None before the first point."""
-        return self._running_s / (self._last.at_s * self._slots) if self._last.at_s > 0 else None
+        """Mean share of the slots that were in use; None of a job so short that the engine was hardly asked."""
+        return self._running_s / (self._last.at_s * self._slots) if self._last.at_s >= _SHORT_S else None
 
     @property
     def tokens_per_s(self) -> float:

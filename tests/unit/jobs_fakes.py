@@ -58,6 +58,7 @@ class FakeClient:
             config=EngineConfig("fake", n_ctx=N_CTX, n_slots=8, instances=1, strategy="batched")
         )
         self.adapters = []
+        self.pids = []
         self.requests = []
         self.most_in_flight = 0
         self.closed = False

@@ -1,0 +1,193 @@
+"""A whole job against an engine without a model: what it leaves behind however it ends, and what the command says."""
+
+import json
+import os
+import signal
+
+import pytest
+from click.testing import CliRunner
+from jobs_fakes import FakeClient
+
+from llamabatch.cli import cli
+from llamabatch.errors import ConfigError, EngineClosedError, OutputError
+from llamabatch.jobs import JobInterrupted, OutputOptions, ReadOptions, Settings, job, run
+from llamabatch.jobs.files import Files
+from llamabatch.jobs.rows import ReadOptions as Reading
+from llamabatch.jobs.sources import find
+from llamabatch.jobs.total import total, wanted
+from llamabatch.sampling_params import SamplingParams
+from tests.long import million_rows
+
+
+@pytest.fixture
+def engines(monkeypatch):
+    """(engines that the next runs get before sound ones, those that were made)."""
+    waiting, made = [], []
+
+    def connect(config):
+        made.append(waiting.pop(0) if waiting else FakeClient(held=7, seed=len(made)))
+        return made[-1]
+
+    monkeypatch.setattr(job, "connect", connect)
+    return waiting, made
+
+
+def source(folder, n=300):
+    path = folder / "in.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"prompt {i}", "id": f"row {i}"}) + "\n" for i in range(n)))
+    return str(path)
+
+
+def numbers(out):
+    return [json.loads(line)["row"] for line in out.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("order", ["input", "finished"])
+def test_an_engine_that_is_gone_leaves_what_had_finished_and_the_next_run_does_the_rest(order, tmp_path, engines):
+    waiting, made = engines
+    out = tmp_path / "out.jsonl"
+    settings = Settings(source(tmp_path), str(out), writing=OutputOptions(order=order))
+    waiting += [FakeClient(held=7, dies_after=100), FakeClient(held=7, dies_after=100)]
+    for _ in range(2):
+        with pytest.raises(EngineClosedError, match="SIGKILL"):
+            run(settings)
+    summary = run(settings)
+    assert (summary.counts.done_before, summary.counts.ok, summary.exit_code) == (200, 100, 0)
+    assert sorted(numbers(out)) == list(range(300))
+    assert order == "finished" or numbers(out) == list(range(300))
+    assert all(engine.closed for engine in made)
+
+
+def test_a_job_that_is_done_starts_no_engine(tmp_path, engines):
+    _, made = engines
+    settings = Settings(source(tmp_path), str(tmp_path / "out.jsonl"))
+    assert run(settings).counts.ok == 300
+    again = run(settings)
+    assert (again.counts.done_before, again.counts.ok, again.exit_code) == (300, 0, 0)
+    assert len(made) == 1
+
+
+def test_errors_of_an_earlier_run_count_in_the_exit_code(tmp_path, engines):
+    waiting, _ = engines
+    waiting.append(FakeClient(failing={"prompt 5"}))
+    settings = Settings(source(tmp_path, 10), str(tmp_path / "out.jsonl"))
+    assert run(settings).exit_code == 1
+    assert run(settings).exit_code == 1
+    retried = run(Settings(settings.inputs, settings.output, writing=OutputOptions(retry_errors=True)))
+    assert (retried.exit_code, retried.counts.ok, retried.counts.done_before) == (0, 1, 9)
+
+
+def test_a_signal_while_the_engine_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr(job, "connect", lambda config: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(JobInterrupted) as told:
+        run(Settings(source(tmp_path), str(tmp_path / "out.jsonl")))
+    assert told.value.summary.exit_code == 143
+
+
+def test_a_disk_that_fails_ends_the_job_and_the_next_run_does_the_rest(tmp_path, engines, monkeypatch):
+    _, made = engines
+    written = 0
+
+    def failing(self, what, function, *args):
+        nonlocal written
+        written += what == "write"
+        if written == 100:
+            raise OSError(5, "Input/output error")
+        return function(*args)
+
+    out = tmp_path / "out.jsonl"
+    settings = Settings(source(tmp_path), str(out))
+    with monkeypatch.context() as patch:
+        patch.setattr(Files, "_system", failing)
+        with pytest.raises(OutputError, match="run the same command again"):
+            run(settings)
+    assert made[0].closed
+    assert run(settings).exit_code == 0
+    assert numbers(out) == list(range(300))
+
+
+def test_the_seed_is_the_jobs_and_each_row_has_its_own(tmp_path, engines):
+    _, made = engines
+    for name in ("a", "b"):
+        run(Settings(source(tmp_path, 20), str(tmp_path / name), seed=3))
+    one, other = ({request.prompt: request.seed for request in engine.requests} for engine in made)
+    assert one == other
+    assert len(set(one.values())) == 20
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"inputs": ()}, "inputs is empty"),
+        ({"output": ""}, "output is ''"),
+        ({"price_per_hour": -1}, "price_per_hour is -1"),
+        ({"seed": -1}, "seed is -1"),
+        ({"engine": {"max_queue": 3}}, "keeps its own queue"),
+        ({"engine": {"slots": 3}}, "there is no option 'slots'"),
+    ],
+)
+def test_settings_are_checked_when_they_are_made(options, message):
+    with pytest.raises(ConfigError, match=message):
+        Settings(**{"inputs": "in.jsonl", "output": "out.jsonl"} | options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["in.jsonl"], "Missing argument"),
+        (["none.jsonl", "out.jsonl"], "does not exist"),
+        (["none*.jsonl", "out.jsonl"], "no file matches"),
+        (["in.jsonl", "no/such/out.jsonl"], "no directory"),
+        (["in.jsonl", "out.jsonl", "--shard", "5/4"], "shard is 5"),
+        (["in.jsonl", "out.jsonl", "--shard", "one"], "such as 1/4"),
+        (["in.jsonl", "out.jsonl", "--limit", "0"], "limit is 0"),
+        (["in.jsonl", "out.jsonl", "--chat", "--embed"], "not both"),
+        (["in.jsonl", "out.jsonl", "--system", "s"], "task='chat'"),
+        (["in.jsonl", "out.jsonl", "--order", "random"], "'random' is not one of"),
+        (["in.jsonl", "-", "--json", "-"], "both go to stdout"),
+        (["in.jsonl", "out.jsonl", "--plot", "report.txt"], "no ending of a picture"),
+        (["in.jsonl", "out.jsonl", "--metrics-file", "no/such/x.prom"], "no folder"),
+        (["in.jsonl", "out.jsonl", "-P", "temprature=1"], "did you mean 'temperature'"),
+        (["in.jsonl", "out.jsonl", "-m", "none.gguf"], "none.gguf"),
+    ],
+)
+def test_bad_usage_ends_with_2_and_a_sentence(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source(tmp_path, 1)
+    result = CliRunner().invoke(cli, ["run", *arguments])
+    assert result.exit_code == 2, result.output
+    assert message in result.output
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_the_command_says_what_ended_it(tmp_path, engines):
+    waiting, _ = engines
+    waiting.append(FakeClient(dies_after=10))
+    arguments = ["run", source(tmp_path), str(tmp_path / "out.jsonl"), "--json", str(tmp_path / "sum.json")]
+    died = CliRunner().invoke(cli, arguments)
+    assert (died.exit_code, "SIGKILL" in died.output) == (3, True)
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 0, done.output
+    assert "10 done before" in done.output
+    assert json.loads((tmp_path / "sum.json").read_text())["rows"]["done_before"] == 10
+
+
+@pytest.mark.parametrize("number", range(million_rows.QUICK))
+def test_memory_does_not_grow_with_the_rows(number, tmp_path):
+    million_rows.case(number, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "n"), [(b"", 0), (b"{}\n{}\n", 2), (b"{}\n{}", 2), (b"{}\n\n{}\n\n \n", 3), (b"\n\n", 0)]
+)
+def test_rows_are_counted_as_they_are_read(content, n, tmp_path):
+    (tmp_path / "in.jsonl").write_bytes(content)
+    assert total(find([tmp_path / "in.jsonl"]), ReadOptions()) == n
+
+
+@pytest.mark.parametrize("limit", [None, 1, 7, 100])
+@pytest.mark.parametrize("n_shards", [1, 2, 3, 9])
+def test_how_many_rows_are_wanted(limit, n_shards):
+    for i in range(1, n_shards + 1):
+        options = Reading(SamplingParams(), shard=(i, n_shards), limit=limit)
+        assert wanted(20, options) == sum(map(options.wants, range(20)))
