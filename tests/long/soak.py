@@ -25,6 +25,7 @@ HOLDS = (
 TOTAL = 1
 QUICK = 1  # of ten seconds
 SECONDS = 3600.0
+TIMEOUT_S = 2 * SECONDS
 
 SAMPLE_S = 10.0
 STUCK_S = 120.0

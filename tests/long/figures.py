@@ -1,0 +1,87 @@
+"""Which figures there are: the modules of this folder that say what holds, and in how many cases."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+PACKAGE = "tests.long"
+
+_HOLDS = re.compile(r"^HOLDS\b", re.MULTILINE)
+_IMPORTS = re.compile(r"^\s*from tests\.long(?:\.(\w+))? import (.+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One row of the table of what must hold.
+
+    Attributes:
+        name: of its module.
+        holds: in one sentence.
+        total: how many cases there are, numbered from 0.
+        quick: how many of them the test suite runs.
+        timeout_s: how long one case may take.
+        digest: of the module and those of this folder that it imports: whether its cases are still the same.
+    """
+
+    name: str
+    holds: str
+    total: int
+    quick: int
+    timeout_s: float
+    digest: str
+
+
+def find(folder: Path = HERE, package: str = PACKAGE) -> list[Figure]:
+    """All of them, by name; the one that takes an hour alone comes last."""
+    names = sorted(path.stem for path in folder.glob("*.py") if _HOLDS.search(path.read_text(encoding="utf-8")))
+    figures = [_figure(folder, load(folder, name, package), name) for name in names]
+    return sorted(figures, key=lambda figure: (figure.timeout_s > DEFAULT_TIMEOUT_S, figure.name))
+
+
+def load(folder: Path, name: str, package: str = PACKAGE) -> ModuleType:
+    """The module of a figure; of another folder than this one for tests of the framework."""
+    if folder == HERE:
+        return importlib.import_module(f"{package}.{name}")
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+DEFAULT_TIMEOUT_S = 900.0
+
+
+def _figure(folder: Path, module: ModuleType, name: str) -> Figure:
+    case: Callable[..., None] = module.case
+    total, quick = int(module.TOTAL), int(module.QUICK)
+    if not callable(case) or not 0 <= quick <= total or total < 1 or not str(module.HOLDS).strip():
+        raise ValueError(f"{name}: HOLDS, TOTAL, QUICK and case do not go together")
+    timeout_s = float(getattr(module, "TIMEOUT_S", DEFAULT_TIMEOUT_S))
+    return Figure(name, " ".join(str(module.HOLDS).split()), total, quick, timeout_s, digest(folder, name))
+
+
+def digest(folder: Path, name: str) -> str:
+    """Of the module's text and of what it takes from its neighbours, in turn."""
+    found, todo = dict[str, bytes](), [name]
+    while todo:
+        path = folder / f"{todo.pop()}.py"
+        if path.stem in found or not path.is_file():
+            continue
+        found[path.stem] = path.read_bytes()
+        for module, names in _IMPORTS.findall(found[path.stem].decode()):
+            todo += [module] if module else [word.strip() for word in names.split(",")]
+    whole = hashlib.sha256()
+    for stem in sorted(found):
+        whole.update(stem.encode() + b"\0" + found[stem] + b"\0")
+    return whole.hexdigest()[:16]

@@ -1,0 +1,120 @@
+"""What has been run so far, kept after each case; and what of it is committed."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.long.figures import Figure
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one case.
+
+    Attributes:
+        error: None: it holds.
+        date: when it ended, UTC.
+        revision: of the repository.
+    """
+
+    error: str | None
+    seconds: float
+    date: str
+    revision: str
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+class State:
+    """Outcomes by figure and number of the case, in a file that is replaced as a whole each time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._figures: dict[str, dict[str, Any]] = {}
+        if path.exists():
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            if kept.get("version") == _VERSION:
+                self._figures = kept["figures"]
+
+    def outcomes(self, figure: Figure) -> dict[int, Outcome]:
+        """Those of the cases as they are; outcomes of a module that was changed since do not count."""
+        kept = self._figures.get(figure.name)
+        if kept is None or kept["digest"] != figure.digest:
+            return {}
+        found = {int(number): Outcome(**outcome) for number, outcome in kept["cases"].items()}
+        return {number: outcome for number, outcome in found.items() if number < figure.total}
+
+    def missing(self, figure: Figure) -> list[int]:
+        """Cases without an outcome, and then those that failed, which are tried again."""
+        outcomes = self.outcomes(figure)
+        never = [number for number in range(figure.total) if number not in outcomes]
+        return never + [number for number in sorted(outcomes) if outcomes[number].error is not None]
+
+    def record(self, figure: Figure, number: int, outcome: Outcome) -> None:
+        """Keeps an outcome, on the disk before this returns."""
+        kept = self._figures.get(figure.name)
+        if kept is None or kept["digest"] != figure.digest:
+            kept = self._figures[figure.name] = {"digest": figure.digest, "cases": {}}
+        kept["cases"][str(number)] = asdict(outcome)
+        write(self._path, {"version": _VERSION, "figures": self._figures})
+
+    def forget(self, figures: Iterable[Figure]) -> None:
+        """For running them anew."""
+        for figure in figures:
+            self._figures.pop(figure.name, None)
+        write(self._path, {"version": _VERSION, "figures": self._figures})
+
+
+def publish(path: Path, figures: Iterable[Figure], state: State, machine: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes the committed summary. Figures of which no case was run here keep what stands in it.
+
+    Args:
+        machine: what the cases ran on, without names of hosts and paths.
+    """
+    kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["figures"] if path.exists() else {}
+    for figure in figures:
+        outcomes = state.outcomes(figure)
+        if outcomes:
+            kept[figure.name] = summary(figure, outcomes) | {"machine": dict(machine)}
+    document = {"figures": {name: kept[name] for name in sorted(kept)}}
+    write(path, document, indent=1)
+    return document
+
+
+def summary(figure: Figure, outcomes: Mapping[int, Outcome]) -> dict[str, Any]:
+    """What is to be known of one figure."""
+    failed = {number: outcome.error for number, outcome in outcomes.items() if outcome.error is not None}
+    dates = sorted(outcome.date for outcome in outcomes.values())
+    return {
+        "holds": figure.holds,
+        "cases": figure.total,
+        "run": len(outcomes),
+        "failed": len(failed),
+        "failures": {str(number): failed[number] for number in sorted(failed)},
+        "seconds": round(sum(outcome.seconds for outcome in outcomes.values()), 1),
+        "first": dates[0],
+        "last": dates[-1],
+        "revisions": sorted({outcome.revision for outcome in outcomes.values()}),
+    }
+
+
+def write(path: Path, document: Any, indent: int | None = None) -> None:
+    """The file is the old one or the new one, whatever happens in between."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with beside.open("w", encoding="utf-8") as file:
+        json.dump(document, file, indent=indent, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)

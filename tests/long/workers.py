@@ -1,0 +1,122 @@
+"""Cases run in a process of their own kind: one that dies, hangs or leaks costs one case and not the run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from tests.long import figures
+from tests.long.figures import ROOT, Figure
+from tests.long.state import Outcome, now
+
+_MAX_MESSAGE = 600
+
+
+class Worker:
+    """A process that runs cases of one figure, one after another; a new one after one that ended badly."""
+
+    def __init__(self, figure: Figure, folder: Path, revision: str) -> None:
+        self._figure, self._folder, self._revision = figure, folder, revision
+        self._process: subprocess.Popen[str] | None = None
+        self._stopped = False
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._stopped = True
+        self._end()
+
+    def run(self, number: int) -> Outcome | None:
+        """One case; None: this was stopped before it had ended."""
+        start = time.monotonic()
+        error = self._ask(number)
+        return None if self._stopped else Outcome(error, round(time.monotonic() - start, 2), now(), self._revision)
+
+    def _end(self) -> None:
+        """Ends the process and all that it has started."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(psutil.Error):
+            for child in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+                with contextlib.suppress(psutil.Error):
+                    child.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+    def _ask(self, number: int) -> str | None:
+        """What is wrong with a case; None: it holds."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.long.workers", str(self._folder), self._figure.name],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+                start_new_session=True,  # Ctrl-C is for the one who asks
+            )  # fmt: skip
+        process, is_late = self._process, threading.Event()
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def late() -> None:
+            is_late.set()
+            process.kill()
+
+        timer = threading.Timer(self._figure.timeout_s, late)
+        timer.start()
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(f"{number}\n")
+                process.stdin.flush()
+            answer = process.stdout.readline()
+        finally:
+            timer.cancel()
+        if answer:
+            error: str | None = json.loads(answer)["error"]
+            return error
+        self._end()
+        if is_late.is_set():
+            return f"it did not end within {self._figure.timeout_s:g} s"
+        return f"its process ended with code {process.returncode}"
+
+
+def message(error: BaseException, folder: Path) -> str:
+    """What is wrong, for a file that is committed: short, and without paths of this machine."""
+    text = f"{type(error).__name__}: {error}".replace(str(folder), "FOLDER").replace(str(ROOT), ".")
+    for place in (str(Path.home()), tempfile.gettempdir(), sys.prefix):
+        text = text.replace(place, "…") if len(place) > 1 else text
+    return text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + "…"
+
+
+def main(folder: Path, name: str) -> None:
+    """Reads numbers of cases from stdin and answers each with a line of JSON. What cases print goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    module = figures.load(folder, name)
+    for line in sys.stdin:
+        error = None
+        with tempfile.TemporaryDirectory(prefix=f"llamabatch-{name}-", ignore_cleanup_errors=True) as place:
+            try:
+                module.case(int(line), Path(place))
+            except KeyboardInterrupt:
+                return
+            except BaseException as failure:
+                error = message(failure, Path(place))
+        answers.write(json.dumps({"error": error}) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
