@@ -41,10 +41,7 @@ def all_different() -> list[Kind]:
 
 def check(path: Path, bad: list[Kind], number: int) -> None:
     """Writes a file with these kinds and holds what is read of it against what stands there."""
-    good = [good_line(i) for i in range(len(bad))]
-    rows = [b'{"prompt": "without an id"}', b'{"id": "%s", "prompt": "earlier"}' % EARLIER.encode()]
-    for kind, line in zip(bad, good, strict=True):
-        rows += [kind.line, line]
+    rows = lines_with(bad)
     write(path, rows, number)
     found = list(read(find([path])))
     assert [row.number for row in found] == list(range(len(rows)))
@@ -63,8 +60,16 @@ def check(path: Path, bad: list[Kind], number: int) -> None:
     assert len(used) == len(set(used))
 
 
+def lines_with(bad: list[Kind]) -> list[bytes]:
+    """Two good lines, of which the first has no id; then a bad one and a good one in turn."""
+    rows = [b'{"prompt": "without an id"}', b'{"id": "%s", "prompt": "earlier"}' % EARLIER.encode()]
+    for i, kind in enumerate(bad):
+        rows += [kind.line, good_line(i)]
+    return rows
+
+
 def good_line(i: int) -> bytes:
-    line = {"id": f"good after {i}", "prompt": f"prompt {i} ü", "max_tokens": i % 7 + 1}
+    line = {"id": f"good after {i}", "prompt": f"prompt {i} ü", "max_tokens": i % 7 + 1, "ignore_eos": True}
     return json.dumps(line, ensure_ascii=i % 2 == 0).encode()
 
 
