@@ -14,7 +14,7 @@ from llamabatch.model_facts import MOST_CTX, ModelFacts
 from llamabatch.policies import POLICIES
 from llamabatch.profile import Profile
 
-__all__ = ["Memory", "Plan", "check_fits", "memory", "resolve"]
+__all__ = ["MEMORY_SHARE", "Memory", "Plan", "check_fits", "fits", "memory", "planned", "resolve"]
 
 _MOST_SLOTS = 32
 _FEW_SLOTS = 4  # with fewer slots of n_ctx each, sharing the cells serves more requests at once
@@ -98,13 +98,13 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
     config = _threads(config, machine.cores // n_instances, small, reasons)
     config = _kv_cache(facts, config, machine, reasons, profile if n_instances == 1 else None)
     config = replace(config, strategy=_strategy(config, reasons))
-    plan = replace(_planned(facts, config, machine), reasons=reasons)
+    plan = replace(planned(facts, config, machine), reasons=reasons)
     check_fits(plan, machine)
     return plan
 
 
-def _planned(facts: ModelFacts, config: EngineConfig, machine: Machine) -> Plan:
-    """With the memory of one of its engines."""
+def planned(facts: ModelFacts, config: EngineConfig, machine: Machine) -> Plan:
+    """The memory of one of its engines. The config has numbers for n_ctx, n_slots, instances and n_threads_batch."""
     part = Plan(config, Memory(0, 0, 0), {}).part()
     n_slots = 1 if config.strategy in POLICIES and POLICIES[config.strategy].one_slot else part.number("n_slots")
     shares = machine.gpu_shares(config.tensor_split) if config.n_gpu_layers else ()
@@ -143,7 +143,7 @@ def check_fits(plan: Plan, machine: Machine, share: float = 1.0) -> None:
 def fits(facts: ModelFacts, config: EngineConfig, machine: Machine, share: float = 1.0) -> bool:
     """As check_fits. The config has numbers for n_ctx, n_slots, instances and n_threads_batch."""
     try:
-        check_fits(_planned(facts, config, machine), machine, share)
+        check_fits(planned(facts, config, machine), machine, share)
     except MemoryPlanError:
         return False
     return True

@@ -17,7 +17,7 @@ from llamabatch.model_file import file_bytes
 from llamabatch.model_file import resolve as resolve_path
 from llamabatch.trial import ensure_sound
 
-_LIBRARY_SPACE = 64 * MIB  # address space of llama.cpp's libraries for CPUs
+_LIBRARY_SPACE = 96 * MIB  # address space of llama.cpp's libraries for CPUs
 _UNLIMITED = 2**62
 
 

@@ -1,0 +1,47 @@
+"""`llamabatch plan`: what fits in memory, before anything is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from llamabatch.cli.options import AutoInt, engine_options, model_option
+from llamabatch.compare.output import check
+from llamabatch.planning.output import write
+from llamabatch.planning.run import Question, answer, size_in_bytes
+
+_FILE = click.Path(path_type=Path)
+
+
+@click.command()
+@model_option
+@click.option("--slots", type=AutoInt(), help="Requests at once; not given: what fits.")
+@click.option("--prompts", type=_FILE, help="Text file with one prompt a line, or JSONL: the longest decides n_ctx.")
+@click.option(
+    "-n", "--max-tokens", type=int, default=256, show_default=True, help="With --prompts: tokens to generate."
+)
+@click.option("--memory", help="Plan for a machine with so much free, such as 8G, instead of what is free here.")
+@click.option("--load", type=int, help="Requests that come at once; with --prompts, as many as it has.")
+@click.option("--latency", type=float, help="Milliseconds that the p95 of the time between two tokens may take.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option("--plot", "plot_file", type=_FILE, help="Draw a picture: .png, .svg or .pdf. Needs llamabatch[tools].")
+@engine_options(exclude=("n_slots",))
+def plan(
+    model: str, slots: Any, memory: str | None, latency: float | None, as_json: bool, plot_file: Path | None,
+    engine: dict[str, Any], **asked: Any,
+) -> None:  # fmt: skip
+    """Tell what fits in memory: slots, context, engines, which strategy suits, and what to change. Loads no model.
+
+    Exit code 1 if what was asked for does not fit.
+    """
+    if slots is not None:
+        engine["n_slots"] = slots
+    free = None if memory is None else size_in_bytes(memory)
+    question = Question(model, engine, memory_bytes=free, latency_ms=latency, **asked)
+    check(None, plot_file)
+    report = answer(question)
+    write(report, as_json, plot_file)
+    if not report.fits:
+        click.get_current_context().exit(1)

@@ -1,0 +1,103 @@
+"""A report as tables on a terminal, through rich."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from llamabatch.memory import MIB, PROCESS_BYTES, mib
+from llamabatch.planning.report import Report
+
+
+def show(report: Report, console: Console) -> None:
+    """Prints the sum, what fits, the strategy, and what to change."""
+
+    def line(text: str, style: str | None = None) -> None:
+        console.print(escape(text), style=style, highlight=False, soft_wrap=True)
+
+    machine, config = report.machine, report.asked.config
+    free = "given with --memory" if report.assumed else "free here"
+    line(f"{report.model}: {mib(report.file_bytes)}; {mib(machine.available_bytes)} {free}, {machine.cores} cores")
+    if report.prompts is not None:
+        p = report.prompts
+        line(
+            f"{p.source}: {p.count:,} prompts of {p.median:,} tokens at the median, {p.p95:,} at p95, {p.longest:,} at "
+            f"most, counted with the model's vocabulary; with {p.output:,} more each: n_ctx {p.n_ctx:,}"
+        )
+    console.print(_sum(report))
+    if report.refusal is not None:
+        line(f"It does not fit: {report.refusal}", "bold red")
+    else:
+        line(
+            f"It fits: {config.n_slots} slots of {config.n_ctx:,} tokens"
+            f"{f', {config.instances} engines' if config.instances != 1 else ''}.",
+            "bold green",
+        )
+    console.print(_lengths(report))
+    line(f"Strategy: {report.strategy}: {report.because}.")
+    line(f"Instances: {config.instances} in the plan; {_children(report)}.")
+    if report.changes:
+        line("What would make it fit:" if not report.fits else "For more slots in half of what is free:")
+        for change in report.changes:
+            line(f"  {change.what}")
+    elif not report.fits:
+        line("No single change makes it fit: give it less of several, or a smaller model.", "red")
+
+
+def _children(report: Report) -> str:
+    if report.instances == 0:
+        return "not one would fit as a child process in half of what is free"
+    return f"up to {report.instances} would fit as child processes in half of what is free, one for each core at most"
+
+
+def _sum(report: Report) -> Table:
+    """What one engine takes, part by part, and all of them with the process."""
+    need, config = report.memory, report.asked.config
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("of one engine" if config.instances != 1 else "memory", no_wrap=True)
+    table.add_column("MiB", justify="right", no_wrap=True)
+    for gpu in need.gpus:
+        table.add_column(f"GPU {gpu.number}\nMiB", justify="right", no_wrap=True)
+    parts = {
+        "weights": (need.weights, [gpu.weights for gpu in need.gpus]),
+        f"KV cache ({need.layout})": (need.kv_cache, [gpu.kv_cache for gpu in need.gpus]),
+        "buffers of a pass, logits": (need.compute, [gpu.compute for gpu in need.gpus]),
+        "repacked copies of weights": (need.copies, []),
+        "vocabulary, adapters, threads": (need.vocabulary, []),
+        "draft model": (need.draft, []),
+    }
+    for name, (here, there) in parts.items():
+        if here or any(there):
+            table.add_row(name, _mib(here), *(map(_mib, there) if there else [""] * len(need.gpus)))
+    table.add_section()
+    table.add_row("sum", _mib(need.total), *(_mib(gpu.total) for gpu in need.gpus), style="bold")
+    if config.instances != 1:
+        table.add_row(f"{config.instances} engines", _mib(report.total_bytes), *[""] * len(need.gpus), style="bold")
+    if not report.asked.in_children:
+        peak = report.total_bytes + PROCESS_BYTES
+        table.add_row("with the process: the peak", _mib(peak), *[""] * len(need.gpus))
+    return table
+
+
+def _lengths(report: Report) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    heads = ("n_ctx", "slots\nin half of it", "slots\nin all of it", "memory\nMiB", "a slot\nMiB")
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in report.rows:
+        asked = row.n_ctx == report.asked.config.n_ctx
+        table.add_row(
+            f"{row.n_ctx:,}{' ◀' if asked else ''}",
+            str(row.slots),
+            str(row.most_slots),
+            _mib(row.memory.total),
+            f"{row.slot_bytes / MIB:,.1f}",
+            style="bold green" if asked and row.slots else "red" if row.most_slots == 0 else None,
+        )
+    return table
+
+
+def _mib(n_bytes: int) -> str:
+    return f"{n_bytes / MIB:,.0f}"

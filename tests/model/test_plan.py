@@ -1,0 +1,211 @@
+"""`llamabatch plan`, and that what it predicts is what is measured."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from llamabatch import LLM, Engine, EngineConfig
+from llamabatch.cli import cli
+from llamabatch.errors import ConfigError, InputError, MemoryPlanError
+from llamabatch.llama import model as model_module
+from llamabatch.machine import Machine
+from llamabatch.model_facts import ModelFacts
+from llamabatch.model_file import resolve
+from llamabatch.planning import here
+from llamabatch.planning.advice import strategy
+from llamabatch.planning.run import Question, answer, size_in_bytes
+from llamabatch.profile import Profile, ProfileKey, Stair
+from llamabatch.synth import Shape, write_model
+from tests.long import address_space, memory_prediction
+from tests.long.memory_prediction import MOST_OFF, measure
+
+MIB = 2**20
+SMALL = Shape("qwen2", 6, 512, 2048, 8, 2, 64, 32_000, 4096, 1e6, 1e-6, tied=True)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plan")
+    return {quant: (folder / f"{quant}.gguf", write_model(SMALL, folder / f"{quant}.gguf", quant))[0] for quant in
+            ("Q8_0", "Q4_K_M")}  # fmt: skip
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
+@pytest.mark.parametrize(("quant", "n_slots"), [("Q8_0", 8), ("Q4_K_M", 32)])
+def test_the_predicted_peak_is_the_measured_one(models, quant, n_slots):
+    """Full counts, with the bundled model and real shapes: tests/long/memory_prediction.py."""
+    found = measure(str(models[quant]), {"n_slots": n_slots, "n_ctx": 1024})
+    assert found["ratio"] == pytest.approx(1, abs=MOST_OFF), found
+    assert (found["plan"]["copies"] > 0) == bool(quant == "Q4_K_M" and here.machine_here(EngineConfig("m")).features)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
+@pytest.mark.parametrize("number", range(memory_prediction.QUICK))
+def test_the_prediction_for_the_bundled_model(number, tmp_path):
+    memory_prediction.case(number, tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS does not hold elsewhere")
+@pytest.mark.parametrize("number", range(address_space.QUICK))
+def test_a_limit_on_the_address_space(number, tmp_path):
+    address_space.case(number, tmp_path)
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli, ["plan", *map(str, arguments)], catch_exceptions=False)
+
+
+def test_the_tables():
+    done = run("-m", "tiny", "--slots", 8, "--n-ctx", 512, "--memory", "2G")
+    assert done.exit_code == 0
+    for text in (
+        "2,048 MiB given with --memory",
+        "It fits: 8 slots of 512 tokens",
+        "512 ◀",
+        "Strategy: batched",
+        "sum",
+    ):
+        assert text in done.output, text
+
+
+def test_json_says_the_same_as_the_engine():
+    found = json.loads(run("--slots", 8, "--n-ctx", 512, "--json", "--no-profile").output)
+    with Engine(EngineConfig("tiny", n_slots=8, n_ctx=512, profile=False)) as engine:
+        one = answer(Question(engine={"n_slots": 8, "n_ctx": 512, "profile": False, "instances": 1}))
+        assert one.memory == engine.plan.memory
+    assert found["schema_version"] == 1
+    assert found["fits"]
+    assert found["memory"]["one_engine"]["total"] == sum(
+        found["memory"]["one_engine"][name]
+        for name in ("weights", "kv_cache", "compute", "copies", "vocabulary", "draft")
+    )
+    assert [row["n_ctx"] for row in found["by_n_ctx"]] == [256, 512, 1024, 2048]
+    assert all(row["slots"] <= row["most_slots"] for row in found["by_n_ctx"])
+
+
+def test_what_does_not_fit_comes_with_what_would(models):
+    asked = ("-m", models["Q8_0"], "--n-ctx", 4096, "--kv", "split", "--memory", "400M", "--strategy", "batched")
+    done = run(*asked, "--slots", 64, "--json")
+    assert done.exit_code == 1
+    found = json.loads(done.output)
+    assert not found["fits"]
+    assert "64 x 4,096 cells" in found["refusal"]
+    changes = found["changes"]
+    for start in ("with n_ctx 4,096: ", "with n_ctx 2,048: 64 slots", "--kv unified --kv-cells "):
+        assert any(change["what"].startswith(start) for change in changes), start
+    assert all(change["total_bytes"] <= 400 * MIB for change in changes)
+    few = next(change["slots"] for change in changes if change["what"].startswith("with n_ctx 4,096"))
+    assert run(*asked, "--slots", few).exit_code == 0
+    more = run(*asked, "--slots", few + 1)
+    assert more.exit_code == 1
+    assert "It does not fit" in more.output
+    assert "What would make it fit" in more.output
+
+
+def test_nothing_is_loaded(monkeypatch):
+    def load(*_):
+        raise AssertionError("a model is loaded")
+
+    monkeypatch.setattr(model_module.Model, "__init__", load)
+    assert answer(Question()).fits
+    with pytest.raises(MemoryPlanError, match=r"weights \+ .* = .* are free"):
+        LLM("tiny", n_slots=256, n_ctx=2048, kv="split", **_little(monkeypatch))
+
+
+def _little(monkeypatch):
+    monkeypatch.setattr(here, "machine_here", lambda config: Machine(2, 64 * MIB))
+    return {"profile": False}
+
+
+def test_auto_takes_what_fits(monkeypatch):
+    monkeypatch.setattr(here, "machine_here", lambda config: Machine(1, 64 * MIB, fast_attention=True))
+    with LLM("tiny", n_slots="auto", profile=False, kv="split") as llm:
+        assert 1 <= llm.plan.config.n_slots < 8
+        assert llm.plan.total_bytes <= 32 * MIB
+        one_more = replace(llm.plan.config, n_slots=llm.plan.config.n_slots + 1)
+    from llamabatch.capacity import planned
+
+    assert planned(ModelFacts.read(resolve("tiny")), one_more, Machine(1, 64 * MIB)).total_bytes > 32 * MIB
+    monkeypatch.setattr(here, "machine_here", lambda config: Machine(1, 16 * MIB))
+    with pytest.raises(MemoryPlanError, match="= "):
+        LLM("tiny", n_slots="auto", profile=False)
+
+
+def test_prompts_decide_the_context(tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("one two three\n" * 9 + "word " * 200 + "\n")
+    found = answer(Question(prompts=file, max_tokens=100))
+    assert found.prompts.count == 10
+    assert found.asked.config.n_ctx == found.prompts.longest + 100
+    assert found.prompts.median < found.prompts.p95 <= found.prompts.longest
+    done = run("--prompts", file, "-n", 100)
+    assert "10 prompts" in done.output
+    assert "counted with the model's vocabulary" in done.output
+    with pytest.raises(ConfigError, match="was trained for 2048"):
+        answer(Question(prompts=file, max_tokens=2000))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"load": 0}, "load is 0"), ({"latency_ms": -1}, "latency_ms"), ({"max_tokens": 0}, "max_tokens is 0")],
+)
+def test_bad_questions(options, message):
+    with pytest.raises(ConfigError, match=message):
+        Question(**options)
+
+
+def test_sizes():
+    assert [size_in_bytes(text) for text in ("8G", "512M", "1.5 GiB", "1000")] == [8 * 2**30, 2**29, 3 * 2**29, 1000]
+    for text in ("", "much", "-1G", "8X"):
+        with pytest.raises(InputError, match="give a size"):
+            size_in_bytes(text)
+
+
+def test_which_strategy_suits():
+    plan = answer(Question(engine={"n_slots": 16, "strategy": "batched"})).plan
+    shape = ModelFacts.read(resolve("tiny"))
+    assert shape.n_layer > 0
+    key = ProfileKey(None, "", "", 2, "", "f16", "f16")
+    flat = Profile(key, "2026-01-01", "m", stairs=(Stair(1, 10.0), Stair(8, 12.0), Stair(32, 20.0)))
+    steep = Profile(key, "2026-01-01", "m", stairs=(Stair(1, 10.0), Stair(8, 90.0)))
+    here_ = Machine(4, 2**33)
+    cases = [
+        ((here_, None, None, None), "batched"),
+        ((here_, None, 1, None), "sequential"),
+        ((here_, flat, None, 15.0), "batched"),
+        ((here_, flat, None, 5.0), "sequential"),
+        ((here_, steep, None, None), "length-sorted"),
+        ((here_, steep, None, 50.0), "interleaved"),
+        ((Machine(4, 2**33, n_gpus=2), None, None, None), "multi-instance"),
+        ((Machine(64, 2**33), None, None, None), "multi-instance"),
+    ]
+    for (machine, profile, load, latency), wanted in cases:
+        assert strategy(plan, machine, profile, load, latency)[0] == wanted, (profile, load, latency)
+    assert "with 8 slots a step takes 12 ms" in strategy(plan, here_, flat, None, 15.0)[1]
+
+
+def test_the_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    from llamabatch.planning.plot import figure
+
+    done = run("--plot", tmp_path / "plan.png", "--slots", 8)
+    assert done.exit_code == 0
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    left, right = figure(answer(Question())).axes
+    assert len(left.lines) >= 4
+    assert len(right.patches) >= 4
+    assert run("--plot", tmp_path / "plan.txt").exit_code == 2
+
+
+def test_the_library_is_not_needed_to_read_a_header(tmp_path):
+    """How the facts come about: no llama_cpp, and no numpy beyond what the package itself imports."""
+    code = (
+        "import sys\nfrom llamabatch.model_facts import ModelFacts\nfrom llamabatch.model_file import resolve\n"
+        "assert ModelFacts.read(resolve('tiny')).n_layer == 6\nassert 'llama_cpp' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
