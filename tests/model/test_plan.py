@@ -95,7 +95,7 @@ def test_what_does_not_fit_comes_with_what_would(models):
     assert not found["fits"]
     assert "64 x 4,096 cells" in found["refusal"]
     changes = found["changes"]
-    for start in ("with n_ctx 4,096: ", "with n_ctx 512: 64 slots", "--kv unified --kv-cells "):
+    for start in ("with n_ctx 4,096: ", "with n_ctx 1,024: 64 slots", "--kv unified --kv-cells "):
         assert any(change["what"].startswith(start) for change in changes), start
     assert all(change["total_bytes"] <= 400 * MIB for change in changes)
     few = next(change["slots"] for change in changes if change["what"].startswith("with n_ctx 4,096"))
