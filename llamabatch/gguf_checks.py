@@ -127,6 +127,9 @@ def _check_shape(header: Header, tensors: dict[str, TensorInfo]) -> None:
         for number in _numbers(header, key):
             if not low <= number <= high:
                 raise _refuse(header, f"{header.architecture}.{key}", number, f"allowed are {low} to {high}")
+    for n_dims in _numbers(header, "rope.dimension_count"):
+        if n_dims % 2:
+            raise _refuse(header, f"{header.architecture}.rope.dimension_count", n_dims, "it must be even: pairs turn")
     for key in _EPSILONS:
         value = header.own(key)
         if isinstance(value, float) and not 0 <= value < math.inf:

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from llamabatch import verdicts
 from llamabatch.errors import ModelFileError
@@ -35,12 +35,16 @@ BUNDLED = "e9e9506e323c7d65c18c3b84a5350069da9a6171021a07d6a51e9c7cf2d8add5"
 FILES, MODELS = "file", "model"
 PROGRAM = "llamabatch.llama.trial"
 _CHUNK = 1 << 22
-_PATIENCE_S = 120.0
+_PATIENCE_S = 60.0
 _SLOWEST = 20e6  # bytes/s of a disk that is worth waiting for
 _OF_THE_FILE = ("SIGSEGV", "SIGILL", "SIGABRT", "SIGBUS", "SIGFPE")  # others may come from the system
 _CURE = "trial='off' loads it all the same"
 
-_loadable: set[tuple[tuple[str, int, int, int], ...]] = set()  # by this process already, with this trial
+Identity: TypeAlias = "tuple[tuple[str, int, int, int], ...]"
+
+# of this process, where no cache can be written
+_seen: dict[Identity, Known] = {}
+_loadable: set[Identity] = set()
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Known:
         sha256: the digest of the files one after another; None: nobody asked.
     """
 
-    identity: tuple[tuple[str, int, int, int], ...]
+    identity: Identity
     content: str | None = None
     sha256: str | None = None
 
@@ -65,6 +69,8 @@ class Known:
             status = part.stat()
             identity.append((str(part), status.st_size, status.st_mtime_ns, status.st_ino))
         new = cls(tuple(identity))
+        if new.identity in _seen:
+            return _seen[new.identity]
         kept = verdicts.read(FILES, new.key)
         if kept is None or kept.get("version") != VERSION or kept.get("identity") != [list(each) for each in identity]:
             return new
@@ -82,6 +88,7 @@ class Known:
         return sum(size for _, size, _, _ in self.identity)
 
     def keep(self) -> None:
+        _seen[self.identity] = self
         kept = {"version": VERSION, "identity": self.identity, "content": self.content, "sha256": self.sha256}
         verdicts.keep(FILES, self.key, kept)
 
@@ -182,12 +189,22 @@ def _tried(path: Path, known: Known) -> dict[str, Any]:
     if child.returncode < 0:
         name = signal.Signals(-child.returncode).name
         why = f"kills the process that loads it: {_last_words(lines) or name}; {_CURE}"
-        return {"loads": False, "why": why, "certain": name in _OF_THE_FILE}
+        return {"loads": False, "why": why, "certain": name in _OF_THE_FILE and not _has_memory_limits()}
     refusal = _refusal(lines)
     if refusal is not None:
         return {"loads": False, "why": f"cannot be loaded: {refusal}", "certain": False}
     logger.warning("%s is loaded without a trial: the trial failed with %d: %s", path, child.returncode, lines[-1:])
     return {"loads": True, "certain": False}
+
+
+def _has_memory_limits() -> bool:
+    """Children inherit them, and one may have died of them and not of the file."""
+    try:
+        import resource
+    except ImportError:  # not on this system
+        return False
+    limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
+    return any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits)
 
 
 def _refusal(lines: list[str]) -> str | None:

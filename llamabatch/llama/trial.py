@@ -18,7 +18,7 @@ from llamabatch.llama import library
 from llamabatch.llama.probe import no_core_dump
 
 REFUSED = 3
-_ROOM = 4 * 2**30  # bytes of memory beside the weights, which are mapped
+_ROOM = 2 * 2**30  # bytes of memory beside the weights
 _MOST_TO_DECODE = 16 * 2**30  # each token reads all of it
 _N_TOKENS = 4
 _N_CTX = 64

@@ -189,9 +189,13 @@ def change_tokens(pieces: Pieces, rng: random.Random) -> None:
     """Tokens that come twice, are empty, longer, no UTF-8, or gone."""
     [n] = [n for n, value in enumerate(pieces.values) if _split_value(value)[0].endswith(b"tokenizer.ggml.tokens")]
     key, _, rest = _split_value(pieces.values[n])
+    if len(rest) < 12:  # the array was changed before
+        return
     (count,) = struct.unpack_from("<Q", rest, 4)
     texts, at = [], 12
     for _ in range(count):
+        if at + 8 > len(rest):
+            break
         (length,) = struct.unpack_from("<Q", rest, at)
         texts.append(rest[at + 8 : at + 8 + length])
         at += 8 + length

@@ -112,6 +112,7 @@ def test_the_bundled_model_passes():
         ({"llama.attention.head_count_kv": [2, 3]}, "head_count_kv is 3; it must divide head_count, 4"),
         ({"llama.attention.layer_norm_rms_epsilon": -1.0}, "epsilon is -1.0; it must be a number of at least 0"),
         ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "epsilon is nan"),
+        ({"llama.rope.dimension_count": 7}, "rope.dimension_count is 7; it must be even"),
         ({"llama.pooling_type": 9}, "pooling_type is 9; allowed are 0 to 4"),
         ({"llama.rope.scaling.type": "bent"}, "rope.scaling.type is 'bent'; allowed are none, linear, yarn, longrope"),
         ({"llama.expert_count": 2000}, "expert_count is 2000; allowed are 0 to 1024"),

@@ -23,7 +23,7 @@ def child(tmp_path, monkeypatch):
 
     def run_program(module, path, n_bytes, *, timeout_s, without_gpus):
         assert (module, without_gpus) == ("llamabatch.llama.trial", True)
-        assert timeout_s > 100
+        assert timeout_s > 60
         child.runs += 1
         if isinstance(child.code, Exception):
             raise child.code
@@ -32,6 +32,7 @@ def child(tmp_path, monkeypatch):
     monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(trial, "run_program", run_program)
     monkeypatch.setattr(trial, "_loadable", set())
+    monkeypatch.setattr(trial, "_seen", {})
     return child
 
 
@@ -48,6 +49,7 @@ def model(tmp_path):
 
 def new_process():
     trial._loadable.clear()
+    trial._seen.clear()
 
 
 def test_the_bundled_model_is_known_by_its_hash(child):
@@ -122,7 +124,7 @@ def test_a_crash_is_refused_with_its_words_and_kept(child, model):
     [
         (-signal.SIGKILL, "", "SIGKILL"),
         (3, 'noise\n{"refused": "unknown model architecture"}\n', "cannot be loaded: unknown model architecture"),
-        (subprocess.TimeoutExpired("x", 1), "", "could not be loaded by a child process within 120 s; trial='off'"),
+        (subprocess.TimeoutExpired("x", 1), "", "could not be loaded by a child process within 60 s; trial='off'"),
     ],
 )
 def test_what_the_file_may_not_have_caused_is_not_kept(child, model, code, says, words):
@@ -132,6 +134,14 @@ def test_what_the_file_may_not_have_caused_is_not_kept(child, model, code, says,
     child.code = 0
     ensure_loadable(model)
     assert child.runs == 2
+
+
+def test_a_crash_under_memory_limits_is_not_kept(child, model, monkeypatch):
+    child.code = -signal.SIGABRT
+    monkeypatch.setattr("resource.getrlimit", lambda which: (2**32, 2**32))
+    with pytest.raises(ModelFileError, match="SIGABRT"):
+        ensure_loadable(model)
+    assert verdicts.all_of(trial.MODELS) == []
 
 
 @pytest.mark.parametrize("code", [1, OSError("no fork")])
@@ -146,11 +156,14 @@ def test_where_no_child_can_run_the_file_is_loaded_and_the_log_says_so(child, mo
 def test_a_cache_that_cannot_be_written_costs_a_trial_a_process(child, model, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path / "file" / "cache"))
+    checks = []
+    check = trial.check_model
+    monkeypatch.setattr(trial, "check_model", lambda path: checks.append(path) or check(path))
     for _ in range(2):
         ensure_loadable(model)
         ensure_loadable(model)
         new_process()
-    assert child.runs == 2
+    assert child.runs == len(checks) == 2
 
 
 def test_notes_that_are_damaged_are_no_notes(child, model):
