@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 p
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup compare test test-long bench bench-quick bench-ab model clean
+.PHONY: help setup compare test test-long bench bench-quick bench-ab bench-isolation model clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 13
@@ -39,6 +39,9 @@ bench-quick: setup ## a cut of it, in under five minutes
 bench-ab: setup ## this working tree beside another revision, REF=HEAD~3
 	@test -n "$(REF)" || { echo 'Name the other revision: make bench-ab REF=HEAD~3' >&2; exit 1; }
 	@.venv/bin/python -m benchmarks.ab $(REF) $(ARGS)
+
+bench-isolation: setup ## what isolate=True costs (ARGS="...")
+	@.venv/bin/python -m benchmarks.isolation $(ARGS)
 
 model: setup ## train the bundled model again, in an environment of its own
 	@test -d .venv-model || .venv/bin/python -m venv .venv-model

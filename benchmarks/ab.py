@@ -17,9 +17,10 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -43,17 +44,18 @@ _RESAMPLES = 10_000
 
 @dataclass(frozen=True)
 class Side:
-    """A revision, and what runs it."""
+    """A revision, and what runs it; `options` of LLM beside those that the workload sets."""
 
     name: str
     folder: Path
     python: Path
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def open(self, setup: Setup, workload: Workload) -> ChildSession:
         threads = setup.threads
         engine = {
             "strategy": "batched", "n_slots": N_SLOTS, "n_ctx": workload.n_ctx, "n_threads": threads,
-            "n_threads_batch": threads,
+            "n_threads_batch": threads, **self.options,
         }  # fmt: skip
         start = {"model": str(setup.models[workload.model].path), "engine": engine, "sampling": SAMPLING}
         session = ChildSession(

@@ -20,6 +20,7 @@ from llamabatch.config import EngineConfig
 from llamabatch.counting_client import CountingClient
 from llamabatch.errors import EngineClosedError, EngineError
 from llamabatch.front import Adapters, Front, OneAdapters, Params, Prompt, Submission
+from llamabatch.heartbeat import Heartbeat
 from llamabatch.monitored import monitor
 from llamabatch.request import RequestOutput, SequenceOutput
 from llamabatch.saved_prefixes import CROWDED, ONE_TOKEN, TRIES, tokens_to_save
@@ -174,6 +175,10 @@ class AsyncLLM:
         """As LLM.detokenize, of one list."""
         front = Front(await self._client())
         return str(await self._on_thread(partial(front.detokenize, token_ids, skip_special_tokens)))
+
+    async def heartbeats(self) -> list[Heartbeat]:
+        """As LLM.heartbeats."""
+        return (await self._client()).heartbeats
 
     async def stats(self) -> EngineStats:
         """As LLM.stats."""

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Protocol
 
 from llamabatch.errors import EngineClosedError
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def in_forks(action: Callable[[], None]) -> Callable[[], None]:
@@ -20,6 +24,17 @@ def in_forks(action: Callable[[], None]) -> Callable[[], None]:
     if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
         os.register_at_fork(after_in_child=action)
     return action
+
+
+def end_with_parent() -> None:
+    """Has Linux kill this process when the thread that started it ends, which must outlive it if it is to live.
+
+    Nothing happens elsewhere. A parent that ended before this call is not noticed.
+    """
+    if sys.platform == "linux":
+        import ctypes  # programs that start none of ours need not load it
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 class Endable(Protocol):

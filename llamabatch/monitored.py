@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from llamabatch.counting_client import CountingClient
+from llamabatch.heartbeat import Heartbeat
 from llamabatch.stats import EngineStats
 
 if TYPE_CHECKING:
@@ -25,6 +26,11 @@ class Monitored:
             EngineClosedError: after close(), or when the engine has died.
         """
         return self._client.stats()
+
+    @property
+    def heartbeats(self) -> list[Heartbeat]:
+        """How each child process is that has an engine; none where engines are in this process."""
+        return self._client.heartbeats
 
     def monitor(
         self,

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import queue
 import signal
 import socket
-import sys
 import threading
 from typing import Any
 
+from llamabatch.lifetime import end_with_parent
 from llamabatch.wire import Wire
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Parent:
@@ -26,7 +23,7 @@ class Parent:
 
     def __init__(self, fd: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # what an interrupt means is the parent's to decide
-        end_with_parent()
+        end_with_parent()  # where this process is stopped, or never comes to read
         self._wire = Wire(socket.socket(fileno=fd))
         self._messages: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="llamabatch-parent", daemon=True).start()
@@ -43,10 +40,3 @@ class Parent:
         while (message := self._wire.receive()) is not None:
             self._messages.put(message)
         os._exit(1)
-
-
-def end_with_parent() -> None:
-    """Has Linux kill this process when the thread that started it ends, be it that this one is stopped or never comes
-    to read: the supervisor's keeper, which ends after its child. Elsewhere the end of the stream has to do."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

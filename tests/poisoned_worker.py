@@ -1,6 +1,5 @@
 """A child program as llamabatch.worker, but for requests that kill it: those whose prompt begins with POISON."""
 
-import os
 import signal
 import sys
 
@@ -14,7 +13,7 @@ _compute = Runner.run
 def run(self, batch):
     for span in batch.spans:
         if tuple(span.sequence.request.prompt_token_ids[: len(POISON)]) == POISON:
-            os.kill(os.getpid(), signal.SIGSEGV)
+            signal.raise_signal(signal.SIGSEGV)  # in this thread, so that it computes no further
     return _compute(self, batch)
 
 

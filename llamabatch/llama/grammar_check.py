@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 import threading
 from typing import Any
@@ -23,6 +24,7 @@ STACK = 2 * 2**20  # less than the threads that compile and use the grammar late
 MAX_LEXER_STATES = 25_000  # of 0.3 to 2 kB each
 _ESCAPE = re.compile(r"\\(?:u(?P<four>[0-9a-fA-F]{4})|U(?P<eight>[0-9a-fA-F]{8})|.)", re.DOTALL)
 _LARGEST_EXACT = 2**53
+_LONGEST_S = 5.0  # more than Trial waits for an answer
 _MOST_SHOWN = 300  # characters of a message
 
 # As in the JSON grammars of llama.cpp (json-schema-to-grammar): a model that is unsure must not pad for ever.
@@ -129,6 +131,12 @@ def check(tokenizer: Any, kind: str, text: str) -> dict[str, str]:
     return {"grammar": grammar}
 
 
+def _alarm(seconds: float) -> None:
+    """Ends this process when the time is up, also where whoever started it is no longer there to do so."""
+    if hasattr(signal, "setitimer"):  # not on Windows
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
 def main() -> None:
     try:
         import resource
@@ -144,7 +152,9 @@ def main() -> None:
             tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Bytes(asked)))
             answer = {"grammar": ""}
         else:
+            _alarm(_LONGEST_S)
             answer = check(tokenizer, *asked)
+            _alarm(0)
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 

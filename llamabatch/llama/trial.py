@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from llamabatch.lifetime import end_with_parent
 from llamabatch.llama import library
 from llamabatch.llama.probe import no_core_dump
 
@@ -89,6 +90,7 @@ def _limit_memory(n_bytes: int) -> None:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     no_core_dump()
     _limit_memory(int(sys.argv[2]))
     code = run(Path(sys.argv[1]), int(sys.argv[2]))

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -146,6 +147,53 @@ def test_no_orphan_after_any_death_of_the_parent(how):
     parent.wait(30)
     parent.stdout.close()
     assert gone(pids)
+
+
+def a_parent(code):
+    """A program, and its child when that has been started."""
+    tests = str(Path(__file__).parents[1])
+    code = f"import sys; sys.path.insert(0, {tests!r})\n" + textwrap.dedent(code)
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    assert parent.stderr.readline() == b"loading\n"
+    [child] = psutil.Process(parent.pid).children()
+    return parent, child
+
+
+SLOW_LOAD = """
+    from llamabatch.child_client import ChildClient
+    from llamabatch.config import EngineConfig
+    ChildClient(EngineConfig("tiny"), "slow_worker")
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_no_orphan_when_the_parent_ends_while_the_child_loads(how):
+    parent, child = a_parent(SLOW_LOAD)
+    parent.send_signal(how)
+    parent.wait(30)
+    parent.stderr.close()
+    assert gone([child.pid])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can tell a stopped process")
+def test_no_orphan_where_the_child_is_stopped():
+    parent, child = a_parent(SLOW_LOAD)
+    child.suspend()
+    parent.kill()
+    parent.wait(30)
+    parent.stderr.close()
+    assert gone([child.pid])
+
+
+def test_the_thread_that_makes_an_engine_may_end():
+    made = queue.SimpleQueue()
+    thread = threading.Thread(target=lambda: made.put(LLM("tiny", isolate=True, n_slots=1)))
+    thread.start()
+    thread.join()
+    with made.get() as llm:
+        time.sleep(0.5)
+        assert llm.generate("x", SamplingParams(max_tokens=2))[0].error is None
+        assert llm.stats().restarts == 0
 
 
 def test_a_script_without_a_main_guard_works(tmp_path):
