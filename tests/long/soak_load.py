@@ -28,7 +28,7 @@ class Count:
 
     Attributes:
         submitted: prompts asked.
-        ended: "ok", "error" or "aborted", and "refused" for those errors that no engine was asked for.
+        ended: "ok", "error" or "aborted".
         calls: of each action.
     """
 
@@ -172,8 +172,7 @@ class Caller:
         self._count.ask(4)
         outputs = self._llm.generate([bad[0], self.prompt(), bad[1], self.prompt()], self.params())  # type: ignore[list-item]
         assert [outputs[i].finish_reason for i in (0, 2)] == [FinishReason.ERROR] * 2
-        self._count.end("refused", 2)
-        self._count.outputs([outputs[1], outputs[3]])
+        self._count.outputs(outputs)
         try:
             self._llm.generate("")
         except LlamaBatchError:
