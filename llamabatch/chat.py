@@ -138,8 +138,11 @@ def _message(message: object) -> Message:
         raise PromptError('a message is {"role": "user" | "assistant" | "system" | "tool", "content": text}')
     assert isinstance(message, Mapping)
     plain = {**message, "content": _content(message.get("content"))}
-    if message.get("tool_calls"):
-        plain["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
+    calls = message.get("tool_calls")
+    if calls:
+        if not isinstance(calls, (list, tuple)):
+            raise PromptError(f"tool_calls is {show(calls)}; give a list of them")
+        plain["tool_calls"] = [_tool_call(call) for call in calls]
     return plain
 
 

@@ -121,7 +121,7 @@ def _chat_options(rest: dict[str, Any], task: Task) -> ChatOptions:
     if task != "chat":
         for name in given:
             raise PromptError(f"{name} goes with messages, not with a prompt")
-    kwargs = given.get("chat_template_kwargs") or {}
+    kwargs = given.get("chat_template_kwargs", {})
     if "reasoning_effort" in given and isinstance(kwargs, Mapping):
         kwargs = {**kwargs, "reasoning_effort": given["reasoning_effort"]}
     return ChatOptions(given.get("tools"), kwargs)

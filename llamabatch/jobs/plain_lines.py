@@ -99,7 +99,8 @@ def asked(line: Mapping[str, Any], overlay: Overlay) -> Asked:
             if name in line:
                 raise PromptError(f"{name} goes with messages, not with a prompt")
         return Asked(task, text_or_ids("prompt", line["prompt"]), params)
-    options = ChatOptions(line.get("tools"), line.get("chat_template_kwargs") or {})
+    kwargs = line.get("chat_template_kwargs")
+    options = ChatOptions(line.get("tools"), {} if kwargs is None else kwargs)
     return Asked(task, check_conversation(line["messages"]), params, options)
 
 

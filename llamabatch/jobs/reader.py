@@ -81,13 +81,14 @@ class Reader(Iterator[Row | BadRow]):
         for source in self._sources:
             self._starts.append(number)
             for record in self._records(source):
-                if options.limit is not None and number >= options.limit:
-                    return
                 skipped = not options.wants(number) or is_done(number)
                 row = self._row(number, record, skipped)
                 if row is not None:
                     yield row
                 number += 1
+                if number == options.limit:  # before the next line is waited for
+                    self._n_finished = len(self._sources)
+                    return
             self._n_finished += 1
 
     def _records(self, source: Source) -> Iterator[Record]:

@@ -1,5 +1,6 @@
 """Reading the inputs of a job: what lines mean, which files are read, numbers, ids, shards, and how much is held."""
 
+import dataclasses
 import gzip
 import io
 import itertools
@@ -13,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamabatch.errors import InputError
-from llamabatch.jobs import jsonl, sources
+from llamabatch.jobs import jsonl, openai_lines, sources
 from llamabatch.jobs.ids import Ids
 from llamabatch.jobs.jsonl import Problem
 from llamabatch.jobs.reader import read
 from llamabatch.jobs.rows import BadRow, ReadOptions, Row
-from llamabatch.jobs.sources import find, fingerprint
-from llamabatch.sampling_params import SamplingParams
+from llamabatch.jobs.sources import Source, find, fingerprint
+from llamabatch.sampling_params import ALIASES, SamplingParams
 from tests.long import many_rows
 
 USER = {"role": "user", "content": "hi"}
@@ -375,3 +376,124 @@ def test_how_much_has_been_read(tmp_path):
 def test_reading_takes_little_memory(tmp_path):
     for number in range(many_rows.QUICK):
         many_rows.case(number, tmp_path)
+
+
+# --- whatever comes ---------------------------------------------------------------------------------------------------
+
+NAMES = (
+    *("id", "custom_id", "prompt", "messages", "input", "tools", "chat_template_kwargs", "method", "url", "body"),
+    *(field.name for field in dataclasses.fields(SamplingParams)),
+    *("max_completion_tokens", "top_logprobs", "response_format", "stream", "tool_choice", "model", "user"),
+)
+VALUES = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=5),
+        st.sampled_from(["user", "/v1/completions", "/v1/chat/completions", "POST", 10**400, "json_schema"]),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.sampled_from([*NAMES, "role", "content", "type", "function", "name", "arguments", "schema", "5"]),
+            inner, max_size=4,
+        ),
+    ),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=5), min_size=1, max_size=4))
+def test_any_object_is_a_row_or_a_bad_row(objects):
+    check_whatever(objects)
+    without_body = [{k: v for k, v in each.items() if k not in ("method", "url", "body")} for each in objects]
+    for begins in ({"prompt": "a"}, {"messages": [USER]}):
+        check_whatever([{**each, **begins} for each in without_body])
+        check_whatever([{"custom_id": f"{i}", "body": {**each, **begins}} for i, each in enumerate(objects)])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.binary(max_size=60).map(lambda b: b.replace(b"\n", b"") or b"x"), min_size=1, max_size=6))
+def test_any_bytes_are_bad_rows(pieces):
+    if pieces[0].startswith((b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff")):
+        pieces[0] = b"x"
+    check_rows(b"\n".join(pieces) + b"\nx", len(pieces) + 1)
+
+
+def check_whatever(objects):
+    check_rows("".join(json.dumps(each) + "\n" for each in objects).encode(), len(objects))
+
+
+def check_rows(content, n_lines):
+    rows = list(read(find(["-"], io.BytesIO(content))))
+    assert [row.number for row in rows] == list(range(n_lines))
+    assert all(isinstance(row, Row) or len(row.error) < 2000 for row in rows)
+    ids = [row.id for row in rows if row.id is not None]
+    assert len(ids) == len(set(ids))
+
+
+ODD = [
+    *(
+        None,
+        True,
+        0,
+        -1,
+        2**70,
+        10**400,
+        1.5,
+        -1e308,
+        1e400,
+        "",
+        "a",
+        "\0",
+        "x" * 300,
+        "{",
+        [],
+        [1],
+        ["a"],
+        [None],
+        [[]],
+    ),
+    *([{}], {}, {"1": "a"}, {"json": "{"}, {"regex": 5}, {"choice": {}}, {"type": []}, {"json": {}, "regex": "a"}),
+    *({"type": "json_schema"}, {"type": "json_schema", "json_schema": {"schema": 5}}, [{"function": 5}]),
+]
+
+
+def test_any_field_with_any_value_is_a_row_or_a_bad_row():
+    objects = []
+    for name, value in itertools.product([*NAMES, *ALIASES, *openai_lines._ONLY], ODD):
+        for begins in ({"prompt": "a"}, {"messages": [USER]}, {"input": "a"}):
+            objects += [
+                {**begins, name: value},
+                {"custom_id": f"{name} {len(objects)}", "body": {**begins, name: value}},
+            ]
+    for value in ODD:
+        assistant = {"role": "assistant"}
+        for message in (
+            {"role": value, "content": "a"}, {"role": "user", "content": value}, {"role": "user", "content": [value]},
+            {"role": "user", "content": [{"type": "text", "text": value}]}, {**assistant, "tool_calls": value},
+            {**assistant, "tool_calls": [value]}, {**assistant, "tool_calls": [{"function": value}]},
+            {**assistant, "tool_calls": [{"function": {"name": value, "arguments": value}}]}, value,
+        ):  # fmt: skip
+            objects.append({"messages": [message]})
+    check_whatever(objects)
+
+
+def test_the_limit_waits_for_no_further_line():
+    class Talker(io.RawIOBase):
+        """A pipe whose writer says two lines and waits."""
+
+        def __init__(self):
+            self.left = [b'{"prompt": "a"}\n' * 2]
+
+        def readable(self):
+            return True
+
+        def readinto(self, buffer):
+            piece = self.left.pop(0)  # IndexError: it would have waited
+            buffer[: len(piece)] = piece
+            return len(piece)
+
+    reader = read([Source(None, Talker())], ReadOptions(limit=2))
+    reader._sources[0]._head = b""
+    assert [row.number for row in reader] == [0, 1]
+    assert reader.share is None
