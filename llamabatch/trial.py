@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from llamabatch import verdicts
+from llamabatch import limits, verdicts
 from llamabatch.errors import ModelFileError
 from llamabatch.gguf_checks import check_model
 from llamabatch.gguf_header import Header, part_paths
@@ -199,12 +199,7 @@ def _tried(path: Path, known: Known) -> dict[str, Any]:
 
 def _has_memory_limits() -> bool:
     """Children inherit them, and one may have died of them and not of the file."""
-    try:
-        import resource
-    except ImportError:  # not on this system
-        return False
-    limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
-    return any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits)
+    return limits.address_space() is not None or limits.data_bytes() is not None
 
 
 def _refusal(lines: list[str]) -> str | None:
