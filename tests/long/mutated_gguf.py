@@ -21,7 +21,7 @@ from llamabatch.gguf_walk import START, Walk
 
 HOLDS = "the process lives, and the file is refused with one of our errors or answers a request"
 TOTAL = 500
-QUICK = 16
+QUICK = 25
 
 KINDS = ("llama", "gemma2", "qwen2moe", "deepseek2", "mamba", "jamba", "granitehybrid", "lfm2", "rwkv7", "bert", "t5")
 EXTREMES = (0, 1, 2, 3, 7, 63, 255, 256, 513, 1025, 2047, 2049, 65_535, 2**24, 2**31 - 1, 2**31, 2**32 - 1)
