@@ -218,13 +218,13 @@ def _kv_cache(
     cells then go to whoever needs them.
     """
     n_ctx, instances = config.number("n_ctx"), config.number("instances")
-    measured = max((stair.rows for stair in profile.stairs), default=_MOST_SLOTS) if profile else _MOST_SLOTS
+    measured = profile.most_rows if profile and profile.stairs else _MOST_SLOTS
     most = min(measured, config.n_batch)
     budget = int(machine.available_bytes * MEMORY_SHARE)
     share = f"{mib(budget)} (half of what is free{f', for {instances} engines' if instances > 1 else ''})"
     split = replace(config, kv="split", kv_cells="auto")
     fitting = most_slots(facts, split, machine, most)
-    if _wants_unified(facts, config, fitting, machine, reasons):
+    if _wants_unified(facts, config, fitting, most, machine, reasons):
         n_slots = most if config.n_slots == "auto" else config.n_slots
         config = replace(config, kv="unified", n_slots=n_slots)
         if config.kv_cells == "auto":
@@ -238,7 +238,7 @@ def _kv_cache(
         split = replace(split, n_slots=best or max(1, fitting))
         reasons["n_slots"] = f"what fits in {share}, at most {most}"
         if profile and best:
-            reasons["n_slots"] = f"{profile.source}: the most tokens/s of what fits in {share}"
+            reasons["n_slots"] = f"{profile.why_rows}, of what fits in {share}"
     return split
 
 
@@ -250,16 +250,17 @@ def most_slots(facts: ModelFacts, config: EngineConfig, machine: Machine, most: 
 
 
 def _wants_unified(
-    facts: ModelFacts, config: EngineConfig, fitting: int, machine: Machine, reasons: dict[str, str]
+    facts: ModelFacts, config: EngineConfig, fitting: int, most: int, machine: Machine, reasons: dict[str, str]
 ) -> bool:
     if config.kv != "auto" or config.kv_cells != "auto":
         return config.kv != "split"
     if config.strategy in POLICIES and POLICIES[config.strategy].one_slot:
         return False
     if config.n_slots == "auto":
-        if 0 < fitting < _FEW_SLOTS:
+        few = 0 < fitting < min(_FEW_SLOTS, most)  # more than `most` are not wanted
+        if few:
             reasons["kv"] = f"only {fitting} slots of {config.n_ctx} tokens would fit"
-        return 0 < fitting < _FEW_SLOTS
+        return few
     too_large = not fits(facts, replace(config, kv="split"), machine)
     if too_large and config.n_slots > 1:
         reasons["kv"] = f"{config.n_slots} slots of {config.n_ctx} tokens each would not fit"

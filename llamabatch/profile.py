@@ -48,10 +48,12 @@ class ProfileKey:
 
 @dataclass(frozen=True)
 class Stair:
-    """A decode step of `rows` sequences takes `step_ms` milliseconds."""
+    """A decode step of `rows` sequences takes `step_ms` milliseconds at the median, and `p95_ms` at p95 where that is
+    known."""
 
     rows: int
     step_ms: float
+    p95_ms: float | None = None
 
     @property
     def tokens_per_s(self) -> float:
@@ -69,6 +71,7 @@ class Profile:
         flash_attn, extra_bufts, n_threads, n_threads_batch, n_ubatch: as in EngineConfig.
         spins: GOMP_SPINCOUNT.
         stairs: decode steps by number of rows, rising; they say how many slots pay.
+        p95_inter_token_ms: the limit that was tuned for, milliseconds, and `latency_rows` the slots that keep it.
     """
 
     key: ProfileKey
@@ -82,6 +85,8 @@ class Profile:
     n_ubatch: int | None = None
     spins: int | None = None
     stairs: tuple[Stair, ...] = ()
+    p95_inter_token_ms: float | None = None
+    latency_rows: int | None = None
 
     def __post_init__(self) -> None:
         choice(ConfigError, "type_k", self.key.type_k, KV_TYPES)
@@ -100,6 +105,13 @@ class Profile:
         for stair in self.stairs:
             integer(ConfigError, "rows", stair.rows, 1, MAX_SLOTS)
             number(ConfigError, "step_ms", stair.step_ms, 1e-6, 1e9)
+            if stair.p95_ms is not None:
+                number(ConfigError, "p95_ms", stair.p95_ms, 1e-6, 1e9)
+        if (self.p95_inter_token_ms is None) != (self.latency_rows is None):
+            raise ConfigError("p95_inter_token_ms and latency_rows go together")
+        if self.latency_rows is not None:
+            integer(ConfigError, "latency_rows", self.latency_rows, 1, MAX_SLOTS)
+            number(ConfigError, "p95_inter_token_ms", self.p95_inter_token_ms, 1e-3, 1e9)
 
     @property
     def source(self) -> str:
@@ -123,9 +135,22 @@ class Profile:
         return replace(config, **open_options), dict.fromkeys(open_options, self.source)
 
     def best_rows(self, fits: Callable[[int], bool]) -> int | None:
-        """The number of rows that makes the most tokens/s, of those measured that fit; the smallest of those that are
-        within 3 % of it. None if there is none."""
-        return best_rows([stair for stair in self.stairs if fits(stair.rows)])
+        """The number of rows that makes the most tokens/s, of those measured that fit and keep the latency limit; the
+        smallest of those that are within 3 % of it. None if there is none."""
+        return best_rows([stair for stair in self.stairs if stair.rows <= self.most_rows and fits(stair.rows)])
+
+    @property
+    def most_rows(self) -> int:
+        """More than these were not measured, or do not keep the latency limit."""
+        measured = max((stair.rows for stair in self.stairs), default=MAX_SLOTS)
+        return measured if self.latency_rows is None else min(measured, self.latency_rows)
+
+    @property
+    def why_rows(self) -> str:
+        """For the reasons of a plan."""
+        if self.p95_inter_token_ms is None:
+            return f"{self.source}: the most tokens/s"
+        return f"{self.source}: the most tokens/s with {self.p95_inter_token_ms:g} ms between two tokens at p95"
 
     def to_json(self) -> dict[str, Any]:
         return {"version": VERSION, **dataclasses.asdict(self)}

@@ -32,6 +32,11 @@ _GIVEN = ("n_gpu_layers", "main_gpu", "tensor_split", "type_k", "type_v")
 @click.option(
     "--allow-numerics", is_flag=True, help="Choose the types of the KV cache, too, which changes what is computed."
 )
+@click.option(
+    "--p95-inter-token-ms",
+    type=float,
+    help="Find the number of slots for which the p95 of the time between two tokens is at most this; it is kept, too.",
+)
 @engine_options(exclude=tuple(field.name for field in fields(EngineConfig) if field.name not in _GIVEN))
 def tune(
     model: str,
@@ -39,13 +44,14 @@ def tune(
     plot_file: Path | None,
     quick: bool,
     allow_numerics: bool,
+    p95_inter_token_ms: float | None,
     engine: dict[str, Any],
 ) -> None:
     """Measure what is fastest for a model on this machine, and keep it: engines use it from then on.
 
     A choice is taken only if it is better than the rule by more than the noise.
     """
-    settings = Settings(model, QUICK_S if quick else NORMAL_S, allow_numerics, engine)
+    settings = Settings(model, QUICK_S if quick else NORMAL_S, allow_numerics, p95_inter_token_ms, engine)
     check(json_file, plot_file)
     with StderrProgress() as progress:
         report = run(settings, progress)

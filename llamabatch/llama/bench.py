@@ -50,7 +50,8 @@ class Bench:
         *,
         time_prompt: bool = True,
     ) -> dict[str, float]:
-        """Milliseconds: "prompt", for each of its tokens, and for each of `rows`, say "8", a decode step of so many.
+        """Milliseconds: "prompt", for each of its tokens, and for each of `rows`, say "8", a decode step of so many
+        at the median, and "p95 8" at p95.
 
         Args:
             config: resolved. A row's step attends to the prompt and what follows, up to n_ctx.
@@ -65,7 +66,9 @@ class Bench:
         self._prepare(config, n_slots, prompt)
         figures = {"prompt": self._prompt_ms(prompt)} if time_prompt else {}
         for count in rows:
-            figures[str(count)] = self._step_ms(count, prompt, config.number("n_ctx"), seconds)
+            times = self._step_times(count, prompt, config.number("n_ctx"), seconds)
+            figures[str(count)] = statistics.median(times) * 1000
+            figures[f"p95 {count}"] = times[min(len(times) - 1, int(0.95 * len(times)))] * 1000
         return figures
 
     def _prepare(self, config: EngineConfig, n_slots: int, prompt: int) -> None:
@@ -98,8 +101,8 @@ class Bench:
         self._filled = 1
         return took * 1000 / prompt
 
-    def _step_ms(self, rows: int, prompt: int, n_ctx: int, seconds: float) -> float:
-        """The median step."""
+    def _step_times(self, rows: int, prompt: int, n_ctx: int, seconds: float) -> list[float]:
+        """Seconds of each step, rising."""
         times: list[float] = []
         position, start = n_ctx, time.perf_counter()
         while (spent := time.perf_counter() - start) < seconds or len(times) < self._steps_at_least(spent):
@@ -109,7 +112,7 @@ class Bench:
             position += 1
             _busy_wait(_PAUSE_S)
         self._rewind(rows, prompt)
-        return statistics.median(times[1:]) * 1000  # the first makes the graph, and carries out the copies
+        return sorted(times[1:])  # the first makes the graph, and carries out the copies
 
     @staticmethod
     def _steps_at_least(spent: float) -> int:

@@ -70,16 +70,17 @@ def strategy(
 
 def _within(plan: Plan, profile: Profile, latency_ms: float) -> tuple[str, str]:
     slots = plan.config.number("n_slots")
-    found = [stair for stair in profile.stairs if stair.step_ms <= latency_ms and stair.rows <= slots]
+    steps = {stair.rows: stair.p95_ms or stair.step_ms for stair in profile.stairs}
+    found = [stair for stair in profile.stairs if steps[stair.rows] <= latency_ms and stair.rows <= slots]
     if not found:
-        least = min(stair.step_ms for stair in profile.stairs)
+        least = min(steps.values())
         return (
             "sequential",
             f"{profile.source}: a step takes {least:.3g} ms at least, so {latency_ms:g} ms cannot be had",
         )
     best = max(found, key=lambda stair: stair.tokens_per_s)
     return "batched", (
-        f"{profile.source}: with {best.rows} slots a step takes {best.step_ms:.3g} ms, within {latency_ms:g} ms"
+        f"{profile.source}: with {best.rows} slots a step takes {steps[best.rows]:.3g} ms, within {latency_ms:g} ms"
     )
 
 

@@ -44,7 +44,10 @@ def _throughput(ax: Any, report: Report) -> None:
     ax.plot(rows, [stair.tokens_per_s for stair in report.stairs], "o-", color=OURS, lw=2)
     best = report.best_rows
     at_best = next(stair for stair in report.stairs if stair.rows == best)
-    ax.set_title(f"{best} rows make the most of a pass: {significant(at_best.tokens_per_s)} tokens/s")
+    what = "make the most of a pass"
+    if report.latency is not None:
+        what = f"keep {report.latency.limit_ms:g} ms between tokens at p95"
+    ax.set_title(f"{best} rows {what}: {significant(at_best.tokens_per_s)} tokens/s")
     ax.set_ylabel("decoded tokens/s")
     ax.set_ylim(0, 1.15 * max(stair.tokens_per_s for stair in report.stairs))
     _by_rows(ax, best)
@@ -56,7 +59,15 @@ def _steps(ax: Any, report: Report) -> None:
     steps = [stair.step_ms for stair in report.stairs]
     ax.step(rows, steps, where="pre", color=tint(OURS), lw=2)
     ax.plot(rows, steps, "o", color=OURS)
-    ax.set_ylim(0, 1.1 * max(steps))
+    tallest = max(steps)
+    if report.latency is not None:
+        gaps, limit = [gap.p95_ms for gap in report.latency.gaps], report.latency.limit_ms
+        ax.plot(rows, gaps, "^-", color=THEIRS, lw=1.2)
+        ax.text(rows[-1], gaps[-1], "between tokens, p95 ", ha="right", va="bottom", color=THEIRS)
+        ax.axhline(limit, color=INK, lw=1, ls=":")
+        ax.text(rows[0], limit, f"{limit:g} ms", va="bottom", color=INK)
+        tallest = max(*gaps, *steps, limit if limit < 3 * max(gaps) else 0.0)
+    ax.set_ylim(0, 1.15 * tallest)
     ax.set_xscale("log", base=2)
     ax.set_xticks(rows, [str(n) for n in rows])
     ax.xaxis.set_minor_formatter(NullFormatter())

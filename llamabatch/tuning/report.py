@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llamabatch.compare.machine import MachineFacts
+from llamabatch.latency import Latency
 from llamabatch.profile import Profile, Stair, best_rows
 from llamabatch.tuning.choose import Choice
 
@@ -43,6 +44,7 @@ class Report:
         file: where the profile was kept.
         seconds: that it took.
         load: of the machine when it began, in processes that wanted a core.
+        latency: the slots for a limit on the time between two tokens, where one was given.
         cut_short: something was measured less often than planned, because the time was over.
     """
 
@@ -56,11 +58,12 @@ class Report:
     seconds: float
     cut_short: bool
     load: float
+    latency: Latency | None = None
 
     @property
     def best_rows(self) -> int:
-        """The rows that pay, memory aside."""
-        return best_rows(list(self.stairs)) or 1
+        """The rows that pay, memory aside, and keep the latency limit."""
+        return self.latency.rows if self.latency is not None else best_rows(list(self.stairs)) or 1
 
     def speed_up(self, measure: str) -> float:
         """How many times as fast as llama.cpp's defaults what was chosen is."""
@@ -83,15 +86,28 @@ def document(report: Report) -> dict[str, Any]:
         "many_rows": report.many,
         "questions": [_result(result) for result in report.results],
         "stairs": [
-            {"rows": stair.rows, "step_ms": stair.step_ms, "tokens_per_s": stair.tokens_per_s}
+            {"rows": stair.rows, "step_ms": stair.step_ms, "p95_ms": stair.p95_ms, "tokens_per_s": stair.tokens_per_s}
             for stair in report.stairs
         ],
+        "latency": _latency(report.latency),
         "best_rows": report.best_rows,
         "against_llama_cpp": {
             **_result(report.gain),
             "speed_up": {name: report.speed_up(name) for name in report.gain.measures},
         },
         "profile": report.profile.to_json(),
+    }
+
+
+def _latency(latency: Latency | None) -> dict[str, Any] | None:
+    if latency is None:
+        return None
+    return {
+        "p95_inter_token_ms": latency.limit_ms,
+        "rows": latency.rows,
+        "predicted_ms": latency.p95_ms,
+        "prompt_ms": latency.prompt_ms,
+        "gaps": [dataclasses.asdict(gap) for gap in latency.gaps],
     }
 
 

@@ -18,6 +18,7 @@ from llamabatch.compare.machine import MachineFacts
 from llamabatch.compare.processes import no_child_left
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, EngineError
+from llamabatch.latency import Latency, choose_rows
 from llamabatch.llama.library import environment_defaults, extra_bufts_safe
 from llamabatch.llama.profiles import used_gpus
 from llamabatch.machine import Machine
@@ -40,6 +41,7 @@ _LONG_PROMPT_S = 4.0  # a slow machine gets a shorter one
 _STAIRS_SHARE, _GAIN_SHARE = 2.0, 2.0
 _STAIRS_ROUNDS, _GAIN_ROUNDS = 3, 3
 _HOPELESS = 0.67  # times as fast as the default
+_MOST_GAIN = 4.0  # that choices bring over the rules, for a latency limit to be worth the time
 _STEP_SHARE = 1 / 600  # of the time, for the steps of one number of rows
 
 
@@ -64,16 +66,20 @@ class Settings:
         model: path of a .gguf file, or "tiny".
         seconds: to spend, about; a slow model takes longer for what must be measured.
         allow_numerics: also choose the types of the KV cache, which changes what a model computes.
+        p95_inter_token_ms: find the number of slots for which the p95 of the time between two tokens is at most this.
         engine: options of EngineConfig that say where layers lie, and the cache types to start from.
     """
 
     model: str = "tiny"
     seconds: float = NORMAL_S
     allow_numerics: bool = False
+    p95_inter_token_ms: float | None = None
     engine: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         number(ConfigError, "seconds", self.seconds, 1, 36_000)
+        if self.p95_inter_token_ms is not None:
+            number(ConfigError, "p95_inter_token_ms", self.p95_inter_token_ms, 1e-3, 1e6)
         self.config()
 
     def config(self) -> EngineConfig:
@@ -98,9 +104,12 @@ def run(settings: Settings, progress: Progress) -> Report:
         tuner = Tuner(settings, ruled, facts, children, progress)
         results = tuner.choose_all()
         stairs = tuner.staircase()
+        latency = tuner.latency(stairs)
         gain = tuner.gain()
     chosen, rule = tuner.setting, tuner.rule
     profile = _profile(settings, ruled, facts.name or path.name, chosen, rule, stairs)
+    if latency is not None:
+        profile = replace(profile, p95_inter_token_ms=latency.limit_ms, latency_rows=latency.rows)
     return Report(
         machine=MachineFacts.here(),
         results=tuple(results),
@@ -112,6 +121,7 @@ def run(settings: Settings, progress: Progress) -> Report:
         seconds=tuner.elapsed,
         cut_short=tuner.cut_short,
         load=load,
+        latency=latency,
     )
 
 
@@ -172,9 +182,24 @@ class Tuner:
         self._used = 0.0  # shares of the parts that are over, the one under way included
         self.cut_short = False
         prompt_ms = self._figures(self.setting, ("prompt",))["prompt"]
+        self._prompt_ms = prompt_ms  # for each token, with what was chosen so far
+        self._check_limit()
         self._long_prompt = _rounded(min(_LONG_PROMPT, facts.n_ctx_train, int(_LONG_PROMPT_S * 1000 / prompt_ms)))
         self._stages = stages(self._cores, ruled, self._long_prompt)
         self._shares = sum(stage.share for stage in self._stages) + _STAIRS_SHARE + _GAIN_SHARE
+
+    def _check_limit(self) -> None:
+        """Refuses at once what no choice will make possible. Raises ConfigError."""
+        limit = self._settings.p95_inter_token_ms
+        if limit is not None:
+            figures = self._children.measure(self.setting, self._job((1,)))
+            one = Stair(1, figures["1"], figures.get("p95 1"))
+            choose_rows([one], self._prompt_ms, limit * _MOST_GAIN)
+
+    def latency(self, stairs: tuple[Stair, ...]) -> Latency | None:
+        """How many slots keep the limit that was asked for. Raises ConfigError where none do."""
+        limit = self._settings.p95_inter_token_ms
+        return None if limit is None else choose_rows(stairs, self._prompt_ms, limit)
 
     @property
     def elapsed(self) -> float:
@@ -238,10 +263,12 @@ class Tuner:
                 self.cut_short = True
                 break
             rows = self._rows if turn % 2 == 0 else self._rows[::-1]
-            rounds.append(self._children.measure(self.setting, self._job(rows)))
+            timed = self._settings.p95_inter_token_ms is not None
+            rounds.append(self._children.measure(self.setting, self._job(rows, timed)))
             self._progress.advance(1 / _STAIRS_ROUNDS)
         steps = medians(tuple(rounds))
-        stairs = tuple(Stair(rows, steps[str(rows)]) for rows in self._rows)
+        stairs = tuple(Stair(rows, steps[str(rows)], steps.get(f"p95 {rows}")) for rows in self._rows)
+        self._prompt_ms = steps.get("prompt", self._prompt_ms)
         best = max(stairs, key=lambda stair: stair.tokens_per_s)
         self._progress.end(f"{best.tokens_per_s:,.0f} tokens/s with {best.rows} rows")
         return stairs

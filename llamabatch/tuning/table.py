@@ -35,6 +35,11 @@ def show(report: Report, console: Console) -> None:
         line(
             "The time was over before everything was measured as often as planned; what is open stays as the rules say."
         )
+    if report.latency is not None:
+        line(
+            f"{report.latency.rows} slots keep {report.latency.limit_ms:g} ms between two tokens at p95 "
+            f'({significant(report.latency.p95_ms)} ms are expected); the profile says so, and n_slots="auto" keeps it.'
+        )
     key = report.profile.key
     types = "" if (key.type_k, key.type_v) == ("f16", "f16") else f" with type_k={key.type_k!r}, type_v={key.type_v!r}"
     line(f"Engines{types} on this machine use it from now on: {report.file}", "bold")
@@ -83,8 +88,12 @@ def _cells(figures: Mapping[str, float]) -> list[str]:
 
 def _stairs(report: Report) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for head in ("rows", "step\nms", "tokens/s"):
+    gaps = {} if report.latency is None else {gap.rows: gap.p95_ms for gap in report.latency.gaps}
+    for head in ("rows", "step\nms", *(["between\ntokens, p95"] if gaps else []), "tokens/s"):
         table.add_column(head, justify="right", no_wrap=True)
+    mark = " ◀ more do not pay"
+    if report.latency is not None:
+        mark = f" ◀ the most within {report.latency.limit_ms:g} ms"
     table.add_column("", no_wrap=True)
     most = max(stair.tokens_per_s for stair in report.stairs)
     for stair in report.stairs:
@@ -92,8 +101,9 @@ def _stairs(report: Report) -> Table:
         table.add_row(
             str(stair.rows),
             significant(stair.step_ms),
+            *([significant(gaps[stair.rows])] if gaps else []),
             significant(stair.tokens_per_s),
-            "█" * max(1, round(_BAR * stair.tokens_per_s / most)) + (" ◀ more do not pay" if best else ""),
+            "█" * max(1, round(_BAR * stair.tokens_per_s / most)) + (mark if best else ""),
             style="bold green" if best else None,
         )
     return table

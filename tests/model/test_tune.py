@@ -11,7 +11,7 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from llamabatch import LLM, EngineConfig, profile_store
+from llamabatch import LLM, EngineConfig, SamplingParams, profile_store
 from llamabatch.errors import EngineError
 from llamabatch.model_file import resolve
 from llamabatch.profile import Profile, Stair
@@ -49,9 +49,11 @@ def keep(**values):
 
 def test_tuned_once_used_from_then_on(cache):
     started = Started()
-    report = run(Settings("tiny", seconds=1), Silent())
+    report = run(Settings("tiny", seconds=1, p95_inter_token_ms=100_000), Silent())
     assert [stair.rows for stair in report.stairs] == list(STAIRS)
-    assert all(stair.step_ms > 0 for stair in report.stairs)
+    assert all(0 < stair.step_ms <= stair.p95_ms for stair in report.stairs)
+    assert report.latency.rows == report.best_rows == report.profile.latency_rows
+    assert report.latency.prompt_ms > 0
     assert report.file.is_relative_to(cache)
     assert profile_store.find(resolve("tiny"), "f16", "f16") == report.profile
     assert started() == []
@@ -160,3 +162,41 @@ def test_the_command_writes_json_and_refuses_bad_input(cache):
     doctor = [sys.executable, "-m", "llamabatch", "doctor", "--json"]
     checks = json.loads(subprocess.run(doctor, capture_output=True, text=True, timeout=60).stdout)["checks"]
     assert [check["status"] for check in checks if check["name"] == "profiles"] == ["ok"]
+
+
+def test_slots_follow_the_queue():
+    """Few rows when few wait, all when many do: the context grows with the queue, and leases the lowest ids."""
+    params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0)
+    with LLM("tiny", strategy="batched", n_slots=16, n_ctx=256, profile=False) as llm:
+
+        def rows_of(n):
+            before = llm.stats()
+            outputs = llm.generate([f"{i} Once upon a time" for i in range(n)], params)
+            assert all(output.error is None for output in outputs)
+            after = llm.stats()
+            rows = (after.decode_rows - before.decode_rows) / (after.decode_calls - before.decode_calls)
+            return rows, llm._client.behind.ask(lambda engine: engine._runner._context.n_slots).result()
+
+        assert rows_of(1) == (1.0, 1)
+        rows, slots = rows_of(3)
+        assert 2 < rows <= 3
+        assert slots == 4
+        rows, slots = rows_of(64)
+        assert 12 < rows <= 16
+        assert slots == 16
+        rows, slots = rows_of(2)
+        assert 1 <= rows <= 2
+        assert slots == 16
+
+
+def test_more_rows_than_pay_are_not_taken(cache):
+    """The stair says that 4 rows make the most tokens/s."""
+    stairs = (Stair(1, 1.0), Stair(4, 1.2), Stair(8, 4.0), Stair(16, 9.0))
+    keep(stairs=stairs)
+    with LLM("tiny", strategy="batched", n_ctx=256) as llm:
+        llm.generate([f"{i} Once upon a time" for i in range(24)], SamplingParams(max_tokens=4, ignore_eos=True))
+        assert llm.stats().free_slots == llm.plan.config.n_slots == 4
+    keep(stairs=stairs, p95_inter_token_ms=1.1, latency_rows=1)
+    with LLM("tiny", strategy="batched", n_ctx=256) as llm:
+        assert llm.plan.config.n_slots == 1
+        assert "1.1 ms between two tokens at p95" in llm.plan.describe()

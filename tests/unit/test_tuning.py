@@ -144,7 +144,8 @@ class Machines:
         factor = 1.0
         for name in properties & set(self.factors):
             factor *= self.factors[name]
-        return {"prompt": 2 * factor, **{str(n): (20 + n) * factor for n in job.rows}}
+        p95 = {f"p95 {n}": 1.1 * (20 + n) * factor for n in job.rows}
+        return {"prompt": 2 * factor, **{str(n): (20 + n) * factor for n in job.rows}, **p95}
 
 
 class Silent:
@@ -215,6 +216,22 @@ def test_what_is_far_behind_is_measured_once(tune):
     assert sum(s.extra_bufts == "off" for s in tuner._children.asked) == 1
 
 
+def test_slots_for_a_latency_limit(tune):
+    tuner, _, stairs, _ = tune({"flash_attn=on": 0.5}, p95_inter_token_ms=80.0)
+    found = tuner.latency(stairs)
+    # flash attention halves all: 16 rows take 18 ms, 19.8 at p95, and 64 prompt tokens 64 ms; with 8 it is 79.4
+    assert (found.rows, found.p95_ms) == (8, pytest.approx(15.4 + 64))
+    assert tune({})[0].latency(stairs) is None
+
+
+def test_a_limit_that_nothing_can_keep_is_refused_at_once(tune):
+    with pytest.raises(ConfigError, match=r"the least that can be had here is 23\.1, with 1 row"):
+        tune({}, p95_inter_token_ms=2.0)
+    tuner, _, stairs, _ = tune({}, p95_inter_token_ms=10.0)
+    with pytest.raises(ConfigError, match=r"p95_inter_token_ms is 10; the least that can be had here is 23\.1"):
+        tuner.latency(stairs)
+
+
 def test_when_the_time_is_over_the_rules_stand(tune):
     tuner, _, stairs, gain = tune({"flash_attn=on": 0.5}, seconds_each=100.0, seconds=10)
     assert tuner.cut_short
@@ -256,6 +273,27 @@ def test_the_document_is_whole_and_strict_json(report):
     assert Profile.from_json(read["profile"]) == report.profile
     assert read["questions"][1]["chosen"] == "on"
     assert [stair["rows"] for stair in read["stairs"]] == list(STAIRS)
+
+
+def test_the_limit_in_table_document_and_picture(report):
+    from dataclasses import replace as changed
+
+    from llamabatch.latency import choose_rows
+
+    latency = choose_rows(report.stairs, 2.0, 200.0)
+    limited = changed(report, latency=latency)
+    out = io.StringIO()
+    show(limited, Console(file=out, width=200))
+    assert f"{latency.rows} slots keep 200 ms between two tokens at p95" in out.getvalue()
+    assert "◀ the most within 200 ms" in out.getvalue()
+    read = json.loads(json.dumps(document(limited), allow_nan=False))["latency"]
+    assert (read["p95_inter_token_ms"], read["rows"]) == (200.0, latency.rows)
+    assert [gap["rows"] for gap in read["gaps"]] == [stair.rows for stair in report.stairs]
+    assert document(report)["latency"] is None
+    pytest.importorskip("matplotlib")
+    from llamabatch.tuning.plot import figure
+
+    assert "keep 200 ms between tokens at p95" in figure(limited).subfigs[0].axes[0].get_title()
 
 
 def test_the_picture(report, tmp_path):
