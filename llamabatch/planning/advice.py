@@ -97,7 +97,7 @@ def changes(facts: ModelFacts, config: EngineConfig, machine: Machine, fitting: 
             after = slots_that_fit(other, changed, machine, MEMORY_SHARE, _FEW)
             if after > before:
                 one = planned(other, replace(changed, n_slots=after, kv="split"), machine)
-                found.append(Change(f"{what}: {after} slots instead of {before}", one.total_bytes, after))
+                found.append(Change(f"{what.split(':')[0]}: {after} slots instead of {before}", one.total_bytes, after))
         elif fits(other, changed, machine):
             total = planned(other, changed, machine).total_bytes
             saved = planned(facts, config, machine).total_bytes - total
