@@ -48,10 +48,8 @@ class Worker:
         process, self._process = self._process, None
         if process is None:
             return
-        with contextlib.suppress(psutil.Error):
-            for child in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
-                with contextlib.suppress(psutil.Error):
-                    child.kill()
+        _kill_children(process.pid)
+        process.kill()
         process.wait()
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
@@ -92,6 +90,21 @@ class Worker:
         return f"its process ended with code {process.returncode}"
 
 
+def _kill_children(pid: int) -> None:
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process, in the middle of a case, when the one that asked is gone."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    _kill_children(os.getpid())
+    os._exit(1)
+
+
 def message(error: BaseException, folder: Path) -> str:
     """What is wrong, for a file that is committed: short, and without paths of this machine."""
     text = f"{type(error).__name__}: {error}".replace(str(folder), "FOLDER").replace(str(ROOT), ".")
@@ -104,6 +117,7 @@ def main(folder: Path, name: str) -> None:
     """Reads numbers of cases from stdin and answers each with a line of JSON. What cases print goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     module = figures.load(folder, name)
     for line in sys.stdin:
         error = None

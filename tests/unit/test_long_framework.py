@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -127,24 +128,30 @@ def test_stopped_in_the_middle_it_goes_on_where_it_was(tmp_path, state):
 
 
 def test_killed_in_the_middle_it_goes_on_where_it_was(tmp_path):
-    figure = figure_of(tmp_path, other="__import__('time').sleep(0.2)")
+    sleeps = "number < 2 or __import__('os').path.exists(LOG + '.go') or __import__('time').sleep(60)"
+    figure = figure_of(tmp_path, other=sleeps.replace("LOG", repr(str(tmp_path / "log.txt"))))
     code = (
         "import sys; from pathlib import Path; from tests.long import __main__ as p, figures\n"
         "from tests.long.state import State\n"
         "folder = Path(sys.argv[1]); p.run(figures.find(folder), State(folder / 'state.json'), folder=folder)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=figures.ROOT)
-    give_up = time.monotonic() + 30
-    while len(ran(tmp_path)) < 3 and time.monotonic() < give_up:
+    give_up = time.monotonic() + 60
+    while time.monotonic() < give_up:
+        if len(ran(tmp_path)) == 3 and len(State(tmp_path / "state.json").outcomes(figure)) == 2:
+            break
         time.sleep(0.01)
+    workers = psutil.Process(process.pid).children(recursive=True)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     state = State(tmp_path / "state.json")
-    done = set(state.outcomes(figure))
-    assert {0, 1} <= done < set(range(6))
+    assert set(state.outcomes(figure)) == {0, 1}
+    assert len(workers) == 1
+    assert not psutil.wait_procs(workers, timeout=60)[1]  # it ends in the middle of its case
+    (tmp_path / "log.txt.go").touch()
     program.run([figure], state, folder=tmp_path)
     assert state.missing(figure) == []
-    assert all(ran(tmp_path).count(number) == 1 for number in done)
+    assert ran(tmp_path) == [0, 1, 2, 2, 3, 4, 5]
     assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
 
 
