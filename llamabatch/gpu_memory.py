@@ -33,7 +33,7 @@ def gpus() -> tuple[Gpu, ...]:
         return ()
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
-        return tuple(_gpu(nvml, handle) for handle in _visible(nvml, handles))
+        return tuple(_gpu(nvml, handle) for handle in visible(nvml, handles))
     except Exception as error:
         logger.debug("NVML tells nothing: %s", error)
         return ()
@@ -41,7 +41,7 @@ def gpus() -> tuple[Gpu, ...]:
         nvml.nvmlShutdown()
 
 
-def _visible(nvml: Any, handles: list[Any]) -> list[Any]:
+def visible(nvml: Any, handles: list[Any]) -> list[Any]:
     """Those of CUDA_VISIBLE_DEVICES, which names numbers or UUIDs; CUDA stops at the first that it does not know."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
@@ -56,13 +56,13 @@ def _visible(nvml: Any, handles: list[Any]) -> list[Any]:
 
 
 def _uuid(nvml: Any, handle: Any) -> str:
-    return _text(nvml.nvmlDeviceGetUUID(handle))
+    return text(nvml.nvmlDeviceGetUUID(handle))
 
 
 def _gpu(nvml: Any, handle: Any) -> Gpu:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    return Gpu(_text(nvml.nvmlDeviceGetName(handle)), int(memory.free), int(memory.total))
+    return Gpu(text(nvml.nvmlDeviceGetName(handle)), int(memory.free), int(memory.total))
 
 
-def _text(value: str | bytes) -> str:
+def text(value: str | bytes) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

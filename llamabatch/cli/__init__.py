@@ -14,7 +14,7 @@ import click
 
 from llamabatch.errors import InputError, LlamaBatchError
 
-COMMANDS = ("generate", "run", "plan", "compare", "tune", "doctor", "synth")
+COMMANDS = ("generate", "run", "plan", "compare", "tune", "top", "doctor", "synth")
 
 
 class LazyGroup(click.Group):

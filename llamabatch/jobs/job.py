@@ -110,7 +110,8 @@ class _Job:
         self._load_s = self._run_s = 0.0
         self._energy_j: float | None = None
         self._plan: Plan | None = None
-        self._metrics = settings.metrics_file and MetricsFile(settings.metrics_file, self._config.model)
+        model = os.path.basename(self._config.model)
+        self._metrics = settings.metrics_file and MetricsFile(settings.metrics_file, model)
 
     def run(self) -> Summary:
         settings = self._settings

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from llamabatch.gpu_memory import text, visible
 
 
 @dataclass(frozen=True)
@@ -47,25 +49,15 @@ class Gpus:
             return
         count = self._ask("nvmlDeviceGetCount") or 0
         found = [(number, self._ask("nvmlDeviceGetHandleByIndex", number)) for number in range(count)]
-        self._handles = self._visible([(number, handle) for number, handle in found if handle is not None])
-
-    def _visible(self, handles: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
-        names = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if names is None:
-            return handles
-        wanted = [name.strip() for name in names.split(",") if name.strip()]
-        uuids = {number: _text(self._ask("nvmlDeviceGetUUID", handle)) for number, handle in handles}
-        return [
-            (number, handle)
-            for number, handle in handles
-            if any(name == str(number) or (len(name) > 3 and uuids[number].startswith(name)) for name in wanted)
-        ]
+        with contextlib.suppress(Exception):  # a driver that does not tell UUIDs, say
+            ours = visible(self._nvml, [handle for _, handle in found])
+            self._handles = [(number, handle) for number, handle in found if handle is not None and handle in ours]
 
     def sample(self) -> tuple[GpuSample, ...]:
         return tuple(self._sample(number, handle) for number, handle in self._handles)
 
     def _sample(self, number: int, handle: Any) -> GpuSample:
-        name = _text(self._ask("nvmlDeviceGetName", handle)) or "GPU"
+        name = text(self._ask("nvmlDeviceGetName", handle) or "GPU")
         rates, memory = self._ask("nvmlDeviceGetUtilizationRates", handle), self._ask("nvmlDeviceGetMemoryInfo", handle)
         milliwatts = self._ask("nvmlDeviceGetPowerUsage", handle)
         return GpuSample(
@@ -101,8 +93,3 @@ class Gpus:
             return getattr(self._nvml, function)(*arguments)
         except Exception:
             return None
-
-
-def _text(value: Any) -> str:
-    """Older releases of NVML's binding give bytes."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value or "")

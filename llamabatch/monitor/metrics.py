@@ -67,7 +67,7 @@ class MetricsFile:
 
     Args:
         path: its name should end in .prom, as the collector wants.
-        model: the value of the label model_name.
+        model: the value of the label model_name; "": the title of the monitor that writes it.
 
     Raises:
         SetupError: prometheus_client is missing.
@@ -87,7 +87,7 @@ class MetricsFile:
         if self.path.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
             why = "that is a folder" if self.path.is_dir() else f"the folder {str(folder)!r} cannot be written to"
             raise ConfigError(f"metrics_file is {str(path)!r}; {why}")
-        self._model = model
+        self.model = model
         self._snapshot: Snapshot | None = None
         self._registry = self._client.CollectorRegistry()
         self._registry.register(self)
@@ -109,7 +109,7 @@ class MetricsFile:
         )
         how = {"stop": stats.finished_stop, "length": stats.finished_length, "abort": stats.aborted}
         for reason, count in {**how, "error": stats.errors}.items():
-            ended.add_metric([self._model, reason], count)
+            ended.add_metric([self.model, reason], count)
         yield ended
         times = (stats.ttft_s, stats.inter_token_s, stats.queue_s, stats.e2e_s)
         for (name, (text, limits)), histogram in zip(_HISTOGRAMS.items(), times, strict=True):
@@ -126,7 +126,7 @@ class MetricsFile:
                 use = None if gpu.use_percent is None else gpu.use_percent / 100
                 value = {"gpu_usage_perc": use, "gpu_memory_used_bytes": gpu.memory_used}.get(name, gpu.power_w)
                 if value is not None:
-                    family.add_metric([self._model, str(gpu.index)], value)
+                    family.add_metric([self.model, str(gpu.index)], value)
             if family.samples:
                 yield family
 
@@ -134,14 +134,14 @@ class MetricsFile:
         for name, value in values.items():
             if value is not None:
                 family = getattr(self._core, kind)(PREFIX + name, texts[name], labels=["model_name"])
-                family.add_metric([self._model], value)
+                family.add_metric([self.model], value)
                 yield family
 
     def _histogram(self, name: str, text: str, limits: tuple[float, ...], histogram: Histogram) -> Any:
         below = histogram.at_most(wanted := sorted({*_FINE, *limits}))
         buckets = [(str(limit), float(n)) for limit, n in zip(wanted, below, strict=True)]
         family = self._core.HistogramMetricFamily(PREFIX + name, text, labels=["model_name"])
-        family.add_metric([self._model], [*buckets, ("+Inf", float(histogram.count))], histogram.sum_s)
+        family.add_metric([self.model], [*buckets, ("+Inf", float(histogram.count))], histogram.sum_s)
         return family
 
 

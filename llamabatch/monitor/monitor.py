@@ -70,7 +70,8 @@ class Monitor:
         self._every_s = every_s
         self._listeners: list[Callable[[Snapshot], object]] = [] if callback is None else [callback]
         if metrics_file is not None:
-            file = metrics_file if isinstance(metrics_file, MetricsFile) else MetricsFile(metrics_file, title)
+            file = metrics_file if isinstance(metrics_file, MetricsFile) else MetricsFile(metrics_file)
+            file.model = file.model or title
             self._listeners.append(file.write)
         self._status = StatusFile(title, every_s, job) if publish else None
         if self._status is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import os
 import platform
 import time
@@ -25,6 +26,7 @@ from llamabatch.stats import EngineStats
 WINDOW_S = 30.0  # over which `top` shows rates and percentiles
 _HISTORY = 60  # speeds kept for the curve
 _VERSION = 1
+logger = logging.getLogger(__name__)
 _numbers = itertools.count()
 
 
@@ -106,7 +108,13 @@ class StatusFile:
         self._speeds: deque[float] = deque(maxlen=_HISTORY)
 
     def write(self, snapshot: Snapshot) -> None:
-        """Raises OSError where it cannot."""
+        """Where it cannot, `top` shows an older one or nothing; that is no reason to disturb a job."""
+        try:
+            self._write(snapshot)
+        except OSError as error:
+            logger.debug("llamabatch top is not told: %s", error)
+
+    def _write(self, snapshot: Snapshot) -> None:
         now = snapshot.elapsed_s
         if not self._past:
             self._past.append((now - snapshot.interval_s, snapshot.stats.since(snapshot.recent)))

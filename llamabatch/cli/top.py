@@ -1,0 +1,51 @@
+"""`llamabatch top`: running jobs, live in the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+
+import click
+
+from llamabatch.errors import InputError
+
+
+@click.command()
+@click.argument("what", required=False, metavar="[PID|FILE]")
+@click.option("--once", is_flag=True, help="Print how they stand and end; so it does where stdout is no terminal.")
+@click.option("--json", "as_json", is_flag=True, help="Print how they stand as a JSON list, and end.")
+@click.option(
+    "--every", default=1.0, show_default=True, type=click.FloatRange(0.1, 3600), help="Seconds between looks."
+)
+def top(what: str | None, once: bool, as_json: bool, every: float) -> None:
+    """Watch running jobs: `llamabatch run`, and programs with LLM.monitor(publish=True), of this user.
+
+    PID or FILE picks one. Exit codes: 0, or 1 where nothing runs.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    from llamabatch.monitor.top import draw, figures, find
+
+    found = find(what)
+    context = click.get_current_context()
+    if not found:
+        click.echo("no job is running" if what is None else f"{what} is no running job", err=True)
+        context.exit(1)
+    console = Console()
+    if as_json:
+        print(json.dumps([figures(status) for status in found]))
+    elif once or not sys.stdout.isatty():
+        console.print(draw(found))
+    else:
+        with Live(draw(found), console=console, auto_refresh=False, screen=True) as live:
+            while found:
+                live.update(draw(found), refresh=True)
+                time.sleep(every)
+                with contextlib.suppress(InputError):  # its file went with it
+                    found = find(what)
+                    continue
+                break
+        click.echo("nothing runs any more", err=True)

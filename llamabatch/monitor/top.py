@@ -1,0 +1,207 @@
+"""What `llamabatch top` tells of running jobs: as plain figures, and drawn for a terminal."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from llamabatch.compare.figures import duration, seconds, significant
+from llamabatch.errors import InputError
+from llamabatch.histogram import Histogram
+from llamabatch.monitor.status import Status, read, running
+from llamabatch.stats import EngineStats
+
+_BARS = "▁▂▃▄▅▆▇█"
+_BAR_WIDTH = 14
+_SILENT_S = 3.0  # beyond its interval
+
+
+def find(what: str | None) -> list[Status]:
+    """Those that run.
+
+    Args:
+        what: a process id, or a status file; None: all of this user on this machine.
+
+    Raises:
+        InputError: no file of that name, or it is no status file.
+    """
+    if what is None:
+        return running()
+    if what.isdigit() and not os.path.exists(what):
+        return [status for status in running() if status.pid == int(what)]
+    if not os.path.exists(what):
+        raise InputError(f"{what!r} is neither a process id nor a file")
+    status = read(Path(what))
+    return [status] if status.is_running else []
+
+
+def figures(status: Status) -> dict[str, Any]:
+    """Plain values for JSON; times in seconds. Rates and percentiles are of the last `window_s` seconds, the
+    percentiles of the whole time where nothing happened in these."""
+    stats, recent, machine = status.stats, status.recent, status.machine
+    ended = recent.ok + recent.errors + recent.aborted
+    return {
+        "pid": status.pid,
+        "title": status.title,
+        "elapsed_s": status.elapsed_s,
+        "age_s": max(0.0, time.time() - status.written_s),
+        "window_s": status.window_s,
+        "job": dict(status.job),
+        "requests": {name: getattr(stats, name) for name in ("submitted", "in_flight", "ok", "errors", "aborted")},
+        **{name: getattr(stats, name) for name in ("running", "waiting", "n_slots", "slot_use", "kv_use")},
+        "rows_per_step": recent.rows_per_step or stats.rows_per_step,
+        "passes_per_step": recent.passes_per_step or stats.passes_per_step,
+        "generated_tokens_per_s": _rate(status, recent.generated_tokens),
+        "prompt_tokens_per_s": _rate(status, recent.prompt_tokens + recent.embed_tokens),
+        "requests_per_s": _rate(status, ended),
+        "speeds": list(status.speeds),
+        **{name: _spread(getattr(recent, name), getattr(stats, name)) for name in _DURATIONS.values()},
+        "counts": stats.counts(),
+        "machine": machine.document(),
+    }
+
+
+_DURATIONS = {"queued": "queue_s", "first token": "ttft_s", "inter-token": "inter_token_s", "whole request": "e2e_s"}
+
+
+def _rate(status: Status, count: int) -> float:
+    return count / status.window_s if status.window_s > 0 else 0.0
+
+
+def _spread(recent: Histogram, whole: Histogram) -> dict[str, float] | None:
+    """None of nothing."""
+    told = recent if recent.count else whole
+    values = {f"p{percent}": told.percentile(percent) for percent in (50, 95, 99)}
+    return {name: value for name, value in values.items() if value is not None} or None
+
+
+def draw(statuses: Sequence[Status]) -> RenderableType:
+    """One panel for each."""
+    return Group(*(_panel(status) for status in statuses))
+
+
+def _panel(status: Status) -> Panel:
+    told = figures(status)
+    title = f"{status.title or 'llamabatch'} · pid {status.pid} · {duration(status.elapsed_s)}"
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(ratio=1)
+    if told["age_s"] > status.every_s + _SILENT_S:
+        grid.add_row("", Text(f"no news for {duration(told['age_s'])}", style="yellow"))
+    if status.job:
+        grid.add_row("rows", _rows(status))
+        if status.job.get("errors"):
+            grid.add_row("", Text(f"{status.job['errors']:,} failed", style="red"))
+    grid.add_row("requests", _requests(status.stats))
+    grid.add_row("slots", _slots(told))
+    grid.add_row("tokens/s", _speed(told))
+    grid.add_row("", _times(told))
+    steps = f"{told['rows_per_step']:.1f} rows · {told['passes_per_step']:.2f} passes over the weights"
+    grid.add_row("a step", steps)
+    grid.add_row("engine", _engine(status.stats))
+    grid.add_row("machine", _machine(status))
+    for gpu in status.machine.gpus:
+        grid.add_row(f"gpu {gpu.index}", _joined(_gpu(gpu)))
+    return Panel(grid, title=title, title_align="left", border_style="dim")
+
+
+def _joined(parts: list[str]) -> str:
+    return " · ".join(parts)
+
+
+def _bar(share: float) -> ProgressBar:
+    return ProgressBar(total=1.0, completed=min(1.0, share), width=_BAR_WIDTH)
+
+
+def _beside(*cells: RenderableType) -> Table:
+    row = Table.grid(padding=(0, 2))
+    row.add_row(*cells)
+    return row
+
+
+def _rows(status: Status) -> RenderableType:
+    job = status.job
+    rows, total = job.get("rows") or 0, job.get("total")
+    parts = [f"{rows:,} of {total:,}" if total else f"{rows:,}"]
+    if job.get("left_s") is not None:
+        parts.append(f"{duration(job['left_s'])} left")
+    return _beside(_bar(rows / total), f"{rows / total:.0%}", _joined(parts)) if total else _joined(parts)
+
+
+def _requests(stats: EngineStats) -> Text:
+    text = Text(f"{stats.running:,} running · {stats.waiting:,} waiting · {stats.ok:,} ok · ")
+    text.append(_many(stats.errors, "error"), style="red" if stats.errors else "")
+    return text.append(f" · {stats.aborted:,} aborted")
+
+
+def _many(count: int, name: str) -> str:
+    return f"{count:,} {name}" if count == 1 else f"{count:,} {name}s"
+
+
+def _slots(told: dict[str, Any]) -> RenderableType:
+    text = f"{told['running']} of {told['n_slots']} · KV cache {told['kv_use']:.0%}"
+    return _beside(_bar(told["slot_use"]), text)
+
+
+def _speed(told: dict[str, Any]) -> RenderableType:
+    speeds = told["speeds"][-_BAR_WIDTH:]
+    highest = max(speeds, default=0.0)
+    curve = "".join(_BARS[round(speed / highest * (len(_BARS) - 1))] if highest else _BARS[0] for speed in speeds)
+    generated, prompts = significant(told["generated_tokens_per_s"]), significant(told["prompt_tokens_per_s"])
+    return _beside(f"{curve:>{_BAR_WIDTH}}", f"{generated} generated · {prompts} of prompts")
+
+
+def _times(told: dict[str, Any]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
+    table.add_column("")
+    for percent in ("p50", "p95", "p99"):
+        table.add_column(percent, justify="right", min_width=8)
+    for label, name in _DURATIONS.items():
+        spread = told[name] or {}
+        cells = [seconds(spread[p]) if p in spread else "–" for p in ("p50", "p95", "p99")]
+        table.add_row(Text(label, style="dim"), *cells)
+    return table
+
+
+def _engine(stats: EngineStats) -> Text:
+    text = Text(f"{_many(stats.prefix_hits, 'prefix hit')} · {_many(stats.preemptions, 'preemption')} · ")
+    return text.append(_many(stats.restarts, "restart"), style="yellow" if stats.restarts else "")
+
+
+def _machine(status: Status) -> str:
+    machine, parts = status.machine, []
+    if machine.cpu_percent is not None:
+        parts.append(f"CPU {machine.cpu_percent:.0f}%")
+    if machine.system_cpu_percent is not None:
+        parts.append(f"{machine.system_cpu_percent:.0f}% of all cores")
+    if machine.memory_bytes is not None:
+        parts.append(f"memory {_bytes(machine.memory_bytes)}")
+    if machine.system_available_bytes is not None:
+        parts.append(f"{_bytes(machine.system_available_bytes)} free")
+    if machine.cpu_power_w is not None:
+        parts.append(f"{machine.cpu_power_w:.0f} W")
+    return _joined(parts)
+
+
+def _gpu(gpu: Any) -> list[str]:
+    parts = [gpu.name]
+    if gpu.use_percent is not None:
+        parts.append(f"{gpu.use_percent:.0f}%")
+    if gpu.memory_used is not None and gpu.memory_total is not None:
+        parts.append(f"{_bytes(gpu.memory_used)} of {_bytes(gpu.memory_total)}")
+    if gpu.power_w is not None:
+        parts.append(f"{gpu.power_w:.0f} W")
+    return parts
+
+
+def _bytes(value: int) -> str:
+    return f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"

@@ -1,0 +1,66 @@
+"""A job seen from outside: `llamabatch top` and a metrics file say what the job's own summary says."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+from prometheus_client.parser import text_string_to_metric_families
+
+ROWS = 30
+FEW = ("--n-slots", "2", "--n-threads", "1", "--strategy", "batched")  # so that it takes a second or two
+
+
+def test_top_and_the_metrics_file_say_what_the_summary_says(tmp_path):
+    lines = [json.dumps({"prompt": f"Once {i} upon", "max_tokens": 100, "ignore_eos": True}) for i in range(ROWS)]
+    lines[7] = '{"prompt": 5}'
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    env = os.environ | {"LLAMABATCH_CACHE": str(tmp_path / "cache")}
+
+    def start(*arguments: str) -> subprocess.Popen:
+        command = [sys.executable, "-m", "llamabatch", *arguments]
+        return subprocess.Popen(
+            command, cwd=tmp_path, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    def top() -> list[dict]:
+        told, _ = start("top", "--json").communicate(timeout=60)
+        return json.loads(told or "[]")
+
+    job = start("run", "in.jsonl", "out.jsonl", "--metrics-file", "x.prom", "--json", "-", *FEW)
+    try:
+        seen, until = [], time.monotonic() + 120
+        while job.poll() is None and time.monotonic() < until:
+            seen += top()
+            time.sleep(0.2)
+        told, errors = job.communicate(timeout=60)
+    finally:
+        job.kill()
+    assert job.returncode == 1, errors  # one bad row
+    summary = json.loads(told)
+    assert seen, "top never saw it"
+    assert {one["title"] for one in seen} == {"run out.jsonl"}
+    assert seen[-1]["job"]["total"] == ROWS
+    assert max(one["running"] for one in seen) >= 1
+    assert max(one["machine"]["memory_bytes"] for one in seen) > 50 << 20  # with the child that has the engine
+    assert top() == []
+    found = {
+        sample.name + "".join(sample.labels.get("finished_reason", "")): sample.value
+        for family in text_string_to_metric_families((tmp_path / "x.prom").read_text())
+        for sample in family.samples
+    }
+    ok = sum(found[f"llamabatch:request_success_total{reason}"] for reason in ("stop", "length"))
+    assert ok == summary["rows"]["ok"] == ROWS - 1
+    assert found["llamabatch:generation_tokens_total"] == summary["tokens"]["generated"]
+    assert found["llamabatch:prompt_tokens_total"] == summary["tokens"]["prompt"]
+    assert found["llamabatch:num_requests_running"] == 0
+
+
+def test_a_metrics_file_without_a_folder_is_refused_before_anything_is_loaded(tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"prompt": "x"}')
+    command = [sys.executable, "-m", "llamabatch", "run", "in.jsonl", "out.jsonl", "--metrics-file", "no/x.prom"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "there is no folder 'no'" in done.stderr
+    assert not (tmp_path / "out.jsonl").exists()
