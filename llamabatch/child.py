@@ -125,11 +125,6 @@ class Child:
         last_token_s = None if self.last_token_s is None else now - self.last_token_s
         return Heartbeat(self.pid, up, silent_s, last_token_s, restarts)
 
-    @property
-    def reads_here(self) -> bool:
-        """Is this its reading thread?"""
-        return threading.current_thread() is self._reader
-
     def ask_to_end(self) -> None:
         """Returns at once: a child that hangs with a full pipe would block the sender."""
 

@@ -314,12 +314,27 @@ class _Loop:
                 command.answer.set_exception(EngineClosedError(reason))
 
 
+class _Depth(threading.local):
+    now = 0
+
+
+_depth = _Depth()  # of the sinks that this thread is in
+
+
 def tell(sink: Sink, outputs: list[SequenceOutput]) -> None:
     """A sink that raises must not take the engine and other people's requests down."""
+    _depth.now += 1
     try:
         sink(outputs)
     except Exception:
         logger.exception("a result could not be delivered")
+    finally:
+        _depth.now -= 1
+
+
+def in_a_sink() -> bool:
+    """Is this thread telling somebody of results? Then it must not wait for an answer that such a thread brings."""
+    return _depth.now > 0
 
 
 # --- which kind -------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from llamabatch.child import WORKER, Child, Listener
-from llamabatch.client import Sink, tell
+from llamabatch.client import Sink, in_a_sink, tell
 from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineClosedError, EngineError
 from llamabatch.heartbeat import Heartbeat
@@ -140,7 +140,7 @@ class Supervisor:
         with self._lock:
             self._check_alive()
             child = self._child if self._is_up else None
-        if child is not None and not child.reads_here:  # a sink that asks gets what was last told
+        if child is not None and not in_a_sink():  # whoever asks from one gets what was last told
             try:
                 child.ask("stats").result()  # before the answer came the figures
             except EngineClosedError:

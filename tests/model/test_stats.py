@@ -2,7 +2,9 @@
 
 import asyncio
 import gc
+import os
 import queue
+import signal
 import threading
 import time
 
@@ -92,9 +94,9 @@ def test_what_runs_is_in_the_figures_at_once(kind):
         assert settled(llm).aborted == 3
 
 
-@pytest.mark.parametrize("kind", ["thread", "threads"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_sink_may_ask(kind):
-    """From the engine's own thread, and while another engine's sink asks, too."""
+    """From the engine's own thread, or the one that reads from its process, while another's sink asks, too."""
     with LLM("tiny", **KINDS[kind]) as llm:
         seen: queue.SimpleQueue = queue.SimpleQueue()
 
@@ -177,3 +179,23 @@ def test_an_async_llm_is_watched_alike():
 
     asyncio.run(main())
     assert seen[-1].stats.generated_tokens == 50
+
+
+@pytest.mark.parametrize("kind", ["child", "children"])
+def test_nothing_is_lost_or_counted_twice_when_a_process_dies(kind):
+    with LLM("tiny", **KINDS[kind]) as llm:
+        events: queue.SimpleQueue = queue.SimpleQueue()
+        params = SamplingParams(max_tokens=150, ignore_eos=True)
+        llm._client.submit([Request(f"r{i}", (5, 6, i + 1), params) for i in range(12)], events.put)
+        while llm.stats().generated_tokens < 60:
+            time.sleep(0.005)
+        before = llm.stats()
+        os.kill(llm._client.pids[0], signal.SIGKILL)
+        n_ended = 0
+        while n_ended < 12:
+            n_ended += sum(o.finished is not None for o in events.get(timeout=60))
+        stats = llm.stats()
+    assert stats.submitted == 12 == stats.ok + stats.errors + stats.aborted
+    assert (stats.ok, stats.restarts, stats.e2e_s.count) == (12, 1, 12)
+    assert stats.generated_tokens >= before.generated_tokens
+    assert stats.decode_rows > before.decode_rows
