@@ -14,10 +14,10 @@ from llamabatch import LLM, AsyncLLM, Engine, EngineConfig, FinishReason, Reques
 from llamabatch.monitor import Snapshot
 
 KINDS = {
-    "thread": {"n_slots": 4, "instances": 1},
+    "thread": {"n_slots": 4, "instances": 1, "n_threads": 1},
     "threads": {"n_slots": 4, "instances": 2},
-    "child": {"n_slots": 4, "isolate": True},
-    "children": {"n_slots": 4, "strategy": "multi-instance", "instances": 2},
+    "child": {"n_slots": 4, "isolate": True, "n_threads": 1},
+    "children": {"n_slots": 4, "strategy": "multi-instance", "instances": 2, "n_threads": 1},
 }
 LONG = SamplingParams(max_tokens=3000, ignore_eos=True)
 
