@@ -49,6 +49,7 @@ class Router:
     def __init__(self, members: Sequence[Member], keeps_prefixes: bool = False) -> None:
         self._members = list(members)
         self._loads = [0] * len(self._members)  # tokens expected of what is in flight
+        self._told = [EngineStats()] * len(self._members)  # the figures of those that are gone stay
         self._owners: dict[str, tuple[int, int]] = {}  # who has a request, and how much it adds to its load
         self._lock = threading.Lock()
         self._home = Home()
@@ -93,7 +94,11 @@ class Router:
             self._members[number].abort(ids)
 
     def stats(self) -> EngineStats:
-        return sum((self._members[number].stats() for number in self._alive()), EngineStats())
+        for number in self._alive():
+            self._told[number] = self._members[number].stats()
+        dead = (told.of_the_past() for told, member in zip(self._told, self._members, strict=True) if not member.alive)
+        alive = (told for told, member in zip(self._told, self._members, strict=True) if member.alive)
+        return sum((*dead, *alive), EngineStats())
 
     def save_prefix(self, token_ids: list[int], path: str) -> bool:
         return any(self._members[number].save_prefix(token_ids, path) for number in self._alive())

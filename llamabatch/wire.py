@@ -44,7 +44,13 @@ class Wire:
         if len(data) > MAX_MESSAGE:
             raise EngineError(f"a message of {len(data)} bytes is too large; allowed are {MAX_MESSAGE}")
         with self._lock:
-            self._sock.sendall(_LENGTH.pack(len(data)) + data)
+            try:
+                self._sock.sendall(_LENGTH.pack(len(data)) + data)
+            except OSError:
+                raise
+            except BaseException:  # interrupted: what is left of the message would be read as another one
+                self.close()
+                raise
 
     def receive(self) -> list[Any] | None:
         """The next message; None at the end of the stream, be it in the middle of a message."""

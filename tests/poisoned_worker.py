@@ -7,6 +7,7 @@ from llamabatch import worker
 from llamabatch.llama.runner import Runner
 
 POISON = (7, 11, 13)
+BUG = (17, 19, 23)  # for those, the engine fails without ending the process
 _compute = Runner.run
 
 
@@ -14,6 +15,8 @@ def run(self, batch):
     for span in batch.spans:
         if tuple(span.sequence.request.prompt_token_ids[: len(POISON)]) == POISON:
             signal.raise_signal(signal.SIGSEGV)  # in this thread, so that it computes no further
+        if tuple(span.sequence.request.prompt_token_ids[: len(BUG)]) == BUG:
+            raise RuntimeError("a bug of ours")
     return _compute(self, batch)
 
 

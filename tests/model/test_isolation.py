@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 from adapter_files import write_lora
-from poisoned_worker import POISON
+from poisoned_worker import BUG, POISON
 
 from llamabatch import LLM, EngineClosedError, EngineError, FinishReason, SamplingParams
 from llamabatch.child_client import ChildClient
@@ -138,7 +138,7 @@ def test_what_was_loaded_is_there_again(isolated, tmp_path):
 
 
 def test_embeddings_and_scores_survive(isolated):
-    texts = [f"{i} " + "a text to embed " * 20 for i in range(60)]
+    texts = [f"{i} " + "a text to embed " * 20 for i in range(12)]
     wanted = isolated.embed(texts, normalize=True)
     got = queue.SimpleQueue()
     threading.Thread(
@@ -207,6 +207,39 @@ def test_a_question_that_the_child_does_not_survive_is_an_error_of_its_asker(tmp
     os.kill(client.pids[0], signal.SIGKILL)
     assert asked.get(timeout=20)
     assert llm.generate("x", SHORT)[0].error is None
+    client.close()
+
+
+def test_an_engine_that_fails_is_replaced_as_one_that_dies():
+    client = poisoned()
+    events = queue.SimpleQueue()
+    client.submit([Request("bug", (*BUG, 5), SHORT), *(Request(str(i), (5, i), SHORT) for i in range(6))], events.put)
+    errors = {}
+    while len(errors) < 7:
+        errors.update((ended.request_id, ended.finished.error) for ended in events.get(timeout=60))
+    assert "at last with the engine failed: a bug of ours" in errors.pop("bug")
+    assert set(errors.values()) == {None}
+    client.close()
+
+
+def test_a_send_that_is_interrupted_ends_the_stream():
+    client = poisoned()
+    [child] = [supervisor._child for supervisor in client._children]
+    os.kill(child.pid, signal.SIGSTOP)  # so that the pipe fills up
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            client.submit([Request(str(i), (5,) * 400, SHORT) for i in range(3000)], lambda outputs: None)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    os.kill(child.pid, signal.SIGCONT)
+    assert front(client).generate("x", SHORT)[0].error is None
+    assert client.stats().restarts == 1
     client.close()
 
 
