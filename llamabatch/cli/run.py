@@ -11,6 +11,7 @@ import click
 from llamabatch.cli.options import engine_options, model_option
 from llamabatch.cli.sampling_options import adapters_of, lora_option, sampling_options
 from llamabatch.compare.output import check, write_json
+from llamabatch.errors import OutputError
 from llamabatch.jobs.job import JobInterrupted, preview
 from llamabatch.jobs.job import run as run_job
 from llamabatch.jobs.output import ORDERS, OutputOptions
@@ -104,6 +105,10 @@ def run(
             summary = interruption.summary
             again = "the same command begins anew" if output == "-" else "the same command goes on from there"
             progress.say(f"Interrupted: what had finished is written; {again}.")
+        except OutputError as error:
+            if isinstance(error.__cause__, BrokenPipeError):  # the reader of our stdout has left; so do we
+                raise error.__cause__ from None
+            raise
     _report(summary, json_file, plot_file)
     context.exit(summary.exit_code)
 

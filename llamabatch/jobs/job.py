@@ -14,6 +14,7 @@ from llamabatch.bounded_client import slots_of
 from llamabatch.capacity import Plan
 from llamabatch.client import EngineClient, connect
 from llamabatch.compare.figures import duration
+from llamabatch.errors import LlamaBatchError
 from llamabatch.jobs import sources
 from llamabatch.jobs.ahead import Ahead
 from llamabatch.jobs.counts import Counts
@@ -78,6 +79,9 @@ def run(settings: Settings, progress: Progress | None = None) -> Summary:
             summary = job.run()
         except KeyboardInterrupt:
             summary = job.summary()
+        except LlamaBatchError:
+            job.tell_what_was_done()
+            raise
     if summary.signum is not None:
         raise JobInterrupted(summary)
     return summary
@@ -133,6 +137,11 @@ class _Job:
             self._progress.say(f"the engine is ready after {duration(self._load_s)}: {_engine(client.plan)}")
             self._compute(client, output, reader, found)
         return self.summary()
+
+    def tell_what_was_done(self) -> None:
+        """Before an error ends it."""
+        if self._counts.ok or self._counts.failed:
+            self._progress.say(self.summary().describe())
 
     def summary(self) -> Summary:
         """Of what was done so far."""

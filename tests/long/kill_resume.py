@@ -26,7 +26,7 @@ KILLS = 5
 N_ROWS = 2000
 MAX_GAP = 0.15  # as in tests/model/conftest.py
 _HELDOUT = Path(__file__).parents[2] / "models" / "heldout.jsonl"
-_PATIENCE_S = 120.0
+_PATIENCE_S = 300.0  # for a machine that has other things to do
 
 
 def case(number: int, folder: Path) -> None:
@@ -92,7 +92,7 @@ def _run_and_kill(source: Path, out: Path, order: str, after_s: float) -> int:
         process.kill()
         process.wait()
     written = _lines(out)
-    _, alive = psutil.wait_procs(engines, timeout=20)
+    _, alive = psutil.wait_procs(engines, timeout=_PATIENCE_S)
     assert not alive, "an engine outlives its parent"
     assert _lines(out) == written
     _written[out] = written

@@ -27,7 +27,7 @@ def command(*arguments):
 
 
 def llamabatch_run(*arguments, given=None):
-    return subprocess.run(command(*arguments), input=given, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command(*arguments), input=given, capture_output=True, text=True, timeout=300, check=False)
 
 
 def jsonl(path: Path, items) -> Path:
@@ -81,7 +81,7 @@ def test_stdin_to_stdout_and_what_goes_where(tmp_path):
     done = llamabatch_run("-", "-", *GREEDY, "--json", tmp_path / "sum.json", given=lines)
     assert done.returncode == 1
     assert [record["id"] for record in records(done.stdout)] == ["q0", "q1", "q2", "q3", "q4", "5"]
-    assert "the limit is" in records(done.stdout)[5]["error"] or "n_ctx" in records(done.stdout)[5]["error"]
+    assert "n_ctx is 2048" in records(done.stdout)[5]["error"]
     assert "5 ok, 1 failed" in done.stderr
     assert "stdin, line 6" in done.stderr
     summary = json.loads((tmp_path / "sum.json").read_text())
@@ -122,7 +122,7 @@ def test_a_signal_ends_it_in_good_order(signum, code, tmp_path):
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signum)
     process.send_signal(signum)  # an impatient user loses nothing either
-    told = process.communicate(timeout=60)[1]
+    told = process.communicate(timeout=200)[1]
     assert process.returncode == code, told
     assert "the same command goes on from there" in told
     assert not psutil.wait_procs(children, timeout=10)[1]
@@ -131,7 +131,7 @@ def test_a_signal_ends_it_in_good_order(signum, code, tmp_path):
     assert 0 < len(got) < 5000
 
 
-def wait_for(condition, patience_s=60.0):
+def wait_for(condition, patience_s=200.0):
     until = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < until
@@ -143,7 +143,7 @@ def test_a_signal_while_the_model_loads(tmp_path):
     process = subprocess.Popen(command(source, tmp_path / "out.jsonl"), stderr=subprocess.PIPE, text=True)
     wait_for(lambda: (tmp_path / "out.jsonl.job.json").exists())
     process.terminate()
-    process.communicate(timeout=60)
+    process.communicate(timeout=200)
     assert process.returncode == 143
 
 
@@ -162,7 +162,7 @@ def test_a_bar_on_a_terminal(tmp_path):
         if not piece:
             break
         told += piece
-    assert process.wait(60) == 0
+    assert process.wait(200) == 0
     text = told.decode()
     assert "/200 rows" in text
     assert "slots" in text
@@ -229,3 +229,15 @@ def test_as_many_tokens_as_the_library(tmp_path):
     texts = [record["text"] for record in records(out.read_text())]
     assert sum(a == b.text for a, b in zip(texts, outputs, strict=True)) >= 297
     assert abs(summary.counts.generated_tokens - sum(len(o.token_ids) for o in outputs)) < 50
+
+
+def test_an_engine_that_dies_is_replaced_and_every_row_comes_once(tmp_path):
+    source, out = jsonl(tmp_path / "in.jsonl", asked(3000)), tmp_path / "out.jsonl"
+    process = subprocess.Popen(command(source, out, *GREEDY, "--json", tmp_path / "sum.json"), stderr=subprocess.PIPE)
+    wait_for(lambda: out.exists() and out.stat().st_size > 0)
+    for child in psutil.Process(process.pid).children():
+        child.kill()
+    told = process.communicate(timeout=300)[1].decode()
+    assert process.returncode == 0, told
+    assert [record["row"] for record in records(out.read_text())] == list(range(3000))
+    assert json.loads((tmp_path / "sum.json").read_text())["restarts"] == 1

@@ -166,10 +166,20 @@ def test_the_command_says_what_ended_it(tmp_path, engines):
     arguments = ["run", source(tmp_path), str(tmp_path / "out.jsonl"), "--json", str(tmp_path / "sum.json")]
     died = CliRunner().invoke(cli, arguments)
     assert (died.exit_code, "SIGKILL" in died.output) == (3, True)
+    assert "10 ok, 0 failed" in died.output
     done = CliRunner().invoke(cli, arguments)
     assert done.exit_code == 0, done.output
     assert "10 done before" in done.output
     assert json.loads((tmp_path / "sum.json").read_text())["rows"]["done_before"] == 10
+
+
+def test_a_reader_of_stdout_that_leaves_ends_it_quietly(tmp_path, engines, monkeypatch):
+    def leave(self, what, function, *args):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(Files, "_system", leave)
+    result = CliRunner().invoke(cli, ["run", source(tmp_path), "-"])
+    assert (result.exit_code, "rror" in result.output) == (1, False)  # click's code for it
 
 
 @pytest.mark.parametrize("number", range(million_rows.QUICK))
