@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 p
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup compare test test-long bench bench-quick bench-ab bench-isolation model clean
+.PHONY: help setup compare test test-native test-long bench bench-quick bench-ab bench-isolation model clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 13
@@ -29,6 +29,9 @@ test: setup ## all checks: ruff, mypy, the whole test suite
 
 test-long: setup ## the figures of tests/long with their full counts: hours; goes on where it was stopped
 	@.venv/bin/python -m tests.long $(ARGS)
+
+test-native: setup ## sanitizers, clang, ARM and llama.cpp's own tests over the patches (ARGS="--only address")
+	@.venv/bin/python -m native_patches.check $(ARGS)
 
 bench: setup ## ours and its peers on this machine (ARGS="..."; docs/benchmarks.md)
 	@.venv/bin/python -m benchmarks.bench $(ARGS)

@@ -14,7 +14,7 @@ from benchmarks.rounds import Series
 from llamabatch.compare.figures import seconds, significant
 from llamabatch.compare.style import INK
 
-_STYLE = {
+STYLE = {
     "font.size": 9.5, "axes.titlesize": 11, "axes.titleweight": "bold",
     "axes.edgecolor": "#AAAAAA", "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK,
     "svg.fonttype": "none",
@@ -27,7 +27,7 @@ _COLUMNS = 3
 
 def draw(series: Sequence[Series], title: str, path: Path) -> None:
     """Writes the picture; its kind follows from the ending of the name."""
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         figure(series, title).savefig(path, dpi=140, facecolor="white")
 
 

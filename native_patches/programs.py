@@ -109,7 +109,7 @@ def _build(plan: build.Plan) -> None:
 
 
 def _compile(plan: build.Plan, tree: Path, place: Path, log: Path) -> None:
-    environment = _with_cmake(place, log)
+    environment = with_cmake(place, log)
     target = place / "build"
     generator = ("-G", "Ninja") if shutil.which("ninja", path=environment["PATH"]) else ()
     jobs = environment.get("CMAKE_BUILD_PARALLEL_LEVEL", str(build.jobs()))
@@ -123,7 +123,7 @@ def _compile(plan: build.Plan, tree: Path, place: Path, log: Path) -> None:
             raise SetupFailure(f"The build of llama.cpp's programs failed: {reason} (log: {log}).")
 
 
-def _with_cmake(place: Path, log: Path) -> dict[str, str]:
+def with_cmake(place: Path, log: Path) -> dict[str, str]:
     """The environment, with a cmake on its PATH: the system's, or PyPI's in a folder that goes with the build."""
     if shutil.which("cmake"):
         return dict(os.environ)

@@ -108,3 +108,43 @@ def test_a_struct_of_another_size_is_noticed(change, monkeypatch):
 def test_the_doctor_finds_nothing_that_keeps_llamabatch_from_working():
     report = doctor.examine()
     assert report.ok, [check for check in report.checks if check.status is doctor.Status.ERROR]
+
+
+HOST_PATCH = "0005-host-work-of-a-step.patch"
+
+
+def patches():
+    return (library.build_marker(library.load()) or {}).get("patches", {})
+
+
+_FAULTS = """
+import resource, llama_cpp
+from llamabatch.llama import library
+from llamabatch import paths
+llama = library.load()
+model = llama.llama_model_load_from_file(str(paths.bundled_model()).encode(), llama.llama_model_default_params())
+params = llama.llama_context_default_params()
+params.n_ctx, params.n_seq_max, params.n_threads_batch, params.n_outputs_max = 32 * 256, 32, 1, 32
+context = llama.llama_init_from_model(model, params)
+batch = llama.llama_batch_init(32, 0, 1)
+batch.n_tokens = 32
+def step(position):
+    for row in range(32):
+        batch.token[row], batch.pos[row], batch.logits[row] = 5 + row, position, 1
+        batch.n_seq_id[row], batch.seq_id[row][0] = 1, row
+    assert llama.llama_decode(context, batch) == 0
+for position in range(80):
+    if position == 40:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    step(position)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts what Linux and glibc do")
+@pytest.mark.skipif(HOST_PATCH not in patches(), reason="llama.cpp is not the build with this patch")
+def test_a_step_asks_the_system_for_no_memory():
+    """Without native_patches/0005 each of these 40 steps takes 400 KB anew, which is 150 page faults."""
+    done = run_child("-c", _FAULTS)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 400

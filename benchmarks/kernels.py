@@ -1,0 +1,271 @@
+"""Step time against rows and context, of llama.cpp with and without our patches, in turn, and the floor beside it.
+
+    python -m benchmarks.kernels [--json FILE] [--picture FILE]
+
+A step is one llama_decode with one token for each of the rows, split KV cache, every sequence at the same length. Three
+libraries are asked in turn for each point: stock with flash attention (llama.cpp's default), stock without, patched
+with it; the fastest of some steps counts. The floor is what no kernel gets below: all weights and the rows' KV cells
+read once at the machine's measured bandwidth, or the products at the rate that the patched library's prefill reaches,
+whichever takes longer; a model that fits in the caches can be faster than that. Last comes the perplexity of the
+bundled model on its held-out answers, decoded side by side, with each library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.facts import command_line, facts
+from benchmarks.places import ROOT, SHAPE, installed_build, log_folder
+from benchmarks.process import Program, ended_by_signals, environment
+from llamabatch import chat, synth
+from llamabatch.llama import library
+from llamabatch.llama.model import Model
+from llamabatch.model_facts import ModelFacts
+from llamabatch.model_file import resolve
+from llamabatch.paths import cache_dir
+from native_patches import build, stock
+from native_patches.tools import lock, main_guard, make_folder
+
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
+CONTEXTS = (64, 512, 2048)
+MODELS = ("Q8_0", "Q4_0", "tiny")
+TINY_CONTEXTS = (64, 512)
+SPARE_CELLS = 256
+PREFILL = 512
+TIMEOUT_S = 900.0
+STOCK, STOCK_OFF, PATCHED = "stock", "stock, no flash attention", "patched"
+SERIES = (STOCK, STOCK_OFF, PATCHED)
+HELDOUT = ROOT / "models" / "heldout.jsonl"
+
+
+@dataclass(frozen=True)
+class Point:
+    """Seconds of a step with each library, and the least that reading and multiplying take."""
+
+    model: str
+    context: int
+    rows: int
+    seconds: dict[str, float]
+    read_s: float
+    multiply_s: float
+
+    @property
+    def floor_s(self) -> float:
+        return max(self.read_s, self.multiply_s)
+
+    def __str__(self) -> str:
+        times = "".join(f"{1000 * self.seconds[name]:10.2f}" for name in SERIES)
+        gain = self.seconds[STOCK] / self.seconds[PATCHED]
+        return f"{self.model:6}{self.context:8}{self.rows:6}{times}{1000 * self.floor_s:10.2f}{gain:8.2f}"
+
+
+HEADER = f"{'model':6}{'context':>8}{'rows':>6}{'stock ms':>10}{'fa off':>10}{'patched':>10}{'floor':>10}{'gain':>8}"
+
+
+@dataclass(frozen=True)
+class Roof:
+    """What the machine and a model allow.
+
+    Attributes:
+        bandwidth: bytes a second that all threads together read from memory.
+        rate: operations a second in the patched library's prefill.
+        kv_bytes: of one token.
+    """
+
+    bandwidth: float
+    rate: float
+    weight_bytes: int
+    n_params: int
+    kv_bytes: int
+
+    def read_s(self, rows: int, context: int) -> float:
+        return (self.weight_bytes + rows * context * self.kv_bytes) / self.bandwidth
+
+    def multiply_s(self, rows: int) -> float:
+        return 2 * self.n_params * rows / self.rate
+
+
+def model_path(name: str) -> Path:
+    if name == "tiny":
+        return resolve("tiny")
+    folder = make_folder(cache_dir() / "models")
+    path = folder / f"{SHAPE}-{name}-seed0.gguf"
+    with lock(folder / "lock"):
+        if not path.is_file():
+            _say(f"Writing {path.name}, once")
+            synth.write_model(synth.find_shape(SHAPE), path, name)
+    return path
+
+
+def bandwidth(threads: int, megabytes: int = 512) -> float:
+    """Bytes a second that `threads` threads read, each its part of an array beyond the caches; the best of five."""
+    parts = np.array_split(np.ones(megabytes << 17, np.int64), threads)
+    best = math.inf
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(5):
+            begin = time.perf_counter()
+            list(pool.map(np.sum, parts))
+            best = min(best, time.perf_counter() - begin)
+    return (megabytes << 20) / best
+
+
+class Trio:
+    """A child program for each series, with the model loaded. Raises PeerFailure."""
+
+    def __init__(self, path: Path, sequences: int, cells: int, threads: int, libraries: Path) -> None:
+        self.programs: dict[str, Program] = {}
+        self.facts: dict[str, Any] = {}
+        command = [sys.executable, str(ROOT / "benchmarks" / "programs" / "steps.py")]
+        for name in SERIES:
+            env = environment({**os.environ, **library.environment_defaults(path.stat().st_size)})
+            if name != PATCHED:
+                env |= {"LLAMA_CPP_LIB_PATH": str(libraries), "LD_LIBRARY_PATH": str(libraries)}
+            log = log_folder() / f"kernels-{SERIES.index(name)}.log"
+            self.programs[name] = Program(name, command, env, log, lines=True)
+            self.facts = self.programs[name].ask(
+                {
+                    "model": str(path), "sequences": sequences, "cells": cells, "threads": threads,
+                    "flash_attention": name != STOCK_OFF,
+                },
+                TIMEOUT_S,
+            )  # fmt: skip
+
+    def ask(self, message: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        return {name: program.ask(message, TIMEOUT_S) for name, program in self.programs.items()}
+
+    def close(self) -> None:
+        for program in self.programs.values():
+            program.close()
+
+
+def measure(name: str, contexts: Sequence[int], rows: Sequence[int], options: Options) -> Iterator[Point]:
+    """All points of a model, those of one context together."""
+    path = model_path(name)
+    _say(f"{name}: loading it three times")
+    trio = Trio(path, max(rows), max(contexts) + SPARE_CELLS, options.threads, options.libraries)
+    try:
+        roof = _roof(path, trio, options)
+        for context in contexts:
+            _say(f"{name}: {context} tokens in each sequence")
+            trio.ask({"fill": context})
+            for count in rows:
+                asked = [trio.ask({"rows": count, "steps": options.steps}) for _ in range(options.rounds)]
+                seconds = {series: min(min(answer[series]["seconds"]) for answer in asked) for series in SERIES}
+                yield Point(name, context, count, seconds, roof.read_s(count, context), roof.multiply_s(count))
+    finally:
+        trio.close()
+
+
+def _roof(path: Path, trio: Trio, options: Options) -> Roof:
+    loaded = Model(path)
+    try:
+        numbers = ModelFacts.from_metadata(loaded.metadata, path.stat().st_size, loaded.n_vocab)
+    finally:
+        loaded.close()
+    cells = min(PREFILL, options.most_context)
+    seconds = min(trio.programs[PATCHED].ask({"fill": cells}, TIMEOUT_S)["seconds"] for _ in range(3))
+    n_params = trio.facts["n_params"]
+    products = 2 * (n_params - numbers.n_vocab * numbers.n_embd) * cells  # one row alone goes through the vocabulary
+    kv_bytes = 2 * (numbers.k_values + numbers.v_values)  # f16
+    return Roof(options.bandwidth, products / seconds, trio.facts["weight_bytes"], n_params, kv_bytes)
+
+
+def perplexities(options: Options) -> dict[str, float]:
+    """Of the bundled model on the questions and answers that it was not trained on, with each library."""
+    path = model_path("tiny")
+    model = Model(path)
+    try:
+        texts = list(_texts(model))
+    finally:
+        model.close()
+    trio = Trio(path, 32, 512, options.threads, options.libraries)
+    try:
+        sums = trio.ask({"texts": texts})
+    finally:
+        trio.close()
+    n_tokens = sum(len(text) - prompt for prompt, text in texts)
+    return {name: math.exp(-answer["sum"] / n_tokens) for name, answer in sums.items()}
+
+
+def _texts(model: Model) -> Iterator[tuple[int, list[int]]]:
+    """Length of the question, and question with answer: the model was trained on answers alone."""
+    for line in HELDOUT.read_text(encoding="utf-8").splitlines():
+        question = json.loads(line)
+        tokens = chat.to_tokens(model, question["messages"])[1]
+        answer = model.tokenize(question["answer"], add_special=False)
+        yield len(tokens), [*tokens, *answer]
+
+
+@dataclass(frozen=True)
+class Options:
+    threads: int
+    steps: int
+    rounds: int
+    libraries: Path
+    bandwidth: float
+    most_context: int
+
+
+def main() -> None:
+    args = _arguments()
+    installed_build()  # raises SetupFailure where the library is not ours
+    libraries = stock.libraries(build.make_plan("cpu"))
+    options = Options(args.threads, args.steps, args.rounds, libraries, bandwidth(args.threads), max(args.context))
+    begin = time.perf_counter()
+    points: list[Point] = []
+    print(HEADER)
+    with ended_by_signals():
+        for name in args.model:
+            contexts = [c for c in args.context if name != "tiny" or c in TINY_CONTEXTS]
+            for point in measure(name, contexts, args.rows, options):
+                points.append(point)
+                print(point, flush=True)
+        found = perplexities(options)
+    moved = found[PATCHED] / found[STOCK] - 1
+    print(f"perplexity: {', '.join(f'{name} {value:.5f}' for name, value in found.items())}; moved by {moved:+.4%}")
+    if args.json:
+        figures = {
+            **facts(command_line("python -m benchmarks.kernels")), "threads": args.threads,
+            "bandwidth_gb_s": round(options.bandwidth / 1e9, 2), "wall_s": round(time.perf_counter() - begin, 1),
+            "perplexity": found, "points": [{**asdict(point), "floor_s": point.floor_s} for point in points],
+        }  # fmt: skip
+        args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    if args.picture:
+        from benchmarks.kernels_plot import draw
+
+        draw(points, SERIES, args.picture)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument(
+        "--model", nargs="+", choices=MODELS, default=MODELS, help="quantisations of the 0.5B shape; tiny"
+    )
+    parser.add_argument("--rows", nargs="+", type=int, default=ROWS)
+    parser.add_argument("--context", nargs="+", type=int, default=CONTEXTS, help="tokens in each sequence")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--steps", type=int, default=3, help="steps in a row")
+    parser.add_argument("--rounds", type=int, default=2, help="how often each library is asked for a point")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--picture", type=Path, help="a .svg or .png")
+    return parser.parse_args()
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main_guard(main))

@@ -1,0 +1,60 @@
+"""The picture of benchmarks/kernels.py: a panel a model and context, step time against rows, the floor as an area."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
+
+from benchmarks.plot import STYLE
+
+if TYPE_CHECKING:
+    from benchmarks.kernels import Point
+
+_COLORS = ("#0072B2", "#56B4E9", "#D55E00")  # Okabe and Ito's palette, as in llamabatch.compare.style
+_MARKS = ("o", "s", "^")
+_TICKS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def draw(points: Sequence[Point], series: Sequence[str], path: Path) -> None:
+    """Writes the picture; its kind follows from the ending of the name."""
+    with rc_context(STYLE):
+        figure(points, series).savefig(path, dpi=140, facecolor="white")
+
+
+def figure(points: Sequence[Point], series: Sequence[str]) -> Figure:
+    models = list(dict.fromkeys(point.model for point in points))
+    contexts = sorted({point.context for point in points})
+    fig = Figure(figsize=(3.6 * max(1, len(contexts)), 0.9 + 2.8 * max(1, len(models))), layout="constrained")
+    fig.suptitle("Milliseconds of a decode step", x=0.01, ha="left", fontsize=11)
+    for at, model in enumerate(models):
+        for column, context in enumerate(contexts):
+            chosen = [point for point in points if (point.model, point.context) == (model, context)]
+            if chosen:
+                axes = fig.add_subplot(len(models), len(contexts), at * len(contexts) + column + 1)
+                _panel(axes, chosen, series)
+                axes.set_title(f"{model}, {context:,} tokens", loc="left")
+                if at == column == 0:
+                    axes.legend(frameon=False, fontsize=8)
+    return fig
+
+
+def _panel(axes: Any, points: Sequence[Point], series: Sequence[str]) -> None:
+    rows = [point.rows for point in points]
+    for name, color, mark in zip(series, _COLORS, _MARKS, strict=True):
+        times = [1000 * point.seconds[name] for point in points]
+        axes.plot(rows, times, mark + "-", color=color, label=name, markersize=3, linewidth=1.2)
+    floor = [1000 * point.floor_s for point in points]
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.fill_between(rows, floor, min(floor) / 2, color="#DDDDDD", label="floor", linewidth=0)
+    axes.set_ylim(bottom=min(floor) / 2)
+    axes.set_xticks(_TICKS, [str(tick) for tick in _TICKS])
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.set_xlabel("rows")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)

@@ -1,0 +1,123 @@
+"""Times llama_decode alone, and sums the log probability of texts, as a child program: no scheduler, no sampling.
+
+It takes the libraries of LLAMA_CPP_LIB_PATH, if that is set. A first message names model, threads, sequences, cells of
+each sequence, and whether flash attention is used; every other one is
+
+    {"fill": n}                  prefill n tokens into every sequence: the seconds that the first one took
+    {"rows": r, "steps": k}      k decode steps with one token for each of the first r sequences: their seconds
+    {"texts": [[n, tokens]]}     sum of the log probabilities of all but the first n tokens of each text
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from lines import Handler, serve  # type: ignore[import-not-found]  # beside this file
+
+
+class Steps:
+    def __init__(self, options: dict[str, Any]) -> None:
+        import llama_cpp as llama
+
+        self._llama = llama
+        self._silence = llama.llama_log_callback(lambda level, text, data: None)
+        llama.llama_log_set(self._silence, None)
+        llama.llama_backend_init()
+        self._model = llama.llama_model_load_from_file(options["model"].encode(), llama.llama_model_default_params())
+        self.n_vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self._model))
+        self.facts = {
+            "n_vocab": self.n_vocab,
+            "n_params": llama.llama_model_n_params(self._model),
+            "n_embd": llama.llama_model_n_embd(self._model),
+            "weight_bytes": llama.llama_model_size(self._model),
+        }
+        self._n_seq = options["sequences"]
+        params = llama.llama_context_default_params()
+        params.n_ctx, params.n_seq_max = options["cells"] * self._n_seq, self._n_seq
+        params.n_batch = params.n_ubatch = 512
+        params.n_outputs_max = self._n_seq
+        params.n_threads = params.n_threads_batch = options["threads"]
+        params.flash_attn_type = int(options["flash_attention"])
+        params.kv_unified = False
+        self._context = llama.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise RuntimeError("no context")
+        self._batch = llama.llama_batch_init(512, 0, 1)
+        self._positions = [0] * self._n_seq
+        self._filled = 0
+
+    def handle(self, message: dict[str, Any]) -> dict[str, Any]:
+        if "fill" in message:
+            return {"seconds": self._fill(message["fill"])}
+        if "texts" in message:
+            return {"sum": sum(self._score(texts) for texts in _chunks(message["texts"], self._n_seq))}
+        return {"seconds": [self._step(message["rows"]) for _ in range(message["steps"])]}
+
+    def _decode(self, rows: list[tuple[int, int, int, bool]]) -> float:
+        """Rows are (sequence, position, token, whether its logits are wanted)."""
+        batch = self._batch
+        for row, (sequence, position, token, output) in enumerate(rows):
+            batch.token[row], batch.pos[row], batch.logits[row] = token, position, output
+            batch.n_seq_id[row], batch.seq_id[row][0] = 1, sequence
+        batch.n_tokens = len(rows)
+        begin = time.perf_counter()
+        if self._llama.llama_decode(self._context, batch) != 0:
+            raise RuntimeError("llama_decode failed")
+        self._llama.llama_synchronize(self._context)
+        return time.perf_counter() - begin
+
+    def _clear(self) -> None:
+        self._llama.llama_memory_clear(self._llama.llama_get_memory(self._context), False)
+        self._positions = [0] * self._n_seq
+
+    def _fill(self, n: int) -> float:
+        self._clear()
+        tokens = [(0, i, (i * 17 + 3) % (self.n_vocab - 16) + 16, i == n - 1) for i in range(n)]
+        seconds = sum(self._decode(tokens[at : at + 512]) for at in range(0, n, 512))
+        memory = self._llama.llama_get_memory(self._context)
+        for sequence in range(1, self._n_seq):
+            self._llama.llama_memory_seq_cp(memory, 0, sequence, -1, -1)
+        self._positions, self._filled = [n] * self._n_seq, n
+        self._step(self._n_seq)  # copies the cells
+        return seconds
+
+    def _step(self, rows: int) -> float:
+        """All sequences stay as long as they were filled: the token goes away again."""
+        seconds = self._decode([(s, self._filled, 16 + s, True) for s in range(rows)])
+        memory = self._llama.llama_get_memory(self._context)
+        for sequence in range(rows):
+            self._llama.llama_memory_seq_rm(memory, sequence, self._filled, -1)
+        return seconds
+
+    def _score(self, scored: list[tuple[int, list[int]]]) -> float:
+        self._clear()
+        total, texts = 0.0, [text for _, text in scored]
+        for position in range(max(map(len, texts)) - 1):
+            going = [s for s, text in enumerate(texts) if position + 1 < len(text)]
+            self._decode([(s, position, texts[s][position], True) for s in going])
+            for row, sequence in enumerate(going):
+                if position + 1 < scored[sequence][0]:
+                    continue
+                address = self._llama.llama_get_logits_ith(self._context, row)
+                logits = np.ctypeslib.as_array(address, (self.n_vocab,)).astype(np.float64)
+                top = logits.max()
+                total += logits[texts[sequence][position + 1]] - top - np.log(np.exp(logits - top).sum())
+        return float(total)
+
+
+def _chunks(texts: list[tuple[int, list[int]]], size: int) -> list[list[tuple[int, list[int]]]]:
+    texts = sorted(
+        texts, key=lambda text: len(text[1]), reverse=True
+    )  # so that those that go on are the first: no holes
+    return [texts[at : at + size] for at in range(0, len(texts), size)]
+
+
+def start(options: dict[str, Any]) -> tuple[dict[str, Any], Handler]:
+    steps = Steps(options)
+    return steps.facts, steps.handle
+
+
+if __name__ == "__main__":
+    serve(start)

@@ -1,0 +1,75 @@
+"""benchmarks/kernels.py and native_patches/check.py without running them: floors, tables, pictures, verdicts."""
+
+import dataclasses
+import shutil
+import sys
+
+import pytest
+
+from benchmarks import kernels, kernels_plot
+from native_patches import check, source, stock
+
+
+def point(rows=8, context=512, **seconds):
+    times = {kernels.STOCK: 0.3, kernels.STOCK_OFF: 0.2, kernels.PATCHED: 0.1} | seconds
+    return kernels.Point("Q8_0", context, rows, times, read_s=0.02, multiply_s=0.05)
+
+
+def test_the_floor_is_what_takes_longer():
+    roof = kernels.Roof(bandwidth=1e9, rate=1e12, weight_bytes=500_000_000, n_params=500_000_000, kv_bytes=10_000)
+    assert roof.read_s(rows=10, context=1000) == pytest.approx(0.5 + 0.1)
+    assert roof.multiply_s(rows=10) == pytest.approx(0.01)
+    assert point().floor_s == 0.05
+
+
+def test_a_line_shows_times_in_milliseconds_and_the_gain():
+    assert str(point()).split() == ["Q8_0", "512", "8", "300.00", "200.00", "100.00", "50.00", "3.00"]
+    assert len(kernels.HEADER) == len(str(point()))
+
+
+def test_the_picture_has_a_panel_for_each_model_and_context(tmp_path):
+    points = [point(rows, context) for context in (64, 512) for rows in (1, 8, 64)]
+    points += [dataclasses.replace(p, model="tiny") for p in points if p.context == 64]
+    assert len(kernels_plot.figure(points, kernels.SERIES).axes) == 3
+    kernels_plot.draw(points, kernels.SERIES, tmp_path / "steps.svg")
+    assert "stock, no flash attention" in (tmp_path / "steps.svg").read_text()
+
+
+def test_memory_is_read_at_some_speed():
+    assert 1e8 < kernels.bandwidth(1, megabytes=8) < 1e13
+
+
+def test_the_stock_library_keeps_the_patches_without_which_it_crashes():
+    names = [patch.name for patch in source.patches()]
+    assert names[: len(stock.NEEDED)] == list(stock.NEEDED)
+    assert len(names) > len(stock.NEEDED)
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("K in f16\n0 of 573 cases failed\n", "0 of 573 cases failed"),
+        ("  4932/4932 tests passed\n", "4932/4932 tests passed"),
+        ("a.cpp:3:5: runtime error: index 9 out of bounds\n", "a.cpp:3:5: runtime error: index 9 out of bounds"),
+        ("0 of 2 cases failed\nSUMMARY: ThreadSanitizer: data race x.cpp\n", "ThreadSanitizer: data race x.cpp"),
+    ],
+)
+def test_a_sanitizer_has_the_first_word(output, said, tmp_path):
+    assert check.verdict(output, tmp_path) == said
+
+
+def test_a_crash_points_to_the_log(tmp_path):
+    assert str(tmp_path) in check.verdict("Segmentation fault\n", tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the checks are for Linux")
+def test_what_is_missing_is_said_and_left_out(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None if "aarch64" in name else f"/bin/{name}")
+    neon = next(one for one in check.CHECKS if one.name == "neon")
+    assert "apt install g++-aarch64-linux-gnu qemu-user" in check.missing(neon)
+    assert check.missing(check.CHECKS[0]) == ""
+
+
+def test_all_programs_of_the_checks_are_there():
+    named = {program for one in check.CHECKS for program in one.programs} - set(check._OPERATIONS)
+    assert named == {path.stem for path in check.TESTS.glob("*.cpp")}
