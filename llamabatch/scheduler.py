@@ -245,11 +245,12 @@ class Scheduler:
             return
         front = in_front(self.running) if self._n_background else self.running
         behind = [s for s in self.running if s.background] if len(front) < len(self.running) else []
-        for sequence, new in moves(front, self.slots.free) + moves(behind, self.slots.free, up=True):
-            assert sequence.slot is not None
-            old, sequence.slot = sequence.slot, self._cells.lease_this(new)
-            self._cells.copy(old, new, sequence.num_cells)
-            self._cells.vacate(old)
+        for sequences, up in ((front, False), (behind, True)):  # one after the other: both may want one hole
+            for sequence, new in moves(sequences, self.slots.free, up=up):
+                assert sequence.slot is not None
+                old, sequence.slot = sequence.slot, self._cells.lease_this(new)
+                self._cells.copy(old, new, sequence.num_cells)
+                self._cells.vacate(old)
 
     # --- apply --------------------------------------------------------------------------------------------------
 

@@ -412,3 +412,29 @@ def test_without_max_wait_nobody_waits_and_a_deadline_cuts_the_wait():
     scheduler = Scheduler(policy("batched"), LIMITS, clock, max_wait_s=10.0)
     scheduler.add(arrived_at(long("a", 3, deadline_s=0.5), 0.0))
     assert scheduler.wait_s() == pytest.approx(0.5)
+
+
+def test_both_sides_close_their_holes_and_none_is_filled_twice():
+    scheduler, runner = engine(limits=replace(LIMITS, n_slots=8))
+    for number in range(8):
+        scheduler.add(long(f"front{number}", 200, group=number))
+    step(scheduler, runner)
+    for slot in (2, 5):  # where one of the front leaves, one of the background enters
+        [leaving] = [s for s in scheduler.running if s.slot == slot]
+        scheduler.abort(leaving.request.request_id)
+        scheduler.add(long(f"background{slot}", 200, group=20 + slot, background=True))
+        step(scheduler, runner)
+    for s in list(scheduler.running):
+        if s.slot in (0, 1, 4, 7):
+            scheduler.abort(s.request.request_id)
+    assert {s.slot: s.background for s in scheduler.running} == {2: True, 3: False, 5: True, 6: False}
+    left = {s.request.request_id: s for s in scheduler.running}
+    for _ in range(2 * BACKGROUND_STEPS_BETWEEN):  # hole 4 suits both
+        step(scheduler, runner)
+        scheduler.check_integrity()
+    slots = {
+        background: sorted(s.slot for s in left.values() if s.background is background) for background in (True, False)
+    }
+    assert slots[False] == [3, 4]
+    texts = {name: greedy_text(s) for name, s in left.items()}
+    assert {name: list(output.token_ids) for name, output in drain(scheduler, runner).items()} == texts
