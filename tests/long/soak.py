@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import statistics
@@ -29,6 +30,7 @@ TIMEOUT_S = 2 * SECONDS
 
 SAMPLE_S = 10.0
 STUCK_S = 120.0
+LAST_S = 60.0  # in which the last cancelled request must have ended
 WARM_UP = 0.2  # of the time: caches fill, the context grows, the allocator finds its shape
 # Growth from the first third after that to the last, in the medians: of an hour, 9 KB a second, or some 100 bytes for
 # each request of the engine.
@@ -113,9 +115,11 @@ def _watch(threads: list[threading.Thread], counts: dict[str, Count], log: Path)
 
 def _check_engine(llm: LLM, count: Count) -> None:
     """The engine was asked for what was asked, and has ended it."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + LAST_S
     while (stats := llm.stats()).in_flight and time.monotonic() < deadline:
         time.sleep(0.05)
+    if stats.in_flight:
+        faulthandler.dump_traceback(all_threads=True)  # what the engine is at
     assert stats.submitted == stats.ok + stats.errors + stats.aborted, stats
     assert (stats.running, stats.waiting) == (0, 0), stats
     assert stats.submitted == count.submitted, (stats.submitted, count.submitted, count.ended)
