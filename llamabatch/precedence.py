@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as ListLike
 
 from llamabatch.request import Sequence
-from llamabatch.waiting import MAX_OVERTAKEN
+from llamabatch.waiting import MAX_OVERTAKEN, PREEMPTION_COUNTS
 
 
 def in_front(running: list[Sequence]) -> list[Sequence]:
@@ -39,7 +39,9 @@ def who_gives_way(
     worse = [
         s
         for s in reversed(running)
-        if s.request.tier > tier and s.overtaken < MAX_OVERTAKEN and (preempt or s.background > waiting.background)
+        if s.request.tier > tier
+        and s.overtaken + PREEMPTION_COUNTS < MAX_OVERTAKEN  # else it would be the next to enter, before `waiting`
+        and (preempt or s.background > waiting.background)
     ]
     worse.sort(key=lambda s: (s.request.tier, s.background and -(s.slot or 0)), reverse=True)
     needed = 0 if n_cells is None else sum(s.most_cells for s in running) + waiting.most_cells - n_cells

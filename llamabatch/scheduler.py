@@ -341,7 +341,7 @@ class Scheduler:
         self.running.remove(sequence)
         self._cells.vacate(sequence.slot)
         sequence.preempt()
-        self.sharing.forget(sequence)
+        self.sharing.lost(sequence)
         self.num_preemptions += 1
         self._waiting.add(sequence)
 

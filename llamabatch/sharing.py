@@ -34,7 +34,8 @@ class Sharing:
         self.loaded: dict[str, list[int]] = {}  # path of a file -> its tokens
         self._restoring: dict[str, tuple[str, int]] = {}  # request id -> from which file it is to be filled, how much
         self._limits = limits
-        self._sources: dict[str, tuple[Sequence, int]] = {}  # request id -> whose prefix it waits to copy, how much
+        # request id -> whose prefix it waits to copy, None if that one has lost its slot; how much of it
+        self._sources: dict[str, tuple[Sequence | None, int]] = {}
 
     def reset(self, n_slots: int) -> None:
         """The context has been made anew."""
@@ -50,6 +51,14 @@ class Sharing:
         """It ended, or lost its slot: it looks again when it comes back."""
         self._sources.pop(sequence.request.request_id, None)
         self._restoring.pop(sequence.request.request_id, None)
+
+    def lost(self, sequence: Sequence) -> None:
+        """It lost its slot. Who waits for it must look again even if it comes back before that is noticed, now behind
+        them: it may then wait for one of them."""
+        self.forget(sequence)
+        for request_id, (source, count) in self._sources.items():
+            if source is sequence:
+                self._sources[request_id] = (None, count)
 
     def enter(
         self,
@@ -126,11 +135,11 @@ class Sharing:
         if not self._sources:
             return
         for sequence in running:
-            source, count = self._sources.get(sequence.request.request_id, (None, 0))
-            if source is None or sequence.slot is None:
+            request_id = sequence.request.request_id
+            if request_id not in self._sources or sequence.slot is None:
                 continue
-            ended_early = source.finish_reason in (FinishReason.ABORT, FinishReason.ERROR)
-            if source.slot is None or ended_early or source.num_shareable < count:
+            source, count = self._sources[request_id]
+            if source is None or source.slot is None or _ended_early(source) or source.num_shareable < count:
                 self.forget(sequence)
                 self._look_again(sequence, running)
             elif source.num_computed >= count:
@@ -155,3 +164,7 @@ class Sharing:
                 for slot in kept:
                     self.cells.drop(slot)
         occupied.update(self.cells.kept)
+
+
+def _ended_early(source: Sequence) -> bool:
+    return source.finish_reason in (FinishReason.ABORT, FinishReason.ERROR)

@@ -17,7 +17,7 @@ from llamabatch.request import Sequence
 
 # So many times is a request overtaken at most; then nobody enters before it, and nobody takes its slot.
 MAX_OVERTAKEN = 64
-# Losing the slot to a better one counts for so many: what was computed is lost, so that it happens four times at most.
+# Losing the slot to a better one counts for so many: what was computed is lost, so that it happens three times at most.
 PREEMPTION_COUNTS = 16
 # Requests that are looked at for one that fits, so that a step costs the same however long the queue is.
 LOOK_AHEAD = 16

@@ -149,7 +149,7 @@ def test_nobody_is_preempted_for_ever():
         finished |= {o.request_id: o.finished for o in step(scheduler, runner) if o.finished}
         if "low" in finished:
             break
-    assert scheduler.num_preemptions == MAX_OVERTAKEN // PREEMPTION_COUNTS
+    assert scheduler.num_preemptions == MAX_OVERTAKEN // PREEMPTION_COUNTS - 1
     assert list(finished["low"].token_ids) == greedy_text(low)
 
 
@@ -438,3 +438,43 @@ def test_both_sides_close_their_holes_and_none_is_filled_twice():
     assert slots[False] == [3, 4]
     texts = {name: greedy_text(s) for name, s in left.items()}
     assert {name: list(output.token_ids) for name, output in drain(scheduler, runner).items()} == texts
+
+
+def twins(scheduler: Scheduler, runner: FakeRunner) -> tuple[Sequence, Sequence]:
+    """Of the background, the second to copy from the first, which stands in the slot that is taken first and has
+    computed nothing yet. All slots are taken."""
+    scheduler.add(long("front", 100))
+    scheduler.add(long("old", 100, group=1, background=True))
+    step(scheduler, runner)
+    step(scheduler, runner)
+    twin = long("twin", 4, prompt=80, group=2, background=True)
+    first, second = (Sequence(replace(twin.request, request_id=name), VOCABULARY, 512) for name in ("first", "second"))
+    scheduler.add(first)
+    step(scheduler, runner)
+    scheduler.abort("old")
+    scheduler.add(second)
+    step(scheduler, runner)
+    assert scheduler.sharing.waits(second)
+    assert first.num_computed == 0
+    return first, second
+
+
+def test_nobody_loses_a_slot_that_it_would_have_back_at_once():
+    scheduler, runner = engine(limits=replace(LIMITS, n_slots=3, prefill_budget=16))
+    first, second = twins(scheduler, runner)
+    first.overtaken = second.overtaken = MAX_OVERTAKEN - PREEMPTION_COUNTS
+    before = scheduler.num_preemptions  # the context has grown
+    scheduler.add(long("later", 10, group=3))
+    done = drain(scheduler, runner, limit=2000)
+    assert scheduler.num_preemptions == before
+    assert list(done["first"].token_ids) == list(done["second"].token_ids) == greedy_text(first)
+
+
+def test_two_that_begin_alike_never_wait_for_each_other():
+    scheduler, runner = engine(limits=replace(LIMITS, n_slots=3, prefill_budget=16))
+    first, second = twins(scheduler, runner)
+    scheduler._preempt(first)
+    scheduler._admit()  # it is back before the second has seen that it was gone, and begins as the second does
+    assert scheduler.sharing.waits(first)
+    done = drain(scheduler, runner, limit=2000)
+    assert list(done["first"].token_ids) == list(done["second"].token_ids) == greedy_text(first)
