@@ -472,7 +472,7 @@ def test_nobody_loses_a_slot_that_it_would_have_back_at_once():
 
 def test_two_that_begin_alike_never_wait_for_each_other():
     scheduler, runner = engine(limits=replace(LIMITS, n_slots=3, prefill_budget=16))
-    first, second = twins(scheduler, runner)
+    first, _ = twins(scheduler, runner)
     scheduler._preempt(first)
     scheduler._admit()  # it is back before the second has seen that it was gone, and begins as the second does
     assert scheduler.sharing.waits(first)
