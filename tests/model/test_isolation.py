@@ -111,7 +111,7 @@ def test_figures_never_go_backwards_and_count_each_request_once(isolated):
     [beat] = isolated._client.heartbeats
     assert beat.up
     assert beat.silent_s < 5
-    assert beat.last_token_s < 60
+    assert beat.last_token_s is None or beat.last_token_s < 60  # None: the last child has had no beat since its first
     assert beat.restarts >= 2
 
 
