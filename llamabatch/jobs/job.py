@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from llamabatch.bounded_client import slots_of
@@ -31,7 +32,7 @@ from llamabatch.jobs.settings import Settings
 from llamabatch.jobs.sources import Source
 from llamabatch.jobs.standings import Standings
 from llamabatch.jobs.stopping import Stop
-from llamabatch.jobs.stream_output import StreamOutput, open_output
+from llamabatch.jobs.stream_output import STDOUT, StreamOutput, open_output
 from llamabatch.jobs.summary import Summary
 from llamabatch.jobs.total import total
 from llamabatch.model_file import resolve
@@ -207,7 +208,8 @@ class _Job:
 
 
 def _sources(settings: Settings) -> list[Source]:
-    return sources.find(settings.inputs, _stdin(settings.inputs))
+    own = set() if settings.output == STDOUT else Output.names(Path(settings.output))
+    return sources.find(settings.inputs, _stdin(settings.inputs), without=own)
 
 
 def _stdin(inputs: tuple[str, ...]) -> BinaryIO | None:

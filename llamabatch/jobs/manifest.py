@@ -67,6 +67,8 @@ class Manifest:
         given = plain(settings)
         if given == self.settings:
             return self
+        if given == extended(self.settings, given):
+            return replace(self, settings=given, ending=None)
         return replace(self, settings=given, earlier=(*self.earlier, self.settings), ending=None)
 
 
@@ -93,6 +95,15 @@ def read(path: Path) -> Manifest | None:
             f"{path}, which says of which job the output is, cannot be read ({type(error).__name__}: {error}); "
             f"--force goes on without it"
         ) from error
+
+
+def extended(before: Mapping[str, Any], settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings before, with the limit of now if that is a larger one or none: rows come after those that are done,
+    which stay what they are."""
+    old, new = before.get("limit"), settings.get("limit")
+    if isinstance(old, int) and "limit" in settings and (new is None or new > old):
+        return {**before, "limit": new}
+    return before
 
 
 def differences(before: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:

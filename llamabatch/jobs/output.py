@@ -130,7 +130,7 @@ class Output:
         self.n_before = self.n_errors_before = 0
         self.resumed = self.finished = self._closed = False
         _check_name(path)
-        self._lock = Lock(self._files, path.with_name(path.name + ".lock"), path)
+        self._lock = Lock(self._files, _lock_of(path), path)
         try:
             self._open(self._all_settings(settings))
         except OSError as error:  # of reading
@@ -140,6 +140,14 @@ class Output:
             self.close()
             raise
         self._synced_at = time.monotonic()
+
+    @staticmethod
+    def names(path: Path) -> set[str]:
+        """The paths of an output and of all that a job keeps beside it, without links."""
+        path = Path(os.path.realpath(path))
+        kept = (path, part_of(path))
+        written = (*kept, *map(ahead_of, kept), _manifest_of(path))
+        return {str(each) for each in (*written, *map(temporary, written), _lock_of(path))}
 
     @property
     def records(self) -> RecordOptions:
@@ -241,7 +249,7 @@ class Output:
 
     @property
     def _manifest_path(self) -> Path:
-        return self.path.with_name(self.path.name + ".job.json")
+        return _manifest_of(self.path)
 
     def _open(self, settings: Mapping[str, Any]) -> None:
         kept, ahead = self._kept, ahead_of(self._kept)
@@ -291,7 +299,7 @@ class Output:
             if damage := self._survey().damage:
                 raise ConfigError(f"{self._kept} is not the output of a job, {damage}; give another name")
             return
-        changed = manifests.differences(known.settings, settings)
+        changed = manifests.differences(manifests.extended(known.settings, settings), settings)
         if changed and not self.options.force:
             raise manifests.refuse(self.path, changed)
 
@@ -338,6 +346,14 @@ def _check_name(path: Path) -> None:
         raise ConfigError(f"the output is {show(str(path))}; there is no directory {path.parent}")
     if path.exists() and not path.is_file():
         raise ConfigError(f"the output is {show(str(path))}, which is no regular file; give another name")
+
+
+def _manifest_of(path: Path) -> Path:
+    return path.with_name(path.name + ".job.json")
+
+
+def _lock_of(path: Path) -> Path:
+    return path.with_name(path.name + ".lock")
 
 
 def _size(path: Path) -> int:

@@ -11,7 +11,7 @@ import os
 import stat
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
@@ -172,29 +172,40 @@ class _Joined(io.RawIOBase):
         return len(piece)
 
 
-def find(patterns: Sequence[str | os.PathLike[str]], stream: BinaryIO | None = None) -> list[Source]:
+def find(
+    patterns: Sequence[str | os.PathLike[str]], stream: BinaryIO | None = None, without: Collection[str] = ()
+) -> list[Source]:
     """The inputs that a command line names, in the order in which their rows are counted.
 
     Args:
         patterns: files, globs ("in/*.jsonl", "**" for any folders), "-" for stdin. The files of a glob are sorted by
             their paths.
         stream: what "-" reads; None: stdin.
+        without: files that are no inputs where a pattern, or the shell, names them among others: what the job writes
+            itself. Their paths have no links.
 
     Raises:
-        InputError: nothing is named, a file does not exist or is a directory, a glob matches nothing, or a file comes
-            twice.
+        InputError: nothing is named, or nothing but files of `without`, a file does not exist or is a directory, a glob
+            matches nothing, or a file comes twice.
     """
     if not patterns:
         raise InputError("there is no input; name a file, a glob of files, or - for stdin")
     sources: list[Source] = []
     seen: dict[object, str] = {}
+    left_out = None
     for pattern in (os.fspath(pattern) for pattern in patterns):
-        for source in _matches(pattern, stream):
+        for path in _matches(pattern):
+            if path is not None and os.path.realpath(path) in without:
+                left_out = path
+                continue
+            source = Source(None, stream) if path is None else _file(path)
             known = _identity(source)
             if known in seen:
                 raise InputError(f"the input {source.name} is named twice, by {seen[known]!r} and by {pattern!r}")
             seen[known] = pattern
             sources.append(source)
+    if not sources:
+        raise InputError(f"the only input, {left_out}, is of the output itself; give one of them another name")
     return sources
 
 
@@ -203,20 +214,21 @@ def fingerprint(sources: Sequence[Source]) -> list[dict[str, object]]:
     return [source.fingerprint() for source in sources]
 
 
-def _matches(pattern: str, stream: BinaryIO | None) -> Iterator[Source]:
+def _matches(pattern: str) -> Iterator[Path | None]:
+    """None: stdin."""
     if pattern == STDIN:
-        yield Source(None, stream)
+        yield None
         return
     if "\0" in pattern or not pattern:
         raise InputError(f"the input {show(pattern)} is no file name")
     path = Path(pattern)
     if path.exists() or not glob.has_magic(pattern):
-        yield _file(path)
+        yield path
         return
     names = sorted(name for name in glob.glob(pattern, recursive=True) if not os.path.isdir(name))
     if not names:
         raise InputError(f"no file matches {pattern!r}")
-    yield from (_file(Path(name)) for name in names)
+    yield from map(Path, names)
 
 
 def _file(path: Path) -> Source:

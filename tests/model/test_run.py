@@ -16,7 +16,7 @@ import pytest
 from conftest import questions
 
 from llamabatch import LLM, SamplingParams
-from llamabatch.jobs import OutputOptions, ReadOptions, Settings, run
+from llamabatch.jobs import ReadOptions, Settings, run
 from tests.long import kill_resume
 
 GREEDY = ("-t", "0", "-n", "8")
@@ -81,7 +81,7 @@ def test_stdin_to_stdout_and_what_goes_where(tmp_path):
     done = llamabatch_run("-", "-", *GREEDY, "--json", tmp_path / "sum.json", given=lines)
     assert done.returncode == 1
     assert [record["id"] for record in records(done.stdout)] == ["q0", "q1", "q2", "q3", "q4", "5"]
-    assert "n_ctx is 2048" in records(done.stdout)[5]["error"]
+    assert "n_ctx allows 1 to 2048" in records(done.stdout)[5]["error"]
     assert "5 ok, 1 failed" in done.stderr
     assert "stdin, line 6" in done.stderr
     summary = json.loads((tmp_path / "sum.json").read_text())
@@ -187,8 +187,7 @@ def test_sampled_rows_are_the_same_whenever_they_run(tmp_path):
         out = tmp_path / f"{name}.jsonl"
         for part in (limit, None):
             reading = ReadOptions(SamplingParams(temperature=1.5, max_tokens=8), limit=part)
-            writing = OutputOptions(force=True)
-            run(Settings(str(source), str(out), reading=reading, writing=writing, seed=11))
+            run(Settings(str(source), str(out), reading=reading, seed=11))
         texts.append([record["text"] for record in records(out.read_text())])
     equal = sum(one == other for one, other in zip(*texts, strict=True))
     assert len(texts[0]) == 40
@@ -232,12 +231,12 @@ def test_as_many_tokens_as_the_library(tmp_path):
 
 
 def test_an_engine_that_dies_is_replaced_and_every_row_comes_once(tmp_path):
-    source, out = jsonl(tmp_path / "in.jsonl", asked(3000)), tmp_path / "out.jsonl"
+    source, out = jsonl(tmp_path / "in.jsonl", asked(1000)), tmp_path / "out.jsonl"
     process = subprocess.Popen(command(source, out, *GREEDY, "--json", tmp_path / "sum.json"), stderr=subprocess.PIPE)
     wait_for(lambda: out.exists() and out.stat().st_size > 0)
     for child in psutil.Process(process.pid).children():
         child.kill()
     told = process.communicate(timeout=300)[1].decode()
     assert process.returncode == 0, told
-    assert [record["row"] for record in records(out.read_text())] == list(range(3000))
+    assert [record["row"] for record in records(out.read_text())] == list(range(1000))
     assert json.loads((tmp_path / "sum.json").read_text())["restarts"] == 1

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from jobs_fakes import FakeClient
 
 from llamabatch.cli import cli
-from llamabatch.errors import ConfigError, EngineClosedError, OutputError
+from llamabatch.errors import ConfigError, EngineClosedError, InputError, OutputError
 from llamabatch.jobs import JobInterrupted, OutputOptions, ReadOptions, Settings, job, run
 from llamabatch.jobs.files import Files
 from llamabatch.jobs.rows import ReadOptions as Reading
@@ -65,6 +65,51 @@ def test_a_job_that_is_done_starts_no_engine(tmp_path, engines):
     again = run(settings)
     assert (again.counts.done_before, again.counts.ok, again.exit_code) == (300, 0, 0)
     assert len(made) == 1
+
+
+def test_a_larger_limit_goes_on_and_a_smaller_one_is_refused(tmp_path, engines):
+    _, made = engines
+    out = tmp_path / "out.jsonl"
+
+    def limited(limit):
+        return run(Settings(source(tmp_path), str(out), reading=ReadOptions(limit=limit))).counts
+
+    assert limited(100).ok == 100
+    assert (limited(150).done_before, numbers(out)) == (100, list(range(150)))
+    assert (limited(None).done_before, numbers(out)) == (150, list(range(300)))
+    assert (limited(None).done_before, len(made)) == (300, 3)
+    assert json.loads((tmp_path / "out.jsonl.job.json").read_text())["earlier"] == []
+    with pytest.raises(ConfigError, match="limit: None, now 150"):
+        limited(150)
+
+
+@pytest.mark.parametrize("glob", [True, False])
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+def test_a_job_does_not_read_what_it_writes(glob, name, tmp_path, engines, monkeypatch):
+    if name.endswith(".parquet"):
+        pytest.importorskip("pyarrow")
+    waiting, _ = engines
+    waiting.append(FakeClient(held=7, dies_after=100))
+    monkeypatch.chdir(tmp_path)
+    given, out = source(tmp_path), tmp_path / name
+    (tmp_path / "link").symlink_to(out)
+
+    def inputs():
+        return "*" if glob else tuple(sorted(os.listdir()))
+
+    with pytest.raises(EngineClosedError):
+        run(Settings(inputs() if glob else given, name))
+    summary = run(Settings(inputs(), str(out)))
+    assert (summary.counts.done_before, summary.counts.ok, summary.counts.failed) == (100, 200, 0)
+    assert run(Settings(inputs(), name)).counts.done_before == 300
+
+
+def test_an_input_cannot_be_the_output(tmp_path, engines):
+    given = source(tmp_path)
+    for force in (False, True):
+        with pytest.raises(InputError, match="is of the output itself"):
+            run(Settings(given, given, writing=OutputOptions(force=force)))
+    assert len((tmp_path / "in.jsonl").read_text().splitlines()) == 300
 
 
 def test_errors_of_an_earlier_run_count_in_the_exit_code(tmp_path, engines):
