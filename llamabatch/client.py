@@ -353,11 +353,11 @@ def _connect(config: EngineConfig) -> EngineClient:
     settle()
     draft = config.draft_model and local(config.draft_model)
     config = replace(config, model=local(config.model), draft_model=draft)
+    if config.strategy != "multi-instance" and not config.isolate:
+        return connect_here(config)
     from llamabatch.child_client import ChildClient, RouterClient  # they start programs; most users need neither
 
-    if config.strategy == "multi-instance":
-        return RouterClient(config)
-    return ChildClient(config) if config.isolate else connect_here(config)
+    return RouterClient(config) if config.strategy == "multi-instance" else ChildClient(config)
 
 
 def connect_here(config: EngineConfig, watch: Watch | None = None) -> EngineClient:

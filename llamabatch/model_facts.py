@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llamabatch.gguf_header import read_parts
+from llamabatch.gguf_header import Header, read_parts
 from llamabatch.gguf_walk import TensorInfo
 from llamabatch.graph_buffers import Widths
 
@@ -65,12 +65,23 @@ class ModelFacts:
     @classmethod
     def read(cls, path: Path) -> ModelFacts:
         """From the headers of a model's files, which takes milliseconds. Raises ModelFileError and OSError."""
-        parts = read_parts(path)
-        first, metadata = parts[0], parts[0].texts()
+        return cls.from_headers(path, read_parts(path))
+
+    @classmethod
+    def from_headers(cls, path: Path, parts: tuple[Header, ...]) -> ModelFacts:
+        """From the headers of all its files."""
         tensors = tuple(tensor for part in parts for tensor in part.tensors)
+        file_bytes = sum(part.file_bytes for part in parts)
+        return cls.from_header(path, parts[0].texts(), tensors, parts[0].n_tokens, file_bytes)
+
+    @classmethod
+    def from_header(
+        cls, path: Path, metadata: Mapping[str, str], tensors: tuple[TensorInfo, ...], n_tokens: int, file_bytes: int
+    ) -> ModelFacts:
+        """From what the headers hold; `n_tokens` is 0 where there is no vocabulary."""
         arch = metadata.get("general.architecture", "")
-        n_vocab = first.n_tokens or _first(_own(metadata), "vocab_size", 1)
-        facts = cls.from_metadata(metadata, sum(part.file_bytes for part in parts), n_vocab)
+        n_vocab = n_tokens or _first(_own(metadata), "vocab_size", 1)
+        facts = cls.from_metadata(metadata, file_bytes, n_vocab)
         return replace(
             facts,
             name=facts.name or path.name,

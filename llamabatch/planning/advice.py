@@ -13,6 +13,7 @@ from llamabatch.machine import Machine
 from llamabatch.memory import mib, padded
 from llamabatch.model_facts import ModelFacts
 from llamabatch.planning.report import Change
+from llamabatch.policies import POLICIES
 from llamabatch.profile import Profile
 
 _MANY_CORES = 16  # more than one context fills: benchmarks/results has no figure for it, so it is a guess
@@ -27,12 +28,17 @@ def lengths(facts: ModelFacts, *asked: int) -> tuple[int, ...]:
     return tuple(sorted({n for n in (*_LENGTHS, most, *asked) if 32 <= n <= most}))
 
 
+def has_one_slot(config: EngineConfig) -> bool:
+    """Does its strategy take one request after another, however many slots it was given?"""
+    return config.strategy in POLICIES and POLICIES[config.strategy].one_slot
+
+
 def slots_that_fit(
     facts: ModelFacts, config: EngineConfig, machine: Machine, share: float, most: int = MAX_SLOTS
 ) -> int:
-    """0 to `most`, of one engine with a split cache."""
+    """0 to `most`, of one engine with a split cache; at most 1 with a strategy that has one slot."""
     split = replace(config, kv="split", kv_cells="auto", instances=1)
-    limit = min(most, config.n_batch)
+    limit = 1 if has_one_slot(config) else min(most, config.n_batch)
     return bisect_right(
         range(1, limit + 1), 0, key=lambda n: not fits(facts, replace(split, n_slots=n), machine, share)
     )
@@ -91,18 +97,29 @@ def changes(facts: ModelFacts, config: EngineConfig, machine: Machine, fitting: 
     """Single changes, smallest first: after which it fits, or, where it does, that make room for more slots than
     memory allows as it is. The config has no "auto" left but, perhaps, in kv_cells."""
     found = []
+    if fitting:
+        before, all_of_it = (slots_that_fit(facts, config, machine, share, _FEW) for share in (MEMORY_SHARE, 1.0))
+        if all_of_it > max(before, config.number("n_slots")):
+            one = planned(facts, replace(config, n_slots=all_of_it, kv="split", kv_cells="auto"), machine)
+            what = f"--slots {all_of_it}, in more than half of what is free"
+            found.append(Change(f"{what}: {_slots(all_of_it)} instead of {before}", one.total_bytes, all_of_it))
     for what, changed, other in _ways(facts, config, machine):
         if fitting:
-            before = slots_that_fit(facts, config, machine, MEMORY_SHARE, _FEW)
             after = slots_that_fit(other, changed, machine, MEMORY_SHARE, _FEW)
             if after > before:
-                one = planned(other, replace(changed, n_slots=after, kv="split"), machine)
-                found.append(Change(f"{what.split(':')[0]}: {after} slots instead of {before}", one.total_bytes, after))
+                one = planned(other, replace(changed, n_slots=after, kv="split", kv_cells="auto"), machine)
+                found.append(
+                    Change(f"{what.split(':')[0]}: {_slots(after)} instead of {before}", one.total_bytes, after)
+                )
         elif fits(other, changed, machine):
             total = planned(other, changed, machine).total_bytes
             saved = planned(facts, config, machine).total_bytes - total
             found.append(Change(f"{what}: saves {mib(saved)}, {mib(total)} in all", total, changed.number("n_slots")))
     return tuple(found)
+
+
+def _slots(count: int) -> str:
+    return f"{count} slot{'s' if count > 1 else ''}"
 
 
 def _ways(facts: ModelFacts, config: EngineConfig, machine: Machine) -> Iterator[tuple[str, EngineConfig, ModelFacts]]:
@@ -134,10 +151,10 @@ def _fewer(facts: ModelFacts, config: EngineConfig, machine: Machine) -> Iterato
     split = replace(config, kv="split", kv_cells="auto")
     slots = bisect_right(range(1, n_slots + 1), 0, key=lambda k: not fits(facts, replace(split, n_slots=k), machine))
     if 0 < slots < n_slots:
-        yield f"with n_ctx {n_ctx:,}: {slots} slots", replace(split, n_slots=slots), facts
+        yield f"with n_ctx {n_ctx:,}: {_slots(slots)}", replace(split, n_slots=slots), facts
     for shorter in sorted((each for each in lengths(facts) if each < n_ctx), reverse=True):
         if fits(facts, replace(split, n_ctx=shorter), machine):
-            yield f"with n_ctx {shorter:,}: {n_slots} slots", replace(split, n_ctx=shorter), facts
+            yield f"with n_ctx {shorter:,}: {_slots(n_slots)}", replace(split, n_ctx=shorter), facts
             break
     if config.kv != "unified" and n_slots > 1:
         cells = _cells(facts, config, machine)

@@ -8,6 +8,7 @@ from pathlib import Path
 from llamabatch.capacity import Plan, resolve
 from llamabatch.config import EngineConfig
 from llamabatch.errors import MemoryPlanError, ModelFileError
+from llamabatch.header_notes import facts_of
 from llamabatch.llama import library
 from llamabatch.llama.profiles import profile_for
 from llamabatch.machine import Machine
@@ -44,13 +45,12 @@ def plan(config: EngineConfig, path: Path, *, loaded: bool = False) -> Plan:
 
 def read_facts(config: EngineConfig, path: Path) -> ModelFacts:
     """What the headers of the model and its draft model say, and how large the adapters are."""
-    ensure_sound(path)  # no arithmetic on what a damaged header says
-    facts = replace(ModelFacts.read(path), adapter_bytes=sum(_adapter_bytes(each) for _, each in config.adapters))
+    known = ensure_sound(path)  # no arithmetic on what a damaged header says
+    facts = replace(facts_of(path, known), adapter_bytes=sum(_adapter_bytes(each) for _, each in config.adapters))
     if config.draft_model is None:
         return facts
     draft = resolve_path(config.draft_model)
-    ensure_sound(draft)
-    theirs = ModelFacts.read(draft)
+    theirs = facts_of(draft, ensure_sound(draft))
     if draft.samefile(path):  # one file is loaded once
         theirs = replace(theirs, file_bytes=0, tensors=())
     return replace(facts, draft=theirs)

@@ -15,6 +15,7 @@ from llamabatch.compare.plot import STYLE, tidy
 from llamabatch.compare.style import INK, OURS, THEIRS, tint
 from llamabatch.memory import PROCESS_BYTES
 from llamabatch.planning.report import Report, Row
+from llamabatch.planning.table import slots
 
 _GIB = 2**30
 _MOST_LINES = 6
@@ -45,13 +46,13 @@ def _slots(ax: Any, report: Report) -> None:
         max(8, *(2 * row.most_slots for row in rows if row.most_slots < 128), report.asked.config.number("n_slots")),
     )
     top = 1.25 * max(free, report.total_bytes / _GIB)
-    slots = [2**power for power in range(most.bit_length() + 1) if 2**power <= 2 * most]
+    counts = [2**power for power in range(most.bit_length() + 1) if 2**power <= 2 * most]
     for place, row in enumerate(rows):
         asked = row.n_ctx == report.asked.config.n_ctx
         colour = OURS if asked else tint(INK, 0.25 + 0.45 * (1 - place / max(1, len(rows) - 1)))
         base = row.memory.total - max(1, row.slots) * row.slot_bytes
-        sizes = [(base + n * row.slot_bytes) / _GIB for n in slots]
-        shown = [(n, size) for n, size in zip(slots, sizes, strict=True) if size <= top] or [(slots[0], sizes[0])]
+        sizes = [(base + n * row.slot_bytes) / _GIB for n in counts]
+        shown = [(n, size) for n, size in zip(counts, sizes, strict=True) if size <= top] or [(counts[0], sizes[0])]
         ax.plot([n for n, _ in shown], [size for _, size in shown], "o-", color=colour, lw=2.6 if asked else 1.6, ms=4)
         ax.annotate(
             f"{row.n_ctx:,}", shown[-1], xytext=(0, 6), textcoords="offset points", ha="center", color=colour,
@@ -59,11 +60,11 @@ def _slots(ax: Any, report: Report) -> None:
         )  # fmt: skip
     for share, text in ((1.0, "all that is free"), (MEMORY_SHARE, "half: what auto takes")):
         ax.axhline(free * share, color=THEIRS, lw=1, ls="--")
-        ax.text(slots[0], free * share, f"{text}: {free * share:.2f} GiB ", va="bottom", color=THEIRS)
+        ax.text(counts[0], free * share, f"{text}: {free * share:.2f} GiB ", va="bottom", color=THEIRS)
     ax.set_xscale("log", base=2)
-    ax.set_xticks(slots, [str(n) for n in slots])
+    ax.set_xticks(counts, [str(n) for n in counts])
     ax.xaxis.set_minor_formatter(NullFormatter())
-    ax.set_xlim(slots[0] * 0.9, slots[-1] * 1.15)
+    ax.set_xlim(counts[0] * 0.9, counts[-1] * 1.15)
     ax.set_ylim(0, top)
     ax.set_xlabel("slots: requests at once; a line for each n_ctx, tokens that one may use")
     ax.set_ylabel("memory in GiB")
@@ -74,8 +75,8 @@ def _slots(ax: Any, report: Report) -> None:
 def _finding(report: Report) -> str:
     config = report.asked.config
     if not report.fits:
-        return f"{config.n_slots} slots of {config.n_ctx:,} tokens do not fit"
-    return f"{config.n_slots} slots of {config.n_ctx:,} tokens fit: {report.total_bytes / _GIB:.2f} GiB"
+        return f"{slots(config)} of {config.n_ctx:,} tokens do not fit"
+    return f"{slots(config)} of {config.n_ctx:,} tokens fit: {report.total_bytes / _GIB:.2f} GiB"
 
 
 def _chosen(report: Report) -> list[Row]:

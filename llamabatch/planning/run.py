@@ -96,6 +96,9 @@ def answer(question: Question) -> Report:
         least = replace(config, n_slots=1) if config.n_slots == "auto" else config
         roomy = replace(machine, available_bytes=_UNLIMITED, address_space=None, data_bytes=None, gpus=())
         asked = resolve(least, facts, roomy, profile)
+    many = asked.config  # "auto" took one slot after another only because one fits: the answer is about several
+    if config.strategy == "auto":
+        many = replace(many, strategy="batched")
     suits, because = strategy(asked, machine, profile, load, question.latency_ms)
     return Report(
         model=facts.name,
@@ -106,11 +109,11 @@ def answer(question: Question) -> Report:
         refusal=refusal,
         asked=asked,
         total_bytes=asked.total_bytes,
-        rows=tuple(_row(facts, asked, machine, n) for n in lengths(facts, asked.config.number("n_ctx"))),
+        rows=tuple(_row(facts, many, machine, n) for n in lengths(facts, asked.config.number("n_ctx"))),
         instances=_children(facts, asked, machine),
         strategy=suits,
         because=because,
-        changes=changes(facts, asked.config, machine, plan is not None),
+        changes=changes(facts, many, machine, plan is not None),
         prompts=prompts,
     )
 
@@ -139,8 +142,8 @@ def _lengths(question: Question, path: Path) -> Lengths:
     return Lengths(question.prompts.name, len(found), at(0.5), at(0.95), found[-1], question.max_tokens)
 
 
-def _row(facts: ModelFacts, asked: Plan, machine: Machine, n_ctx: int) -> Row:
-    config = replace(asked.config, n_ctx=n_ctx, kv="split", kv_cells="auto", instances=1)
+def _row(facts: ModelFacts, asked: EngineConfig, machine: Machine, n_ctx: int) -> Row:
+    config = replace(asked, n_ctx=n_ctx, kv="split", kv_cells="auto", instances=1)
     slots = slots_that_fit(facts, config, machine, MEMORY_SHARE)
     one, two = (planned(facts, replace(config, n_slots=n), machine).memory for n in (4, 5))
     shown = planned(facts, replace(config, n_slots=max(1, slots)), machine).memory

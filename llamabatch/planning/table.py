@@ -7,7 +7,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from llamabatch.config import EngineConfig
 from llamabatch.memory import MIB, PROCESS_BYTES, mib
+from llamabatch.planning.advice import has_one_slot
 from llamabatch.planning.report import Report
 
 
@@ -31,7 +33,7 @@ def show(report: Report, console: Console) -> None:
         line(f"It does not fit: {report.refusal}", "bold red")
     else:
         line(
-            f"It fits: {config.n_slots} slots of {config.n_ctx:,} tokens"
+            f"It fits: {slots(config)} of {config.n_ctx:,} tokens"
             f"{f', {config.instances} engines' if config.instances != 1 else ''}.",
             "bold green",
         )
@@ -39,11 +41,17 @@ def show(report: Report, console: Console) -> None:
     line(f"Strategy: {report.strategy}: {report.because}.")
     line(f"Instances: {config.instances} in the plan; {_children(report)}.")
     if report.changes:
-        line("What would make it fit:" if not report.fits else "For more slots in half of what is free:")
+        line("What would make it fit:" if not report.fits else "For more slots:")
         for change in report.changes:
             line(f"  {change.what}")
     elif not report.fits:
         line("No single change makes it fit: give it less of several, or a smaller model.", "red")
+
+
+def slots(config: EngineConfig) -> str:
+    """As many as the strategy uses."""
+    n_slots = 1 if has_one_slot(config) else config.number("n_slots")
+    return f"{n_slots} slot{'s' if n_slots > 1 else ''}"
 
 
 def _children(report: Report) -> str:
