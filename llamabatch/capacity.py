@@ -283,7 +283,7 @@ def _strategy(config: EngineConfig, reasons: dict[str, str]) -> str:
     if config.strategy != "auto":
         return config.strategy
     if config.n_slots == 1:
-        reasons["strategy"] = "there is room for one slot only"
+        reasons["strategy"] = "there is one slot"
         return "sequential"
     reasons["strategy"] = (
         "one pass over the weights serves all slots, and a single request runs as it would sequentially"

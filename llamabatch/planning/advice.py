@@ -53,7 +53,7 @@ def strategy(
     if load == 1:
         return "sequential", "one request at a time: there is nobody to share a pass with"
     if slots == 1:
-        return "sequential", "there is memory for one slot only"
+        return "sequential", "one slot, so one request at a time"
     if machine.n_gpus > 1 and plan.config.n_gpu_layers != 0:
         return "multi-instance", f"{machine.n_gpus} GPUs: an engine on each, each of them batched"
     if profile is not None and profile.best_rows(lambda rows: True) == 1:

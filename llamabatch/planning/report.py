@@ -65,7 +65,8 @@ class Report:
 
     Attributes:
         model: its name; `file_bytes` of its file.
-        machine: what is free on it, or as much as was given instead (`assumed`).
+        machine: what is free on it for engines, beside the process.
+        given_bytes: what was given as free instead, the process included; None where this machine was asked.
         plan: the options that an engine would run with; None where they do not fit, then `refusal` says why.
         memory: of one engine as it was asked for, whether it fits or not.
         total_bytes: of all engines as they were asked for, without the process itself.
@@ -79,7 +80,7 @@ class Report:
     model: str
     file_bytes: int
     machine: Machine
-    assumed: bool
+    given_bytes: int | None
     plan: Plan | None
     refusal: str | None
     asked: Plan
@@ -139,7 +140,7 @@ def _machine(report: Report) -> Mapping[str, Any]:
     return {
         "cores": machine.cores,
         "free_bytes": machine.available_bytes,
-        "assumed": report.assumed,
+        "assumed": report.given_bytes is not None,
         "address_space": machine.address_space,
         "data_bytes": machine.data_bytes,
         "repacks_for": sorted(machine.features),

@@ -15,6 +15,7 @@ from llamabatch.config import MAX_CTX, MAX_SLOTS, EngineConfig
 from llamabatch.errors import ConfigError, MemoryPlanError
 from llamabatch.llama.profiles import profile_for
 from llamabatch.machine import Machine
+from llamabatch.memory import PROCESS_BYTES
 from llamabatch.model_facts import ModelFacts
 from llamabatch.model_file import resolve as resolve_path
 from llamabatch.planning.advice import changes, lengths, slots_that_fit, strategy
@@ -82,7 +83,8 @@ def answer(question: Question) -> Report:
     profile = profile_for(path, config)
     machine = machine_here(config)
     if question.memory_bytes is not None:
-        machine = replace(machine, available_bytes=question.memory_bytes, address_space=None, data_bytes=None, gpus=())
+        free = max(0, question.memory_bytes - PROCESS_BYTES)  # as here, where this process has taken its part
+        machine = replace(machine, available_bytes=free, address_space=None, data_bytes=None, gpus=())
     facts = replace(facts, features=machine.features if config.extra_bufts != "off" else frozenset())
     prompts = _lengths(question, path) if question.prompts is not None else None
     if prompts is not None and config.n_ctx == "auto":
@@ -104,7 +106,7 @@ def answer(question: Question) -> Report:
         model=facts.name,
         file_bytes=facts.file_bytes,
         machine=machine,
-        assumed=question.memory_bytes is not None,
+        given_bytes=question.memory_bytes,
         plan=plan,
         refusal=refusal,
         asked=asked,

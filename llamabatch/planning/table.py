@@ -20,8 +20,10 @@ def show(report: Report, console: Console) -> None:
         console.print(escape(text), style=style, highlight=False, soft_wrap=True)
 
     machine, config = report.machine, report.asked.config
-    free = "given with --memory" if report.assumed else "free here"
-    line(f"{report.model}: {mib(report.file_bytes)}; {mib(machine.available_bytes)} {free}, {machine.cores} cores")
+    free = f"{mib(machine.available_bytes)} free here"
+    if report.given_bytes is not None:
+        free = f"{mib(report.given_bytes)} given with --memory, {mib(machine.available_bytes)} of it beside the process"
+    line(f"{report.model}: {mib(report.file_bytes)}; {free}, {machine.cores} cores")
     if report.prompts is not None:
         p = report.prompts
         line(
@@ -34,6 +36,7 @@ def show(report: Report, console: Console) -> None:
     else:
         line(
             f"It fits: {slots(config)} of {config.n_ctx:,} tokens"
+            f"{f' that share {config.kv_cells:,} cells' if config.kv == 'unified' else ''}"
             f"{f', {config.instances} engines' if config.instances != 1 else ''}.",
             "bold green",
         )

@@ -110,20 +110,34 @@ def test_a_unified_cache_has_an_answer(models):
     done = run("-m", models["Q8_0"], "--n-ctx", 4096, "--slots", 32, "--memory", "220M")
     assert done.exit_code == 0
     assert "cells shared by" in done.output
+    assert "32 slots of 4,096 tokens that share " in done.output
     assert run("-m", models["Q8_0"], "--kv", "unified", "--memory", "220M").exit_code == 0
 
 
 def test_room_for_one_slot_in_half_is_room_for_more_in_all(models):
     found = answer(
-        Question(str(models["Q8_0"]), {"n_ctx": 1024, "instances": 1, "profile": False}, memory_bytes=100 * MIB)
+        Question(str(models["Q8_0"]), {"n_ctx": 1024, "instances": 1, "profile": False}, memory_bytes=150 * MIB)
     )
     assert found.asked.config.strategy == "sequential"
     [row] = [row for row in found.rows if row.n_ctx == 1024]
     assert row.slots <= 1 < row.most_slots < 64
     assert row.slot_bytes >= 1024 * 6 * 2 * 128 * 2  # f16 cells of 6 layers with 2 heads of 64
     assert any(change.what.startswith("--slots ") and change.slots > 1 for change in found.changes)
-    shown = run("-m", models["Q8_0"], "--n-ctx", 1024, "--memory", "100M", "--instances", 1, "--no-profile").output
+    shown = run("-m", models["Q8_0"], "--n-ctx", 1024, "--memory", "150M", "--instances", 1, "--no-profile").output
     assert "It fits: 1 slot of 1,024 tokens" in shown
+
+
+def test_memory_that_is_given_holds_the_process_too(models):
+    """What fits by the plan would not be refused by an engine that is started with so much free."""
+    model = str(models["Q8_0"])
+    peak = json.loads(run("-m", model, "--slots", 4, "--instances", 1, "--json").output)["memory"]["predicted_peak"]
+    asked = {"n_slots": 4, "instances": 1, "kv": "split"}
+    assert answer(Question(model, asked, memory_bytes=peak)).fits
+    assert not answer(Question(model, asked, memory_bytes=peak - MIB - _reclaimable(model, asked))).fits
+
+
+def _reclaimable(model, asked):
+    return answer(Question(model, asked)).memory.reclaimable
 
 
 def test_a_strategy_with_one_slot_is_planned_with_one():
