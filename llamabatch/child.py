@@ -19,12 +19,14 @@ from llamabatch import errors
 from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineClosedError, EngineError
 from llamabatch.heartbeat import Heartbeat
+from llamabatch.oom import oom_kills
 from llamabatch.request import Request
 from llamabatch.wire import Wire, pack_config, pack_request
 
 logger = logging.getLogger(__name__)
 
 WORKER = "llamabatch.worker"
+_OF_OTHERS = (signal.SIGKILL, signal.SIGTERM)  # which no native code raises
 _REQUESTS_A_MESSAGE = 256  # keeps messages far below the wire's limit, however long the list
 # The child imports what the parent would, and nothing that happens to lie in the working directory.
 _START = "import sys; sys.path[:] = sys.argv[3:]; import runpy; runpy.run_module(sys.argv[2], run_name='__main__')"
@@ -59,8 +61,9 @@ class Child:
         ready: done when it has started, or with what it raised instead.
         how: how it ended.
         heard: messages that came from it; heard_s: time.monotonic() of the last one, None before.
-        busy: that it says nothing means nothing: its reading thread is with the listener, or it is a program that has
-            not given any sign of life yet.
+        busy: that it says nothing means nothing: its reading thread is with the listener.
+        beats: it has given a sign of life.
+        from_outside: somebody else killed it, as far as one can tell: neither itself nor the kernel for want of memory.
         last_token_s: time.monotonic() when its engine last brought a token; None before.
     """
 
@@ -70,14 +73,16 @@ class Child:
         self.heard = 0
         self.heard_s: float | None = None
         self.last_token_s: float | None = None
-        self._beats = False
-        self.busy = True
+        self.beats = False
+        self.busy = False
+        self.from_outside = False
         self._listener = listener
         self._last_words: str | None = None
         self._ended = False
         self._questions: dict[int, Future[Any]] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
+        self._oom_kills = oom_kills()
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -154,7 +159,7 @@ class Child:
                 self.heard_s = time.monotonic()
                 self.busy = True
                 self._obey(message)
-                self.busy = not self._beats
+                self.busy = False
         except Exception:
             logger.exception("the stream from the engine process is damaged")
             self._last_words = "the stream from it was damaged"
@@ -171,7 +176,7 @@ class Child:
         elif kind == "admitted":
             self._listener.has_admitted(self, message[1])
         elif kind == "beat":
-            self._beats = True
+            self.beats = True
             if message[1] is not None:
                 self.last_token_s = time.monotonic() - message[1]
         elif kind == "stats":
@@ -212,6 +217,7 @@ class Child:
             return self._last_words or "it closed its socket"
         if self._last_words is not None:
             return self._last_words
+        self.from_outside = -code in _OF_OTHERS and self._oom_kills is not None and oom_kills() == self._oom_kills
         return _signal_name(-code) if code < 0 else f"exit code {code}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -175,6 +176,8 @@ class RouterClient(_InChildren, Router):
             children.kill()
             raise
         super().__init__(children.list, self.plan.config.cache_prefix)
+        for child in children.list:
+            child.heir = weakref.WeakMethod(self.inherit)
         self._take(children)
 
 

@@ -7,12 +7,14 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from llamabatch.child import Child
 from llamabatch.client import Sink, failure, tell
 from llamabatch.deadlines import lateness
 from llamabatch.errors import InputError
-from llamabatch.ledger import MOST_DEATHS, Ledger
+from llamabatch.ledger import FROM_OUTSIDE, Ledger
 from llamabatch.request import FinishReason, Request, SequenceOutput
 from llamabatch.ticket import Ticket
+from llamabatch.watch import Heir
 from llamabatch.wire import check_crosses, unpack_output
 
 _ABORT, _ERROR = FinishReason.ABORT, FinishReason.ERROR
@@ -94,17 +96,25 @@ class InFlight:
         for ticket in late:
             self._end([ticket], _ERROR, lateness(ticket.request, now, "while no engine process had it"))
 
-    def child_died(self, how: str) -> None:
+    def child_died(self, how: str, from_outside: bool) -> None:
         """All that it had waits for the next one; a request that has killed too many ends."""
         with self._lock:
-            culprits, aborted = self._ledger.died(time.monotonic())
+            culprits, aborted = self._ledger.died(time.monotonic(), FROM_OUTSIDE if from_outside else 1.0)
         self._end(aborted, _ABORT)
-        self._end(
-            culprits,
-            _ERROR,
-            f"the engine process ended {MOST_DEATHS} times while it computed this request alone, at last with {how}; "
-            "it is not tried again",
-        )
+        for ticket in culprits:
+            self._end(
+                [ticket],
+                _ERROR,
+                f"the engine process ended {ticket.deaths} times while it computed this request alone, at last with "
+                f"{how}; it is not tried again",
+            )
+
+    def bequeath(self, heir: Heir, reason: str) -> None:
+        """There will be no child any more: gives away what none has begun."""
+        with self._lock:
+            tickets = self._ledger.release()
+        for (_, stream), group in _grouped(tickets).items():
+            heir([ticket.request for ticket in group], group[0].sink, stream, reason)
 
     def end_all(self, reason: str) -> None:
         with self._lock:
@@ -133,3 +143,24 @@ class InFlight:
             by_sink.setdefault(id(ticket.sink), (ticket.sink, []))[1].append(output)
         for sink, outputs in by_sink.values():
             tell(sink, outputs)
+
+
+def _grouped(tickets: list[Ticket]) -> dict[tuple[int, bool], list[Ticket]]:
+    """By sink, and whether it is told of every token."""
+    groups: dict[tuple[int, bool], list[Ticket]] = {}
+    for ticket in tickets:
+        groups.setdefault((id(ticket.sink), ticket.stream), []).append(ticket)
+    return groups
+
+
+def send(child: Child | None, tickets: list[Ticket]) -> None:
+    """Hands them to the child; nothing without one."""
+    if child is None or not tickets:
+        return
+    for stream in (False, True):
+        requests = [ticket.request for ticket in tickets if ticket.stream == stream]
+        if requests:
+            child.submit(requests, stream=stream)
+    late = [ticket.request.request_id for ticket in tickets if ticket.aborted]
+    if late:  # before the child had heard of them
+        child.abort(late)

@@ -2,7 +2,8 @@
 
 A child says whom it has admitted before it computes them. When it dies, those are the suspects. They are tried one at a
 time in the next child, the last admitted first, and everybody else waits. Whoever is the only one to blame for two
-deaths is the culprit; one death is forgiven, as it may have come from outside. Once the culprit is found, or all have
+deaths is the culprit; one death is forgiven, as it may have come from outside, and one that does seem to have come from
+there counts half. Once the culprit is found, or all have
 been tried, the others go on together.
 """
 
@@ -16,6 +17,7 @@ from llamabatch.ticket import Ticket
 from llamabatch.watch import Sink
 
 MOST_DEATHS = 2
+FROM_OUTSIDE = 0.5  # how much a death counts that somebody else seems to have brought about
 # A suspect is through when it has computed alone for so many times as long as it had when the child died, and this many
 # seconds more: alone it is no slower, so that it has passed the token at which that happened.
 _CLEAR_FACTOR = 2.0
@@ -124,8 +126,12 @@ class Ledger:
         if now - ticket.admitted_s >= _CLEAR_FACTOR * ticket.ran_s + _CLEAR_S:
             self._on_trial = None
 
-    def died(self, now: float) -> tuple[list[Ticket], list[Ticket]]:
-        """The child is gone. Returns the culprit, where one is found, and those that were aborted; both are ended."""
+    def died(self, now: float, weight: float = 1.0) -> tuple[list[Ticket], list[Ticket]]:
+        """The child is gone. Returns the culprit, where one is found, and those that were aborted; both are ended.
+
+        Args:
+            weight: how much this blames whoever was alone in it.
+        """
         inside, self._inside = sorted(self._inside.values(), key=lambda ticket: ticket.number), {}
         admitted = sorted((t for t in inside if t.admitted_s is not None), key=lambda t: t.admitted_s or 0.0)
         prime, self._on_trial = self._on_trial, None
@@ -137,8 +143,10 @@ class Ledger:
         culprits: list[Ticket] = []
         if prime is not None:
             prime.doubtful = True
-            prime.deaths += len(admitted) <= 1  # beside others that had been let off, it may have been one of them
-            if prime.deaths < MOST_DEATHS:
+            if len(admitted) <= 1:  # beside others that had been let off, it may have been one of them
+                prime.deaths += 1
+                prime.blame += weight
+            if prime.blame < MOST_DEATHS:
                 self._suspects.appendleft(prime)
             else:  # that explains what the others were suspected of
                 culprits = [prime]
@@ -158,6 +166,14 @@ class Ledger:
             self._n_unexplained += 1
             if self._n_unexplained >= MOST_DEATHS:
                 self._suspects.extend(inside)
+
+    def release(self) -> list[Ticket]:
+        """Gives away those that are above suspicion: no child has begun them. They may go elsewhere."""
+        suspects = {*self._suspects, self._on_trial}
+        free = [t for t in self._tickets.values() if t.untouched and not t.aborted and t not in suspects]
+        for ticket in free:
+            self.end(ticket)
+        return free
 
     def clear_all(self) -> list[Ticket]:
         """Ends all."""

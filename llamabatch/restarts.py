@@ -15,12 +15,14 @@ class RestartPolicy:
         first_s: how long the second restart in a row waits, seconds, the first waits for nothing; each one doubles it.
         longest_s: the longest of these waits.
         hang_s: a child that gives no sign of life for so long is killed and replaced.
+        start_s: the same, before its first sign of life: programs and libraries come from slow disks, too.
     """
 
     most: int = 8
     first_s: float = 0.25
     longest_s: float = 30.0
     hang_s: float = 30.0
+    start_s: float = 300.0
 
 
 RESTARTS = RestartPolicy()

@@ -51,6 +51,8 @@ class Router:
         self._loads = [0] * len(self._members)  # tokens expected of what is in flight
         self._told = [EngineStats()] * len(self._members)  # the figures of those that are gone stay
         self._owners: dict[str, tuple[int, int]] = {}  # who has a request, and how much it adds to its load
+        self._moving: set[str] = set()  # from one that is gone to another
+        self._taken_back: set[str] = set()  # while they moved
         self._lock = threading.Lock()
         self._home = Home()
         self._affinity = Affinity() if keeps_prefixes and len(self._members) > 1 else None
@@ -79,8 +81,29 @@ class Router:
         for number, share in shares.items():
             try:
                 self._members[number].submit(share, tell, stream=stream)
-            except LlamaBatchError as error:  # it died a moment ago, say: the other shares go on
-                tell([failure(request, str(error)) for request in share])
+            except LlamaBatchError as error:  # the other shares go on
+                if self._members[number].alive:
+                    tell([failure(request, str(error)) for request in share])
+                else:  # it died a moment ago
+                    self.inherit(share, sink, stream, str(error))
+
+    def inherit(self, requests: list[Request], sink: Sink, stream: bool, reason: str) -> None:
+        """Those that one had not begun which is gone for this reason go to the others."""
+        ids = {request.request_id for request in requests}
+        with self._lock:
+            self._moving |= ids
+            for request_id in ids & self._owners.keys():
+                number, load = self._owners.pop(request_id)
+                self._loads[number] -= load
+        try:
+            self.submit(requests, sink, stream=stream)
+        except LlamaBatchError:  # there is no other
+            sink([failure(request, reason) for request in requests])
+        with self._lock:
+            self._moving -= ids
+            taken_back = self._taken_back & ids
+            self._taken_back -= ids
+        self.abort(taken_back)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         if not self._home.is_here:
@@ -88,7 +111,9 @@ class Router:
         by_member: dict[int, list[str]] = {}
         with self._lock:
             for request_id in request_ids:
-                if request_id in self._owners:
+                if request_id in self._moving:  # the next one may not have it yet
+                    self._taken_back.add(request_id)
+                elif request_id in self._owners:
                     by_member.setdefault(self._owners[request_id][0], []).append(request_id)
         for number, ids in by_member.items():
             self._members[number].abort(ids)

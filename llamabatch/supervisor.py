@@ -10,6 +10,7 @@ import logging
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -20,13 +21,14 @@ from llamabatch.client import Sink, in_a_sink, tell
 from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineClosedError, EngineError
 from llamabatch.heartbeat import Heartbeat
-from llamabatch.in_flight import InFlight
+from llamabatch.in_flight import InFlight, send
 from llamabatch.lifetime import Home
 from llamabatch.loaded import Loaded
 from llamabatch.request import Request
 from llamabatch.restarts import RESTARTS, RestartPolicy, Restarts, Silence
 from llamabatch.stats import EngineStats
 from llamabatch.ticket import Ticket
+from llamabatch.watch import Heir
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,9 @@ class Supervisor:
         environment: variables for the child, in addition to this process's.
         program: the module that a child runs; it speaks the wire.
         start_child: makes a Child; tests have others.
+
+    Attributes:
+        heir: gets what no child has begun when there will be none any more; without one, that ends as errors.
     """
 
     def __init__(
@@ -55,6 +60,7 @@ class Supervisor:
         policy: RestartPolicy = RESTARTS,
         start_child: StartChild = Child,
     ) -> None:
+        self.heir: weakref.WeakMethod[Heir] | None = None  # its owner may be collected
         self._config = config
         self._environment = environment or {}
         self._program = program
@@ -119,7 +125,7 @@ class Supervisor:
         if refused:
             tell(sink, refused)
         try:
-            _send(child, taken)
+            send(child, taken)
         except BaseException:
             self._in_flight.forget(taken)
             if child is not None:
@@ -309,9 +315,10 @@ class Supervisor:
                 self._open(child)
             if kind == "tick":
                 self._in_flight.end_late()
-                if silence.look(child.heard, child.busy, time.monotonic()) > self._policy.hang_s:
-                    child.kill(f"it gave no sign of life for {self._policy.hang_s:g} s")
-            _send(*self._take())
+                limit_s = self._policy.hang_s if child.beats else self._policy.start_s
+                if silence.look(child.heard, child.busy, time.monotonic()) > limit_s:
+                    child.kill(f"it gave no sign of life for {limit_s:g} s")
+            send(*self._take())
 
     def _tick_s(self) -> float:
         return _SHORT_TICK_S if self._in_flight.n_unsent else _TICK_S
@@ -335,11 +342,11 @@ class Supervisor:
     def _bury(self) -> None:
         """What the end of a child means for the requests that it had."""
         with self._changed:
-            how = "" if self._child is None else self._child.how
+            how, from_outside = ("", False) if self._child is None else (self._child.how, self._child.from_outside)
             self._child = None
             self._past, self._last = self._past + self._last.of_the_past(), EngineStats()
             self._changed.notify_all()
-        self._in_flight.child_died(how)
+        self._in_flight.child_died(how, from_outside)
 
     def _wait(self, wait_s: float) -> None:
         """Before the next child; requests may still be aborted, or reach their deadlines."""
@@ -357,6 +364,9 @@ class Supervisor:
             self._changed.notify_all()
         if not self._started.done():
             self._started.set_exception(EngineClosedError(reason))
+        heir = None if self.heir is None or self._closing else self.heir()
+        if heir is not None:
+            self._in_flight.bequeath(heir, reason)
         self._in_flight.end_all(reason)
 
     # --- both ---------------------------------------------------------------------------------------------------
@@ -379,18 +389,6 @@ class Supervisor:
             if self._child is None or not self._is_up:
                 return None, []
             return self._child, self._in_flight.take()
-
-
-def _send(child: Child | None, tickets: list[Ticket]) -> None:
-    if child is None or not tickets:
-        return
-    for stream in (False, True):
-        requests = [ticket.request for ticket in tickets if ticket.stream == stream]
-        if requests:
-            child.submit(requests, stream=stream)
-    late = [ticket.request.request_id for ticket in tickets if ticket.aborted]
-    if late:  # before the child had heard of them
-        child.abort(late)
 
 
 def _warn(answer: Future[Any]) -> None:

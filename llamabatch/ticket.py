@@ -33,7 +33,7 @@ class Ticket:
     Attributes:
         admitted_s: when the present child said that it computes it; None before.
         ran_s: how long it had been computed when a child died with it, at most.
-        deaths: children that died while it was the only one there.
+        deaths: children that died while it was the only one there; blame: the same, weighed.
         doubtful: a child died while it was on trial.
         aborted: its caller has taken it back.
     """
@@ -46,6 +46,7 @@ class Ticket:
         self.admitted_s: float | None = None
         self.ran_s = 0.0
         self.deaths = 0
+        self.blame = 0.0
         self.doubtful = False
         self.aborted = False
         self._first_s: float | None = None  # time.perf_counter() when it was first admitted
@@ -57,6 +58,11 @@ class Ticket:
         self.admitted_s = now
         if self._first_s is None:
             self._first_s = time.perf_counter()
+
+    @property
+    def untouched(self) -> bool:
+        """Has no child begun it, nor died with it alone?"""
+        return self._first_s is None and not self.doubtful
 
     def leave(self, now: float) -> None:
         """The child that had it is gone."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llamabatch.request import SequenceOutput
+from llamabatch.request import Request, SequenceOutput
 
 Sink = Callable[[list[SequenceOutput]], None]
+# Takes over requests with their sink, streamed or not, of an engine that is gone for this reason. Does not raise.
+Heir = Callable[[list[Request], Sink, bool, str], None]
 
 
 @dataclass

@@ -197,7 +197,7 @@ class _Job:
             every_s=_LOOK_S,
             metrics_file=self._metrics or None,
             publish=True,
-            title=f"run {self._settings.output}",
+            title=f"run {self._settings.output} · {client.model.path.name}",
             job=self._standing.job,
         )
 

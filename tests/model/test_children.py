@@ -9,12 +9,14 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from conftest import mixed_conversations
 
 from llamabatch import LLM, ConfigError, EngineClosedError, FinishReason, MemoryPlanError, SamplingParams
+from llamabatch.child import Child
 from llamabatch.child_client import ChildClient, RouterClient
 from llamabatch.config import EngineConfig
 from llamabatch.request import Request
@@ -277,3 +279,16 @@ def test_a_fork_of_the_parent_leaves_the_children_alone():
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60
     )
     assert done.stdout == "2\n", done.stderr
+
+
+def test_a_kill_from_outside_is_told_from_one_for_want_of_memory(monkeypatch):
+    kills = iter([3, 3, 3, 4])
+    monkeypatch.setattr("llamabatch.child.oom_kills", lambda: next(kills))
+    for wanted in (True, False):
+        gone = queue.SimpleQueue()
+        listener = SimpleNamespace(is_gone=gone.put)
+        child = Child(EngineConfig("tiny"), {}, "slow_worker", listener)
+        os.kill(child.pid, signal.SIGKILL)
+        assert gone.get(timeout=20) is child
+        assert (child.how, child.from_outside) == ("SIGKILL", wanted)
+        child.end()

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamabatch.ledger import MOST_DEATHS, Ledger
+from llamabatch.ledger import FROM_OUTSIDE, MOST_DEATHS, Ledger
 from llamabatch.logprobs import Logprob
 from llamabatch.request import CompletionOutput, FinishReason, Request, RequestOutput, SequenceOutput
 from llamabatch.restarts import RestartPolicy, Restarts, Silence
@@ -61,6 +61,29 @@ def test_a_death_from_outside_is_forgiven():
     assert names(ledger.take()) == ["a"]
     ledger.end(ledger.get("a"))
     assert len(ledger) == 0
+
+
+def test_a_death_that_seems_to_come_from_outside_counts_half():
+    ledger = filled(*"abc")
+    ledger.take()
+    ledger.admitted("abc", 1.0)
+    ledger.died(2.0, FROM_OUTSIDE)
+    for death in range(4):
+        assert names(ledger.take()) == ["c"]
+        culprits, _ = ledger.died(3.0 + death, FROM_OUTSIDE)
+        assert names(culprits) == ["c"] * (death == 3)
+    assert names(ledger.take()) == ["a", "b"]
+
+
+def test_only_what_is_above_suspicion_is_given_away():
+    ledger = filled(*"abcdef")
+    ledger.take()
+    ledger.admitted("ab", 1.0)
+    ledger.abort("e")
+    ledger.died(2.0)
+    assert names(ledger.take()) == ["b"]
+    assert names(ledger.release()) == ["c", "d", "f"]
+    assert len(ledger) == 2
 
 
 def test_a_suspect_that_has_run_long_enough_lets_the_next_one_in():

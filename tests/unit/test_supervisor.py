@@ -4,6 +4,7 @@ import itertools
 import queue
 import threading
 import time
+import weakref
 from concurrent.futures import Future
 
 import pytest
@@ -28,6 +29,7 @@ class FakeChild:
         self.config, self.listener, self.pid = config, listener, number
         self.ready = Future()
         self.how, self.heard, self.busy, self.reads_here = "", 0, True, False
+        self.beats, self.from_outside = True, False
         self.sent = queue.SimpleQueue()
         self.dead = False
         self.killed_because = None
@@ -355,3 +357,68 @@ def test_the_router_keeps_the_figures_of_who_is_gone_and_gives_nothing_to_who_is
     one.alive = False
     stats = router.stats()
     assert (stats.decode_calls, stats.running) == (20, 1)
+
+
+def test_a_child_that_never_beats_is_killed_after_longer():
+    world = World(RestartPolicy(hang_s=0.01, start_s=0.5))
+    child = world.child(started=False)
+    child.busy = child.beats = False
+    until(lambda: child.killed_because is not None)
+    assert child.killed_because == "it gave no sign of life for 0.5 s"
+    world.supervisor.end()
+
+
+def test_what_no_child_had_begun_goes_to_another_instance():
+    worlds = [World(), World()]
+    gone, living = (world.supervisor for world in worlds)
+    first, second = (world.child() for world in worlds)
+    router = Router([gone, living])
+    gone.heir = weakref.WeakMethod(router.inherit)
+    told = queue.SimpleQueue()
+    requests = [Request(str(number), (1,)) for number in range(6)]
+    router.submit(requests, told.put, stream=True)
+    assert first.got(*["submit"] * 3) == ["0", "2", "4"]
+    assert second.got(*["submit"] * 3) == ["1", "3", "5"]
+    first.admit("0")
+    first.die()
+    for _ in range(3):
+        worlds[0].child(started=False).die()
+    [output] = told.get(timeout=5)
+    assert (output.request_id, "4 times in a row" in output.finished.error) == ("0", True)
+    assert second.got("submit", "submit") == ["2", "4"]
+    assert router._owners["2"][0] == router._owners["4"][0] == 1
+    router.abort(["4"])
+    assert second.got("abort") == [("4",)]
+    for name in "24135":
+        second.tell(name, 5)
+        [output] = told.get(timeout=5)
+        assert (output.request_id, output.finished.error) == (name, None)
+    assert router._loads == [0, 0]
+    for world in worlds:
+        world.supervisor.end()
+
+
+def test_an_abort_reaches_a_request_that_is_moving():
+    """It had left one engine, and the next had not taken it in."""
+
+    class Member:
+        alive = up = True
+        aborted = ()
+
+        def submit(self, requests, sink, *, stream=False):
+            router.abort(["a"])
+            self.aborted = ()  # that came too early
+
+        def abort(self, request_ids):
+            self.aborted += tuple(request_ids)
+
+    member = Member()
+    router = Router([member])
+    router.inherit([Request("a", (1,))], print, False, "why")
+    assert member.aborted == ("a",)
+    assert not router._moving
+    assert not router._taken_back
+    member.alive = False
+    told = []
+    router.inherit([Request("b", (1,))], told.extend, False, "why")
+    assert told[0].finished.error == "why"
