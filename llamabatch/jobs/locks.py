@@ -8,23 +8,26 @@ import os
 import sys
 from pathlib import Path
 
-from llamabatch.errors import ConfigError
+from llamabatch.checks import show
+from llamabatch.errors import ConfigError, OutputError
 from llamabatch.jobs.files import Files
 
 _TRIES = 10
+_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)
 
 
 class Lock:
     """Held from its making to release().
 
     Raises:
-        ConfigError: another process holds it; the message has its pid.
+        ConfigError: another process holds it; the message has its pid. Or the folder takes no file.
+        OutputError: the disk fails.
     """
 
     def __init__(self, files: Files, path: Path, owned: Path) -> None:
         self._path = path
         for _ in range(_TRIES):
-            self._fd = files.open(path, os.O_RDWR | os.O_CREAT)
+            self._fd = self._opened(files, owned)
             if not _locked(self._fd):
                 holder = _holder(self._fd)
                 os.close(self._fd)
@@ -41,6 +44,17 @@ class Lock:
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, 0)
             os.write(self._fd, str(os.getpid()).encode())
+
+    def _opened(self, files: Files, owned: Path) -> int:
+        try:
+            return files.open(self._path, os.O_RDWR | os.O_CREAT)
+        except OutputError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and cause.errno in _NOT_ALLOWED:
+                raise ConfigError(
+                    f"the output is {show(str(owned))}; {self._path.name} cannot be made beside it: {cause.strerror}"
+                ) from error
+            raise
 
     def _is_the_file(self) -> bool:
         try:

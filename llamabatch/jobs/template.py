@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import string
+import re
 from collections.abc import Mapping, Sequence
 
 from llamabatch.checks import nearest, show
@@ -10,33 +10,42 @@ from llamabatch.errors import ConfigError
 
 MAX_CHARS = 2**20
 
+_BRACES = re.compile(r"\{\{|\}\}|\{[^{}]+\}|[{}]")
+
 
 class Template:
     """A text with {column} for a column's value, and {{ and }} for braces.
 
-    What stands between braces is a column's whole name, whatever its characters; nothing is looked up in a value.
+    What stands between braces is a column's whole name, whatever its other characters; nothing is looked up in a value.
 
     Attributes:
         columns: those that it names, each once.
 
     Raises:
-        ConfigError: a brace is open, or something other than a name stands between two.
+        ConfigError: a brace is open, or no name stands between two.
     """
 
     def __init__(self, text: str) -> None:
         if not isinstance(text, str) or not text or len(text) > MAX_CHARS:
             raise ConfigError(f"template is {show(text)}; give a text of 1 to {MAX_CHARS} characters")
-        try:
-            pieces = list(string.Formatter().parse(text))
-        except ValueError as error:
-            raise ConfigError(f"template is {show(text)}: {error}; write {{{{ or }}}} for a brace") from error
-        for _, name, spec, conversion in pieces:
-            if name == "" or spec or conversion:
-                raise ConfigError(f"template is {show(text)}; between braces stands a column's name and nothing else")
-        self._pieces = [(literal, name) for literal, name, _, _ in pieces]
-        if not any(name for _, name in self._pieces):
-            raise ConfigError(f"template is {show(text)}; it names no column, so that all rows would ask the same")
+        self._pieces: list[tuple[str, str | None]] = []
+        end = 0
+        for found in _BRACES.finditer(text):
+            braces, literal = found[0], text[end : found.start()]
+            if len(braces) == 1:
+                raise ConfigError(
+                    f"template is {show(text)}: the brace at character {found.start() + 1} is no pair with a column's "
+                    "name between; write {{ or }} for a brace"
+                )
+            if braces in ("{{", "}}"):
+                self._pieces.append((literal + braces[0], None))
+            else:
+                self._pieces.append((literal, braces[1:-1]))
+            end = found.end()
+        self._pieces.append((text[end:], None))
         self.columns = tuple(dict.fromkeys(name for _, name in self._pieces if name is not None))
+        if not self.columns:
+            raise ConfigError(f"template is {show(text)}; it names no column, so that all rows would ask the same")
 
     def check(self, source: str, columns: Sequence[str]) -> None:
         """Raises ConfigError if it names a column that a table does not have."""

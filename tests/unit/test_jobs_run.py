@@ -1,5 +1,6 @@
 """A whole job against an engine without a model: what it leaves behind however it ends, and what the command says."""
 
+import errno
 import json
 import os
 import signal
@@ -110,6 +111,17 @@ def test_an_input_cannot_be_the_output(tmp_path, engines):
         with pytest.raises(InputError, match="is of the output itself"):
             run(Settings(given, given, writing=OutputOptions(force=force)))
     assert len((tmp_path / "in.jsonl").read_text().splitlines()) == 300
+
+
+@pytest.mark.parametrize("why", [errno.EACCES, errno.EROFS])
+def test_a_folder_that_takes_no_file_is_usage(why, tmp_path, engines, monkeypatch):
+    def refuse(self, what, function, *args):
+        raise OSError(why, os.strerror(why))
+
+    monkeypatch.setattr(Files, "_system", refuse)
+    result = CliRunner().invoke(cli, ["run", source(tmp_path), str(tmp_path / "out.jsonl")])
+    assert result.exit_code == 2, result.output
+    assert f"out.jsonl.lock cannot be made beside it: {os.strerror(why)}" in result.output
 
 
 def test_errors_of_an_earlier_run_count_in_the_exit_code(tmp_path, engines):

@@ -54,9 +54,9 @@ def test_a_compressed_table(tmp_path):
         ("{nme}", "has no column 'nme' for the template; did you mean 'name'"),
         ("{name.__class__}", "has no column 'name.__class__'"),
         ("{name[0]}", "has no column 'name[0]'"),
-        ("{name!r}", "between braces stands a column's name and nothing else"),
-        ("{name:>10}", "between braces stands a column's name and nothing else"),
-        ("{}", "between braces stands a column's name and nothing else"),
+        ("{name!r}", "has no column 'name!r'"),
+        ("{name:>10}", "has no column 'name:>10'"),
+        ("a {}", "the brace at character 3 is no pair with a column's name between"),
         ("{name", "write {{ or }} for a brace"),
         ("name}", "write {{ or }} for a brace"),
         ("name", "it names no column"),
@@ -196,4 +196,5 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path, monkeypatch):
 def test_a_template_looks_nothing_up():
     assert Template("{a.b}{c[0]}").columns == ("a.b", "c[0]")
     assert Template("{a.b}").fill({"a.b": "{x}"}) == "{x}"
+    assert Template("{at: UTC}{ok?!}").fill({"at: UTC": "noon", "ok?!": "yes"}) == "noonyes"
     assert tables.DEFAULT_TEMPLATE == "{prompt}"
