@@ -22,6 +22,14 @@ KINDS = {
 LONG = SamplingParams(max_tokens=3000, ignore_eos=True)
 
 
+@pytest.fixture(scope="module", params=KINDS)
+def llm(request):
+    """One for all tests of its kind, each of which looks at its own span: an engine in a process takes a while."""
+    with LLM("tiny", **KINDS[request.param]) as made:
+        made.kind = request.param
+        yield made
+
+
 def settled(llm):
     """What has been aborted ends with the step that is under way."""
     until = time.monotonic() + 20
@@ -30,21 +38,18 @@ def settled(llm):
     return stats
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_all_requests_are_counted_by_how_they_ended(kind):
-    with LLM("tiny", **KINDS[kind]) as llm:
-        first = llm.stats()
-        assert (first.submitted, first.in_flight, first.prompt_tokens) == (0, 0, 0)
-        prompts = ["Once", "", [5, 10**6], list(range(1, 5000)), "a", "b"]
-        outputs = llm.generate(prompts, SamplingParams(max_tokens=9, ignore_eos=True))
-        outputs += llm.generate(["x"] * 6, SamplingParams(max_tokens=3000, ignore_eos=True, deadline_s=0.05))
-        outputs += llm.generate(["q", "r"], SamplingParams(n=3, max_tokens=5, temperature=1.0, ignore_eos=True))
-        llm.embed(["one text", "another"])
-        for _ in llm.stream(["s", "t", "u"], LONG):
-            break
-        for _ in llm.as_completed(["v", "w"], [SamplingParams(max_tokens=1), LONG]):
-            break
-        stats = settled(llm)
+def test_all_requests_are_counted_by_how_they_ended(llm):
+    before = llm.stats()
+    prompts = ["Once", "", [5, 10**6], list(range(1, 5000)), "a", "b"]
+    outputs = llm.generate(prompts, SamplingParams(max_tokens=9, ignore_eos=True))
+    outputs += llm.generate(["x"] * 6, SamplingParams(max_tokens=3000, ignore_eos=True, deadline_s=0.05))
+    outputs += llm.generate(["q", "r"], SamplingParams(n=3, max_tokens=5, temperature=1.0, ignore_eos=True))
+    llm.embed(["one text", "another"])
+    for _ in llm.stream(["s", "t", "u"], LONG):
+        break
+    for _ in llm.as_completed(["v", "w"], [SamplingParams(max_tokens=1), LONG]):
+        break
+    stats = settled(llm).since(before)
     reasons = [output.finish_reason for output in outputs]
     bad = reasons.count(FinishReason.ERROR)
     assert bad >= 3
@@ -54,16 +59,15 @@ def test_all_requests_are_counted_by_how_they_ended(kind):
     assert stats.ok == reasons.count(FinishReason.STOP) + reasons.count(FinishReason.LENGTH) + 2 + 1
     assert stats.submitted == stats.ok + stats.errors + stats.aborted
     assert (stats.running, stats.waiting, stats.kv_cells_used) == (0, 0, 0)
-    assert stats.free_slots == stats.n_slots == 4 * (2 if kind == "children" else 1)
+    assert stats.free_slots == stats.n_slots == 4 * (2 if llm.kind == "children" else 1)
     assert stats.e2e_s.count == stats.ok
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_tokens_and_times_are_those_of_the_outputs(kind):
-    with LLM("tiny", **KINDS[kind]) as llm:
-        params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (1, 2, 30, 40, 50, 60)]
-        outputs = llm.generate(["Once upon a time"] * 6, params)
-        stats = llm.stats()
+def test_tokens_and_times_are_those_of_the_outputs(llm):
+    before = llm.stats()
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (1, 2, 30, 40, 50, 60)]
+    outputs = llm.generate(["Once upon a time"] * 6, params)
+    stats = llm.stats().since(before)
     assert stats.generated_tokens == sum(len(o.token_ids) for o in outputs)
     assert stats.prompt_tokens == sum(len(o.prompt_token_ids) for o in outputs)
     assert stats.prompt_tokens <= stats.prefill_tokens + stats.shared_tokens + stats.prefix_tokens
@@ -77,39 +81,37 @@ def test_tokens_and_times_are_those_of_the_outputs(kind):
     assert stats.ttft_s.percentile(50) <= stats.e2e_s.percentile(99)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_runs_is_in_the_figures_at_once(kind):
-    with LLM("tiny", **KINDS[kind]) as llm:
-        pieces = llm.stream(["Once", "a", "b"], LONG)
-        for _, piece in zip(range(60), pieces, strict=False):
-            assert piece.finished is None
-        stats = llm.stats()
-        assert (stats.submitted, stats.in_flight, stats.ok) == (3, 3, 0)
-        assert stats.ttft_s.count == 3
-        assert stats.inter_token_s.count >= 50
-        assert 0 < stats.slot_use <= 1
-        assert stats.kv_cells >= stats.kv_cells_used >= 50
-        assert stats.e2e_s.count == 0
-        pieces.close()
-        assert settled(llm).aborted == 3
+def test_what_runs_is_in_the_figures_at_once(llm):
+    before = llm.stats()
+    pieces = llm.stream(["Once", "a", "b"], LONG)
+    for _, piece in zip(range(60), pieces, strict=False):
+        assert piece.finished is None
+    stats = llm.stats().since(before)
+    assert (stats.submitted, stats.in_flight, stats.ok) == (3, 3, 0)
+    assert stats.ttft_s.count == 3
+    assert stats.inter_token_s.count >= 50
+    assert 0 < stats.slot_use <= 1
+    assert stats.kv_cells >= stats.kv_cells_used >= 50
+    assert stats.e2e_s.count == 0
+    pieces.close()
+    assert settled(llm).since(before).aborted == 3
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_sink_may_ask(kind):
+def test_a_sink_may_ask(llm):
     """From the engine's own thread, or the one that reads from its process, while another's sink asks, too."""
-    with LLM("tiny", **KINDS[kind]) as llm:
-        seen: queue.SimpleQueue = queue.SimpleQueue()
+    before = llm.stats()
+    seen: queue.SimpleQueue = queue.SimpleQueue()
 
-        def sink(outputs):
-            seen.put((llm.stats().submitted, sum(o.finished is not None for o in outputs)))
+    def sink(outputs):
+        seen.put((llm.stats().since(before).submitted, sum(o.finished is not None for o in outputs)))
 
-        requests = [Request(f"r{i}", (5, 6, i + 1), SamplingParams(max_tokens=20, ignore_eos=True)) for i in range(20)]
-        llm._client.submit(requests, sink, stream=True)
-        n_ended = 0
-        while n_ended < 20:
-            submitted, ended = seen.get(timeout=20)
-            assert submitted == 20
-            n_ended += ended
+    requests = [Request(f"r{i}", (5, 6, i + 1), SamplingParams(max_tokens=20, ignore_eos=True)) for i in range(20)]
+    llm._client.submit(requests, sink, stream=True)
+    n_ended = 0
+    while n_ended < 20:
+        submitted, ended = seen.get(timeout=20)
+        assert submitted == 20
+        n_ended += ended
 
 
 def test_nobody_waits_for_a_long_step():
@@ -144,6 +146,8 @@ def test_a_monitor_watches_while_it_runs_and_ends_with_the_llm(kind, tmp_path):
     seen: list[Snapshot] = []
     n_threads = threading.active_count()
     llm = LLM("tiny", **KINDS[kind])
+    first = llm.stats()
+    assert (first.submitted, first.in_flight, first.prompt_tokens) == (0, 0, 0)
     monitor = llm.monitor(seen.append, every_s=0.02, metrics_file=tmp_path / "x.prom").start()
     outputs = llm.generate(["Once upon a time"] * 8, SamplingParams(max_tokens=300, ignore_eos=True))
     llm.close()
