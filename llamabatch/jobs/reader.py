@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
-from llamabatch.errors import InputError
+from llamabatch.checks import show
+from llamabatch.errors import ConfigError, InputError
 from llamabatch.jobs import jsonl, openai_lines, plain_lines, tables
 from llamabatch.jobs.ids import Ids
 from llamabatch.jobs.jsonl import Problem, Record
 from llamabatch.jobs.plain_lines import Overlay, identity
 from llamabatch.jobs.rows import BadRow, ReadOptions, Row
 from llamabatch.jobs.sources import DAMAGED, Source
+
+_PLAIN = ReadOptions()
 
 
 def _never(number: int) -> bool:
@@ -27,7 +30,8 @@ class Reader(Iterator[Row | BadRow]):
     the same id is a BadRow without an id.
 
     Raises, from the constructor:
-        ConfigError: the template or the id column does not fit a table's columns.
+        ConfigError: the template or the id column does not fit a table's columns, or one of these, the task or the
+            system message is given and no input is a table.
         SetupError: a Parquet file, and pyarrow is not installed.
         InputError: a file is not what its name says, or UTF-16.
     From iteration:
@@ -48,6 +52,7 @@ class Reader(Iterator[Row | BadRow]):
         self._is_done = is_done
         self._ids = Ids()
         self._starts: list[int] = []  # numbers of the first rows of the sources so far
+        _check_wanted(sources, self._options)
         _check(sources, self._options)
         self._overlay = Overlay(self._options.params)
         self._n_finished = 0  # sources
@@ -157,6 +162,18 @@ class Reader(Iterator[Row | BadRow]):
         source = self._sources[index]
         unit = "line" if source.kind == "jsonl" else "row"
         return f"{source.name}, {unit} {number - self._starts[index] + 1}"
+
+
+def _check_wanted(sources: Sequence[Source], options: ReadOptions) -> None:
+    """What is for tables alone is not passed over where there is none."""
+    if any(source.kind != "jsonl" for source in sources):
+        return
+    for name in ("template", "system", "id_column", "task"):
+        if getattr(options, name) != getattr(_PLAIN, name):
+            raise ConfigError(
+                f"{name} is {show(getattr(options, name))}, which is for CSV and Parquet, and no input is one; lines "
+                "of JSON say themselves what they ask"
+            )
 
 
 def _check(sources: Sequence[Source], options: ReadOptions) -> None:

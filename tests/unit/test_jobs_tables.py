@@ -193,6 +193,16 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path, monkeypatch):
         read(find([path]))
 
 
+@pytest.mark.parametrize(
+    "given", [{"template": "{a}"}, {"task": "embedding"}, {"task": "chat", "system": "s"}, {"id_column": "a"}]
+)
+def test_what_is_for_tables_is_refused_where_there_is_none(given, tmp_path):
+    lines = write(tmp_path / "a.jsonl", '{"prompt": "a"}\n')
+    with pytest.raises(ConfigError, match="is for CSV and Parquet, and no input is one"):
+        read(find([lines]), ReadOptions(**given))
+    assert read(find([lines, write(tmp_path / "b.csv", "a,prompt\n1,2\n")]), ReadOptions(**given))
+
+
 def test_a_template_looks_nothing_up():
     assert Template("{a.b}{c[0]}").columns == ("a.b", "c[0]")
     assert Template("{a.b}").fill({"a.b": "{x}"}) == "{x}"
