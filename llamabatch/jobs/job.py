@@ -26,7 +26,7 @@ from llamabatch.jobs.loop import Loop
 from llamabatch.jobs.manifest import model_identity
 from llamabatch.jobs.output import Output
 from llamabatch.jobs.progress import Progress, Silent
-from llamabatch.jobs.reader import Reader
+from llamabatch.jobs.reader import Reader, check
 from llamabatch.jobs.rows import BadRow, Row
 from llamabatch.jobs.settings import Settings
 from llamabatch.jobs.sources import Source
@@ -122,6 +122,7 @@ class _Job:
         settings = self._settings
         with contextlib.ExitStack() as stack:
             found = _sources(settings)
+            check(found, settings.reading)  # a usage error leaves no output behind
             output = stack.enter_context(contextlib.closing(self._open(found)))
             self._counts.done_before, self._counts.failed_before = output.n_before, output.n_errors_before
             if output.finished:

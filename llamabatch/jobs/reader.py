@@ -52,8 +52,7 @@ class Reader(Iterator[Row | BadRow]):
         self._is_done = is_done
         self._ids = Ids()
         self._starts: list[int] = []  # numbers of the first rows of the sources so far
-        _check_wanted(sources, self._options)
-        _check(sources, self._options)
+        check(sources, self._options)
         self._overlay = Overlay(self._options.params)
         self._n_finished = 0  # sources
         self._sizes = [source.size for source in sources]
@@ -162,6 +161,12 @@ class Reader(Iterator[Row | BadRow]):
         source = self._sources[index]
         unit = "line" if source.kind == "jsonl" else "row"
         return f"{source.name}, {unit} {number - self._starts[index] + 1}"
+
+
+def check(sources: Sequence[Source], options: ReadOptions) -> None:
+    """Raises what the constructor of a Reader would."""
+    _check_wanted(sources, options)
+    _check(sources, options)
 
 
 def _check_wanted(sources: Sequence[Source], options: ReadOptions) -> None:

@@ -105,6 +105,12 @@ def test_a_job_does_not_read_what_it_writes(glob, name, tmp_path, engines, monke
     assert run(Settings(inputs(), name)).counts.done_before == 300
 
 
+def test_inputs_that_are_refused_leave_no_output_behind(tmp_path, engines):
+    with pytest.raises(ConfigError, match="no input is one"):
+        run(Settings(source(tmp_path), str(tmp_path / "out.jsonl"), reading=ReadOptions(template="{a}")))
+    assert os.listdir(tmp_path) == ["in.jsonl"]
+
+
 def test_an_input_cannot_be_the_output(tmp_path, engines):
     given = source(tmp_path)
     for force in (False, True):
