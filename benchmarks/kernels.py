@@ -27,16 +27,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.facts import command_line, facts
-from benchmarks.places import ROOT, SHAPE, installed_build, log_folder
+from benchmarks.places import ROOT, installed_build, log_folder, synth_model
 from benchmarks.process import Program, ended_by_signals, environment
-from llamabatch import chat, synth
+from llamabatch import chat
 from llamabatch.llama import library
 from llamabatch.llama.model import Model
 from llamabatch.model_facts import ModelFacts
 from llamabatch.model_file import resolve
-from llamabatch.paths import cache_dir
 from native_patches import build, stock
-from native_patches.tools import lock, main_guard, make_folder
+from native_patches.tools import main_guard
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 CONTEXTS = (64, 512, 2048)
@@ -98,15 +97,7 @@ class Roof:
 
 
 def model_path(name: str) -> Path:
-    if name == "tiny":
-        return resolve("tiny")
-    folder = make_folder(cache_dir() / "models")
-    path = folder / f"{SHAPE}-{name}-seed0.gguf"
-    with lock(folder / "lock"):
-        if not path.is_file():
-            _say(f"Writing {path.name}, once")
-            synth.write_model(synth.find_shape(SHAPE), path, name)
-    return path
+    return resolve("tiny") if name == "tiny" else synth_model(_say, name)
 
 
 def bandwidth(threads: int, megabytes: int = 512) -> float:

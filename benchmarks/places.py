@@ -32,14 +32,14 @@ def log_folder() -> Path:
     return make_folder(cache_dir() / "logs" / "bench")
 
 
-def synth_model(say: Say) -> Path:
+def synth_model(say: Say, quant: str = QUANT) -> Path:
     """The model with random weights, from the cache or written now."""
     folder = make_folder(cache_dir() / "models")
-    path = folder / f"{SHAPE}-{QUANT}-seed0.gguf"
+    path = folder / f"{SHAPE}-{quant}-seed0.gguf"
     with lock(folder / "lock"):
         if not path.is_file():
             say(f"Writing {path.name}, once")
-            synth.write_model(synth.find_shape(SHAPE), path, QUANT)
+            synth.write_model(synth.find_shape(SHAPE), path, quant)
     return path
 
 

@@ -7,7 +7,7 @@ import statistics
 import pytest
 from rich.console import Console
 
-from benchmarks import ab, facts, grid, idle, limit, report, rounds
+from benchmarks import ab, facts, grid, idle, limit, pairs, report, rounds
 from benchmarks.peers.base import Model, Result, Setup, check_tokens, gaps
 from benchmarks.peers.child import LlamaLoop
 from benchmarks.process import PeerFailure, environment
@@ -321,20 +321,20 @@ def test_the_interval_holds_the_median_and_narrows_with_pairs():
     rng = random.Random(3)
     few = [1.1 + rng.gauss(0, 0.05) for _ in range(10)]
     many = [1.1 + rng.gauss(0, 0.05) for _ in range(200)]
-    low, high = ab.interval(few)
+    low, high = pairs.interval(few)
     assert low <= statistics.median(few) <= high
     assert min(few) <= low < high <= max(few)
-    lower, higher = ab.interval(many)
+    lower, higher = pairs.interval(many)
     assert higher - lower < high - low
     assert lower < statistics.median(many) < higher
-    assert ab.interval([1.0] * 10) == (1.0, 1.0)
+    assert pairs.interval([1.0] * 10) == (1.0, 1.0)
 
 
 def test_the_interval_covers_as_often_as_it_says():
     rng = random.Random(4)
     covered = 0
     for number in range(100):
-        low, high = ab.interval([rng.gauss(1.0, 0.1) for _ in range(10)], seed=number)
+        low, high = pairs.interval([rng.gauss(1.0, 0.1) for _ in range(10)], seed=number)
         covered += low <= 1.0 <= high
     assert covered >= 85  # 95 expected, three standard deviations are 6.5; the bootstrap is a little narrow for ten
 
@@ -343,7 +343,7 @@ def test_the_interval_covers_as_often_as_it_says():
     ("low", "high", "said"), [(1.01, 1.2, "faster"), (0.8, 0.99, "slower"), (0.9, 1.1, "no difference shown")]
 )
 def test_the_verdict(low, high, said):
-    assert ab.verdict(low, high) == said
+    assert pairs.verdict(low, high) == said
 
 
 def test_an_unknown_revision_is_refused():
