@@ -1,4 +1,4 @@
-"""A progress bar on stderr that stays silent where stderr is no terminal."""
+"""Progress on stderr, with a bar where that is a terminal."""
 
 from __future__ import annotations
 
@@ -9,10 +9,26 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+    from typing_extensions import Self
 
 
-class ProgressBar:
-    """Requests done, tokens a second, time left.
+class HasBar:
+    """A context manager that shows its bar, if it has one."""
+
+    _bar: Progress | None = None
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+class ProgressBar(HasBar):
+    """Requests done, tokens a second, time left; silent where stderr is no terminal.
 
     Args:
         total: how many requests.
@@ -22,27 +38,17 @@ class ProgressBar:
     def __init__(self, total: int, *, shown: bool) -> None:
         self._start = time.perf_counter()
         self._tokens = 0
-        self._progress: Progress | None = None
         if shown and sys.stderr.isatty():
-            self._progress = _bar()
-            self._task = self._progress.add_task("requests", total=total, speed=0.0)
+            self._bar = _bar()
+            self._task = self._bar.add_task("requests", total=total, speed=0.0)
 
     def advance(self, tokens: int) -> None:
         """One request is done, with that many tokens."""
-        if self._progress is None:
+        if self._bar is None:
             return
         self._tokens += tokens
         speed = self._tokens / max(1e-9, time.perf_counter() - self._start)
-        self._progress.update(self._task, advance=1, speed=speed)
-
-    def __enter__(self) -> ProgressBar:
-        if self._progress is not None:
-            self._progress.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        self._bar.update(self._task, advance=1, speed=speed)
 
 
 def _bar() -> Progress:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from llamabatch.compare.figures import seconds
+from llamabatch.progress import HasBar
 
 
-class StderrProgress:
+class StderrProgress(HasBar):
     """The Progress of the command line; a context manager."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._label, self._total = "", 0
-        self._bar: Progress | None = None
         if self._console.is_terminal:
             self._bar = Progress(
                 SpinnerColumn(),
@@ -45,12 +43,3 @@ class StderrProgress:
             self._console.print(f"{escape(self._label)}: {self._total} requests in {seconds(wall_s)}")
         else:
             self._console.print(f"{escape(self._label)}: failed: {escape(str(error))}")
-
-    def __enter__(self) -> StderrProgress:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._bar is not None:
-            self._bar.stop()

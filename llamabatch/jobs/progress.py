@@ -7,10 +7,10 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from llamabatch.compare.figures import duration, significant
+from llamabatch.progress import HasBar
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -71,7 +71,7 @@ class Silent:
     def show(self, standing: Callable[[], Standing]) -> None: ...
 
 
-class StderrProgress:
+class StderrProgress(HasBar):
     """The Progress of the command line; a context manager.
 
     Args:
@@ -80,7 +80,6 @@ class StderrProgress:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._bar: Bar | None = None
         self._next = clock() + _FIRST_LINE_S
         if sys.stderr.isatty():
             self._next = clock()
@@ -120,15 +119,6 @@ class StderrProgress:
             total=standing.total,
             told=told,
         )
-
-    def __enter__(self) -> StderrProgress:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
 
 def _bar() -> Bar:

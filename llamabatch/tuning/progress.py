@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from llamabatch.progress import HasBar
 
-class StderrProgress:
+
+class StderrProgress(HasBar):
     """The Progress of the command line; a context manager."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._title, self._share, self._done, self._before = "", 0.0, 0.0, 0.0
-        self._bar: Progress | None = None
         if self._console.is_terminal:
             self._bar = Progress(
                 SpinnerColumn(),
@@ -45,12 +44,3 @@ class StderrProgress:
         if self._bar is not None:
             completed = self._before + self._share * self._done
             self._bar.update(self._task, description=escape(self._title), completed=completed)
-
-    def __enter__(self) -> StderrProgress:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._bar is not None:
-            self._bar.stop()
