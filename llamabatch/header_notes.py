@@ -1,5 +1,5 @@
 """What a model's headers say for the memory arithmetic, kept beside the verdict on its files, so that a start need not
-walk a vocabulary of 152,000 tokens again: 2 ms instead of 16."""
+walk a large vocabulary again."""
 
 from __future__ import annotations
 
