@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from llamabatch.checks import nearest, number, show
+from llamabatch.checks import counted, nearest, number, show
 from llamabatch.errors import AdapterError
 
 # (name, scale) in order of the names, without scales of 0: two equal sets are one and the same to llama.cpp
@@ -53,7 +53,9 @@ def adapter_sets(adapters: object, n: int) -> list[AdapterSet]:
     if not isinstance(adapters, list):
         return [adapter_set(adapters)] * n
     if len(adapters) != n:
-        raise AdapterError(f"there are {len(adapters)} sets of adapters for {n} prompts; give one, or one for each")
+        raise AdapterError(
+            f"{counted(len(adapters), 'set')} of adapters for {counted(n, 'prompt')}; give one, or one for each"
+        )
     return [adapter_set(each) for each in adapters]
 
 

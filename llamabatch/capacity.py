@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from llamabatch.checks import counted
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, MemoryPlanError
 from llamabatch.machine import Machine
@@ -119,17 +120,18 @@ def check_fits(plan: Plan, machine: Machine, share: float = 1.0) -> None:
     cure = "lower n_ctx, n_slots, kv_cells or instances, or quantise the KV cache (type_k, type_v)"
     if plan.total_bytes - (need.reclaimable if share == 1 else 0) > machine.available_bytes * share:
         raise MemoryPlanError(
-            f"{sums} need {mib(plan.total_bytes)}, but {mib(machine.available_bytes)} are free; {cure}"
+            f"{mib(plan.total_bytes)} are needed, but {mib(machine.available_bytes)} are free: {sums}; {cure}"
         )
     if machine.address_space is not None and plan.address_space > machine.address_space:
         raise MemoryPlanError(
-            f"{sums}; with the stacks and heaps of threads {mib(plan.address_space)} of address space, but RLIMIT_AS "
-            f"leaves {mib(machine.address_space)}; raise the limit (ulimit -v), or {cure}"
+            f"{mib(plan.address_space)} of address space are needed, but RLIMIT_AS leaves "
+            f"{mib(machine.address_space)}: {sums}, and what the stacks and heaps of threads reserve; "
+            f"raise the limit (ulimit -v), or {cure}"
         )
     if machine.data_bytes is not None and plan.data_bytes > machine.data_bytes:
         raise MemoryPlanError(
-            f"{sums}; {mib(plan.data_bytes)} of it are backed by no file, but RLIMIT_DATA leaves "
-            f"{mib(machine.data_bytes)}; raise the limit (ulimit -d), or {cure}"
+            f"{mib(plan.data_bytes)} that no file backs are needed, but RLIMIT_DATA leaves {mib(machine.data_bytes)}: "
+            f"part of {sums}; raise the limit (ulimit -d), or {cure}"
         )
     for gpu, there in zip(need.gpus, machine.gpus, strict=False):
         if gpu.total > there.free_bytes * share:
@@ -156,10 +158,12 @@ def _threads(config: EngineConfig, cores: int, small: bool, reasons: dict[str, s
     if config.n_threads_batch == "auto":
         given = config.n_threads if config.n_threads != "auto" else cores
         config = replace(config, n_threads_batch=given)
-        reasons["n_threads_batch"] = "as n_threads" if given is config.n_threads else f"{cores} cores for each engine"
+        reasons["n_threads_batch"] = (
+            "as n_threads" if given is config.n_threads else f"{counted(cores, 'core')} for each engine"
+        )
     if config.n_threads == "auto":
         config = replace(config, n_threads=1 if small else cores)
-        reasons["n_threads"] = "one row of a small model" if small else f"{cores} cores for each engine"
+        reasons["n_threads"] = "one row of a small model" if small else f"{counted(cores, 'core')} for each engine"
     return config
 
 
@@ -259,7 +263,7 @@ def _wants_unified(
     if config.n_slots == "auto":
         few = 0 < fitting < min(_FEW_SLOTS, most)  # more than `most` are not wanted
         if few:
-            reasons["kv"] = f"only {fitting} slots of {config.n_ctx} tokens would fit"
+            reasons["kv"] = f"only {counted(fitting, 'slot')} of {config.n_ctx} tokens would fit"
         return few
     too_large = not fits(facts, replace(config, kv="split"), machine)
     if too_large and config.n_slots > 1:

@@ -18,6 +18,11 @@ def show(value: object) -> str:
         return f"a number of {value.bit_length()} bits" if isinstance(value, int) else type(value).__name__
 
 
+def counted(count: int, noun: str) -> str:
+    """For a message: 1 row, 2,000 rows."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def integer(error: type[InputError], name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise error(f"{name} is {show(value)}; give a whole number from {low} to {high}")

@@ -6,6 +6,7 @@ import heapq
 import itertools
 import math
 
+from llamabatch.checks import counted
 from llamabatch.request import Request, Sequence
 
 
@@ -43,7 +44,8 @@ class Deadlines:
 
 def complaint(sequence: Sequence, now: float) -> str:
     """What the output of a late one says."""
-    where = f"with {sequence.num_output} tokens generated" if sequence.was_admitted else "while it waited for a slot"
+    n = sequence.num_output
+    where = f"with {counted(n, 'token')} generated" if sequence.was_admitted else "while it waited for a slot"
     return lateness(sequence.request, now, where)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from llamabatch import __version__, native, paths, profile_store, trial, verdicts
+from llamabatch.checks import counted
 from llamabatch.cpu import cpu_flags, cpu_name
 from llamabatch.errors import SetupError
 from llamabatch.llama import extra_bufts, library
@@ -295,9 +296,9 @@ def _trials() -> Check:
     if not found:
         return Check("trial loads", Status.OK, "none: the first load of a model file tries it out in a child process")
     refused = f", {found.count(False)} refused" if False in found else ""
-    return Check(
-        "trial loads", Status.OK, f"{found.count(True)} files known to load{refused}; to forget: {verdicts.folder()}"
-    )
+    good = found.count(True)
+    known = f"{counted(good, 'file')} known to load{refused}"
+    return Check("trial loads", Status.OK, f"{known}; to forget: {verdicts.folder()}")
 
 
 def _cache() -> Check:

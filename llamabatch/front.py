@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeGuard
 from llamabatch.adapters import AdapterSet, adapter_sets, check_known
 from llamabatch.capacity import Plan
 from llamabatch.chat import ChatOptions, Conversation, to_tokens
-from llamabatch.checks import show
+from llamabatch.checks import counted, show
 from llamabatch.client import failure
 from llamabatch.embed_queue import longest_text
 from llamabatch.errors import AdapterError, ConfigError, InputError, PromptError
@@ -240,7 +240,9 @@ def _params_for(items: list[Any], params: Params) -> list[SamplingParams]:
     if not isinstance(params, (list, tuple)):
         raise InputError(f"params is {show(params)}; give SamplingParams, or a list with one for each prompt")
     if len(params) != len(items):
-        raise InputError(f"there are {len(params)} SamplingParams for {len(items)} prompts; give one, or one for each")
+        raise InputError(
+            f"there are {len(params)} SamplingParams for {counted(len(items), 'prompt')}; give one, or one for each"
+        )
     return [_one_params(given) for given in params]
 
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from llamabatch.checks import show
+from llamabatch.checks import counted, show
 from llamabatch.errors import ModelFileError
 from llamabatch.gguf_header import Header, read_parts
 from llamabatch.gguf_walk import ARRAY, FLOAT32, INT32, TEXT, TOKENS, TYPE_NAMES, Items, TensorInfo
@@ -95,7 +95,7 @@ def _check_split(headers: tuple[Header, ...]) -> None:
     first, names = headers[0], Counter(tensor.name for header in headers for tensor in header.tensors)
     count = first.metadata.get("split.count", 1)
     if isinstance(count, int) and count > 1 and count != len(headers):
-        raise _refuse(first, "split.count", count, f"by its name the model has {len(headers)} files")
+        raise _refuse(first, "split.count", count, f"by its name the model has {counted(len(headers), 'file')}")
     for number, header in enumerate(headers if len(headers) > 1 else ()):
         part = header.metadata.get("split.no")
         if part != number or header.types["split.no"] != _UINT16:
@@ -149,7 +149,8 @@ def _check_layers(header: Header, tensors: Iterable[str]) -> None:
         if extra > count:
             raise _refuse(header, f"{header.architecture}.nextn_predict_layers", extra, f"block_count is {count}")
         if layers and not count - extra <= max(layers) + 1 <= count:
-            allowed = f"its tensors are those of {max(layers) + 1} layers"
+            n = max(layers) + 1
+            allowed = f"its tensors are those of {counted(n, 'layer')}"
             raise _refuse(header, f"{header.architecture}.block_count", count, allowed)
 
 
@@ -201,7 +202,7 @@ def _check_vocabulary(header: Header, embeddings: TensorInfo | None) -> None:
         if not isinstance(value, int) or not (0 <= value < tokens.count or value == _NO_ID):
             raise _refuse(header, key, value, f"allowed are 0 to {tokens.count - 1}")
     if embeddings is not None and len(embeddings.dims) > 1 and embeddings.dims[1] != tokens.count:
-        allowed = f"it must have {tokens.count} rows, one for each token"
+        allowed = f"it must have {counted(tokens.count, 'row')}, one for each token"
         raise _refuse(header, "the shape of token_embd.weight", embeddings.dims, allowed)
     _check_distinct(header, tokens)
 

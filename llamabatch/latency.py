@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from llamabatch.checks import counted
 from llamabatch.errors import ConfigError
 from llamabatch.profile import Stair, best_rows
 from llamabatch.turns import SHORT, STEPS_BETWEEN
@@ -66,6 +67,6 @@ def choose_rows(stairs: Iterable[Stair], prompt_ms: float, limit_ms: float) -> L
         least = min(gaps, key=lambda gap: gap.p95_ms)
         raise ConfigError(
             f"p95_inter_token_ms is {limit_ms:g}; the least that can be had here is {least.p95_ms:.3g}, with "
-            f"{least.rows} row{'s' if least.rows > 1 else ''}"
+            f"{counted(least.rows, 'row')}"
         )
     return Latency(limit_ms, rows, gaps, prompt_ms)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 from typing import NamedTuple
 
-from llamabatch.checks import show
+from llamabatch.checks import counted, show
 from llamabatch.errors import PromptError, SamplingError
 from llamabatch.sampling_params import SamplingParams
 
@@ -159,7 +159,9 @@ def check_logprobs(params: SamplingParams, n_prompt: int, n_ctx: int, score_from
     And more logprobs than memory and a message between processes should hold. Raises PromptError, SamplingError.
     """
     if score_from is not None and not 1 <= score_from < n_prompt:
-        raise PromptError(f"score_from is {show(score_from)} for {n_prompt} tokens; allowed are 1 to {n_prompt - 1}")
+        raise PromptError(
+            f"score_from is {show(score_from)} for {counted(n_prompt, 'token')}; allowed are 1 to {n_prompt - 1}"
+        )
     if score_from is not None and params.n_copies != 1:
         raise SamplingError(f"n is {params.n_copies}; a request that scores its prompt has 1")
     n_output = min(n_ctx + 1 - n_prompt, params.max_tokens or n_ctx) * params.n_copies

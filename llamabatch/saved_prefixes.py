@@ -6,6 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from typing import Any
 
+from llamabatch.checks import counted
 from llamabatch.client import EngineClient
 from llamabatch.errors import EngineError, InputError
 from llamabatch.front import Prompt
@@ -24,7 +25,7 @@ def tokens_to_save(output: RequestOutput) -> list[int]:
         raise EngineError(output.error)
     if len(output.prompt_token_ids) < MIN_SHARED:
         count = len(output.prompt_token_ids)
-        raise InputError(f"the prefix has {count} tokens; at least {MIN_SHARED} are worth saving")
+        raise InputError(f"the prefix has {counted(count, 'token')}; at least {MIN_SHARED} are worth saving")
     return list(output.prompt_token_ids)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import psutil
 
 import llamabatch
+from llamabatch.checks import counted
 from llamabatch.cpu import cpu_name
 from llamabatch.llama import library
 from llamabatch.machine import Machine
@@ -39,7 +40,8 @@ class MachineFacts:
     def summary(self) -> str:
         """One line for people."""
         accelerators = [device.partition(": ")[2] for device in self.devices if not device.startswith("CPU")]
-        return ", ".join([self.cpu, f"{self.cores} cores", f"{self.memory_bytes / 2**30:.0f} GiB", *accelerators])
+        memory = f"{self.memory_bytes / 2**30:.0f} GiB"
+        return ", ".join([self.cpu, counted(self.cores, "core"), memory, *accelerators])
 
     @classmethod
     def here(cls) -> MachineFacts:

@@ -12,6 +12,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Ellipse
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from llamabatch.checks import counted
 from llamabatch.compare import timeline
 from llamabatch.compare.figures import significant, times
 from llamabatch.compare.measure import BASELINE
@@ -65,8 +66,9 @@ def figure(report: Report) -> Figure:
 
 
 def _title(fig: Figure, report: Report) -> None:
+    n = len(report.workload.prompts)
     fig.suptitle(
-        f"{report.model}: {len(report.workload.prompts)} prompts at once on {report.machine.summary}",
+        f"{report.model}: {counted(n, 'prompt')} at once on {report.machine.summary}",
         x=0.012,
         ha="left",
         size=15,
@@ -227,7 +229,7 @@ def _by_size(upper: Any, lower: Any, sweep: Sweep) -> None:
 
 def _paying(knee: int | None, slots: list[int]) -> str:
     if len(slots) == 1:
-        return f"{knee} slots, the only number that was measured"
+        return f"{counted(slots[0], 'slot')}, the only number that was measured"
     if knee == slots[-1]:
         return f"More slots pay, up to {knee}, the most that were tried"
     return f"More slots pay up to {knee}" if knee != slots[0] else f"More slots than {knee} do not pay"

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from llamabatch.checks import counted
 from llamabatch.compare.figures import seconds
 from llamabatch.progress import HasBar
 
@@ -40,6 +41,6 @@ class StderrProgress(HasBar):
         if self._bar is not None:
             self._bar.remove_task(self._task)
         if wall_s is not None:
-            self._console.print(f"{escape(self._label)}: {self._total} requests in {seconds(wall_s)}")
+            self._console.print(f"{escape(self._label)}: {counted(self._total, 'request')} in {seconds(wall_s)}")
         else:
             self._console.print(f"{escape(self._label)}: failed: {escape(str(error))}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from llamabatch.checks import counted
 from llamabatch.compare.machine import MachineFacts
 from llamabatch.compare.measure import BASELINE, Measurement, slots_of
 from llamabatch.compare.workload import Workload
@@ -131,13 +132,13 @@ def row(strategy: str, rounds: list[Measurement]) -> Row:
     measurement = sorted(zip(speeds, range(len(rounds)), rounds, strict=True))[(len(rounds) - 1) // 2][2]
     good = [output for output in measurement.outputs if output.error is None]
     bad = [output for output in measurement.outputs if output.error is not None]
-    config, stats = measurement.plan.config, measurement.stats
+    config, stats, n = measurement.plan.config, measurement.stats, len(measurement.outputs)
     return Row(
         strategy=strategy,
         chosen=config.strategy if strategy == "auto" else None,
         n_slots=1 if strategy == BASELINE else slots_of(measurement.plan),
         instances=config.number("instances"),
-        error=f"{len(bad)} of {len(measurement.outputs)} requests failed: {bad[0].error}" if bad else None,
+        error=f"{len(bad)} of {counted(n, 'request')} failed: {bad[0].error}" if bad else None,
         wall_s=measurement.wall_s,
         requests_per_s=len(good) / measurement.wall_s,
         tokens_per_s=_tokens(measurement) / measurement.wall_s,

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+from llamabatch.checks import counted
 from llamabatch.compare.figures import significant, times
 from llamabatch.compare.measure import BASELINE
 from llamabatch.compare.report import REFERENCE, Report, Row, Spread
@@ -29,8 +30,9 @@ class _Column:
 def show(report: Report, console: Console) -> None:
     """Prints machine, tables, errors and advice."""
     workload, machine = report.workload, report.machine
+    n = len(workload.prompts)
     console.print(
-        f"{report.model}, {len(workload.prompts)} prompts ({workload.source}), {workload.n_prompt_tokens:,} prompt "
+        f"{report.model}, {counted(n, 'prompt')} ({workload.source}), {workload.n_prompt_tokens:,} prompt "
         f"tokens, at most {report.max_tokens} generated for each, greedy",
         machine.summary,
         sep="\n",

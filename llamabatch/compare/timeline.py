@@ -8,6 +8,7 @@ from typing import Any
 from matplotlib.patches import Patch
 from matplotlib.transforms import offset_copy
 
+from llamabatch.checks import counted
 from llamabatch.compare.figures import seconds
 from llamabatch.compare.report import Report, Row
 from llamabatch.compare.style import INK, PALE, color, tint
@@ -69,9 +70,10 @@ def _head(ax: Any, rows: list[Row]) -> None:
 
 
 def _slots(row: Row) -> str:
+    slots = counted(row.n_slots, "slot")
     if row.instances > 1:
-        return f"{row.instances} × {row.n_slots} slots"
-    return f"{row.n_slots} slot{'s' if row.n_slots > 1 else ''}"
+        return f"{row.instances} × {slots}"
+    return slots
 
 
 def lanes_of(spans: list[tuple[float, float]]) -> list[int]:

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 from llamabatch.bounded_client import slots_of
 from llamabatch.capacity import Plan
+from llamabatch.checks import counted
 from llamabatch.client import EngineClient, connect
 from llamabatch.compare.figures import duration
 from llamabatch.errors import LlamaBatchError
@@ -126,10 +127,11 @@ class _Job:
             output = stack.enter_context(contextlib.closing(self._open(found)))
             self._counts.done_before, self._counts.failed_before = output.n_before, output.n_errors_before
             if output.finished:
-                self._progress.say(f"{settings.output} is complete: {output.n_before:,} rows")
+                self._progress.say(f"{settings.output} is complete: {counted(output.n_before, 'row')}")
                 return self.summary()
             if output.resumed:
-                self._progress.say(f"{settings.output} goes on: {output.n_before:,} rows are done")
+                done = f"{output.n_before:,} {'row is' if output.n_before == 1 else 'rows are'} done"
+                self._progress.say(f"{settings.output} goes on: {done}")
             reader = stack.enter_context(contextlib.closing(Reader(found, settings.reading, output.is_done)))
             start = time.perf_counter()
             client = connect(self._config)
@@ -242,6 +244,6 @@ def identity(settings: Settings, found: list[Source]) -> dict[str, Any]:
 
 def _engine(plan: Plan) -> str:
     config = plan.config
-    n = config.number("instances")
+    n, slots = config.number("instances"), slots_of(config)
     engines = f" in {n} engines" if n > 1 else ""
-    return f"{config.strategy}, {slots_of(config)} slots{engines}, up to {config.number('n_ctx'):,} tokens a row"
+    return f"{config.strategy}, {counted(slots, 'slot')}{engines}, up to {config.number('n_ctx'):,} tokens a row"

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, PercentFormatter
 
+from llamabatch.checks import counted
 from llamabatch.compare.figures import duration, significant
 from llamabatch.compare.plot import STYLE, tidy
 from llamabatch.compare.style import INK, OURS, tint
@@ -61,9 +62,9 @@ def figure(summary: Summary) -> Figure:
 
 
 def _title(fig: Figure, summary: Summary) -> None:
-    counts = summary.counts
+    rows = summary.counts.ok + summary.counts.failed
     fig.suptitle(
-        f"{summary.model}: {counts.ok + counts.failed:,} rows in {duration(summary.run_s)}",
+        f"{summary.model}: {counted(rows, 'row')} in {duration(summary.run_s)}",
         x=0.012,
         ha="left",
         size=15,
@@ -106,7 +107,8 @@ def _speed(ax: Any, summary: Summary, per_unit: float) -> None:
 def _slots(ax: Any, summary: Summary, per_unit: float) -> None:
     points = summary.timeline.points
     use = summary.timeline.slot_use
-    ax.set_title(f"{summary.slots} slots{f', {use:.0%} of them in use' if use is not None else ''}")
+    slots = counted(summary.slots, "slot")
+    ax.set_title(f"{slots}{f', {use:.0%} of them in use' if use is not None else ''}")
     at = [point.at_s / per_unit for point in points]
     running = [point.running for point in points]
     ax.fill_between(at, running, step="post", color=tint(_BLUE, 0.75), lw=0)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from llamabatch.checks import counted
 from llamabatch.compare.figures import duration, significant
 from llamabatch.progress import HasBar
 
@@ -41,15 +42,21 @@ class Standing:
 
     @property
     def errors(self) -> str:
-        return "1 error" if self.failed == 1 else f"{self.failed:,} errors"
+        return counted(self.failed, "error")
+
+    @property
+    def told(self) -> str:
+        """Rows done, and of how many."""
+        if self.total is None:
+            return counted(self.rows, "row")
+        return f"{self.rows:,} of {counted(self.total, 'row')}"
 
     def __str__(self) -> str:
-        of = "" if self.total is None else f" of {self.total:,}"
         share = f" ({self.rows / self.total:.0%})" if self.total else ""
         left = "" if self.left_s is None else f", {duration(self.left_s)} left"
         return (
-            f"{self.rows:,}{of} rows{share}, {significant(self.tokens_per_s)} tokens/s, {self.errors}, "
-            f"{self.running} of {self.slots} slots{left}"
+            f"{self.told}{share}, {significant(self.tokens_per_s)} tokens/s, {self.errors}, "
+            f"{self.running} of {counted(self.slots, 'slot')}{left}"
         )
 
 
@@ -106,15 +113,14 @@ class StderrProgress(HasBar):
 
     def _show(self, standing: Standing) -> None:
         assert self._bar is not None
-        of = "" if standing.total is None else f"/{standing.total:,}"
         left = "" if standing.left_s is None else f" · {duration(standing.left_s)} left"
         told = (
-            f"{significant(standing.tokens_per_s)} tokens/s · {standing.running}/{standing.slots} slots · "
+            f"{significant(standing.tokens_per_s)} tokens/s · {standing.running}/{counted(standing.slots, 'slot')} · "
             f"{standing.errors}{left}"
         )
         self._bar.update(
             self._task,
-            description=f"{standing.rows:,}{of} rows",
+            description=standing.told,
             completed=standing.rows,
             total=standing.total,
             told=told,

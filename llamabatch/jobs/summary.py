@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from llamabatch.checks import counted
 from llamabatch.compare.figures import duration, seconds, significant
 from llamabatch.jobs.counts import Cost, Counts, spread
 from llamabatch.jobs.quantiles import Quantiles
@@ -133,7 +134,7 @@ class Summary:
         counts = self.counts
         parts = [f"{counts.ok:,} ok", f"{counts.failed:,} failed"]
         if counts.done_before:
-            errors = f" ({counts.failed_before:,} of them errors)" if counts.failed_before else ""
+            errors = f" ({counted(counts.failed_before, 'error')} among them)" if counts.failed_before else ""
             parts.append(f"{counts.done_before:,} done before{errors}")
         return ", ".join(parts) + f"; {duration(self.run_s)}, and {duration(self.load_s)} to load"
 
@@ -155,8 +156,8 @@ class Summary:
         engines = f", {self.instances} engines" if self.instances > 1 else ""
         use = self.timeline.slot_use
         used = f", {use:.0%} of them in use" if use is not None else ""
-        restarts = f", {self.restarts} restarts" if self.restarts else ""
-        return f"{self.strategy}, {self.slots} slots{used}{engines}{restarts}"
+        restarts = f", {counted(self.restarts, 'restart')}" if self.restarts else ""
+        return f"{self.strategy}, {counted(self.slots, 'slot')}{used}{engines}{restarts}"
 
 
 def _percentiles(figures: Quantiles) -> str:

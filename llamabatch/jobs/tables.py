@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
-from llamabatch.checks import nearest, show
+from llamabatch.checks import counted, nearest, show
 from llamabatch.errors import ConfigError, InputError, SetupError
 from llamabatch.jobs.jsonl import Problem, Record, lines, too_long, without_mark
 from llamabatch.jobs.rows import ReadOptions
@@ -138,7 +138,8 @@ class _Csv:
 
     def line(self, values: list[str]) -> Record:
         if len(values) != len(self._header):
-            return Problem(f"this row has {len(values)} values; the first row names {len(self._header)} columns")
+            n, named = len(values), len(self._header)
+            return Problem(f"this row has {counted(n, 'value')}; the first row names {counted(named, 'column')}")
         return self._rows.line(dict(zip(self._header, values, strict=True)))
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from llamabatch.capacity import MEMORY_SHARE, Plan, fits, planned
+from llamabatch.checks import counted
 from llamabatch.config import MAX_SLOTS, EngineConfig
 from llamabatch.machine import Machine
 from llamabatch.memory import mib, padded
@@ -68,7 +69,7 @@ def strategy(
             f"{machine.cores} cores are more than one context fills: engines of 4 cores, each batched",
         )
     rows = min(slots, load or slots)
-    why = f"one pass over the weights serves {rows} requests at once"
+    why = f"one pass over the weights serves {counted(rows, 'request')} at once"
     if latency_ms is not None:
         why += "; how long a step takes is not known here: `llamabatch tune --p95-inter-token-ms` measures it"
     return "batched", why
@@ -86,7 +87,8 @@ def _within(plan: Plan, profile: Profile, latency_ms: float) -> tuple[str, str]:
         )
     best = max(found, key=lambda stair: stair.tokens_per_s)
     return "batched", (
-        f"{profile.source}: with {best.rows} slots a step takes {steps[best.rows]:.3g} ms, within {latency_ms:g} ms"
+        f"{profile.source}: with {counted(best.rows, 'slot')} a step takes {steps[best.rows]:.3g} ms, "
+        f"within {latency_ms:g} ms"
     )
 
 
@@ -119,7 +121,7 @@ def changes(facts: ModelFacts, config: EngineConfig, machine: Machine, fitting: 
 
 
 def _slots(count: int) -> str:
-    return f"{count} slot{'s' if count > 1 else ''}"
+    return counted(count, "slot")
 
 
 def _ways(facts: ModelFacts, config: EngineConfig, machine: Machine) -> Iterator[tuple[str, EngineConfig, ModelFacts]]:

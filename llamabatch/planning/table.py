@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from llamabatch.checks import counted
 from llamabatch.config import EngineConfig
 from llamabatch.memory import MIB, PROCESS_BYTES, mib
 from llamabatch.planning.advice import has_one_slot
@@ -23,12 +24,13 @@ def show(report: Report, console: Console) -> None:
     free = f"{mib(machine.available_bytes)} free here"
     if report.given_bytes is not None:
         free = f"{mib(report.given_bytes)} given with --memory, {mib(machine.available_bytes)} of it beside the process"
-    line(f"{report.model}: {mib(report.file_bytes)}; {free}, {machine.cores} cores")
+    line(f"{report.model}: {mib(report.file_bytes)}; {free}, {counted(machine.cores, 'core')}")
     if report.prompts is not None:
         p = report.prompts
         line(
-            f"{p.source}: {p.count:,} prompts of {p.median:,} tokens at the median, {p.p95:,} at p95, {p.longest:,} at "
-            f"most, counted with the model's vocabulary; with {p.output:,} more each: n_ctx {p.n_ctx:,}"
+            f"{p.source}: {counted(p.count, 'prompt')} of {counted(p.median, 'token')} at the median, {p.p95:,} at "
+            f"p95, {p.longest:,} at most, counted with the model's vocabulary; with {p.output:,} more each: "
+            f"n_ctx {p.n_ctx:,}"
         )
     console.print(_sum(report))
     if report.refusal is not None:
@@ -54,7 +56,7 @@ def show(report: Report, console: Console) -> None:
 def slots(config: EngineConfig) -> str:
     """As many as the strategy uses."""
     n_slots = 1 if has_one_slot(config) else config.number("n_slots")
-    return f"{n_slots} slot{'s' if n_slots > 1 else ''}"
+    return counted(n_slots, "slot")
 
 
 def _children(report: Report) -> str:

@@ -13,7 +13,7 @@ import psutil
 
 from llamabatch import profile_store
 from llamabatch.capacity import memory
-from llamabatch.checks import number
+from llamabatch.checks import counted, number
 from llamabatch.compare.machine import MachineFacts
 from llamabatch.compare.processes import no_child_left
 from llamabatch.config import EngineConfig
@@ -270,7 +270,7 @@ class Tuner:
         stairs = tuple(Stair(rows, steps[str(rows)], steps.get(f"p95 {rows}")) for rows in self._rows)
         self._prompt_ms = steps.get("prompt", self._prompt_ms)
         best = max(stairs, key=lambda stair: stair.tokens_per_s)
-        self._progress.end(f"{best.tokens_per_s:,.0f} tokens/s with {best.rows} rows")
+        self._progress.end(f"{best.tokens_per_s:,.0f} tokens/s with {counted(best.rows, 'row')}")
         return stairs
 
     def gain(self) -> Result:

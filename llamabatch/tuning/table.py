@@ -36,8 +36,9 @@ def show(report: Report, console: Console) -> None:
             "The time was over before everything was measured as often as planned; what is open stays as the rules say."
         )
     if report.latency is not None:
+        kept = "1 slot keeps" if report.latency.rows == 1 else f"{report.latency.rows} slots keep"
         line(
-            f"{report.latency.rows} slots keep {report.latency.limit_ms:g} ms between two tokens at p95 "
+            f"{kept} {report.latency.limit_ms:g} ms between two tokens at p95 "
             f'({significant(report.latency.p95_ms)} ms are expected); the profile says so, and n_slots="auto" keeps it.'
         )
     key = report.profile.key

@@ -146,7 +146,7 @@ def test_an_unknown_name_is_its_request_s_error(llm):
         ({"a": "1"}, "scale of adapter 'a' is '1'"),
         ({7: 1.0}, "name of an adapter is 7"),
         (7, "adapters is 7"),
-        ([{"a": 1.0}], "1 sets of adapters for 2 prompts"),
+        ([{"a": 1.0}], "1 set of adapters for 2 prompts"),
     ],
 )
 def test_what_is_no_set_is_refused(llm, adapters, words):

@@ -142,7 +142,7 @@ def test_the_bundled_model_passes():
         ({"tokenizer.ggml.scores": [1.0]}, "must be an array of 5 of float32 or int32"),
         ({"tokenizer.ggml.eos_token_id": 5}, "eos_token_id is 5; allowed are 0 to 4"),
         ({"tokenizer.ggml.bos_token_id": "a"}, "bos_token_id is 'a'"),
-        ({"split.count": ("u16", 3)}, "split.count is 3; by its name the model has 1 files"),
+        ({"split.count": ("u16", 3)}, "split.count is 3; by its name the model has 1 file"),
     ],
     ids=str,
 )

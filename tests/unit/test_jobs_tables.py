@@ -99,7 +99,7 @@ def test_a_header_that_is_none(tmp_path, text, message):
 def test_a_bad_row_is_one_error_and_the_next_one_is_read(tmp_path):
     bad = {
         "1,2,3": "has 3 values; the first row names 2 columns",
-        "1": "has 1 values",
+        "1": "has 1 value; the first row names 2 columns",
         "": "this row is empty",
         'a"b"c","': None,  # quotes inside an unquoted value mean themselves; this has two values
         '"a"b,c': "no row of CSV",

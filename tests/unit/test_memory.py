@@ -113,10 +113,10 @@ def test_a_pass_is_as_wide_as_its_widest_place():
 def test_address_space_and_data_are_limits_of_their_own():
     config = EngineConfig("m", n_slots=2, n_ctx=1024, kv="split")
     plan = resolve(config, FACTS, MACHINE)
-    with pytest.raises(MemoryPlanError, match=r"weights .* = .* MiB; .* RLIMIT_AS leaves"):
+    with pytest.raises(MemoryPlanError, match=r"RLIMIT_AS leaves .*: .* weights .* = .* MiB, and "):
         resolve(config, FACTS, replace(MACHINE, address_space=plan.address_space - 1))
     resolve(config, FACTS, replace(MACHINE, address_space=plan.address_space))
-    with pytest.raises(MemoryPlanError, match=r"weights .* = .* RLIMIT_DATA leaves"):
+    with pytest.raises(MemoryPlanError, match=r"RLIMIT_DATA leaves .* weights .* = "):
         resolve(config, FACTS, replace(MACHINE, data_bytes=plan.data_bytes - 1))
     resolve(config, FACTS, replace(MACHINE, data_bytes=plan.data_bytes))
     auto = resolve(EngineConfig("m", n_ctx=8192), FACTS, replace(MACHINE, address_space=GIB)).config
