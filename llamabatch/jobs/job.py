@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -40,6 +41,7 @@ from llamabatch.model_file import resolve
 from llamabatch.monitor.energy import EnergyMeter
 from llamabatch.monitor.metrics import MetricsFile
 from llamabatch.monitor.monitor import Monitor
+from llamabatch.planning.here import plan as plan_of
 
 _LOOK_S = 0.5
 
@@ -133,13 +135,41 @@ class _Job:
                 done = f"{output.n_before:,} {'row is' if output.n_before == 1 else 'rows are'} done"
                 self._progress.say(f"{settings.output} goes on: {done}")
             reader = stack.enter_context(contextlib.closing(Reader(found, settings.reading, output.is_done)))
+            first = self._first_to_run(reader, output)
+            if first is None:
+                return self._end_without_engine(output)
             start = time.perf_counter()
             client = connect(self._config)
             stack.callback(client.close)
             self._plan = client.plan
             self._load_s = time.perf_counter() - start
             self._progress.say(f"the engine is ready after {duration(self._load_s)}: {_engine(client.plan)}")
-            self._compute(client, output, reader, found)
+            self._compute(client, output, reader, first, found)
+        return self.summary()
+
+    def _first_to_run(self, reader: Reader, output: Target) -> Row | None:
+        """What is read before an engine is started: bad rows go to the output, up to the first good one. None: there
+        is none."""
+        start = time.perf_counter()
+        row = next(reader, None)
+        if isinstance(row, Row):
+            return row
+        plan_of(self._config, resolve(self._config.model))  # what an engine would refuse is refused without one
+        while isinstance(row, BadRow):
+            with self._stop.noted(_do_nothing):
+                self._counts.fail(row.error)
+                output.refused(row, row.error)
+            if self._stop:
+                raise KeyboardInterrupt
+            self._run_s = time.perf_counter() - start
+            self._progress.show(self._standing.now)
+            row = next(reader, None)
+        return row
+
+    def _end_without_engine(self, output: Target) -> Summary:
+        self._progress.say("there is no row to run, so that no engine is started")
+        with self._stop.noted(_do_nothing):
+            output.finish()
         return self.summary()
 
     def tell_what_was_done(self) -> None:
@@ -171,11 +201,12 @@ class _Job:
         files = Files(self._progress.say, stopped=lambda: self._stop)
         return open_output(settings.output, identity(settings, found), settings.writing, files)
 
-    def _compute(self, client: EngineClient, output: Target, reader: Reader, found: list[Source]) -> None:
-        """From the first row to the last one written."""
+    def _compute(self, client: EngineClient, output: Target, reader: Reader, first: Row, found: list[Source]) -> None:
+        """From the first row to run to the last one written."""
         settings, config = self._settings, client.plan.config
         is_stream = any(source.is_stream for source in found)
-        rows: Iterator[Row | BadRow | None] = Ahead(reader) if is_stream else reader
+        read: Iterator[Row | BadRow] = chain([first], reader)
+        rows: Iterator[Row | BadRow | None] = Ahead(read) if is_stream else read
         seed = output.seed if settings.seed is None else settings.seed
         feed = Feed(client, rows, slots_of(config), config.number("n_ctx"), seed, settings.adapters)
         loop = Loop(client, feed, output, self._counts, self._stop, lambda: self._tick(output))
@@ -240,6 +271,9 @@ def identity(settings: Settings, found: list[Source]) -> dict[str, Any]:
         **engine,
         **({"adapters": adapters} if adapters else {}),
     }
+
+
+def _do_nothing() -> None: ...
 
 
 def _engine(plan: Plan) -> str:

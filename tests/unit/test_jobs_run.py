@@ -4,15 +4,17 @@ import errno
 import json
 import os
 import signal
+import threading
 
 import pytest
 from click.testing import CliRunner
 from jobs_fakes import FakeClient
 
 from llamabatch.cli import cli
-from llamabatch.errors import ConfigError, EngineClosedError, InputError, OutputError
+from llamabatch.errors import ConfigError, EngineClosedError, InputError, ModelFileError, OutputError
 from llamabatch.jobs import JobInterrupted, OutputOptions, ReadOptions, Settings, job, run
 from llamabatch.jobs.files import Files
+from llamabatch.jobs.output import Output
 from llamabatch.jobs.rows import ReadOptions as Reading
 from llamabatch.jobs.sources import find
 from llamabatch.jobs.total import total, wanted
@@ -66,6 +68,82 @@ def test_a_job_that_is_done_starts_no_engine(tmp_path, engines):
     again = run(settings)
     assert (again.counts.done_before, again.counts.ok, again.exit_code) == (300, 0, 0)
     assert len(made) == 1
+
+
+@pytest.mark.parametrize("pipe", [True, False])
+@pytest.mark.parametrize("order", ["input", "finished"])
+@pytest.mark.parametrize(
+    ("content", "n_bad"), [(b"", 0), (b"\n\n", 0), (b"no JSON\n[]\n{}\n", 3)], ids=["empty", "blank", "bad"]
+)
+def test_without_a_row_to_run_no_engine_starts(content, n_bad, order, pipe, tmp_path, engines):
+    given, out = tmp_path / "given.jsonl", tmp_path / "out.jsonl"
+    if pipe:
+        os.mkfifo(given)
+        writer = threading.Thread(target=given.write_bytes, args=(content,))
+        writer.start()
+    else:
+        given.write_bytes(content)
+    settings = Settings(str(given), str(out), writing=OutputOptions(order=order))
+    summary = run(settings)
+    assert (engines[1], summary.slots, summary.counts.failed, summary.counts.ok) == ([], 0, n_bad, 0)
+    assert summary.exit_code == (1 if n_bad else 0)
+    assert numbers(out) == list(range(n_bad))
+    if pipe:
+        writer.join()
+    else:
+        assert (run(settings).counts.failed_before, engines[1]) == (n_bad, [])
+
+
+def test_an_engine_starts_for_the_first_row_that_is_good(tmp_path, engines):
+    given, out = tmp_path / "given.jsonl", tmp_path / "out.jsonl"
+    given.write_text('no JSON\n{}\n{"prompt": "a"}\n[]\n{"prompt": "b"}\n')
+    counts = run(Settings(str(given), str(out))).counts
+    assert (counts.ok, counts.failed, numbers(out), len(engines[1])) == (2, 3, [0, 1, 2, 3, 4], 1)
+
+
+def test_rows_that_were_done_need_no_engine(tmp_path, engines):
+    """Killed after the last row was written, before the manifest said that the job had ended."""
+    out = tmp_path / "out.jsonl"
+    settings = Settings(source(tmp_path, 10), str(out))
+    run(settings)
+    manifest = tmp_path / "out.jsonl.job.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"ending": None}))
+    summary = run(settings)
+    assert (summary.counts.done_before, summary.exit_code, len(engines[1])) == (10, 0, 1)
+    assert json.loads(manifest.read_text())["ending"]["rows"] == 10
+
+
+def test_what_an_engine_would_refuse_is_refused_without_a_row(tmp_path):
+    (tmp_path / "empty.jsonl").write_text("")
+    out = str(tmp_path / "out.jsonl")
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(100))
+    for options, error in (
+        ({"engine": {"n_ctx": 100_000}}, ConfigError),
+        ({"model": str(broken)}, ModelFileError),
+        ({"model": str(tmp_path / "none.gguf")}, ModelFileError),
+    ):
+        with pytest.raises(error):
+            run(Settings(str(tmp_path / "empty.jsonl"), out, **options))
+
+
+def test_a_signal_among_bad_rows(tmp_path, engines, monkeypatch):
+    given, out = tmp_path / "given.jsonl", tmp_path / "out.jsonl"
+    given.write_text("no JSON\n" * 5)
+    settings = Settings(str(given), str(out))
+    written = Output.refused
+
+    def interrupted(self, row, error):
+        written(self, row, error)
+        if row.number == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Output, "refused", interrupted)
+    with pytest.raises(JobInterrupted) as told:
+        run(settings)
+    assert (told.value.summary.exit_code, numbers(out)) == (143, [0, 1])
+    monkeypatch.undo()
+    assert (run(settings).counts.failed_before, numbers(out)) == (2, [0, 1, 2, 3, 4])
 
 
 def test_a_larger_limit_goes_on_and_a_smaller_one_is_refused(tmp_path, engines):
