@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -119,11 +119,20 @@ def differences(before: Mapping[str, Any], settings: Mapping[str, Any]) -> list[
 
 
 def refuse(out: Path, changed: list[str]) -> ConfigError:
-    """The error for an output that was begun with other settings."""
+    """The error for an output that was begun with other settings, of the same shard."""
     more = f"; and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
     return ConfigError(
         f"{out} was begun with other settings ({'; '.join(changed[:_SHOWN])}{more}). Run it as before, give another "
         "name, or go on with the change for the rows that are left: --force"
+    )
+
+
+def refuse_shard(out: Path, before: Sequence[int], shard: Sequence[int]) -> ConfigError:
+    """The error for the output of another shard, with which nothing goes on."""
+    theirs, ours = ("/".join(map(str, each)) for each in (before, shard))
+    return ConfigError(
+        f"{out} holds rows of shard {theirs}, and this is shard {ours}; give each shard an output of its own, "
+        f"or go on with this one with --shard {theirs}"
     )
 
 

@@ -301,6 +301,9 @@ class Output:
             return
         changed = manifests.differences(manifests.extended(known.settings, settings), settings)
         if changed and not self.options.force:
+            before = known.settings.get("output", {}).get("shard", self.options.shard)
+            if list(before) != list(self.options.shard):
+                raise manifests.refuse_shard(self.path, before, self.options.shard)
             raise manifests.refuse(self.path, changed)
 
     def _ended(self, known: Manifest) -> bool:
