@@ -1,12 +1,14 @@
 """The command line: one file a command, each a thin layer over the library.
 
 The answer goes to stdout, everything else to stderr. Exit codes: 0 done, 1 some of it failed, 2 usage or bad input,
-3 the engine or the installation, 130 interrupted.
+3 the engine or the installation, 130 interrupted, 141 who read stdout has left.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 import sys
 from typing import Any
 
@@ -15,6 +17,8 @@ import click
 from llamabatch.errors import InputError, LlamaBatchError
 
 COMMANDS = ("generate", "run", "plan", "compare", "tune", "top", "doctor", "synth")
+
+_NO_READER = 141  # 128 + SIGPIPE, as of other tools
 
 
 class LazyGroup(click.Group):
@@ -35,6 +39,9 @@ class LazyGroup(click.Group):
         except LlamaBatchError as error:
             click.echo(f"Error: {error}", err=True)
             ctx.exit(2 if isinstance(error, InputError) else 3)
+        except BrokenPipeError:  # click would end with 1
+            _leave_stdout()
+            ctx.exit(_NO_READER)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -44,7 +51,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """The entry point; Ctrl-C ends with exit code 130 and without a traceback."""
+    """The entry point; Ctrl-C ends with exit code 130 and a closed stdout with 141, both without a traceback."""
     try:
         code = cli.main(standalone_mode=False)
     except click.ClickException as error:
@@ -53,7 +60,17 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted.", err=True)
         code = 130
+    try:
+        sys.stdout.flush()
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our stdout has left; so do we
-        code = 0
+        _leave_stdout()
+        code = _NO_READER
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _leave_stdout() -> None:
+    """Its reader has left: what is still to be written goes nowhere, and Python does not complain at its end."""
+    with contextlib.suppress(OSError):  # io.UnsupportedOperation is one: stdout is no file
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

@@ -6,6 +6,7 @@ import json
 
 import click
 
+from llamabatch.checks import counted
 from llamabatch.doctor import Report, Status, examine
 
 _STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.ERROR: "bold red"}
@@ -28,9 +29,10 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 
 
 def _print(report: Report) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from llamabatch.stdout import Stdout
 
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
@@ -41,8 +43,8 @@ def _print(report: Report) -> None:
         if check.cure:
             detail.append(f"\n→ {check.cure}", _STYLES[check.status])
         table.add_row(check.name, Text(check.status.value, _STYLES[check.status]), detail)
-    console = Console()
+    console = Stdout()
     console.print(table)
     errors = sum(check.status is Status.ERROR for check in report.checks)
     warnings = sum(check.status is Status.WARN for check in report.checks)
-    console.print(f"\n{errors} errors, {warnings} warnings.", highlight=False)
+    console.print(f"\n{counted(errors, 'error')}, {counted(warnings, 'warning')}.", highlight=False)

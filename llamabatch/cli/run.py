@@ -75,7 +75,8 @@ def run(
     """Run the rows of IN, several files, globs or '-', and write what comes of each to OUT, a file or '-'.
 
     The same command again goes on where it was stopped or killed. Exit codes: 0 all rows are done, 1 some of them are
-    errors, 2 usage, 3 the engine or the disk, 130 interrupted (143 by SIGTERM, 129 when the terminal closed).
+    errors, 2 usage, 3 the engine or the disk, 130 interrupted (143 by SIGTERM, 129 when the terminal closed),
+    141 who read stdout has left.
     """
     if chat and embed:
         raise click.UsageError("give --chat or --embed, not both")

@@ -24,17 +24,17 @@ def top(what: str | None, once: bool, as_json: bool, every: float) -> None:
 
     PID or FILE picks one. Exit codes: 0, or 1 where nothing runs.
     """
-    from rich.console import Console
     from rich.live import Live
 
     from llamabatch.monitor.top import draw, figures, find
+    from llamabatch.stdout import Stdout
 
     found = find(what)
     context = click.get_current_context()
     if not found:
         click.echo("no job is running" if what is None else f"{what} is no running job", err=True)
         context.exit(1)
-    console = Console()
+    console = Stdout()
     if as_json:
         print(json.dumps([figures(status) for status in found]))
     elif once or not sys.stdout.isatty():

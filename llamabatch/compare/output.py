@@ -15,6 +15,7 @@ from llamabatch.compare.document import document
 from llamabatch.compare.report import Report
 from llamabatch.compare.table import show
 from llamabatch.errors import InputError, SetupError
+from llamabatch.stdout import Stdout
 
 _PICTURES = (".png", ".svg", ".pdf")
 _PLAIN_WIDTH = 200  # a file or a pipe has no width: tables take what they need
@@ -68,5 +69,5 @@ def write_json(content: dict[str, Any], file: Path | None) -> None:
 
 def console() -> Console:
     """stdout, as wide as its terminal."""
-    terminal = Console()
-    return terminal if terminal.is_terminal else Console(width=_PLAIN_WIDTH)
+    terminal = Stdout()
+    return terminal if terminal.is_terminal else Stdout(width=_PLAIN_WIDTH)

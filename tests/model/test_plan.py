@@ -161,6 +161,15 @@ def _little(monkeypatch):
     return {"profile": False}
 
 
+@pytest.mark.parametrize("arguments", ["plan", "plan --json", "doctor", "generate --max-tokens 400 --ignore-eos Once"])
+def test_who_reads_stdout_may_leave(arguments):
+    """Exit code 141, as of other tools, and nothing said."""
+    command = [sys.executable, "-m", "llamabatch", *arguments.split()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(60)) == ("", 141)
+
+
 def test_auto_takes_what_fits(monkeypatch):
     monkeypatch.setattr(here, "machine_here", lambda config: Machine(1, 64 * MIB, fast_attention=True))
     with LLM("tiny", n_slots="auto", profile=False, kv="split") as llm:

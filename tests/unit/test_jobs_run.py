@@ -320,7 +320,7 @@ def test_a_reader_of_stdout_that_leaves_ends_it_quietly(tmp_path, engines, monke
 
     monkeypatch.setattr(Files, "_system", leave)
     result = CliRunner().invoke(cli, ["run", source(tmp_path), "-"])
-    assert (result.exit_code, "rror" in result.output) == (1, False)  # click's code for it
+    assert (result.exit_code, "rror" in result.output) == (141, False)
 
 
 @pytest.mark.parametrize("number", range(million_rows.QUICK))
