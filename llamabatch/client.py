@@ -113,7 +113,25 @@ def failure(request: Request, error: str) -> SequenceOutput:
 # --- a thread ---------------------------------------------------------------------------------------------------
 
 
-class ThreadClient:
+class InThisProcess:
+    """The part of an EngineClient that is alike wherever the engines are in this process."""
+
+    model: Model
+
+    @property
+    def pids(self) -> list[int]:
+        return []
+
+    @property
+    def heartbeats(self) -> list[Heartbeat]:
+        return []
+
+    @property
+    def adapters(self) -> list[str]:
+        return self.model.adapters.names
+
+
+class ThreadClient(InThisProcess):
     """An engine in this process, owned by one thread of its own. The arguments are those of Engine."""
 
     def __init__(
@@ -154,18 +172,6 @@ class ThreadClient:
         self._mailbox.check_open()
         stats, waiting = self._engine.stats(), self._mailbox.n_waiting
         return replace(stats, waiting=stats.waiting + waiting) if waiting else stats
-
-    @property
-    def pids(self) -> list[int]:
-        return []
-
-    @property
-    def heartbeats(self) -> list[Heartbeat]:
-        return []
-
-    @property
-    def adapters(self) -> list[str]:
-        return self.model.adapters.names
 
     def save_prefix(self, token_ids: list[int], path: str) -> bool:
         saved: bool = self.ask(lambda engine: engine.save_prefix(token_ids, path)).result()

@@ -8,15 +8,14 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any
 
-from llamabatch.client import ThreadClient
+from llamabatch.client import InThisProcess, ThreadClient
 from llamabatch.engine import Engine, unload_adapter
 from llamabatch.errors import EngineClosedError
-from llamabatch.heartbeat import Heartbeat
 from llamabatch.router import Router
 from llamabatch.watch import Watch
 
 
-class ThreadsClient(Router):
+class ThreadsClient(InThisProcess, Router):
     """As many engines as the plan of the first says. In a small model the threads of one engine mostly wait for each
     other; engines of one thread each do not.
 
@@ -36,10 +35,6 @@ class ThreadsClient(Router):
             self.close()
             raise
         super().__init__(self._clients, self.plan.config.cache_prefix)
-
-    @property
-    def adapters(self) -> list[str]:
-        return self.model.adapters.names
 
     def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
         self._hold(lambda engines: engines[0].load_adapter(name, path))
@@ -88,14 +83,6 @@ class ThreadsClient(Router):
                 answer.result()
             except threading.BrokenBarrierError as error:
                 raise EngineClosedError("one of the engines is gone") from error
-
-    @property
-    def pids(self) -> list[int]:
-        return []
-
-    @property
-    def heartbeats(self) -> list[Heartbeat]:
-        return []
 
     def close(self) -> None:
         for client in self._clients:

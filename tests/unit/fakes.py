@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 
+from llamabatch.histogram import Histogram, Tally
 from llamabatch.logprobs import Logprob, RowLogprobs
 from llamabatch.request import Request, Sequence, SequenceOutput
 from llamabatch.sampling_params import SamplingParams
@@ -218,6 +219,14 @@ def drain(scheduler: Scheduler, runner: FakeRunner, limit: int = 100_000) -> dic
                 finished[output.request_id] = output.finished
     assert not scheduler.has_work, "the scheduler does not come to an end"
     return finished
+
+
+def times(*seconds: float) -> Histogram:
+    """Figures of an engine that took these times."""
+    tally = Tally()
+    for each in seconds:
+        tally.add(each)
+    return tally.histogram()
 
 
 def random_prompt(rng: random.Random, longest: int = 200) -> tuple[int, ...]:

@@ -11,23 +11,15 @@ import threading
 import time
 
 import pytest
+from fakes import times
 from prometheus_client.parser import text_string_to_metric_families
 
 from llamabatch.errors import ConfigError, EngineClosedError, InputError, SetupError
-from llamabatch.histogram import Tally
 from llamabatch.monitor import Monitor, machine, status
 from llamabatch.monitor.machine import MachineSample, MachineSampler
 from llamabatch.monitor.metrics import MetricsFile
 from llamabatch.monitor.snapshot import Snapshot
 from llamabatch.stats import EngineStats
-
-
-def times(*seconds: float):
-    tally = Tally()
-    for each in seconds:
-        tally.add(each)
-    return tally.histogram()
-
 
 STATS = EngineStats(
     running=3,

@@ -12,24 +12,16 @@ from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
+from fakes import times
 from rich.console import Console
 
 from llamabatch.cli import cli
-from llamabatch.histogram import Tally
 from llamabatch.monitor import status
 from llamabatch.monitor.gpu import GpuSample
 from llamabatch.monitor.machine import MachineSample
 from llamabatch.monitor.snapshot import Snapshot
 from llamabatch.monitor.top import draw, figures
 from llamabatch.stats import EngineStats
-
-
-def times(*seconds: float):
-    tally = Tally()
-    for each in seconds:
-        tally.add(each)
-    return tally.histogram()
-
 
 STATS = EngineStats(
     running=31,
