@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +19,8 @@ from llamabatch.jobs.files import Files
 from llamabatch.model_file import file_bytes
 
 FORMAT = 1
+_ENDING = ".job.json"
+_BESIDE = (_ENDING, ".ahead", ".part", ".lock", ".tmp")  # endings of files that a job keeps beside its output
 _SHOWN = 5  # differences in a message
 _SAMPLES = 64
 _SAMPLE_BYTES = 65536
@@ -95,6 +99,24 @@ def read(path: Path) -> Manifest | None:
             f"{path}, which says of which job the output is, cannot be read ({type(error).__name__}: {error}); "
             f"--force goes on without it"
         ) from error
+
+
+def path_of(out: Path) -> Path:
+    """Where the manifest of an output stands."""
+    return out.with_name(out.name + _ENDING)
+
+
+def output_of(path: Path) -> Path | None:
+    """The output of a job that a file is, or is kept beside; None: it is of no job. Links are followed."""
+    out = Path(os.path.realpath(path))
+    while True:
+        with contextlib.suppress(ConfigError):  # a file of that name that is none of ours
+            if read(path_of(out)) is not None:
+                return out
+        shorter = next((out.name.removesuffix(each) for each in _BESIDE if out.name.endswith(each)), "")
+        if not shorter:
+            return None
+        out = out.with_name(shorter)
 
 
 def extended(before: Mapping[str, Any], settings: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -146,7 +146,7 @@ class Output:
         """The paths of an output and of all that a job keeps beside it, without links."""
         path = Path(os.path.realpath(path))
         kept = (path, part_of(path))
-        written = (*kept, *map(ahead_of, kept), _manifest_of(path))
+        written = (*kept, *map(ahead_of, kept), manifests.path_of(path))
         return {str(each) for each in (*written, *map(temporary, written), _lock_of(path))}
 
     @property
@@ -249,7 +249,7 @@ class Output:
 
     @property
     def _manifest_path(self) -> Path:
-        return _manifest_of(self.path)
+        return manifests.path_of(self.path)
 
     def _open(self, settings: Mapping[str, Any]) -> None:
         kept, ahead = self._kept, ahead_of(self._kept)
@@ -349,10 +349,6 @@ def _check_name(path: Path) -> None:
         raise ConfigError(f"the output is {show(str(path))}; there is no directory {path.parent}")
     if path.exists() and not path.is_file():
         raise ConfigError(f"the output is {show(str(path))}, which is no regular file; give another name")
-
-
-def _manifest_of(path: Path) -> Path:
-    return path.with_name(path.name + ".job.json")
 
 
 def _lock_of(path: Path) -> Path:

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Literal, cast
 
 from llamabatch.checks import show
 from llamabatch.errors import InputError
+from llamabatch.jobs.manifest import output_of, path_of
 
 Kind = Literal["jsonl", "csv", "tsv", "parquet"]
 
@@ -186,7 +187,7 @@ def find(
 
     Raises:
         InputError: nothing is named, or nothing but files of `without`, a file does not exist or is a directory, a glob
-            matches nothing, or a file comes twice.
+            matches nothing, a file comes twice, or one is of the output of another job, such as another shard of this.
     """
     if not patterns:
         raise InputError("there is no input; name a file, a glob of files, or - for stdin")
@@ -198,6 +199,8 @@ def find(
             if path is not None and os.path.realpath(path) in without:
                 left_out = path
                 continue
+            if path is not None:
+                _refuse_output(path, named=path == Path(pattern))
             source = Source(None, stream) if path is None else _file(path)
             known = _identity(source)
             if known in seen:
@@ -229,6 +232,18 @@ def _matches(pattern: str) -> Iterator[Path | None]:
     if not names:
         raise InputError(f"no file matches {pattern!r}")
     yield from map(Path, names)
+
+
+def _refuse_output(path: Path, *, named: bool) -> None:
+    """Of another job: nobody means to read that because a glob matches it. A table that is named may be meant; lines of
+    results are no lines of requests, wherever they come from."""
+    out = output_of(path)
+    if out is None or (named and out.name == path.name and Source(path).kind != "jsonl"):
+        return
+    raise InputError(
+        f"the input {path} is of the output of another job, as {path_of(out).name} says; leave it out, for instance by "
+        "writing outputs to another folder, or give a copy of it another name"
+    )
 
 
 def _file(path: Path) -> Source:

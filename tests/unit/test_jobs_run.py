@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import threading
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -181,6 +182,36 @@ def test_a_job_does_not_read_what_it_writes(glob, name, tmp_path, engines, monke
     summary = run(Settings(inputs(), str(out)))
     assert (summary.counts.done_before, summary.counts.ok, summary.counts.failed) == (100, 200, 0)
     assert run(Settings(inputs(), name)).counts.done_before == 300
+
+
+@pytest.mark.parametrize("pattern", ["*.jsonl", "*", "one.jsonl", "one.jsonl.job.json", "one.jsonl.lock"])
+def test_the_output_of_another_shard_is_no_input(pattern, tmp_path, engines):
+    given = source(tmp_path)
+    assert run(Settings(given, str(tmp_path / "one.jsonl"), reading=Reading(shard=(1, 2)))).counts.ok == 150
+    two = Settings((given, str(tmp_path / pattern)), str(tmp_path / "two.jsonl"), reading=Reading(shard=(2, 2)))
+    if pattern.startswith("*"):
+        two = replace(two, inputs=two.inputs[1:])
+    with pytest.raises(InputError, match=r"the input .*one\.jsonl.* of another job, as one\.jsonl\.job\.json says"):
+        run(two)
+    assert not (tmp_path / "two.jsonl").exists()
+    assert run(replace(two, inputs=(given,))).counts.ok == 150
+
+
+def test_a_table_of_results_that_is_named_is_an_input(tmp_path, engines):
+    pytest.importorskip("pyarrow")
+    table = str(tmp_path / "one.parquet")
+    assert run(Settings(source(tmp_path, 3), table)).counts.ok == 3
+    reading = Reading(template="{text}")
+    assert run(Settings(table, str(tmp_path / "two.jsonl"), reading=reading)).counts.ok == 3
+    with pytest.raises(InputError, match=r"one\.parquet is of the output of another job"):
+        run(Settings(str(tmp_path / "*.parquet"), str(tmp_path / "three.jsonl"), reading=reading))
+
+
+def test_a_file_beside_an_input_that_is_no_manifest_means_nothing(tmp_path, engines):
+    (tmp_path / "in.jsonl.job.json").write_text('{"mine": 1}')
+    (tmp_path / ".job.json").write_text("")
+    inputs = (source(tmp_path, 3), str(tmp_path / ".job.json"))
+    assert run(Settings(inputs, str(tmp_path / "out.jsonl"))).counts.ok == 3
 
 
 def test_inputs_that_are_refused_leave_no_output_behind(tmp_path, engines):
