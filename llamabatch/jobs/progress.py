@@ -44,18 +44,17 @@ class Standing:
     def errors(self) -> str:
         return counted(self.failed, "error")
 
-    @property
-    def told(self) -> str:
-        """Rows done, and of how many."""
+    def told(self, of: str) -> str:
+        """Rows done, and of how many, with `of` between."""
         if self.total is None:
             return counted(self.rows, "row")
-        return f"{self.rows:,} of {counted(self.total, 'row')}"
+        return f"{self.rows:,}{of}{counted(self.total, 'row')}"
 
     def __str__(self) -> str:
         share = f" ({self.rows / self.total:.0%})" if self.total else ""
         left = "" if self.left_s is None else f", {duration(self.left_s)} left"
         return (
-            f"{self.told}{share}, {significant(self.tokens_per_s)} tokens/s, {self.errors}, "
+            f"{self.told(' of ')}{share}, {significant(self.tokens_per_s)} tokens/s, {self.errors}, "
             f"{self.running} of {counted(self.slots, 'slot')}{left}"
         )
 
@@ -120,7 +119,7 @@ class StderrProgress(HasBar):
         )
         self._bar.update(
             self._task,
-            description=standing.told,
+            description=standing.told("/"),
             completed=standing.rows,
             total=standing.total,
             told=told,

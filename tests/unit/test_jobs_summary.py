@@ -171,7 +171,7 @@ def test_lines_come_first_after_a_few_seconds_and_then_every_half_minute(capsys,
 def test_a_line_where_the_total_is_not_known():
     assert str(Standing(7, None, 1, 0.0, 1, 8, None)) == "7 rows, 0 tokens/s, 1 error, 1 of 8 slots"
     assert str(Standing(1, None, 0, 0.0, 1, 1, None)) == "1 row, 0 tokens/s, 0 errors, 1 of 1 slot"
-    assert Standing(1, 1, 0, 0.0, 1, 1, None).told == "1 of 1 row"
+    assert Standing(1, 1, 0, 0.0, 1, 1, None).told("/") == "1/1 row"
 
 
 def test_a_terminal_that_is_gone_does_not_end_the_job(monkeypatch):
