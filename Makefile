@@ -30,7 +30,7 @@ test: setup ## all checks: ruff, mypy, the whole test suite
 test-long: setup ## the figures of tests/long with their full counts: hours; goes on where it was stopped
 	@.venv/bin/python -m tests.long $(ARGS)
 
-test-native: setup ## sanitizers, clang, ARM and llama.cpp's own tests over the patches (ARGS="--only address")
+test-native: setup ## sanitizers, clang, other CPUs, and llama.cpp's own tests over the patches (ARGS="--only address")
 	@.venv/bin/python -m native_patches.check $(ARGS)
 
 bench: setup ## ours and its peers on this machine (ARGS="..."; docs/benchmarks.md)

@@ -1,4 +1,4 @@
-"""Runs the checks of native_patches/tests over the patched source, built with sanitizers, by clang, and for ARM.
+"""Runs the checks of native_patches/tests over the patched source, built with sanitizers, by clang, for older x86 and for ARM.
 
     python -m native_patches.check [--only NAME]... [--json FILE]
 
@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from llamabatch.cpu import cpu_flags
 from native_patches import build, source
 from native_patches.tools import cache_dir, lock, main_guard, make_folder, require_space, run_logged, say
 
@@ -38,19 +39,22 @@ _CMAKE = (
 )
 _DEBUG = ("-O1", "-g1", "-fno-omit-frame-pointer")
 _ARM = "aarch64-linux-gnu"
+_AVX2 = frozenset({"avx2", "bmi2", "f16c", "fma"})
+_X86 = ("-DGGML_NATIVE=OFF", *(f"-DGGML_{name}=ON" for name in ("SSE42", "AVX", "AVX2", "BMI2", "FMA", "F16C")))
 
 
 @dataclass(frozen=True)
 class Check:
     """One build of the patched source and the programs that are run with it.
 
-    needs: a program and the Debian package that has it. targets: what cmake builds. sanitizers: what -fsanitize names.
+    needs: a program and the Debian package that has it. cpu: what the CPU must have, in Linux's names. targets: what cmake builds. sanitizers: what -fsanitize names.
     run: what stands before each program's path. openmp: whether ggml's threads are OpenMP's, which the thread
     sanitizer does not understand.
     """
 
     name: str
     needs: tuple[tuple[str, str], ...] = (("g++", "g++"),)
+    cpu: frozenset[str] = frozenset()
     compilers: tuple[str, str] = ("gcc", "g++")
     flags: tuple[str, ...] = ()
     sanitizers: str = ""
@@ -81,6 +85,15 @@ CHECKS = (
         run=("qemu-aarch64", "-cpu", "max,sve=off,sme=off", "-L", f"/usr/{_ARM}"),
         openmp=False,
     ),
+    Check("avx2", cpu=_AVX2, flags=("-O3",), cmake=_X86, targets=("ggml",), programs=_KERNELS),
+    Check(
+        "avx-vnni",
+        cpu=_AVX2 | {"avx_vnni"},
+        flags=("-O3",),
+        cmake=(*_X86, "-DGGML_AVX_VNNI=ON"),
+        targets=("ggml",),
+        programs=_KERNELS,
+    ),
     Check("backend-ops", flags=("-O3",), targets=("test-backend-ops",), programs=_OPERATIONS),
 )
 
@@ -103,6 +116,8 @@ def missing(check: Check) -> str:
     """Why a check cannot run on this machine, or nothing."""
     if sys.platform != "linux":
         return "Linux only"
+    if lacking := check.cpu - cpu_flags():
+        return f"this CPU has no {', '.join(sorted(lacking))}"
     absent = [
         (program, package) for program, package in (*check.needs, ("cmake", "cmake")) if not shutil.which(program)
     ]

@@ -5,6 +5,7 @@ The patches that make it build and keep it from crashing stay (`NEEDED`). The li
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import tempfile
@@ -22,6 +23,7 @@ _FLAGS = ("-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DLLAMA_BUILD
 
 def libraries(plan: build.Plan) -> Path:
     """The folder with libllama and ggml's libraries: from the cache, or built now. Raises SetupFailure."""
+    plan = dataclasses.replace(plan, patches={name: plan.patches[name] for name in NEEDED})
     folder = cache_dir() / "stock" / plan.key
     if (folder / build.MARKER).is_file():
         return folder

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 llama_logger = logging.getLogger("llamabatch.llama_cpp")
 
 ATTENTION_PATCH = "0003-flash-attention-decode.patch"
+ROWS_PATCH = "0006-repack-any-rows.patch"
 MARKER = "llamabatch_build.json"
 """The file that native_patches/build.py puts into the llama_cpp package: patches, flags, compiler."""
 
@@ -321,8 +322,12 @@ def extra_bufts_safe() -> bool:
 
 def has_fast_attention() -> bool:
     """Whether this build has our flash attention for CPUs."""
+    return _has_patch(ATTENTION_PATCH)
+
+
+def _has_patch(name: str) -> bool:
     marker = build_marker(load())
-    return marker is not None and ATTENTION_PATCH in marker.get("patches", {})
+    return marker is not None and name in marker.get("patches", {})
 
 
 # what a build says of itself -> what weights.py calls it
@@ -336,6 +341,8 @@ def repack_features() -> frozenset[str]:
     told = dict(part.split(" = ") for part in _text(load().llama_print_system_info()).split(" | ") if " = " in part)
     told = {name.split()[-1]: value for name, value in told.items()}
     found = {ours for theirs, ours in _FEATURES.items() if told.get(theirs) == "1"}
+    if "1" in (told.get("AVX_VNNI"), told.get("AVX512_VNNI")) and _has_patch(ROWS_PATCH):
+        found.add("vnni")
     if "REPACK" not in told:
         found &= {"amx"}
     if "amx_int8" not in cpu_flags():

@@ -70,6 +70,13 @@ def test_what_is_missing_is_said_and_left_out(monkeypatch):
     assert check.missing(check.CHECKS[0]) == ""
 
 
+def test_a_check_for_another_cpu_is_left_out(monkeypatch):
+    monkeypatch.setattr(check.sys, "platform", "linux")
+    monkeypatch.setattr(check, "cpu_flags", lambda: frozenset({"avx2", "bmi2", "f16c"}))
+    avx2 = next(one for one in check.CHECKS if one.name == "avx2")
+    assert check.missing(avx2) == "this CPU has no fma"
+
+
 def test_all_programs_of_the_checks_are_there():
     named = {program for one in check.CHECKS for program in one.programs} - set(check._OPERATIONS)
     assert named == {path.stem for path in check.TESTS.glob("*.cpp")}
