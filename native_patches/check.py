@@ -1,4 +1,4 @@
-"""Runs the checks of native_patches/tests over the patched source, built with sanitizers, by clang, for older x86 and for ARM.
+"""Runs the checks of native_patches/tests over the patched source: with sanitizers, by clang, for older x86, for ARM.
 
     python -m native_patches.check [--only NAME]... [--json FILE]
 
@@ -47,9 +47,9 @@ _X86 = ("-DGGML_NATIVE=OFF", *(f"-DGGML_{name}=ON" for name in ("SSE42", "AVX", 
 class Check:
     """One build of the patched source and the programs that are run with it.
 
-    needs: a program and the Debian package that has it. cpu: what the CPU must have, in Linux's names. targets: what cmake builds. sanitizers: what -fsanitize names.
-    run: what stands before each program's path. openmp: whether ggml's threads are OpenMP's, which the thread
-    sanitizer does not understand.
+    needs: a program and the Debian package that has it. cpu: what the CPU must have, in Linux's names. targets: what
+    cmake builds. sanitizers: what -fsanitize names. run: what stands before each program's path. openmp: whether ggml's
+    threads are OpenMP's, which the thread sanitizer does not understand.
     """
 
     name: str
