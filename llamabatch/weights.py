@@ -26,7 +26,7 @@ _REPACKED = {
     "Q4_K": (("avx2", 8), ("neon", 8)),
     "Q2_K": (("avx512", 8),),
     "Q5_K": (("neon", 8),),
-    "Q6_K": (("vnni", 8), ("neon", 8)),
+    "Q6_K": (("vnni512", 8), ("neon", 8)),
     "IQ4_NL": (("avx2", 8), ("neon", 4)),
     "MXFP4": (("avx2", 8), ("neon", 4)),
     "Q8_0": (("vnni", 8), ("neon", 4)),
@@ -54,8 +54,8 @@ def weights(tensors: Iterable[TensorInfo], n_layer: int, features: frozenset[str
     """Sorts the tensors of a file.
 
     Args:
-        features: what the build of llama.cpp repacks for: of "amx", "avx2", "avx512", "vnni" (with
-            native_patches/0006), "neon"; empty if it may not.
+        features: what the build of llama.cpp repacks for: of "amx", "avx2", "avx512", "vnni" and
+            "vnni512" (with native_patches/0006), "neon"; empty if it may not.
     """
     found = {tensor.name: tensor for tensor in tensors}
     layers, copies = [0] * (n_layer + 1), [0] * (n_layer + 1)
@@ -96,7 +96,7 @@ def _copy(tensor: TensorInfo, features: frozenset[str], tied: bool = False) -> i
     ):
         return tensor.n_bytes + rows * (columns // _amx_block(kind)) * _AMX_EXTRA[kind]
     for feature, multiple in _REPACKED.get(kind, ()):
-        if feature in features and rows % multiple == 0:
+        if feature in features and rows % multiple == 0 and (matrix or feature != "vnni512"):
             return tensor.n_bytes
     return 0
 

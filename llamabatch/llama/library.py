@@ -333,6 +333,8 @@ def _has_patch(name: str) -> bool:
 # what a build says of itself -> what weights.py calls it
 _FEATURES = {"AMX_INT8": "amx", "AVX2": "avx2", "AVX512": "avx512", "DOTPROD": "neon"}
 
+_ROWS_FEATURES = (("AVX_VNNI", "vnni"), ("AVX512_VNNI", "vnni"), ("AVX512_VNNI", "vnni512"))
+
 
 def repack_features() -> frozenset[str]:
     """What this build repacks weights for: see weights.weights. It says so itself; AMX counts where the CPU has it."""
@@ -341,8 +343,8 @@ def repack_features() -> frozenset[str]:
     told = dict(part.split(" = ") for part in _text(load().llama_print_system_info()).split(" | ") if " = " in part)
     told = {name.split()[-1]: value for name, value in told.items()}
     found = {ours for theirs, ours in _FEATURES.items() if told.get(theirs) == "1"}
-    if "1" in (told.get("AVX_VNNI"), told.get("AVX512_VNNI")) and _has_patch(ROWS_PATCH):
-        found.add("vnni")
+    if _has_patch(ROWS_PATCH):
+        found |= {ours for theirs, ours in _ROWS_FEATURES if told.get(theirs) == "1"}
     if "REPACK" not in told:
         found &= {"amx"}
     if "amx_int8" not in cpu_flags():

@@ -40,18 +40,19 @@ std::vector<ggml_backend_buffer_type_t> extra_buffer_types() {
     return types;
 }
 
-// weights (k x n, a type) times rows of inputs (k x rows, f32), with random contents.
+// weights (k x n, a type) times rows of inputs (k x rows, f32, `gap` apart), with random contents.
 class Product {
 public:
-    Product(ggml_type type, int k, int n, int rows, int threads, ggml_backend_buffer_type_t buffer_type)
-        : k(k), n(n), rows(rows) {
+    Product(ggml_type type, int k, int n, int rows, int threads, ggml_backend_buffer_type_t buffer_type, int gap = 0)
+        : k(k), n(n), rows(rows), gap(gap) {
         weights_context.reset(ggml_init({ ggml_tensor_overhead(), nullptr, true }));
         context.reset(ggml_init({ ggml_tensor_overhead()*8 + ggml_graph_overhead(), nullptr, true }));
         backend.reset(ggml_backend_cpu_init());
         ggml_backend_cpu_set_n_threads(backend.get(), threads);
         weights = ggml_new_tensor_2d(weights_context.get(), type, k, n);
-        inputs  = ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, k, rows);
-        out     = ggml_mul_mat(context.get(), weights, inputs);
+        inputs  = ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, k + gap, rows);
+        out     = ggml_mul_mat(context.get(), weights,
+                               ggml_view_2d(context.get(), inputs, k, rows, inputs->nb[1], 0));
         graph   = ggml_new_graph(context.get());
         ggml_build_forward_expand(graph, out);
         weights_buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(weights_context.get(), buffer_type));
@@ -80,7 +81,9 @@ public:
         for (float & value : given) {
             value = normal(random);
         }
-        ggml_backend_tensor_set(inputs, given.data(), 0, given.size()*sizeof(float));
+        for (int r = 0; r < rows; r++) {
+            ggml_backend_tensor_set(inputs, given.data() + size_t(r)*k, r*inputs->nb[1], k*sizeof(float));
+        }
     }
 
     void run() {
@@ -122,6 +125,7 @@ private:
     int k;
     int n;
     int rows;
+    int gap;
     std::unique_ptr<ggml_context, ContextFree>       weights_context;
     std::unique_ptr<ggml_context, ContextFree>       context;
     std::unique_ptr<ggml_backend, BackendFree>       backend;
@@ -141,7 +145,8 @@ const ggml_type types[] = { GGML_TYPE_Q4_0, GGML_TYPE_Q8_0, GGML_TYPE_Q4_1,   GG
 // Has it the kernels of 0006, in which a row's result is the same bits however many rows there are?
 bool takes_any_rows(ggml_type type, ggml_backend_buffer_type_t buffer_type) {
 #if defined(__x86_64__)
-    return (type == GGML_TYPE_Q4_0 || type == GGML_TYPE_Q8_0 || type == GGML_TYPE_Q4_K || type == GGML_TYPE_Q6_K) &&
+    return (type == GGML_TYPE_Q4_0 || type == GGML_TYPE_Q8_0 ||
+            (ggml_cpu_has_avx512() && (type == GGML_TYPE_Q4_K || type == GGML_TYPE_Q6_K))) &&
            !strcmp(ggml_backend_buft_name(buffer_type), "CPU_REPACK");
 #else
     return false;
@@ -154,8 +159,9 @@ struct Count {
 };
 
 // A kernel may be as far off as the one for plain rows, which rounds its inputs to 8 bits too, and a little further.
-void check(Count & count, ggml_type type, int k, int n, int rows, int threads, ggml_backend_buffer_type_t buffer_type) {
-    Product packed(type, k, n, rows, threads, buffer_type);
+void check(Count & count, ggml_type type, int k, int n, int rows, int threads, ggml_backend_buffer_type_t buffer_type,
+           int gap = 0) {
+    Product packed(type, k, n, rows, threads, buffer_type, gap);
     if (!packed.supported()) {
         return;
     }
@@ -197,6 +203,7 @@ int check_all() {
             }
             for (int rows : { 1, 5, 8, 11 }) { // longer than what a kernel keeps of the rows at once: 128 blocks of 32
                 check(count, type, 4352, 136, rows, 1, buffer_type);
+                check(count, type, 256, 16, rows, 2, buffer_type, 32);
             }
         }
     }
