@@ -211,6 +211,8 @@ class Options:
 
 def main() -> None:
     args = _arguments()
+    for path in filter(None, (args.json, args.picture)):
+        path.parent.mkdir(parents=True, exist_ok=True)  # not after ten minutes
     installed_build()  # raises SetupFailure where the library is not ours
     libraries = stock.libraries(build.make_plan("cpu"))
     options = Options(args.threads, args.steps, args.rounds, libraries, bandwidth(args.threads), max(args.context))
