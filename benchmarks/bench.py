@@ -107,7 +107,8 @@ def main(
     peers = peers or (QUICK_PEERS if quick else PEERS)
     n_rounds = n_rounds or (2 if quick else 3)
     name = "bench-quick" if quick else "bench"
-    json_file, plot_file = json_file or RESULTS / f"{name}.json", plot_file or RESULTS / f"{name}.png"
+    json_file = json_file or RESULTS / f"{name}.json"
+    plot_file = plot_file or json_file.with_suffix(".png")
     with ended_by_signals():
         setup = make_setup(env, workloads, peers, threads or Machine.here().cores, timeout)
         best = remembered(setup)
