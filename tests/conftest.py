@@ -1,10 +1,22 @@
 """What all tests share."""
 
 import os
+import signal
 
 import pytest
 
 from llamabatch import profile_store
+
+
+@pytest.fixture(autouse=True, scope="session")
+def signals_as_on_a_terminal():
+    """A shell that runs us in the background has SIGINT ignored, nohup SIGHUP, and so would each child have them."""
+    usual = {signal.SIGINT: signal.default_int_handler}
+    if hasattr(signal, "SIGHUP"):
+        usual[signal.SIGHUP] = signal.SIG_DFL
+    for number, handler in usual.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
