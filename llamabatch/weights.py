@@ -96,6 +96,7 @@ def _copy(tensor: TensorInfo, features: frozenset[str], tied: bool = False) -> i
     ):
         return tensor.n_bytes + rows * (columns // _amx_block(kind)) * _AMX_EXTRA[kind]
     for feature, multiple in _REPACKED.get(kind, ()):
+        # experts of Q6_K stay as they are
         if feature in features and rows % multiple == 0 and (matrix or feature != "vnni512"):
             return tensor.n_bytes
     return 0

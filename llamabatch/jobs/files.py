@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from llamabatch.errors import OutputError
+from llamabatch.jobs import endings
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF)  # some file systems sync no folders
@@ -194,7 +195,7 @@ class AppendFile:
 
 def temporary(path: Path) -> Path:
     """Where a file is written before it is renamed to `path`: in the same folder, so that a rename is enough."""
-    return path.with_name(path.name + ".tmp")
+    return path.with_name(path.name + endings.TEMPORARY)
 
 
 def _free(path: Path) -> str:

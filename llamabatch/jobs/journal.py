@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from llamabatch.jobs import endings
 from llamabatch.jobs.files import AppendFile, Files
 from llamabatch.jobs.lines import has_error, lines_of
 from llamabatch.jobs.places import Places
@@ -128,7 +129,7 @@ class AsFinished:
 
 def ahead_of(path: Path) -> Path:
     """The side file of an output."""
-    return path.with_name(path.name + ".ahead")
+    return path.with_name(path.name + endings.AHEAD)
 
 
 def _opened(files: Files, path: Path, found: Survey) -> AppendFile:

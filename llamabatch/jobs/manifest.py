@@ -15,12 +15,11 @@ from typing import Any
 from llamabatch.checks import show
 from llamabatch.errors import ConfigError
 from llamabatch.gguf_header import part_names
+from llamabatch.jobs import endings
 from llamabatch.jobs.files import Files
 from llamabatch.model_file import file_bytes
 
 FORMAT = 1
-_ENDING = ".job.json"
-_BESIDE = (_ENDING, ".ahead", ".part", ".lock", ".tmp")  # endings of files that a job keeps beside its output
 _SHOWN = 5  # differences in a message
 _SAMPLES = 64
 _SAMPLE_BYTES = 65536
@@ -103,7 +102,7 @@ def read(path: Path) -> Manifest | None:
 
 def path_of(out: Path) -> Path:
     """Where the manifest of an output stands."""
-    return out.with_name(out.name + _ENDING)
+    return out.with_name(out.name + endings.MANIFEST)
 
 
 def output_of(path: Path) -> Path | None:
@@ -113,7 +112,7 @@ def output_of(path: Path) -> Path | None:
         with contextlib.suppress(ConfigError):  # a file of that name that is none of ours
             if read(path_of(out)) is not None:
                 return out
-        shorter = next((out.name.removesuffix(each) for each in _BESIDE if out.name.endswith(each)), "")
+        shorter = next((out.name.removesuffix(each) for each in endings.ALL if out.name.endswith(each)), "")
         if not shorter:
             return None
         out = out.with_name(shorter)

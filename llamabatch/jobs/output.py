@@ -12,6 +12,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from llamabatch.checks import boolean, choice, number, show
 from llamabatch.errors import ConfigError, OutputError
+from llamabatch.jobs import endings
 from llamabatch.jobs import manifest as manifests
 from llamabatch.jobs.arrange import arrange, has_errors
 from llamabatch.jobs.files import Files, temporary
@@ -352,7 +353,7 @@ def _check_name(path: Path) -> None:
 
 
 def _lock_of(path: Path) -> Path:
-    return path.with_name(path.name + ".lock")
+    return path.with_name(path.name + endings.LOCK)
 
 
 def _size(path: Path) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamabatch.errors import ConfigError, SetupError
+from llamabatch.jobs import endings
 from llamabatch.jobs.files import AppendFile, Files, temporary
 from llamabatch.jobs.lines import lines_of, number_of, to_line
 from llamabatch.jobs.records import Shape
@@ -181,4 +182,4 @@ def _unpacked(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def part_of(path: Path) -> Path:
     """Where the lines are until the file is written."""
-    return path.with_name(path.name + ".part")
+    return path.with_name(path.name + endings.PART)
