@@ -4,10 +4,10 @@
 
 A step is one llama_decode with one token for each of the rows, split KV cache, every sequence at the same length. Three
 libraries are asked in turn for each point: stock with flash attention (llama.cpp's default), stock without, patched
-with it; the fastest of some steps counts. The floor is what no kernel gets below: all weights and the rows' KV cells
-read once at the machine's measured bandwidth, or the products at the rate that the patched library's prefill reaches,
-whichever takes longer; a model that fits in the caches can be faster than that. Last comes the perplexity of the
-bundled model on its held-out answers, decoded side by side, with each library.
+with it; on a CPU with AMX also patched with AMX off. The fastest of some steps counts. The floor is what no kernel gets
+below: all weights and the rows' KV cells read once at the machine's measured bandwidth, or the products at the rate
+that the patched library's prefill reaches, whichever takes longer; a model that fits in the caches can be faster than
+that. Last comes the perplexity of the bundled model on its held-out answers, decoded side by side, with each library.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from benchmarks.places import ROOT, installed_build, log_folder, synth_model
 from benchmarks.process import Program, ended_by_signals, environment
 from llamabatch import chat
 from llamabatch.llama import library
+from llamabatch.llama.environment import OnLoad, environment_defaults
 from llamabatch.llama.model import Model
 from llamabatch.model_facts import ModelFacts
 from llamabatch.model_file import resolve
@@ -44,8 +45,9 @@ TINY_CONTEXTS = (64, 512)
 SPARE_CELLS = 256
 PREFILL = 512
 TIMEOUT_S = 900.0
-STOCK, STOCK_OFF, PATCHED = "stock", "stock, no flash attention", "patched"
+STOCK, STOCK_OFF, PATCHED, NO_AMX = "stock", "stock, no flash attention", "patched", "patched, no AMX"
 SERIES = (STOCK, STOCK_OFF, PATCHED)
+HEADS = {STOCK: "stock ms", STOCK_OFF: "fa off", PATCHED: "patched", NO_AMX: "no AMX"}
 HELDOUT = ROOT / "models" / "heldout.jsonl"
 
 
@@ -65,12 +67,23 @@ class Point:
         return max(self.read_s, self.multiply_s)
 
     def __str__(self) -> str:
-        times = "".join(f"{1000 * self.seconds[name]:10.2f}" for name in SERIES)
+        times = "".join(f"{1000 * seconds:10.2f}" for seconds in self.seconds.values())
         gain = self.seconds[STOCK] / self.seconds[PATCHED]
         return f"{self.model:6}{self.context:8}{self.rows:6}{times}{1000 * self.floor_s:10.2f}{gain:8.2f}"
 
 
-HEADER = f"{'model':6}{'context':>8}{'rows':>6}{'stock ms':>10}{'fa off':>10}{'patched':>10}{'floor':>10}{'gain':>8}"
+def with_best_rates(points: Sequence[Point]) -> list[Point]:
+    """Points of one model. Reading and products are as fast as they were seen to be: before, or in one of the steps."""
+    fastest = [min(point.seconds.values()) for point in points]
+    read = min(1.0, *(seconds / point.read_s for point, seconds in zip(points, fastest, strict=True)))
+    multiply = min(1.0, *(seconds / point.multiply_s for point, seconds in zip(points, fastest, strict=True)))
+    return [replace(point, read_s=read * point.read_s, multiply_s=multiply * point.multiply_s) for point in points]
+
+
+def header(series: Sequence[str]) -> str:
+    """The line above the points."""
+    times = "".join(f"{HEADS[name]:>10}" for name in series)
+    return f"{'model':6}{'context':>8}{'rows':>6}{times}{'floor':>10}{'gain':>8}"
 
 
 @dataclass(frozen=True)
@@ -112,22 +125,24 @@ def bandwidth(threads: int, megabytes: int = 512) -> float:
     return (megabytes << 20) / best
 
 
-class Trio:
+class Peers:
     """A child program for each series, with the model loaded. Raises PeerFailure."""
 
-    def __init__(self, path: Path, sequences: int, cells: int, threads: int, libraries: Path) -> None:
+    def __init__(self, path: Path, sequences: int, cells: int, options: Options) -> None:
         self.programs: dict[str, Program] = {}
         self.facts: dict[str, Any] = {}
         command = [sys.executable, str(ROOT / "benchmarks" / "programs" / "steps.py")]
-        for name in SERIES:
-            env = environment({**os.environ, **library.environment_defaults(path.stat().st_size)})
-            if name != PATCHED:
-                env |= {"LLAMA_CPP_LIB_PATH": str(libraries), "LD_LIBRARY_PATH": str(libraries)}
-            log = log_folder() / f"kernels-{SERIES.index(name)}.log"
+        for number, name in enumerate(options.series):
+            measured = OnLoad(amx="off" if name == NO_AMX else None)
+            ours = {key: value for key, value in os.environ.items() if key != "GGML_CPU_AMX"}
+            env = environment({**ours, **environment_defaults(path.stat().st_size, measured)})
+            if name in (STOCK, STOCK_OFF):
+                env |= {"LLAMA_CPP_LIB_PATH": str(options.libraries), "LD_LIBRARY_PATH": str(options.libraries)}
+            log = log_folder() / f"kernels-{number}.log"
             self.programs[name] = Program(name, command, env, log, lines=True)
             self.facts = self.programs[name].ask(
                 {
-                    "model": str(path), "sequences": sequences, "cells": cells, "threads": threads,
+                    "model": str(path), "sequences": sequences, "cells": cells, "threads": options.threads,
                     "flash_attention": name != STOCK_OFF,
                 },
                 TIMEOUT_S,
@@ -144,33 +159,33 @@ class Trio:
 def measure(name: str, contexts: Sequence[int], rows: Sequence[int], options: Options) -> Iterator[Point]:
     """All points of a model, those of one context together."""
     path = model_path(name)
-    _say(f"{name}: loading it three times")
-    trio = Trio(path, max(rows), max(contexts) + SPARE_CELLS, options.threads, options.libraries)
+    _say(f"{name}: loading it {len(options.series)} times")
+    peers = Peers(path, max(rows), max(contexts) + SPARE_CELLS, options)
     try:
-        roof = _roof(path, trio, options)
+        roof = _roof(path, peers, options)
         for context in contexts:
             _say(f"{name}: {context} tokens in each sequence")
-            trio.ask({"fill": context})
+            peers.ask({"fill": context})
             for count in rows:
-                asked = [trio.ask({"rows": count, "steps": options.steps}) for _ in range(options.rounds)]
-                seconds = {series: min(min(answer[series]["seconds"]) for answer in asked) for series in SERIES}
+                asked = [peers.ask({"rows": count, "steps": options.steps}) for _ in range(options.rounds)]
+                seconds = {series: min(min(answer[series]["seconds"]) for answer in asked) for series in options.series}
                 yield Point(name, context, count, seconds, roof.read_s(count, context), roof.multiply_s(count))
     finally:
-        trio.close()
+        peers.close()
 
 
-def _roof(path: Path, trio: Trio, options: Options) -> Roof:
+def _roof(path: Path, peers: Peers, options: Options) -> Roof:
     loaded = Model(path)
     try:
         numbers = ModelFacts.from_metadata(loaded.metadata, path.stat().st_size, loaded.n_vocab)
     finally:
         loaded.close()
     cells = min(PREFILL, options.most_context)
-    seconds = min(trio.programs[PATCHED].ask({"fill": cells}, TIMEOUT_S)["seconds"] for _ in range(3))
-    n_params = trio.facts["n_params"]
+    seconds = min(peers.programs[PATCHED].ask({"fill": cells}, TIMEOUT_S)["seconds"] for _ in range(3))
+    n_params = peers.facts["n_params"]
     products = 2 * (n_params - numbers.n_vocab * numbers.n_embd) * cells  # one row alone goes through the vocabulary
     kv_bytes = 2 * (numbers.k_values + numbers.v_values)  # f16
-    return Roof(options.bandwidth, products / seconds, trio.facts["weight_bytes"], n_params, kv_bytes)
+    return Roof(options.bandwidth, products / seconds, peers.facts["weight_bytes"], n_params, kv_bytes)
 
 
 def perplexities(options: Options) -> dict[str, float]:
@@ -181,11 +196,11 @@ def perplexities(options: Options) -> dict[str, float]:
         texts = list(_texts(model))
     finally:
         model.close()
-    trio = Trio(path, 32, 512, options.threads, options.libraries)
+    peers = Peers(path, 32, 512, options)
     try:
-        sums = trio.ask({"texts": texts})
+        sums = peers.ask({"texts": texts})
     finally:
-        trio.close()
+        peers.close()
     n_tokens = sum(len(text) - prompt for prompt, text in texts)
     return {name: math.exp(-answer["sum"] / n_tokens) for name, answer in sums.items()}
 
@@ -207,6 +222,7 @@ class Options:
     libraries: Path
     bandwidth: float
     most_context: int
+    series: tuple[str, ...]
 
 
 def main() -> None:
@@ -215,30 +231,33 @@ def main() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)  # not after ten minutes
     installed_build()  # raises SetupFailure where the library is not ours
     libraries = stock.libraries(build.make_plan("cpu"))
-    options = Options(args.threads, args.steps, args.rounds, libraries, bandwidth(args.threads), max(args.context))
+    series = (*SERIES, NO_AMX) if library.amx_can_be_off() else SERIES
+    speed = bandwidth(args.threads)
+    options = Options(args.threads, args.steps, args.rounds, libraries, speed, max(args.context), series)
     begin = time.perf_counter()
     points: list[Point] = []
-    print(HEADER)
+    print(header(series))
     with ended_by_signals():
         for name in args.model:
             contexts = [c for c in args.context if name != "tiny" or c in TINY_CONTEXTS]
-            for point in measure(name, contexts, args.rows, options):
-                points.append(point)
-                print(point, flush=True)
-        found = perplexities(options)
-    moved = found[PATCHED] / found[STOCK] - 1
-    print(f"perplexity: {', '.join(f'{name} {value:.5f}' for name, value in found.items())}; moved by {moved:+.4%}")
+            found = with_best_rates(list(measure(name, contexts, args.rows, options)))
+            points += found
+            print(*found, sep="\n", flush=True)
+        perplexity = perplexities(options)
+    moved = perplexity[PATCHED] / perplexity[STOCK] - 1
+    said = ", ".join(f"{name} {value:.5f}" for name, value in perplexity.items())
+    print(f"perplexity: {said}; moved by {moved:+.4%}")
     if args.json:
         figures = {
             **facts(command_line("python -m benchmarks.kernels")), "threads": args.threads,
             "bandwidth_gb_s": round(options.bandwidth / 1e9, 2), "wall_s": round(time.perf_counter() - begin, 1),
-            "perplexity": found, "points": [{**asdict(point), "floor_s": point.floor_s} for point in points],
+            "perplexity": perplexity, "points": [{**asdict(point), "floor_s": point.floor_s} for point in points],
         }  # fmt: skip
         args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     if args.picture:
         from benchmarks.kernels_plot import draw
 
-        draw(points, SERIES, args.picture)
+        draw(points, series, args.picture)
 
 
 def _arguments() -> argparse.Namespace:

@@ -15,8 +15,8 @@ from benchmarks.plot import STYLE
 if TYPE_CHECKING:
     from benchmarks.kernels import Point
 
-_COLORS = ("#0072B2", "#56B4E9", "#D55E00")  # Okabe and Ito's palette, as in llamabatch.compare.style
-_MARKS = ("o", "s", "^")
+_COLORS = ("#0072B2", "#56B4E9", "#D55E00", "#009E73")  # Okabe and Ito's palette, as in llamabatch.compare.style
+_MARKS = ("o", "s", "^", "v")
 _TICKS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -45,7 +45,7 @@ def figure(points: Sequence[Point], series: Sequence[str]) -> Figure:
 
 def _panel(axes: Any, points: Sequence[Point], series: Sequence[str]) -> None:
     rows = [point.rows for point in points]
-    for name, color, mark in zip(series, _COLORS, _MARKS, strict=True):
+    for name, color, mark in zip(series, _COLORS, _MARKS, strict=False):
         times = [1000 * point.seconds[name] for point in points]
         axes.plot(rows, times, mark + "-", color=color, label=name, markersize=3, linewidth=1.2)
     floor = [1000 * point.floor_s for point in points]

@@ -20,6 +20,7 @@ from llamabatch.checks import counted
 from llamabatch.cpu import cpu_flags, cpu_name
 from llamabatch.errors import SetupError
 from llamabatch.llama import extra_bufts, library
+from llamabatch.llama.environment import undecided
 from llamabatch.llama.library import LibraryInfo
 from llamabatch.machine import Machine
 
@@ -255,7 +256,7 @@ def _environment(given: Mapping[str, str]) -> Iterator[Check]:
     for name, words in bad.items():
         yield Check(f"${name}", Status.WARN, relevant[name], words)
     fine = [f"{name}={value}" for name, value in relevant.items() if name not in bad]
-    chosen = [f"{name}={value}" for name, value in library.undecided(None, given).items()]
+    chosen = [f"{name}={value}" for name, value in undecided(None, given).items()]
     text = f"yours: {', '.join(fine) or 'none'}; set by llamabatch: {', '.join(chosen) or 'none'}"
     yield Check("environment", Status.OK, text)
 

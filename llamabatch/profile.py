@@ -72,6 +72,7 @@ class Profile:
         spins: GOMP_SPINCOUNT.
         stairs: decode steps by number of rows, rising; they say how many slots pay.
         p95_inter_token_ms: the limit that was tuned for, milliseconds, and `latency_rows` the slots that keep it.
+        amx: "off" where the CPU has AMX and other repacked kernels are faster.
     """
 
     key: ProfileKey
@@ -87,11 +88,12 @@ class Profile:
     stairs: tuple[Stair, ...] = ()
     p95_inter_token_ms: float | None = None
     latency_rows: int | None = None
+    amx: str | None = None
 
     def __post_init__(self) -> None:
         choice(ConfigError, "type_k", self.key.type_k, KV_TYPES)
         choice(ConfigError, "type_v", self.key.type_v, KV_TYPES)
-        for name in ("flash_attn", "extra_bufts"):
+        for name in ("flash_attn", "extra_bufts", "amx"):
             if getattr(self, name) is not None:
                 choice(ConfigError, name, getattr(self, name), ("on", "off"))
         if self.flash_attn == "off" and self.key.type_v not in FLOAT_TYPES:
@@ -137,6 +139,8 @@ class Profile:
     def best_rows(self, fits: Callable[[int], bool]) -> int | None:
         """The number of rows that makes the most tokens/s, of those measured that fit and keep the latency limit; the
         smallest of those that are within 3 % of it. None if there is none."""
+        if self.latency_rows is not None and fits(self.latency_rows):
+            return self.latency_rows  # chosen so among more rows: among these alone, fewer could be within 3 %
         return best_rows([stair for stair in self.stairs if stair.rows <= self.most_rows and fits(stair.rows)])
 
     @property

@@ -28,7 +28,7 @@ from llamabatch.jobs.loop import Loop
 from llamabatch.jobs.manifest import model_identity
 from llamabatch.jobs.output import Output
 from llamabatch.jobs.progress import Progress, Silent
-from llamabatch.jobs.reader import Reader, check
+from llamabatch.jobs.reader import Reader
 from llamabatch.jobs.rows import BadRow, Row
 from llamabatch.jobs.settings import Settings
 from llamabatch.jobs.sources import Source
@@ -125,7 +125,8 @@ class _Job:
         settings = self._settings
         with contextlib.ExitStack() as stack:
             found = _sources(settings)
-            check(found, settings.reading)  # a usage error leaves no output behind
+            # before the output: a usage error leaves none behind
+            reader = stack.enter_context(contextlib.closing(Reader(found, settings.reading)))
             output = stack.enter_context(contextlib.closing(self._open(found)))
             self._counts.done_before, self._counts.failed_before = output.n_before, output.n_errors_before
             if output.finished:
@@ -134,7 +135,7 @@ class _Job:
             if output.resumed:
                 done = f"{output.n_before:,} {'row is' if output.n_before == 1 else 'rows are'} done"
                 self._progress.say(f"{settings.output} goes on: {done}")
-            reader = stack.enter_context(contextlib.closing(Reader(found, settings.reading, output.is_done)))
+            reader.pass_over(output.is_done)
             first = self._first_to_run(reader, output)
             if first is None:
                 return self._end_without_engine(output)

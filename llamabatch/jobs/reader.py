@@ -39,20 +39,18 @@ class Reader(Iterator[Row | BadRow]):
         gives the same rows.
     """
 
-    def __init__(
-        self, sources: Sequence[Source], options: ReadOptions | None = None, is_done: Callable[[int], bool] = _never
-    ) -> None:
+    def __init__(self, sources: Sequence[Source], options: ReadOptions | None = None) -> None:
         """Args:
         sources: of sources.find.
         options: see ReadOptions.
-        is_done: rows of these numbers are passed over; their ids stay taken.
         """
         self._sources = sources
         self._options = options or ReadOptions()
-        self._is_done = is_done
+        self._is_done: Callable[[int], bool] = _never
         self._ids = Ids()
         self._starts: list[int] = []  # numbers of the first rows of the sources so far
-        check(sources, self._options)
+        _check_wanted(sources, self._options)
+        _check(sources, self._options)
         self._overlay = Overlay(self._options.params)
         self._n_finished = 0  # sources
         self._sizes = [source.size for source in sources]
@@ -63,6 +61,10 @@ class Reader(Iterator[Row | BadRow]):
 
     def __next__(self) -> Row | BadRow:
         return next(self._rows)
+
+    def pass_over(self, is_done: Callable[[int], bool]) -> None:
+        """Rows of these numbers are left out, from now on; their ids stay taken."""
+        self._is_done = is_done
 
     def close(self) -> None:
         """Closes the file that is open."""
@@ -80,12 +82,12 @@ class Reader(Iterator[Row | BadRow]):
         return done / sum(sizes) if sum(sizes) else 1.0
 
     def _read(self) -> Generator[Row | BadRow, None, None]:
-        options, is_done = self._options, self._is_done
+        options = self._options
         number = 0
         for source in self._sources:
             self._starts.append(number)
             for record in self._records(source):
-                skipped = not options.wants(number) or is_done(number)
+                skipped = not options.wants(number) or self._is_done(number)
                 row = self._row(number, record, skipped)
                 if row is not None:
                     yield row
@@ -163,12 +165,6 @@ class Reader(Iterator[Row | BadRow]):
         return f"{source.name}, {unit} {number - self._starts[index] + 1}"
 
 
-def check(sources: Sequence[Source], options: ReadOptions) -> None:
-    """Raises what the constructor of a Reader would."""
-    _check_wanted(sources, options)
-    _check(sources, options)
-
-
 def _check_wanted(sources: Sequence[Source], options: ReadOptions) -> None:
     """What is for tables alone is not passed over where there is none."""
     if any(source.kind != "jsonl" for source in sources):
@@ -202,5 +198,7 @@ def _check(sources: Sequence[Source], options: ReadOptions) -> None:
 def read(
     sources: Sequence[Source], options: ReadOptions | None = None, is_done: Callable[[int], bool] = _never
 ) -> Reader:
-    """The rows of inputs; see Reader."""
-    return Reader(sources, options, is_done)
+    """The rows of inputs, but for those that are done; see Reader."""
+    reader = Reader(sources, options)
+    reader.pass_over(is_done)
+    return reader

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import atexit
 import collections
-import contextlib
 import ctypes
 import importlib
+import itertools
 import json
 import logging
-import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +23,7 @@ from typing import Any
 
 from llamabatch.errors import EngineError, SetupError
 from llamabatch.lifetime import Home, in_forks
+from llamabatch.llama.environment import NOTHING_MEASURED, OnLoad, amx_is_off, is_mapped, prepared
 from llamabatch.llama.layout import check_layout
 
 logger = logging.getLogger(__name__)
@@ -31,72 +31,38 @@ llama_logger = logging.getLogger("llamabatch.llama_cpp")
 
 ATTENTION_PATCH = "0003-flash-attention-decode.patch"
 ROWS_PATCH = "0006-repack-any-rows.patch"
+AMX_PATCH = "0007-amx-can-be-off.patch"
 MARKER = "llamabatch_build.json"
 """The file that native_patches/build.py puts into the llama_cpp package: patches, flags, compiler."""
 
 INSTALL_CURE = "run `make setup` in a checkout of llamabatch, or `pip install --force-reinstall llama-cpp-python`"
 
-_SMALL_MODEL_BYTES = 64 * 1024 * 1024
-
 _lock = threading.Lock()
 _module: ModuleType | None = None
 _home = Home()  # of what llama_backend_init set up
+_amx_off = False  # because the environment said so when llama.cpp was loaded
 
 
-def environment_defaults(model_bytes: int | None, spins: int | None = None) -> dict[str, str]:
-    """The variables that llama.cpp should run with, for a model file of this size; a user's own settings win.
-
-    `GOMP_SPINCOUNT`: how long an OpenMP thread spins at a barrier before it sleeps. libgomp's default is about 3 ms,
-    which costs 60 % to 90 % of the speed once any other process wants a core. Short spins cost nothing where a
-    step takes milliseconds; a model below 64 MB has steps of microseconds and needs the longer spin. `spins`: what
-    was measured on this machine instead (llamabatch/profile.py).
-    `GGML_NO_BACKTRACE`: without it an abort inside ggml starts a debugger.
-    """
-    small = model_bytes is not None and model_bytes < _SMALL_MODEL_BYTES
-    rule = 3000 if small else 1000
-    return {"GOMP_SPINCOUNT": str(rule if spins is None else spins), "GGML_NO_BACKTRACE": "1"}
-
-
-def undecided(model_bytes: int | None, given: Mapping[str, str], spins: int | None = None) -> dict[str, str]:
-    """Those of `environment_defaults` that the user's environment `given` leaves open."""
-    defaults = environment_defaults(model_bytes, spins)
-    if "OMP_WAIT_POLICY" in given:  # says how to wait, too: GOMP_SPINCOUNT would overrule it
-        del defaults["GOMP_SPINCOUNT"]
-    return {name: value for name, value in defaults.items() if name not in given}
-
-
-@contextlib.contextmanager
-def _environment(model_bytes: int | None, spins: int | None = None) -> Iterator[None]:
-    """Set in os.environ what the user has left open. libgomp reads its variable while it is loaded and never again,
-    so that one goes away afterwards: our child programs, and the user's, must not take it for the user's wish."""
-    missing = undecided(model_bytes, os.environ, spins)
-    if "GOMP_SPINCOUNT" in missing and _is_mapped("libgomp.so"):
-        logger.debug("libgomp was loaded before llamabatch, so GOMP_SPINCOUNT comes too late; set it yourself")
-    os.environ.update(missing)
-    try:
-        yield
-    finally:
-        if "GOMP_SPINCOUNT" in missing:
-            os.environ.pop("GOMP_SPINCOUNT", None)
-
-
-def load(model_bytes: int | None = None, spins: int | None = None) -> ModuleType:
+def load(model_bytes: int | None = None, measured: OnLoad = NOTHING_MEASURED) -> ModuleType:
     """Return the llama_cpp module, ready for use. May be called often and from any thread.
 
-    The size of the model file, and the spin count of its profile, count in the first call of a process only, since
-    libgomp reads its environment once.
+    The size of the model file, and what its profile says, count in the first call of a process only, since libgomp
+    and ggml read their environment once.
     Raises SetupError where llama_cpp is missing or does not fit.
     """
-    global _module, _home
+    global _module, _home, _amx_off
     if _module is not None:
         return _module
     with _lock:
         if _module is None:
-            with _environment(model_bytes, spins):
+            with prepared(model_bytes, measured):
                 module = _import_llama_cpp()
                 check_layout(module)
                 _forward_log(module)
                 module.llama_backend_init()
+                if amx_is_off():
+                    names = _extra_buffers(module)
+                    _amx_off = names is not None and "AMX" not in names
             _module, _home = module, Home()
         return _module
 
@@ -300,17 +266,29 @@ def _devices(module: ModuleType) -> tuple[Device, ...]:
     return tuple(found)
 
 
+def _extra_buffers(module: ModuleType) -> tuple[str, ...] | None:
+    """Names of the buffer types that repack weights; None if they cannot be told.
+
+    ggml lists them once and reads GGML_CPU_AMX when it does: with the first model, if nobody asks before.
+    """
+    library = module.llama_cpp._lib
+    pointer, cpu = ctypes.c_void_p, 0  # GGML_BACKEND_DEVICE_TYPE_CPU
+    try:
+        device = ctypes.CFUNCTYPE(pointer, ctypes.c_int)(("ggml_backend_dev_by_type", library))(cpu)
+        backend = ctypes.CFUNCTYPE(pointer, pointer)(("ggml_backend_dev_backend_reg", library))(device)
+        find = ctypes.CFUNCTYPE(pointer, pointer, ctypes.c_char_p)(("ggml_backend_reg_get_proc_address", library))
+        name = ctypes.CFUNCTYPE(ctypes.c_char_p, pointer)(("ggml_backend_buft_name", library))
+    except (AttributeError, ValueError):
+        return None
+    found = find(backend, b"ggml_backend_dev_get_extra_bufts")
+    if not found:
+        return None
+    types = ctypes.CFUNCTYPE(ctypes.POINTER(pointer), pointer)(found)(device)
+    return tuple(_text(name(buffer)) for buffer in itertools.takewhile(bool, types))
+
+
 def _text(raw: bytes | None) -> str:
     return (raw or b"").decode("utf-8", "replace")
-
-
-def _is_mapped(name: str) -> bool:
-    """Whether this process has a library of that name (Linux; False where it cannot be told)."""
-    try:
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-            return any(f"/{name}" in line for line in maps)
-    except OSError:
-        return False
 
 
 def extra_bufts_safe() -> bool:
@@ -323,6 +301,12 @@ def extra_bufts_safe() -> bool:
 def has_fast_attention() -> bool:
     """Whether this build has our flash attention for CPUs."""
     return _has_patch(ATTENTION_PATCH)
+
+
+def amx_can_be_off() -> bool:
+    """Whether this CPU and this build have AMX kernels that are on and that `OnLoad.amx` could leave alone."""
+    has_kernels = _told().get("AMX_INT8") == "1" and _cpu_has_amx()
+    return has_kernels and not amx_is_off() and _has_patch(AMX_PATCH)
 
 
 def _has_patch(name: str) -> bool:
@@ -338,18 +322,27 @@ _ROWS_FEATURES = (("AVX_VNNI", "vnni"), ("AVX512_VNNI", "vnni"), ("AVX512_VNNI",
 
 def repack_features() -> frozenset[str]:
     """What this build repacks weights for: see weights.weights. It says so itself; AMX counts where the CPU has it."""
-    from llamabatch.cpu import cpu_flags
-
-    told = dict(part.split(" = ") for part in _text(load().llama_print_system_info()).split(" | ") if " = " in part)
-    told = {name.split()[-1]: value for name, value in told.items()}
+    told = _told()
     found = {ours for theirs, ours in _FEATURES.items() if told.get(theirs) == "1"}
     if _has_patch(ROWS_PATCH):
         found |= {ours for theirs, ours in _ROWS_FEATURES if told.get(theirs) == "1"}
     if "REPACK" not in told:
         found &= {"amx"}
-    if "amx_int8" not in cpu_flags():
+    if _amx_off or not _cpu_has_amx():
         found -= {"amx"}
     return frozenset(found)
+
+
+def _told() -> dict[str, str]:
+    """What the build says of itself, "1" for what it has."""
+    told = dict(part.split(" = ") for part in _text(load().llama_print_system_info()).split(" | ") if " = " in part)
+    return {name.split()[-1]: value for name, value in told.items()}
+
+
+def _cpu_has_amx() -> bool:
+    from llamabatch.cpu import cpu_flags
+
+    return "amx_int8" in cpu_flags()
 
 
 def gpu_count() -> int:
@@ -366,4 +359,4 @@ def gpu_names() -> tuple[str, ...]:
 def uses_libgomp() -> bool:
     """Whether GOMP_SPINCOUNT means anything to the library that is loaded (Linux; False where it cannot be told)."""
     load()
-    return _is_mapped("libgomp")
+    return is_mapped("libgomp")

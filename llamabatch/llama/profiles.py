@@ -7,6 +7,7 @@ from pathlib import Path
 from llamabatch import profile_store
 from llamabatch.config import EngineConfig
 from llamabatch.llama import library
+from llamabatch.llama.environment import NOTHING_MEASURED, OnLoad
 from llamabatch.model_file import file_bytes
 from llamabatch.profile import Profile
 
@@ -14,10 +15,11 @@ from llamabatch.profile import Profile
 def profile_for(path: Path, config: EngineConfig) -> Profile | None:
     """What `llamabatch tune` found for this file, these cache types and the devices in use; None if there is nothing.
 
-    Loads the library, with the spin count of the profile if it was not loaded before.
+    Loads the library, as the profile says if it was not loaded before, also where the devices turn out to be others.
     """
     found = profile_store.find(path, config.type_k, config.type_v) if config.profile else None
-    library.load(file_bytes(path), found.spins if found is not None else None)
+    measured = OnLoad(found.spins, found.amx) if found is not None else NOTHING_MEASURED
+    library.load(file_bytes(path), measured)
     if found is None or found.gpus != used_gpus(config):
         return None
     return found

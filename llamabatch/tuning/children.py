@@ -10,7 +10,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import IO, Any
 
@@ -40,7 +40,7 @@ class Children:
     def __init__(self, base: EngineConfig, room: int) -> None:
         self._base = base
         self._room = max(1, min(room, _MOST))
-        self._running: dict[tuple[str, int], _Child] = {}  # the one used last stands last
+        self._running: dict[tuple[str, str, int], _Child] = {}  # the one used last stands last
 
     def measure(self, setting: Setting, job: Job) -> Figures:
         """The figures of Bench.measure.
@@ -67,7 +67,7 @@ class Children:
             while len(self._running) >= self._room:
                 oldest = next(iter(self._running))
                 self._running.pop(oldest).end()
-            child = _Child(config_of(self._base, setting, job), setting.spins)
+            child = _Child(config_of(self._base, setting, job), setting.environment())
         self._running[setting.load] = child
         return child
 
@@ -88,15 +88,15 @@ class _ChildDiedError(EngineError):
 
 
 class _Child:
-    def __init__(self, config: EngineConfig, spins: int) -> None:
-        environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    def __init__(self, config: EngineConfig, environment: Mapping[str, str]) -> None:
+        inherited = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
         self._process: subprocess.Popen[str] = subprocess.Popen(
             [sys.executable, "-c", _START, PROGRAM, *sys.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,  # Ctrl-C reaches the parent alone
-            env=environment | {"GOMP_SPINCOUNT": str(spins)},
+            env={**inherited, **environment},
         )
         try:
             self.uses_libgomp = bool(self._ask(dataclasses.asdict(config))["libgomp"])

@@ -19,7 +19,8 @@ from llamabatch.compare.processes import no_child_left
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, EngineError
 from llamabatch.latency import Latency, choose_rows
-from llamabatch.llama.library import environment_defaults, extra_bufts_safe
+from llamabatch.llama.environment import amx_is_off, environment_defaults
+from llamabatch.llama.library import amx_can_be_off, extra_bufts_safe
 from llamabatch.llama.profiles import used_gpus
 from llamabatch.machine import Machine
 from llamabatch.model_facts import ModelFacts
@@ -150,6 +151,7 @@ def _profile(
         n_threads_batch=chosen.n_threads_batch if threads else None,
         n_ubatch=chosen.n_ubatch if differs("n_ubatch") else None,
         spins=chosen.spins if differs("spins") else None,
+        amx="off" if chosen.amx == "off" else None,
         stairs=stairs,
     )
 
@@ -177,6 +179,7 @@ class Tuner:
             n_ubatch=ruled.number("n_ubatch"),
             n_threads=ruled.number("n_threads"),
             n_threads_batch=ruled.number("n_threads_batch"),
+            amx="off" if amx_is_off() else "on",
         )
         self._start = time.monotonic()
         self._used = 0.0  # shares of the parts that are over, the one under way included
@@ -185,7 +188,7 @@ class Tuner:
         self._prompt_ms = prompt_ms  # for each token, with what was chosen so far
         self._check_limit()
         self._long_prompt = _rounded(min(_LONG_PROMPT, facts.n_ctx_train, int(_LONG_PROMPT_S * 1000 / prompt_ms)))
-        self._stages = stages(self._cores, ruled, self._long_prompt)
+        self._stages = stages(self._cores, ruled, self._long_prompt, amx_can_be_off())
         self._shares = sum(stage.share for stage in self._stages) + _STAIRS_SHARE + _GAIN_SHARE
 
     def _check_limit(self) -> None:

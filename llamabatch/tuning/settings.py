@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamabatch.config import EngineConfig
+from llamabatch.llama.environment import OnLoad, environment_defaults
 
 # What libgomp does where nobody sets GOMP_SPINCOUNT: "3 msec blocking when OMP_WAIT_POLICY is not specified", at
 # 100,000 spins a ms (gcc/libgomp/env.c).
@@ -14,9 +15,10 @@ LIBGOMP_SPINS = 300_000
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to run the model; the names are EngineConfig's, and `spins` is GOMP_SPINCOUNT.
+    """One way to run the model; the names are EngineConfig's, `spins` is GOMP_SPINCOUNT, and `amx` is "off" where the
+    extra buffers are those of other kernels.
 
-    extra_bufts and spins are fixed when a model or libgomp is loaded; the rest can change in a running process.
+    extra_bufts, amx and spins are fixed when a model or a library is loaded; the rest can change in a running process.
     """
 
     extra_bufts: str
@@ -27,15 +29,20 @@ class Setting:
     n_ubatch: int
     n_threads: int
     n_threads_batch: int
+    amx: str = "on"
 
     @property
-    def load(self) -> tuple[str, int]:
+    def load(self) -> tuple[str, str, int]:
         """What a process is started with."""
-        return self.extra_bufts, self.spins
+        return self.extra_bufts, self.amx, self.spins
 
     def options(self) -> dict[str, Any]:
         """As options of EngineConfig."""
-        return {name: value for name, value in vars(self).items() if name != "spins"}
+        return {name: value for name, value in vars(self).items() if name not in ("spins", "amx")}
+
+    def environment(self) -> dict[str, str]:
+        """The rest, as variables."""
+        return environment_defaults(None, OnLoad(self.spins, self.amx))
 
 
 @dataclass(frozen=True)

@@ -42,15 +42,16 @@ class Stage:
     only_on_request: bool = False
 
 
-def stages(cores: int, config: EngineConfig, longest_prompt: int) -> tuple[Stage, ...]:
+def stages(cores: int, config: EngineConfig, longest_prompt: int, amx: bool = False) -> tuple[Stage, ...]:
     """All of them.
 
     Args:
         config: as it was resolved without a profile: what the rules say.
         longest_prompt: tokens of the prompts that the question about n_ubatch uses.
+        amx: AMX kernels are on, and can be off.
     """
     return (
-        Stage("extra_bufts", "extra buffers", ("prompt", "one", "many"), _extra_bufts, share=1.5),
+        Stage("extra_bufts", "extra buffers", ("prompt", "one", "many"), lambda s: _extra_bufts(s, amx), share=1.5),
         Stage("flash_attn", "flash attention", ("prompt", "many"), _flash_attn),
         Stage("type_k", "KV types", ("prompt", "many"), _kv_types, rounds=2, only_on_request=True),
         Stage("n_threads", "threads, one row", ("one",), lambda s: _threads(s, "n_threads", cores), share=0.7),
@@ -74,10 +75,11 @@ def llama_cpp_defaults(setting: Setting, cores: int) -> Setting:
     )
 
 
-def _extra_bufts(setting: Setting) -> dict[str, Setting]:
+def _extra_bufts(setting: Setting, amx: bool) -> dict[str, Setting]:
     if setting.extra_bufts == "off":  # the user's wish, or they crash here
         return {"off": setting}
-    return {"on": setting, "off": replace(setting, extra_bufts="off")}
+    without_amx = {"on, no AMX": replace(setting, amx="off")} if amx else {}
+    return {"on": setting, **without_amx, "off": replace(setting, extra_bufts="off")}
 
 
 def _flash_attn(setting: Setting) -> dict[str, Setting]:

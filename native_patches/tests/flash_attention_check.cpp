@@ -1,4 +1,5 @@
-// Checks ggml's CPU flash attention against a float64 computation, over types, shapes, masks and threads.
+// Checks ggml's CPU flash attention against a float64 computation, over types, shapes, masks and threads, that a row's
+// result does not depend on how many are computed with it, and that what one sequence holds does not reach others.
 //
 //   flash_attention_check             every case; exit status 1 if one is off by more than its bound
 //   flash_attention_check time ROWS STREAMS HEADS KV_HEADS HEAD_SIZE N_KV TYPE THREADS [MASK]    microseconds a run
@@ -22,13 +23,14 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
 
-enum class Mask { none, causal, holes, sequences, nothing };
+enum class Mask { none, causal, holes, sequences, prefix, nothing };
 
-const char * const mask_names[] = { "none", "causal", "holes", "sequences", "nothing" };
+const char * const mask_names[] = { "none", "causal", "holes", "sequences", "prefix", "nothing" };
 
 struct Case {
     ggml_type type_k   = GGML_TYPE_F16;
@@ -64,6 +66,7 @@ bool visible(const Case & c, int stream, int row, int key) {
         case Mask::causal:    return key <= (c.n_kv - c.rows)*(stream + 1)/(c.streams + 1) + row;
         case Mask::holes:     return (uint32_t(key*2654435761u) >> 24) % 5 < 2 || key == row % c.n_kv;
         case Mask::sequences: return key % c.rows == row; // one sequence a row, their cells interleaved
+        case Mask::prefix:    return key < c.n_kv/2 || key % c.rows == row; // the same, with a beginning that all share
         case Mask::nothing:   return row < c.rows - 1 && key < 70;
     }
     return false;
@@ -123,8 +126,41 @@ public:
         return sqrt(difference)/std::max(sqrt(size), 1e-12);
     }
 
+    // K, V and the first row of Q become those of another with the same shapes but for the number of rows
+    void take(const Attention & other) {
+        for (const auto & [mine, its] : { std::pair(q, other.q), std::pair(k, other.k), std::pair(v, other.v) }) {
+            std::vector<char> bytes(mine == q ? size_t(c.dk)*c.heads()*sizeof(float) : ggml_nbytes(mine));
+            ggml_backend_tensor_get(its, bytes.data(), 0, bytes.size());
+            ggml_backend_tensor_set(mine, bytes.data(), 0, bytes.size());
+        }
+    }
+
+    // K or V of all keys that the first row does not see becomes infinite, as where a model overflows
+    void overflow_others(bool keys) {
+        std::vector<float> values = keys ? ks : vs;
+        for (size_t i = 0; i < values.size(); i++) {
+            if (!visible(c, 0, 0, int(i/(size_t(keys ? c.dk : c.dv)*c.kv_heads)))) {
+                values[i] = INFINITY;
+            }
+        }
+        set(keys ? k : v, values);
+    }
+
+    std::vector<float> first_row() const {
+        std::vector<float> row(size_t(c.dv)*c.heads());
+        ggml_backend_tensor_get(out, row.data(), 0, row.size()*sizeof(float));
+        return row;
+    }
+
 private:
     ggml_tensor * permuted(ggml_tensor * t) { return ggml_permute(context.get(), t, 0, 2, 1, 3); }
+
+    std::vector<char> set(ggml_tensor * t, const std::vector<float> & values) {
+        std::vector<char> bytes(ggml_nbytes(t));
+        ggml_quantize_chunk(t->type, values.data(), bytes.data(), 0, ggml_nrows(t), t->ne[0], nullptr);
+        ggml_backend_tensor_set(t, bytes.data(), 0, bytes.size());
+        return bytes;
+    }
 
     // random contents; returns them as the type has rounded them
     std::vector<float> fill(ggml_tensor * t, float size) {
@@ -133,9 +169,7 @@ private:
         for (float & value : values) {
             value = normal(random);
         }
-        std::vector<char> bytes(ggml_nbytes(t));
-        ggml_quantize_chunk(t->type, values.data(), bytes.data(), 0, ggml_nrows(t), t->ne[0], nullptr);
-        ggml_backend_tensor_set(t, bytes.data(), 0, bytes.size());
+        const std::vector<char> bytes = set(t, values);
         if (t->type == GGML_TYPE_F32) {
             return values;
         }
@@ -263,7 +297,8 @@ std::vector<Case> all_cases() {
     for (int size : { 40, 72, 112, 36 }) {
         add([&](Case & c) { c.type_k = c.type_v = GGML_TYPE_F32; c.dk = c.dv = size; c.rows = 2; });
     }
-    for (Mask mask : { Mask::none, Mask::causal, Mask::holes, Mask::sequences, Mask::nothing }) {
+    for (Mask mask :
+         { Mask::none, Mask::causal, Mask::holes, Mask::sequences, Mask::prefix, Mask::nothing }) {
         for (int rows : { 1, 2, 5, 16, 33, 64, 200 }) {
             add([&](Case & c) { c.mask = mask; c.rows = rows; c.n_kv = 511; c.group = 3; c.dk = c.dv = 32; });
         }
@@ -300,6 +335,27 @@ double bound(const Case & c) {
     return block_kernel ? 1e-5 : 2e-2;
 }
 
+// Whether a row's result has the same bits alone and among 40 rows, on one thread, which does not split the keys.
+bool same_bits(const Case & alone) {
+    Case among = alone;
+    among.rows = 40;
+    Attention many(among, 1);
+    Attention one(alone, 1);
+    one.take(many);
+    many.run();
+    one.run();
+    return one.first_row() == many.first_row();
+}
+
+// Whether the first of several sequences, whose cells are interleaved, is finite where K or V of the others is not.
+bool kept_apart(const Case & c, bool keys) {
+    Attention attention(c, 1);
+    attention.overflow_others(keys);
+    attention.run();
+    const std::vector<float> row = attention.first_row();
+    return std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); });
+}
+
 int check() {
     const bool verbose = getenv("VERBOSE") != nullptr;
     int    failed = 0;
@@ -317,6 +373,40 @@ int check() {
         failed += !(error < bound(c));
         worst[c.type_k] = std::max(worst[c.type_k], error);
         n++;
+    }
+    for (const ggml_type type : { GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0 }) {
+        for (const auto & [size, group] : { std::pair(64, 7), std::pair(128, 4), std::pair(96, 8) }) {
+            Case c;
+            c.type_k = c.type_v = type;
+            c.dk = c.dv = size;
+            c.group = group;
+            c.n_kv  = 200;
+            c.mask  = Mask::none;
+            const bool same = same_bits(c);
+            if (!same) {
+                printf("%s: other bits among other rows\n", c.name().c_str());
+            }
+            failed += !same;
+            n++;
+        }
+    }
+    for (const ggml_type type : { GGML_TYPE_F32, GGML_TYPE_F16 }) {
+        for (int rows : { 2, 3, 16 }) {
+            for (Mask mask : { Mask::sequences, Mask::prefix }) {
+                for (bool keys : { true, false }) {
+                    Case c;
+                    c.type_k = c.type_v = type;
+                    c.rows = rows;
+                    c.mask = mask;
+                    const bool apart = kept_apart(c, keys);
+                    if (!apart) {
+                        printf("%s: not a number because of another sequence\n", c.name().c_str());
+                    }
+                    failed += !apart;
+                    n++;
+                }
+            }
+        }
     }
     for (int type = 0; type < GGML_TYPE_COUNT; type++) {
         if (worst[type] > 0.0) {
@@ -343,7 +433,7 @@ int time_one(char ** argv) {
     }
     c.threads = atoi(argv[7]);
     if (argv[8]) {
-        for (int i = 0; i < 5; i++) {
+        for (int i = 0; i < 6; i++) {
             if (!strcmp(argv[8], mask_names[i])) {
                 c.mask = Mask(i);
             }

@@ -221,12 +221,14 @@ int time_all(ggml_type type, int k, int n, int threads) {
                 continue;
             }
             product.fill(1);
-            double best = INFINITY;
-            for (int i = 0; i < 300; i++) {
+            double best  = INFINITY;
+            double spent = 0;
+            for (int i = 0; i < 12 || (i < 300 && spent < 1e5); i++) {
                 const auto start = std::chrono::steady_clock::now();
                 product.run();
                 const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - start;
                 best = std::min(best, took.count());
+                spent += took.count();
             }
             printf("%s, %d rows: %.1f us, %.2f a row\n", ggml_backend_buft_name(buffer_type), rows, best, best/rows);
         }

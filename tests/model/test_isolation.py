@@ -10,11 +10,13 @@ import time
 import numpy as np
 import pytest
 from adapter_files import write_lora
+from held_worker import VARIABLE
 from poisoned_worker import BUG, POISON
 
 from llamabatch import LLM, EngineClosedError, EngineError, FinishReason, SamplingParams
 from llamabatch.child_client import ChildClient
 from llamabatch.config import EngineConfig
+from llamabatch.counting_client import CountingClient
 from llamabatch.request import Request
 from llamabatch.restarts import RestartPolicy
 
@@ -32,9 +34,18 @@ def poisoned(n_slots=4, **policy):
 
 
 @pytest.fixture(scope="module")
-def isolated():
-    with LLM("tiny", isolate=True, n_slots=4, n_ctx=1024, kv="split") as llm:
-        yield llm
+def hold(tmp_path_factory):
+    """While this file is there, a child of `isolated` computes a few steps and no more."""
+    return tmp_path_factory.mktemp("hold") / "hold"
+
+
+@pytest.fixture(scope="module")
+def isolated(hold):
+    config = EngineConfig("tiny", isolate=True, n_slots=4, n_ctx=1024, kv="split")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, str(hold))  # for children that come later, too
+        with front(CountingClient(ChildClient(config, "held_worker"))) as llm:
+            yield llm
 
 
 STREAMS = {
@@ -50,17 +61,19 @@ STREAMS = {
 
 
 @pytest.mark.parametrize("what", STREAMS)
-def test_a_stream_goes_on_where_it_was_when_the_child_died(isolated, what):
+def test_a_stream_goes_on_where_it_was_when_the_child_died(isolated, hold, what):
     eos = {} if "regex" in what else {"ignore_eos": True}
     params = SamplingParams(max_tokens=150, **eos, **STREAMS[what])
     prompt = "Tell me about the sea."
     [wanted] = isolated.generate(prompt, params)
     pieces, killed = [], None
+    hold.touch()
     for piece in isolated.stream(prompt, params):
         pieces.append(piece)
-        if len(pieces) == 40:
+        if len(pieces) == 10:
             [killed] = isolated._client.pids
             os.kill(killed, signal.SIGKILL)
+            hold.unlink()
     assert isolated._client.pids != [killed]
     last = pieces[-1].finished
     assert last.error is None
@@ -82,7 +95,7 @@ def test_a_stream_goes_on_where_it_was_when_the_child_died(isolated, what):
     assert last.timings.queued_s <= last.timings.ttft_s == times[0] < last.timings.total_s
 
 
-def test_figures_never_go_backwards_and_count_each_request_once(isolated):
+def test_figures_never_go_backwards_and_count_each_request_once(isolated, hold):
     before = isolated.stats()
     params = SamplingParams(max_tokens=100, temperature=0, ignore_eos=True)
     seen, done = [], threading.Event()
@@ -96,9 +109,11 @@ def test_figures_never_go_backwards_and_count_each_request_once(isolated):
     looking.start()
     try:
         for _ in range(2):
+            hold.touch()
             for number, _ in enumerate(isolated.stream(["a b c", "d e f", "g h i"], params)):
                 if number == 30:
                     os.kill(isolated._client.pids[0], signal.SIGKILL)
+                    hold.unlink()
     finally:
         done.set()
         looking.join()

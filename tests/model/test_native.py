@@ -9,6 +9,7 @@ import pytest
 from llamabatch import doctor, paths
 from llamabatch.errors import SetupError
 from llamabatch.llama import extra_bufts, layout, library
+from llamabatch.llama.environment import environment_defaults
 
 
 def run_child(*arguments, **options):
@@ -62,15 +63,15 @@ def test_the_environment_is_set_while_libgomp_is_loaded(monkeypatch):
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
     code = (
-        "import os; from llamabatch.llama import library; assert not library._is_mapped('libgomp.so');"
+        "import os; from llamabatch.llama import library; assert not library.is_mapped('libgomp.so');"
         "library.load(1); print(os.environ.get('GOMP_SPINCOUNT'), os.environ['GGML_NO_BACKTRACE'],"
-        "library._is_mapped('libgomp.so'))"
+        "library.is_mapped('libgomp.so'))"
     )
     done = run_child("-c", code)
     *_, after, _, gomp = ("", *done.stdout.split())
     assert after == "None"
     if gomp == "True":
-        assert f"GOMP_SPINCOUNT = '{library.environment_defaults(1)['GOMP_SPINCOUNT']}'" in done.stderr
+        assert f"GOMP_SPINCOUNT = '{environment_defaults(1)['GOMP_SPINCOUNT']}'" in done.stderr
 
 
 def test_a_callback_of_the_program_stays():

@@ -67,7 +67,7 @@ def test_past_its_deadline_a_request_ends_with_the_text_so_far(options):
         assert llm.stats().free_slots == 1
     ran, waited = sorted(ended, key=lambda output: len(output.token_ids), reverse=True)
     assert ran.text
-    assert f"with {len(ran.token_ids)} tokens generated" in ran.error
+    assert f"with {len(ran.token_ids):,} tokens generated" in ran.error
     assert "while it waited for a slot" in waited.error
 
 

@@ -189,7 +189,7 @@ def test_an_async_llm_is_watched_alike():
 def test_nothing_is_lost_or_counted_twice_when_a_process_dies(kind):
     with LLM("tiny", **KINDS[kind]) as llm:
         events: queue.SimpleQueue = queue.SimpleQueue()
-        params = SamplingParams(max_tokens=150, ignore_eos=True)
+        params = SamplingParams(max_tokens=400, ignore_eos=True)
         llm._client.submit([Request(f"r{i}", (5, 6, i + 1), params) for i in range(12)], events.put)
         while llm.stats().generated_tokens < 60:
             time.sleep(0.005)

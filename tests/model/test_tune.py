@@ -80,21 +80,27 @@ def test_an_engine_runs_as_its_profile_says(cache, isolate):
         assert (llm.plan.config.n_ubatch, llm.plan.config.flash_attn, llm.plan.config.n_threads) == (128, "on", 2)
 
 
-@pytest.mark.parametrize(("option", "spins"), [("True", "77"), ("False", "3000")])
-def test_the_spin_count_is_set_while_libgomp_is_loaded(cache, option, spins):
-    keep(spins=77)
+@pytest.mark.parametrize(("option", "read"), [("True", ["77", "0"]), ("False", ["3000", "None"])])
+def test_what_libraries_read_once_is_set_while_they_are_loaded(cache, option, read):
+    keep(spins=77, amx="off")
     code = (
         "import os, sys\n"
         "from llamabatch.llama import library\n"
         "real = library._import_llama_cpp\n"
-        "library._import_llama_cpp = lambda: (print(os.environ['GOMP_SPINCOUNT']), real())[1]\n"
+        "def show():\n"
+        "    print(os.environ['GOMP_SPINCOUNT'], os.environ.get('GGML_CPU_AMX'))\n"
+        "    return real()\n"
+        "library._import_llama_cpp = show\n"
         "from llamabatch import Engine, EngineConfig\n"
         "assert 'llama_cpp' not in sys.modules\n"
         f"Engine(EngineConfig('tiny', profile={option})).close()\n"
+        "assert not {'GOMP_SPINCOUNT', 'GGML_CPU_AMX'} & os.environ.keys()\n"
+        f"assert library._amx_off is {option}\n"
     )
-    environment = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    fixed = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "GGML_CPU_AMX")
+    environment = {k: v for k, v in os.environ.items() if k not in fixed}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout.split()) == (0, [spins]), done.stderr
+    assert (done.returncode, done.stdout.split()) == (0, read), done.stderr
 
 
 def test_a_profile_for_other_devices_is_not_believed(cache):

@@ -22,9 +22,20 @@ def test_the_floor_is_what_takes_longer():
     assert point().floor_s == 0.05
 
 
+def test_no_step_is_below_the_floor():
+    """8 rows are said to take 50 ms as in prefill; a step of 64 takes 160. Reading is said to take 20; one took 10."""
+    many = dataclasses.replace(point(64, patched=0.16), multiply_s=0.4)
+    assert [p.multiply_s for p in kernels.with_best_rates([point(8), many])] == pytest.approx([0.02, 0.16])
+    few = dataclasses.replace(point(1, patched=0.01), multiply_s=0.005)
+    assert [p.read_s for p in kernels.with_best_rates([point(8), few])] == pytest.approx([0.01, 0.01])
+    assert kernels.with_best_rates([point(8)]) == [point(8)]
+
+
 def test_a_line_shows_times_in_milliseconds_and_the_gain():
     assert str(point()).split() == ["Q8_0", "512", "8", "300.00", "200.00", "100.00", "50.00", "3.00"]
-    assert len(kernels.HEADER) == len(str(point()))
+    for series in (kernels.SERIES, (*kernels.SERIES, kernels.NO_AMX)):
+        line = str(point(**dict.fromkeys(series, 0.1)))
+        assert len(kernels.header(series)) == len(line)
 
 
 def test_the_picture_has_a_panel_for_each_model_and_context(tmp_path):

@@ -63,6 +63,17 @@ def test_engines_keep_the_limit():
     assert (few.kv, few.n_slots) == ("unified", 4)
 
 
+def test_what_was_chosen_among_all_is_not_chosen_again_among_fewer():
+    """24 rows are within 3 % of the most, and 16 within 3 % of those."""
+    stairs = (Stair(16, 10.0), Stair(24, 14.6), Stair(32, 19.0))
+    rows = choose_rows(stairs, 0.0, 1000.0).rows
+    assert rows == 24
+    kept = Profile(KEY, "2026-01-02", "m", stairs=stairs, p95_inter_token_ms=1000.0, latency_rows=rows)
+    plan = resolve(EngineConfig("m", n_ctx=512), FACTS, Machine(8, 16 * 2**30), kept)
+    assert plan.config.n_slots == 24
+    assert kept.best_rows(lambda rows: rows < 24) == 16
+
+
 def test_a_profile_remembers_the_limit():
     kept = profile(p95_inter_token_ms=20.0, latency_rows=4)
     assert Profile.from_json(kept.to_json()) == kept

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from llamabatch.errors import SetupError
-from llamabatch.llama import extra_bufts, layout, library
+from llamabatch.llama import environment, extra_bufts, layout, library
 
 MB = 1 << 20
 
@@ -23,7 +23,7 @@ MB = 1 << 20
 
 @pytest.mark.parametrize(("size", "spins"), [(3 * MB, "3000"), (600 * MB, "1000"), (None, "1000")])
 def test_spins_follow_the_size_of_the_model(size, spins):
-    assert library.environment_defaults(size) == {"GOMP_SPINCOUNT": spins, "GGML_NO_BACKTRACE": "1"}
+    assert environment.environment_defaults(size) == {"GOMP_SPINCOUNT": spins, "GGML_NO_BACKTRACE": "1"}
 
 
 @pytest.mark.parametrize(
@@ -36,13 +36,13 @@ def test_spins_follow_the_size_of_the_model(size, spins):
     ],
 )
 def test_what_the_user_has_set_stays(given, missing, monkeypatch):
-    assert set(library.undecided(None, given)) == missing
+    assert set(environment.undecided(None, given)) == missing
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "GGML_NO_BACKTRACE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     before = dict(os.environ)
-    with library._environment(None):
+    with environment.prepared(None):
         added = {name: value for name, value in os.environ.items() if name not in before}
         assert {name: os.environ[name] for name in given} == given
     assert set(added) == missing
@@ -55,8 +55,8 @@ def test_a_libgomp_that_came_first_is_reported(monkeypatch, caplog):
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    monkeypatch.setattr(library, "_is_mapped", lambda name: True)
-    with caplog.at_level(logging.DEBUG, library.__name__), library._environment(None):
+    monkeypatch.setattr(environment, "is_mapped", lambda name: True)
+    with caplog.at_level(logging.DEBUG, environment.__name__), environment.prepared(None):
         pass
     assert "too late" in caplog.text
 
@@ -86,7 +86,8 @@ def test_a_missing_or_broken_library_is_one_sentence(error, words, monkeypatch):
 
 def test_importing_the_room_does_not_import_llama_cpp():
     code = (
-        "import sys; from llamabatch.llama import extra_bufts, layout, library; assert 'llama_cpp' not in sys.modules"
+        "import sys; from llamabatch.llama import environment, extra_bufts, layout, library\n"
+        "assert 'llama_cpp' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

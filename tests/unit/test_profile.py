@@ -16,7 +16,7 @@ from llamabatch.capacity import resolve
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, ModelFileError, SetupError
 from llamabatch.gguf_shape import ModelShape, read_shape
-from llamabatch.llama import library
+from llamabatch.llama.environment import OnLoad, undecided
 from llamabatch.machine import Machine
 from llamabatch.model_facts import ModelFacts
 from llamabatch.profile import Profile, ProfileKey, Stair
@@ -249,11 +249,19 @@ def test_slots_are_the_rows_that_pay_of_those_that_fit():
 
 
 def test_spins_of_a_profile_and_the_wish_of_the_user():
-    assert library.undecided(600 << 20, {}, 5000)["GOMP_SPINCOUNT"] == "5000"
-    assert library.undecided(600 << 20, {}, 0)["GOMP_SPINCOUNT"] == "0"
-    assert library.undecided(600 << 20, {})["GOMP_SPINCOUNT"] == "1000"
-    assert "GOMP_SPINCOUNT" not in library.undecided(600 << 20, {"GOMP_SPINCOUNT": "7"}, 5000)
-    assert "GOMP_SPINCOUNT" not in library.undecided(600 << 20, {"OMP_WAIT_POLICY": "passive"}, 5000)
+    measured = OnLoad(spins=5000)
+    assert undecided(600 << 20, {}, measured)["GOMP_SPINCOUNT"] == "5000"
+    assert undecided(600 << 20, {}, OnLoad(spins=0))["GOMP_SPINCOUNT"] == "0"
+    assert undecided(600 << 20, {})["GOMP_SPINCOUNT"] == "1000"
+    assert "GOMP_SPINCOUNT" not in undecided(600 << 20, {"GOMP_SPINCOUNT": "7"}, measured)
+    assert "GOMP_SPINCOUNT" not in undecided(600 << 20, {"OMP_WAIT_POLICY": "passive"}, measured)
+
+
+def test_amx_of_a_profile_and_the_wish_of_the_user():
+    measured = OnLoad(amx="off")
+    assert undecided(600 << 20, {}, measured)["GGML_CPU_AMX"] == "0"
+    assert "GGML_CPU_AMX" not in undecided(600 << 20, {"GGML_CPU_AMX": "1"}, measured)
+    assert "GGML_CPU_AMX" not in undecided(600 << 20, {}, OnLoad(amx="on"))
 
 
 def test_cache_types_never_come_from_a_profile():

@@ -87,8 +87,8 @@ def test_what_was_not_measured_is_not_chosen():
 # --- the questions ------------------------------------------------------------------------------------------------
 
 
-def candidates(name, setting, cores=8):
-    stage = next(s for s in stages(cores, RULED, 1024) if s.name == name)
+def candidates(name, setting, cores=8, **facts):
+    stage = next(s for s in stages(cores, RULED, 1024, **facts) if s.name == name)
     return stage.candidates(setting)
 
 
@@ -107,6 +107,17 @@ def test_the_rule_stands_first_and_nothing_impossible_is_tried():
     assert list(candidates("extra_bufts", replace(SETTING, extra_bufts="off"))) == ["off"]
     assert {"2", "1", "4", "8"} <= set(candidates("n_threads", SETTING))
     assert list(stages(8, RULED, 256)[-1].candidates(SETTING)) == ["512", "256"]
+
+
+def test_other_kernels_than_those_for_amx_are_tried_where_there_are_both():
+    assert list(candidates("extra_bufts", SETTING)) == ["on", "off"]
+    ways = candidates("extra_bufts", SETTING, amx=True)
+    assert list(ways) == ["on", "on, no AMX", "off"]
+    assert ways["on, no AMX"] == replace(SETTING, amx="off")
+    assert list(candidates("extra_bufts", replace(SETTING, extra_bufts="off"), amx=True)) == ["off"]
+    assert len({way.load for way in ways.values()}) == 3  # each needs a process of its own
+    assert [way.environment().get("GGML_CPU_AMX") for way in ways.values()] == [None, "0", None]
+    assert {way.environment()["GOMP_SPINCOUNT"] for way in ways.values()} == {"1000"}
 
 
 def test_defaults_of_llama_cpp():
@@ -163,6 +174,7 @@ class Silent:
 def tune(monkeypatch):
     monkeypatch.setattr(Machine, "here", classmethod(lambda cls, n_gpus=0: Machine(2, 32 * 2**30)))
     monkeypatch.setattr(tuning, "busy_neighbour", nullcontext)
+    monkeypatch.setattr(tuning, "amx_can_be_off", lambda: True)
 
     def go(factors, broken=(), seconds_each=0.0, **settings):
         children = Machines(factors, broken, seconds_each)
@@ -183,6 +195,7 @@ def test_each_machine_gets_what_is_fast_on_it(tune):
     assert flash == replace(SETTING, flash_attn="on", n_threads=1)
     waits = tune({"spins=10000": 0.7, "extra_bufts=off": 0.6, "n_ubatch=1024": 0.5})[0].setting
     assert waits == replace(SETTING, spins=10000, extra_bufts="off", n_ubatch=1024)
+    assert tune({"amx=off": 0.8, "extra_bufts=off": 1.3})[0].setting == replace(SETTING, amx="off")
 
 
 def test_later_questions_are_asked_with_earlier_answers(tune):

@@ -1,0 +1,82 @@
+"""The environment that llama.cpp's libraries read once, when they are loaded. Imports none of them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+logger = logging.getLogger(__name__)
+
+_SMALL_MODEL_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class OnLoad:
+    """What a process settles when it loads llama.cpp, and never again; None where nothing was measured.
+
+    Attributes:
+        spins: GOMP_SPINCOUNT.
+        amx: "off" leaves the AMX kernels alone, so that other repacked kernels get the weights (native_patches/0007).
+    """
+
+    spins: int | None = None
+    amx: str | None = None
+
+
+NOTHING_MEASURED = OnLoad()
+
+
+def environment_defaults(model_bytes: int | None, measured: OnLoad = NOTHING_MEASURED) -> dict[str, str]:
+    """The variables that llama.cpp should run with, for a model file of this size; a user's own settings win.
+
+    `GOMP_SPINCOUNT`: how long an OpenMP thread spins at a barrier before it sleeps. libgomp's default is about 3 ms,
+    which costs 60 % to 90 % of the speed once any other process wants a core. Short spins cost nothing where a
+    step takes milliseconds; a model below 64 MB has steps of microseconds and needs the longer spin.
+    `GGML_NO_BACKTRACE`: without it an abort inside ggml starts a debugger.
+    `GGML_CPU_AMX`: see `OnLoad`. `measured`: on this machine (llamabatch/profile.py), instead of these rules.
+    """
+    small = model_bytes is not None and model_bytes < _SMALL_MODEL_BYTES
+    rule = 3000 if small else 1000
+    spins = rule if measured.spins is None else measured.spins
+    amx = {"GGML_CPU_AMX": "0"} if measured.amx == "off" else {}
+    return {"GOMP_SPINCOUNT": str(spins), "GGML_NO_BACKTRACE": "1", **amx}
+
+
+def undecided(model_bytes: int | None, given: Mapping[str, str], measured: OnLoad = NOTHING_MEASURED) -> dict[str, str]:
+    """Those of `environment_defaults` that the user's environment `given` leaves open."""
+    defaults = environment_defaults(model_bytes, measured)
+    if "OMP_WAIT_POLICY" in given:  # says how to wait, too: GOMP_SPINCOUNT would overrule it
+        del defaults["GOMP_SPINCOUNT"]
+    return {name: value for name, value in defaults.items() if name not in given}
+
+
+@contextlib.contextmanager
+def prepared(model_bytes: int | None, measured: OnLoad = NOTHING_MEASURED) -> Iterator[None]:
+    """Set in os.environ what the user has left open. What is read within this block and never again goes away
+    afterwards: our child programs, and the user's, must not take it for the user's wish."""
+    missing = undecided(model_bytes, os.environ, measured)
+    if "GOMP_SPINCOUNT" in missing and is_mapped("libgomp.so"):
+        logger.debug("libgomp was loaded before llamabatch, so GOMP_SPINCOUNT comes too late; set it yourself")
+    os.environ.update(missing)
+    try:
+        yield
+    finally:
+        for name in missing.keys() & {"GOMP_SPINCOUNT", "GGML_CPU_AMX"}:
+            os.environ.pop(name, None)
+
+
+def amx_is_off() -> bool:
+    """Whether the environment says that the AMX kernels are left alone."""
+    return os.environ.get("GGML_CPU_AMX") == "0"
+
+
+def is_mapped(name: str) -> bool:
+    """Whether this process has a library of that name (Linux; False where it cannot be told)."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            return any(f"/{name}" in line for line in maps)
+    except OSError:
+        return False
