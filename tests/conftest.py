@@ -2,10 +2,17 @@
 
 import os
 import signal
+import threading
 
+import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 from llamabatch import profile_store
+
+# The same examples each time, however slow the machine: `--hypothesis-profile default` looks for others.
+settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("steady")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -29,3 +36,23 @@ def no_profiles_of_this_machine(tmp_path_factory):
 
 
 CACHE = "LLAMABATCH_CACHE"
+
+
+class Begun:
+    """What this process has begun since, and is still there. A number would not say it: what was there before may end
+    meanwhile."""
+
+    def __init__(self):
+        self._before = set(threading.enumerate()) | set(psutil.Process().children())
+
+    def threads(self):
+        return set(threading.enumerate()) - self._before
+
+    def children(self):
+        return set(psutil.Process().children()) - self._before
+
+
+@pytest.fixture
+def begun():
+    """By the test."""
+    return Begun()

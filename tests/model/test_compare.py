@@ -107,15 +107,15 @@ def test_the_baseline_gives_what_the_engine_gives(prompts):
     assert {o.finish_reason.value for o in ours} == {"stop", "length"}
 
 
-def test_an_engine_that_dies_costs_its_own_row_only(prompts):
-    watcher = Watcher("static", lambda: [child.kill() for child in psutil.Process().children()])
+def test_an_engine_that_dies_costs_its_own_row_only(prompts, begun):
+    watcher = Watcher("static", lambda: [child.kill() for child in begun.children()])
     settings = Settings(prompts=prompts, strategies=("static", "batched"), max_tokens=64, baseline=False, slots=(2,))
     report = run(settings, watcher)
     static, batched = report.rows
     assert "SIGKILL" in static.error
     assert batched.error is None
     assert report.failed
-    assert psutil.Process().children() == []
+    assert not begun.children()
 
 
 def alive(processes) -> list[psutil.Process]:

@@ -241,15 +241,14 @@ def test_n_ctx_is_what_one_request_may_use():
         assert [len(o.token_ids) for o in outputs] == [7] * 8
 
 
-def test_a_forgotten_llm_gives_its_thread_back():
-    before = threading.active_count()
+def test_a_forgotten_llm_gives_its_thread_back(begun):
     for _ in range(3):
         llm = LLM("tiny", n_slots=1)
         llm.generate("x", SamplingParams(max_tokens=1))
         del llm
         gc.collect()
     lifetime.settle()  # a collection waits for nobody
-    assert threading.active_count() == before
+    assert not begun.threads()
 
 
 def program(text: str) -> list[str]:

@@ -80,12 +80,12 @@ def test_a_deadline_counts_for_each_continuation():
 
 
 def test_a_first_request_waits_for_company_but_not_when_there_is_enough_of_it():
-    with LLM("tiny", n_slots=4, instances=1, max_wait_ms=400) as llm:
+    with LLM("tiny", n_slots=4, instances=1, max_wait_ms=1000) as llm:
         llm.generate(["a"] * 4, ONE)
         [output] = llm.generate("a", ONE)
-        assert output.timings.queued_s >= 0.4
+        assert output.timings.queued_s >= 1.0
         outputs = llm.generate(["a"] * 4, ONE)
-        assert all(output.timings.queued_s < 0.3 for output in outputs)
+        assert all(output.timings.queued_s < 0.9 for output in outputs)
 
         before = llm.stats()
         params = SamplingParams(max_tokens=30, ignore_eos=True)

@@ -142,16 +142,15 @@ def test_an_engine_counts_its_requests_itself():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_monitor_watches_while_it_runs_and_ends_with_the_llm(kind, tmp_path):
+def test_a_monitor_watches_while_it_runs_and_ends_with_the_llm(kind, tmp_path, begun):
     seen: list[Snapshot] = []
-    n_threads = threading.active_count()
     llm = LLM("tiny", **KINDS[kind])
     first = llm.stats()
     assert (first.submitted, first.in_flight, first.prompt_tokens) == (0, 0, 0)
     monitor = llm.monitor(seen.append, every_s=0.02, metrics_file=tmp_path / "x.prom").start()
     outputs = llm.generate(["Once upon a time"] * 8, SamplingParams(max_tokens=300, ignore_eos=True))
     llm.close()
-    assert threading.active_count() == n_threads
+    assert not begun.threads()
     assert not monitor._thread.is_alive()
     assert sum(s.recent.generated_tokens for s in seen) == sum(len(o.token_ids) for o in outputs)
     assert max(s.stats.slot_use for s in seen) > 0.4

@@ -11,7 +11,6 @@ import time
 from enum import Enum
 from typing import Annotated, Literal
 
-import psutil
 import pytest
 from annotated_types import MaxLen
 from architectures import write
@@ -188,7 +187,7 @@ def test_a_hostile_grammar_stalls_and_breaks_nobody(noise):
     assert "1.5 s" in outputs[0].error
     assert "nested too deeply" in outputs[1].error
     assert outputs[0].timings.total_s < 4  # 2 s on a machine that is not busy
-    assert max(b - a for a, b in itertools.pairwise(times)) < 1.2  # no step waited for the 1.5 s
+    assert max(b - a for a, b in itertools.pairwise(times)) < 1.4  # no step waited for the 1.5 s
 
 
 def test_the_grammar_of_a_request_that_waits_can_be_aborted(noise):
@@ -200,7 +199,7 @@ def test_the_grammar_of_a_request_that_waits_can_be_aborted(noise):
     noise._client.abort(["waits"])
     [event] = events.get(timeout=10)
     assert event.finished.finish_reason == FinishReason.ABORT
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 1.4  # it did not wait for the 1.5 s
     assert noise.stats().waiting == 0
 
 
@@ -248,13 +247,11 @@ def test_constrained_and_guessing_rows_share_a_call(tmp_path):
         assert outputs[0].text == outputs[2].text
 
 
-def test_closing_leaves_no_process_behind():
-    me = psutil.Process()
-    before = {child.pid for child in me.children()}
+def test_closing_leaves_no_process_behind(begun):
     with LLM("tiny", n_slots=2) as llm:
         llm.generate("x", SamplingParams(structured_outputs={"regex": "a"}))
-        assert {child.pid for child in me.children()} - before
-    assert {child.pid for child in me.children()} == before
+        assert begun.children()
+    assert not begun.children()
 
 
 def test_nothing_is_started_for_those_who_do_not_ask():

@@ -251,7 +251,7 @@ def test_a_loaded_prefix_fills_a_slot_and_others_copy_from_there():
         assert list(outputs[f"{i}"].token_ids) == expected_output((*prompt_of(3, 120), 5 + i, 6), 1)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 2**32),
     name=st.sampled_from(sorted(POLICIES)),

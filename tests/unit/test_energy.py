@@ -1,6 +1,5 @@
 """Energy and GPUs from fake machines: each source is optional, counters wrap, and nothing is printed."""
 
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -107,21 +106,20 @@ def test_what_cannot_be_read_is_none_without_a_word(tmp_path, broken, capfd, mon
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_thread_reads_so_that_no_wrap_is_missed(tmp_path, monkeypatch):
+def test_a_thread_reads_so_that_no_wrap_is_missed(tmp_path, monkeypatch, begun):
     monkeypatch.setattr(energy, "_READ_EVERY_S", 0.01)
     package = zone(tmp_path / "intel-rapl:0", "package-0", 0)
-    before = threading.active_count()
     with EnergyMeter(powercap=tmp_path, gpus=False) as meter:
-        assert threading.active_count() == before + 1
+        assert len(begun.threads()) == 1
         for _ in range(4):  # 8 J each time, modulo 10
             seen = meter._counters[0]._sum
             package.write_text(str((int(package.read_text()) + 8_000_000) % 10_000_000))
             while meter._counters[0]._sum == seen:
                 pass
         assert meter.read() == pytest.approx(32)
-    assert threading.active_count() == before
+    assert not begun.threads()
     with EnergyMeter(powercap=tmp_path / "nothing", gpus=False):
-        assert threading.active_count() == before
+        assert not begun.threads()
 
 
 def test_gpus_count_their_energy(tmp_path):

@@ -144,7 +144,7 @@ def test_what_is_damaged_is_named(data, words, tmp_path):
         read_header(path)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_a_mutated_header_is_read_or_refused(tmp_path_factory, data):
     body = bytearray(paths.bundled_model().read_bytes()[:64_300])

@@ -346,7 +346,7 @@ def test_a_torn_line_that_waits_is_mended(tmp_path):
     assert rows(out) == list(range(6))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_whatever_is_interrupted_each_row_is_there_once(data):
     """Writes in any order, kills at any call, cuts of a torn tail, ends in good order, retries, in any sequence."""

@@ -132,7 +132,7 @@ def test_a_byte_order_mark_and_windows_ends_are_read(tmp_path):
     assert [row.prompt for row in read(find([tmp_path / "in.jsonl"]))] == ["a", "b"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     pieces=st.lists(st.binary(max_size=40).map(lambda b: b.replace(b"\n", b"")), max_size=12),
     end=st.sampled_from([b"\n", b"\r\n"]),
@@ -343,7 +343,7 @@ def test_an_id_is_given_once(tmp_path):
     assert not rows[4].openai
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.one_of(st.none(), st.integers(0, 30).map(str), st.text(min_size=1, max_size=2)), max_size=40))
 def test_ids_agree_with_a_dictionary(given_ids):
     ids, holders = Ids(), {}
@@ -401,7 +401,7 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.lists(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=5), min_size=1, max_size=4))
 def test_any_object_is_a_row_or_a_bad_row(objects):
     check_whatever(objects)
@@ -411,7 +411,7 @@ def test_any_object_is_a_row_or_a_bad_row(objects):
         check_whatever([{"custom_id": f"{i}", "body": {**each, **begins}} for i, each in enumerate(objects)])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.binary(max_size=60).map(lambda b: b.replace(b"\n", b"") or b"x"), min_size=1, max_size=6))
 def test_any_bytes_are_bad_rows(pieces):
     if pieces[0].startswith((b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff")):

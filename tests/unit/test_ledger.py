@@ -179,7 +179,7 @@ class World:
         return None
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     n=st.integers(1, 30),
     killers=st.dictionaries(st.integers(0, 29), st.integers(1, 5), max_size=3),

@@ -82,7 +82,7 @@ def test_rows_in_any_order_with_numbers_of_their_own():
 
 
 @needs_helper
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(seed=st.integers(0, 2**32), kind=st.sampled_from(KINDS), size=st.sampled_from(SIZES), top=st.integers(-1, 1024))
 def test_numpy_gives_the_same_to_a_millionth(seed, kind, size, top):
     rng = np.random.default_rng(seed)

@@ -60,7 +60,7 @@ def check(output, prompt: tuple[int, ...], most: int, top: int | None, prompt_to
         assert list(output.prompt_logprobs) == [None, *expected_logprobs(list(prompt), 1)]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     seed=st.integers(0, 2**32),
     name=st.sampled_from(sorted(POLICIES)),
@@ -164,7 +164,7 @@ def check_score(output, prompt: tuple[int, ...], first: int) -> None:
     assert list(output.prompt_logprobs) == [None] * first + expected_logprobs(list(prompt), first)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     seed=st.integers(0, 2**32),
     name=st.sampled_from(sorted(POLICIES)),

@@ -127,7 +127,7 @@ def test_stopped_in_the_middle_it_goes_on_where_it_was(tmp_path, state):
     assert ran(tmp_path)[started:] == [2, 3, 4, 5]
 
 
-def test_killed_in_the_middle_it_goes_on_where_it_was(tmp_path):
+def test_killed_in_the_middle_it_goes_on_where_it_was(tmp_path, begun):
     sleeps = "number < 2 or __import__('os').path.exists(LOG + '.go') or __import__('time').sleep(60)"
     figure = figure_of(tmp_path, other=sleeps.replace("LOG", repr(str(tmp_path / "log.txt"))))
     code = (
@@ -152,7 +152,7 @@ def test_killed_in_the_middle_it_goes_on_where_it_was(tmp_path):
     program.run([figure], state, folder=tmp_path)
     assert state.missing(figure) == []
     assert ran(tmp_path) == [0, 1, 2, 2, 3, 4, 5]
-    assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    assert not [thread for thread in begun.threads() if isinstance(thread, threading.Timer)]
 
 
 def test_the_summary_names_no_path_and_keeps_other_figures(tmp_path, state):

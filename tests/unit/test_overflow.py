@@ -114,7 +114,7 @@ def test_without_shift_it_ends_where_n_ctx_does():
     assert len(drain(scheduler, runner)["r"].token_ids) == 5
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(
     seed=st.integers(0, 2**32),
     name=st.sampled_from(sorted(POLICIES)),

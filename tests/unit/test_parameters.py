@@ -149,11 +149,11 @@ BAD_VALUES = [
 def test_hundreds_of_bad_values_name_their_field():
     assert len(BAD_VALUES) >= 300
     for name, value in BAD_VALUES:
-        start = time.perf_counter()
+        start = time.thread_time()  # of this thread alone, however busy the machine is
         with pytest.raises(SamplingError, match=name) as refusal:
             SamplingParams(**{name: value})
         assert len(str(refusal.value)) < 1000
-        assert time.perf_counter() - start < 1, name
+        assert time.thread_time() - start < 1, name
 
 
 def test_what_is_left_open_comes_from_the_model_else_from_llama_cpp():

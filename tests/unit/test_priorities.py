@@ -170,7 +170,7 @@ def test_in_a_unified_cache_as_many_give_way_as_are_needed_or_none():
     assert names(scheduler.running) == {"equal", "0", "1", "large"}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     name=st.sampled_from(sorted(POLICIES)),

@@ -79,7 +79,7 @@ def counts_of(prompt, output) -> TokenCounts:
     return counts
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 2**32),
     size=st.sampled_from([1, 7, 300, 5000]),

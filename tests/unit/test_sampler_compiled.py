@@ -77,7 +77,7 @@ def random_draw(rng: np.random.Generator, size: int, params: dict[str, object], 
 
 
 @needs_helper
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(
     seed=st.integers(0, 2**32),
     kind=st.sampled_from(KINDS),

@@ -24,7 +24,7 @@ def run(name: str, sequences: list[Sequence], limits: Limits = LIMITS, **faults)
     return drain(scheduler, runner), scheduler, runner
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     name=st.sampled_from(sorted(POLICIES)),
@@ -50,7 +50,7 @@ def test_every_policy_gives_each_request_what_it_gets_alone(
     assert scheduler.slots.n_free == scheduler.slots.n_slots
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), name=st.sampled_from(sorted(POLICIES)))
 def test_arrivals_and_aborts_at_any_step_disturb_nobody(seed, name):
     rng = random.Random(seed)
@@ -77,7 +77,7 @@ def test_arrivals_and_aborts_at_any_step_disturb_nobody(seed, name):
         assert list(output.token_ids) == expected_output(prompts[request_id], 20)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     seed=st.integers(0, 2**32),
     name=st.sampled_from(sorted(POLICIES)),

@@ -62,7 +62,7 @@ class TimedRunner(FakeRunner):
         return super()._run_call(call)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 2**32),
     name=st.sampled_from(sorted(POLICIES)),
@@ -93,7 +93,7 @@ def test_right_wrong_and_half_right_guesses_change_no_text(
         assert list(outputs[name_of].token_ids) == expected_output(prompt, most)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     name=st.sampled_from(sorted(POLICIES)),

@@ -246,7 +246,7 @@ def _is_valid(value, schema):
     return True
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(schema=st.recursive(LEAVES, _nested, max_leaves=5), seed=st.integers(0, 2**32))
 def test_random_walks_through_random_schemas_are_valid(compiler, schema, seed):
     text = walk(compiler, random.Random(seed), json=schema)
@@ -460,7 +460,8 @@ def test_a_model_without_an_end_is_refused():
     compiler.close()
 
 
-def test_closing_ends_a_trial_that_is_under_way():
+def test_closing_ends_a_trial_that_is_under_way(monkeypatch):
+    monkeypatch.setattr(grammars_module, "MOST_SECONDS", 60.0)  # it would end after 5 s by itself
     compiler = Grammars(Bytes())
     compiled(compiler, regex="x")
     future = compiler.compile(structure({"json": {"type": "integer", "multipleOf": 1_234_577}}))
@@ -468,7 +469,7 @@ def test_closing_ends_a_trial_that_is_under_way():
     start = time.monotonic()
     threading.Timer(0.1, compiler.close).start()
     assert future.exception(timeout=10) is not None
-    assert time.monotonic() - start < 1.2
+    assert time.monotonic() - start < 4
     assert process.wait(5) is not None
 
 
