@@ -126,29 +126,36 @@ class Model:
     def share(self) -> Model:
         """The same model for one more owner; each must close it."""
         with self._lock:
-            self._check_open()
+            self._check_owned()
             self._owners += 1
         return self
 
     def close(self) -> None:
         with self._lock:
             self._owners -= 1
-            if self.handle and self._owners == 0:
-                if self._grammars is not None:
-                    self._grammars.close()  # its thread may be reading the vocabulary
-                self._lib.llama_model_free(self.handle)
-                self.handle = None
+            if not self.handle or self._owners != 0:
+                return
+            grammars = self._grammars
+        if grammars is not None:
+            grammars.close()  # without the lock: its thread may be reading the vocabulary
+        with self._lock:
+            self._lib.llama_model_free(self.handle)
+            self.handle = None
 
     @property
     def grammars(self) -> Grammars:
         """What structured_outputs are compiled by, for all who share the model."""
         with self._lock:
-            self._check_open()
+            self._check_owned()
             if self._grammars is None:
                 from llamabatch.llama.grammars import Grammars  # with a library that most do not need
 
                 self._grammars = Grammars(self)
             return self._grammars
+
+    def _check_owned(self) -> None:
+        if self._owners < 1:  # as soon as the last one closes, though its grammars may still be reading
+            raise EngineClosedError("the model is closed")
 
     def _check_open(self) -> None:
         if not self.handle:

@@ -17,6 +17,7 @@ from architectures import write
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from llamabatch import LLM, FinishReason, SamplingParams
+from llamabatch.llama import grammars
 from llamabatch.request import Request
 
 WILD = {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -246,6 +247,30 @@ def test_constrained_and_guessing_rows_share_a_call(tmp_path):
         assert llm.stats().drafted_tokens > 0
         assert outputs[1].text == "one one one xxxxxxxxx"
         assert outputs[0].text == outputs[2].text
+
+
+def test_closing_waits_for_a_vocabulary_that_is_being_read(monkeypatch):
+    """By the first grammar, which asks the model for it, which is closing."""
+    reading, closing, read = threading.Event(), threading.Event(), grammars._Vocabulary.__init__
+
+    def slowly(self, model):
+        reading.set()
+        closing.wait(10)
+        time.sleep(0.2)
+        read(self, model)
+
+    monkeypatch.setattr(grammars._Vocabulary, "__init__", slowly)
+    llm, events = LLM("tiny", n_slots=2), queue.SimpleQueue()
+    request = Request("waits", (1,), SamplingParams(structured_outputs={"regex": "a"}))
+    llm._client.submit([request], events.put)
+    assert reading.wait(10)
+    closer = threading.Thread(target=llm.close, daemon=True)
+    closer.start()
+    closing.set()
+    closer.join(10)
+    assert not closer.is_alive()
+    [event] = events.get(timeout=10)
+    assert event.finished.finish_reason == FinishReason.ABORT
 
 
 def test_closing_leaves_no_process_behind(begun):
