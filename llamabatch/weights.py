@@ -29,7 +29,7 @@ _REPACKED = {
     "Q6_K": (("vnni512", 8), ("neon", 8)),
     "IQ4_NL": (("avx2", 8), ("neon", 4)),
     "MXFP4": (("avx2", 8), ("neon", 4)),
-    "Q8_0": (("vnni", 8), ("neon", 4)),
+    "Q8_0": (("rows", 8), ("neon", 4)),
 }
 
 
@@ -54,8 +54,8 @@ def weights(tensors: Iterable[TensorInfo], n_layer: int, features: frozenset[str
     """Sorts the tensors of a file.
 
     Args:
-        features: what the build of llama.cpp repacks for: of "amx", "avx2", "avx512", "vnni" and
-            "vnni512" (with native_patches/0006), "neon"; empty if it may not.
+        features: what the build of llama.cpp repacks for: of "amx", "avx2", "avx512", "neon", and with
+            native_patches/0006 "rows" (AVX2) and "vnni512" (AVX-512 VNNI); empty if it may not.
     """
     found = {tensor.name: tensor for tensor in tensors}
     layers, copies = [0] * (n_layer + 1), [0] * (n_layer + 1)

@@ -317,7 +317,7 @@ def _has_patch(name: str) -> bool:
 # what a build says of itself -> what weights.py calls it
 _FEATURES = {"AMX_INT8": "amx", "AVX2": "avx2", "AVX512": "avx512", "DOTPROD": "neon"}
 
-_ROWS_FEATURES = (("AVX_VNNI", "vnni"), ("AVX512_VNNI", "vnni"), ("AVX512_VNNI", "vnni512"))
+_ROWS_FEATURES = (("AVX2", "rows"), ("AVX512_VNNI", "vnni512"))
 
 
 def repack_features() -> frozenset[str]:

@@ -40,7 +40,7 @@ std::vector<ggml_backend_buffer_type_t> extra_buffer_types() {
     return types;
 }
 
-// weights (k x n, a type) times rows of inputs (k x rows, f32, `gap` apart), with random contents.
+// weights (k x n, a type) times rows of inputs (k x rows, f32, `gap` apart).
 class Product {
 public:
     Product(ggml_type type, int k, int n, int rows, int threads, ggml_backend_buffer_type_t buffer_type, int gap = 0)
@@ -63,23 +63,29 @@ public:
     // Does the buffer type take this type and size?
     bool supported() const { return ggml_backend_dev_supports_op(cpu(), out); }
 
-    void fill(uint32_t seed) {
+    // extreme: quants as large as they can be, and in each row or column of one sign, so that every sum is
+    void fill(uint32_t seed, bool extreme = false) {
         std::mt19937                    random(seed);
         std::normal_distribution<float> normal(0.0f, 1.0f);
         std::vector<float>              values(size_t(k)*n);
-        for (float & value : values) {
-            value = normal(random);
+        for (size_t i = 0; i < values.size(); i++) {
+            values[i] = extreme ? (i / k % 2 ? -1.0f : 1.0f) : normal(random);
         }
         std::vector<char> bytes(ggml_nbytes(weights));
         ggml_quantize_chunk(weights->type, values.data(), bytes.data(), 0, n, k, nullptr);
+        if (extreme && weights->type == GGML_TYPE_Q8_0) { // a file may have what ggml's own quantisation has not
+            for (size_t i = 0; i < bytes.size(); i++) {
+                bytes[i] = i % 34 >= 2 && bytes[i] == -127 ? -128 : bytes[i];
+            }
+        }
         ggml_backend_tensor_set(weights, bytes.data(), 0, bytes.size());
         rounded = values;
         if (weights->type != GGML_TYPE_F32) {
             ggml_get_type_traits(weights->type)->to_float(bytes.data(), rounded.data(), values.size());
         }
         given.resize(size_t(k)*rows);
-        for (float & value : given) {
-            value = normal(random);
+        for (size_t i = 0; i < given.size(); i++) {
+            given[i] = extreme ? (i / k % 3 ? 1.0f : -1.0f) : normal(random);
         }
         for (int r = 0; r < rows; r++) {
             ggml_backend_tensor_set(inputs, given.data() + size_t(r)*k, r*inputs->nb[1], k*sizeof(float));
@@ -160,14 +166,14 @@ struct Count {
 
 // A kernel may be as far off as the one for plain rows, which rounds its inputs to 8 bits too, and a little further.
 void check(Count & count, ggml_type type, int k, int n, int rows, int threads, ggml_backend_buffer_type_t buffer_type,
-           int gap = 0) {
+           int gap = 0, bool extreme = false) {
     Product packed(type, k, n, rows, threads, buffer_type, gap);
     if (!packed.supported()) {
         return;
     }
     Product plain(type, k, n, rows, threads, ggml_backend_cpu_buffer_type());
-    packed.fill(rows);
-    plain.fill(rows);
+    packed.fill(rows, extreme);
+    plain.fill(rows, extreme);
     packed.run();
     plain.run();
     const double bound = 1.1*plain.error() + 1e-4;
@@ -179,7 +185,7 @@ void check(Count & count, ggml_type type, int k, int n, int rows, int threads, g
     }
     if (takes_any_rows(type, buffer_type)) {
         Product alone(type, k, n, 1, threads, buffer_type);
-        alone.fill(rows);
+        alone.fill(rows, extreme);
         alone.run();
         count.cases++;
         if (alone.first_row() != packed.first_row()) {
@@ -204,6 +210,7 @@ int check_all() {
             for (int rows : { 1, 5, 8, 11 }) { // longer than what a kernel keeps of the rows at once: 128 blocks of 32
                 check(count, type, 4352, 136, rows, 1, buffer_type);
                 check(count, type, 256, 16, rows, 2, buffer_type, 32);
+                check(count, type, 256, 40, rows, 1, buffer_type, 0, true);
             }
         }
     }

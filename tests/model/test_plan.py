@@ -40,7 +40,7 @@ def test_the_predicted_peak_is_the_measured_one(models, quant, n_slots):
     """Full counts, with the bundled model and real shapes: tests/long/memory_prediction.py."""
     found = measure(str(models[quant]), {"n_slots": n_slots, "n_ctx": 1024})
     assert found["ratio"] == pytest.approx(1, abs=MOST_OFF), found
-    repacking = {"Q8_0": {"amx", "vnni", "neon"}, "Q4_K_M": {"amx", "avx2", "neon"}}[quant]
+    repacking = {"Q8_0": {"amx", "rows", "neon"}, "Q4_K_M": {"amx", "avx2", "neon"}}[quant]
     assert (found["plan"]["copies"] > 0) == bool(repacking & here.machine_here(EngineConfig("m")).features)
 
 

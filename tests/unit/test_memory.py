@@ -34,8 +34,8 @@ def tensor(name, kind, *dims):
     ("kind", "dims", "features", "share"),
     [
         ("Q8_0", (512, 64), {"avx2", "avx512"}, 0),  # x86 has kernels for it as it is, without native_patches/0006
-        ("Q8_0", (512, 64), {"avx2", "vnni"}, 1),
-        ("Q8_0", (512, 60), {"avx2", "vnni"}, 0),
+        ("Q8_0", (512, 64), {"avx2", "rows"}, 1),
+        ("Q8_0", (512, 60), {"avx2", "rows"}, 0),
         ("Q8_0", (512, 64), {"neon"}, 1),
         ("Q8_0", (512, 64), {"amx", "avx2"}, 38 / 34),  # 4 bytes more for each block
         ("Q4_K", (512, 64), {"avx2"}, 1),
@@ -43,10 +43,10 @@ def tensor(name, kind, *dims):
         ("Q4_K", (512, 64), {"amx", "avx2"}, 148 / 144),
         ("Q4_K", (512, 48), {"amx", "avx2"}, 1),  # no multiple of 32: the next kind of buffer
         ("Q6_K", (512, 64), {"avx2", "avx512"}, 0),
-        ("Q6_K", (512, 64), {"avx2", "avx512", "vnni"}, 0),
-        ("Q6_K", (512, 64), {"avx2", "avx512", "vnni", "vnni512"}, 1),
-        ("Q6_K", (512, 64, 4), {"avx2", "avx512", "vnni", "vnni512"}, 0),  # experts
-        ("Q8_0", (512, 64, 4), {"avx2", "vnni"}, 1),
+        ("Q6_K", (512, 64), {"avx2", "avx512", "rows"}, 0),
+        ("Q6_K", (512, 64), {"avx2", "avx512", "rows", "vnni512"}, 1),
+        ("Q6_K", (512, 64, 4), {"avx2", "avx512", "rows", "vnni512"}, 0),  # experts
+        ("Q8_0", (512, 64, 4), {"avx2", "rows"}, 1),
         ("F16", (512, 64), {"amx"}, 1),
         ("F32", (512, 64), {"amx", "avx2", "neon"}, 0),
         ("Q4_K", (512, 64), set(), 0),
