@@ -95,6 +95,8 @@ def _copy(tensor: TensorInfo, features: frozenset[str], tied: bool = False) -> i
         and columns % _amx_block(kind) == 0
     ):
         return tensor.n_bytes + rows * (columns // _amx_block(kind)) * _AMX_EXTRA[kind]
+    if not matrix and "exps" not in tensor.name:  # of three dimensions, only experts are repacked
+        return 0
     for feature, multiple in _REPACKED.get(kind, ()):
         # experts of Q6_K stay as they are
         if feature in features and rows % multiple == 0 and (matrix or feature != "vnni512"):

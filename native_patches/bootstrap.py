@@ -110,9 +110,10 @@ def install(wheel: Path, log: Path) -> None:
     version = wheel.name.split("-")[1]
     constraint = VENV / "llamabatch-constraint.txt"
     constraint.write_text(f"llama-cpp-python=={version}\n", encoding="utf-8")
-    commands = (
+    commands: tuple[list[str | Path], ...] = (
         [*pip, "--no-deps", "--force-reinstall", wheel],
         [*pip, "--constraint", constraint, "--editable", f"{ROOT}[dev]"],
+        [PYTHON, "-m", "compileall", "-q", ROOT / "llamabatch"],  # as pip does for what is not editable
     )
     for command in commands:
         if run_logged(command, log, "installing") != 0:

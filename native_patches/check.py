@@ -87,6 +87,14 @@ CHECKS = (
     ),
     Check("avx2", cpu=_AVX2, flags=("-O3",), cmake=_X86, targets=("ggml",), programs=_KERNELS),
     Check(
+        "avx512",  # without VNNI
+        cpu=_AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+        flags=("-O3",),
+        cmake=(*_X86, "-DGGML_AVX512=ON"),
+        targets=("ggml",),
+        programs=_KERNELS,
+    ),
+    Check(
         "avx-vnni",
         cpu=_AVX2 | {"avx_vnni"},
         flags=("-O3",),

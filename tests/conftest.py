@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, settings
 
 from llamabatch import profile_store
 
-# The same examples each time, however slow the machine: `--hypothesis-profile default` looks for others.
-settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The same examples each time, however slow the machine: `--hypothesis-profile search` looks for others.
+settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("steady", settings.get_profile("search"), derandomize=True)
 settings.load_profile("steady")
 
 

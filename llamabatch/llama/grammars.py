@@ -66,10 +66,16 @@ class Grammars:
         self._names: list[str] = []
         self._vocabulary: Any = None
         self._pool: ThreadPoolExecutor | None = None
+        self._closed = False
 
     def compile(self, structure: Structure) -> Future[Compiled]:
-        """What guides are made of; or SamplingError, which says what is wrong with it."""
+        """What guides are made of; or SamplingError, which says what is wrong with it.
+
+        Raises EngineClosedError after close().
+        """
         with self._lock:
+            if self._closed:
+                raise EngineClosedError("the model is closed")
             future, asked_s = self._known.get(structure, (None, 0.0))
             now = time.monotonic()
             if future is None or _is_stale(future, now - asked_s):
@@ -85,6 +91,8 @@ class Grammars:
 
     def close(self) -> None:
         """Ends the trial process and what is under way. Not before the last engine of the model has ended."""
+        with self._lock:
+            self._closed = True
         self._trial.close()
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)

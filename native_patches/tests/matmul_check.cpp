@@ -40,19 +40,29 @@ std::vector<ggml_backend_buffer_type_t> extra_buffer_types() {
     return types;
 }
 
-// weights (k x n, a type) times rows of inputs (k x rows, f32, `gap` apart).
+// weights (k x n, a type) times rows of inputs (k x rows, f32, `gap` apart). With experts there are several such weights,
+// and each row has one of them.
 class Product {
 public:
-    Product(ggml_type type, int k, int n, int rows, int threads, ggml_backend_buffer_type_t buffer_type, int gap = 0)
-        : k(k), n(n), rows(rows), gap(gap) {
+    Product(ggml_type type, int k, int n, int rows, int threads, ggml_backend_buffer_type_t buffer_type, int gap = 0,
+            int experts = 0)
+        : k(k), n(n), rows(rows), experts(experts) {
         weights_context.reset(ggml_init({ ggml_tensor_overhead(), nullptr, true }));
         context.reset(ggml_init({ ggml_tensor_overhead()*8 + ggml_graph_overhead(), nullptr, true }));
         backend.reset(ggml_backend_cpu_init());
         ggml_backend_cpu_set_n_threads(backend.get(), threads);
-        weights = ggml_new_tensor_2d(weights_context.get(), type, k, n);
-        inputs  = ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, k + gap, rows);
-        out     = ggml_mul_mat(context.get(), weights,
-                               ggml_view_2d(context.get(), inputs, k, rows, inputs->nb[1], 0));
+        inputs = ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, k + gap, rows);
+        if (experts) {
+            weights = ggml_new_tensor_3d(weights_context.get(), type, k, n, experts);
+            chosen  = ggml_new_tensor_2d(context.get(), GGML_TYPE_I32, 1, rows);
+            out     = ggml_mul_mat_id(
+                context.get(), weights,
+                ggml_view_3d(context.get(), inputs, k, 1, rows, inputs->nb[1], inputs->nb[1], 0), chosen);
+        } else {
+            weights = ggml_new_tensor_2d(weights_context.get(), type, k, n);
+            out     = ggml_mul_mat(context.get(), weights,
+                                   ggml_view_2d(context.get(), inputs, k, rows, inputs->nb[1], 0));
+        }
         graph   = ggml_new_graph(context.get());
         ggml_build_forward_expand(graph, out);
         weights_buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(weights_context.get(), buffer_type));
@@ -63,20 +73,18 @@ public:
     // Does the buffer type take this type and size?
     bool supported() const { return ggml_backend_dev_supports_op(cpu(), out); }
 
-    // extreme: quants as large as they can be, and in each row or column of one sign, so that every sum is
+    // extreme: quants as large as they can be, inputs too, all of one sign in a row, so that every sum is large
     void fill(uint32_t seed, bool extreme = false) {
         std::mt19937                    random(seed);
         std::normal_distribution<float> normal(0.0f, 1.0f);
-        std::vector<float>              values(size_t(k)*n);
-        for (size_t i = 0; i < values.size(); i++) {
-            values[i] = extreme ? (i / k % 2 ? -1.0f : 1.0f) : normal(random);
+        std::vector<float>              values(size_t(ggml_nelements(weights)));
+        for (float & value : values) {
+            value = normal(random);
         }
         std::vector<char> bytes(ggml_nbytes(weights));
-        ggml_quantize_chunk(weights->type, values.data(), bytes.data(), 0, n, k, nullptr);
-        if (extreme && weights->type == GGML_TYPE_Q8_0) { // a file may have what ggml's own quantisation has not
-            for (size_t i = 0; i < bytes.size(); i++) {
-                bytes[i] = i % 34 >= 2 && bytes[i] == -127 ? -128 : bytes[i];
-            }
+        ggml_quantize_chunk(weights->type, values.data(), bytes.data(), 0, values.size() / k, k, nullptr);
+        if (extreme) {
+            make_extreme(bytes);
         }
         ggml_backend_tensor_set(weights, bytes.data(), 0, bytes.size());
         rounded = values;
@@ -89,6 +97,10 @@ public:
         }
         for (int r = 0; r < rows; r++) {
             ggml_backend_tensor_set(inputs, given.data() + size_t(r)*k, r*inputs->nb[1], k*sizeof(float));
+            if (experts) {
+                const int32_t expert = expert_of(r);
+                ggml_backend_tensor_set(chosen, &expert, r*sizeof(expert), sizeof(expert));
+            }
         }
     }
 
@@ -114,9 +126,10 @@ public:
             double difference = 0.0;
             double size       = 0.0;
             for (int i = 0; i < n; i++) {
-                double expected = 0.0;
+                double         expected = 0.0;
+                const float *  row      = rounded.data() + (size_t(expert_of(r))*n + i)*k;
                 for (int j = 0; j < k; j++) {
-                    expected += double(rounded[size_t(i)*k + j])*given[size_t(r)*k + j];
+                    expected += double(row[j])*given[size_t(r)*k + j];
                 }
                 const double off = got[size_t(r)*n + i] - expected;
                 difference += off*off;
@@ -128,10 +141,33 @@ public:
     }
 
 private:
+    // the first has most
+    int expert_of(int row) const { return experts && row % 3 == 0 ? row / 3 % experts : 0; }
+
+    // The quants of every block alternately all their lowest and all their highest, or what a file may have though ggml's
+    // quantisation never gives it, for the types whose sums are close to the limits of 16 bits.
+    void make_extreme(std::vector<char> & bytes) const {
+        const ggml_type type = weights->type;
+        const size_t    size = ggml_type_size(type);
+        for (size_t b = 0; b < bytes.size() / size; b++) {
+            const bool low   = b % 2;
+            char *     block = bytes.data() + b*size;
+            if (type == GGML_TYPE_Q8_0) { // d, 32 quants
+                memset(block + 2, low ? -128 : 127, 32);
+            } else if (type == GGML_TYPE_Q4_0) { // d, 32 quants of four bits
+                memset(block + 2, low ? 0 : -1, 16);
+            } else if (type == GGML_TYPE_Q4_K) { // d, minimum, 12 bytes of scales, 256 quants of four bits
+                memset(block + 16, low ? 0 : -1, 128);
+            } else if (type == GGML_TYPE_Q6_K) { // 256 quants of four bits, two more bits of each, scales, d
+                memset(block, low ? 0 : -1, 128 + 64);
+            }
+        }
+    }
+
     int k;
     int n;
     int rows;
-    int gap;
+    int experts;
     std::unique_ptr<ggml_context, ContextFree>       weights_context;
     std::unique_ptr<ggml_context, ContextFree>       context;
     std::unique_ptr<ggml_backend, BackendFree>       backend;
@@ -139,6 +175,7 @@ private:
     std::unique_ptr<ggml_backend_buffer, BufferFree> buffer;
     ggml_tensor * weights;
     ggml_tensor * inputs;
+    ggml_tensor * chosen = nullptr; // the expert of each row
     ggml_tensor * out;
     ggml_cgraph * graph;
     std::vector<float> rounded; // the weights as their type has rounded them
@@ -166,12 +203,12 @@ struct Count {
 
 // A kernel may be as far off as the one for plain rows, which rounds its inputs to 8 bits too, and a little further.
 void check(Count & count, ggml_type type, int k, int n, int rows, int threads, ggml_backend_buffer_type_t buffer_type,
-           int gap = 0, bool extreme = false) {
-    Product packed(type, k, n, rows, threads, buffer_type, gap);
+           int gap = 0, bool extreme = false, int experts = 0) {
+    Product packed(type, k, n, rows, threads, buffer_type, gap, experts);
     if (!packed.supported()) {
         return;
     }
-    Product plain(type, k, n, rows, threads, ggml_backend_cpu_buffer_type());
+    Product plain(type, k, n, rows, threads, ggml_backend_cpu_buffer_type(), 0, experts);
     packed.fill(rows, extreme);
     plain.fill(rows, extreme);
     packed.run();
@@ -184,7 +221,7 @@ void check(Count & count, ggml_type type, int k, int n, int rows, int threads, g
                ggml_type_name(type), k, n, rows, threads, packed.error(), bound);
     }
     if (takes_any_rows(type, buffer_type)) {
-        Product alone(type, k, n, 1, threads, buffer_type);
+        Product alone(type, k, n, 1, threads, buffer_type, 0, experts);
         alone.fill(rows, extreme);
         alone.run();
         count.cases++;
@@ -211,6 +248,7 @@ int check_all() {
                 check(count, type, 4352, 136, rows, 1, buffer_type);
                 check(count, type, 256, 16, rows, 2, buffer_type, 32);
                 check(count, type, 256, 40, rows, 1, buffer_type, 0, true);
+                check(count, type, 256, 40, 3*rows, 2, buffer_type, 0, false, 3);
             }
         }
     }

@@ -251,12 +251,13 @@ def test_constrained_and_guessing_rows_share_a_call(tmp_path):
 
 def test_closing_waits_for_a_vocabulary_that_is_being_read(monkeypatch):
     """By the first grammar, which asks the model for it, which is closing."""
-    reading, closing, read = threading.Event(), threading.Event(), grammars._Vocabulary.__init__
+    reading, read = threading.Event(), grammars._Vocabulary.__init__
 
     def slowly(self, model):
         reading.set()
-        closing.wait(10)
-        time.sleep(0.2)
+        until = time.monotonic() + 10
+        while model._owners and time.monotonic() < until:
+            time.sleep(0.01)
         read(self, model)
 
     monkeypatch.setattr(grammars._Vocabulary, "__init__", slowly)
@@ -266,7 +267,6 @@ def test_closing_waits_for_a_vocabulary_that_is_being_read(monkeypatch):
     assert reading.wait(10)
     closer = threading.Thread(target=llm.close, daemon=True)
     closer.start()
-    closing.set()
     closer.join(10)
     assert not closer.is_alive()
     [event] = events.get(timeout=10)

@@ -55,8 +55,14 @@ def tensor(name, kind, *dims):
     ],
 )
 def test_which_tensors_are_copied(kind, dims, features, share):
-    one = tensor("blk.0.ffn_up.weight", kind, *dims)
+    one = tensor(f"blk.0.ffn_up{'_exps' if len(dims) > 2 else ''}.weight", kind, *dims)
     assert weights([one], 1, frozenset(features)).copies[0] == pytest.approx(one.n_bytes * share)
+
+
+def test_what_has_three_dimensions_but_is_no_expert_is_not_copied():
+    """Such as the heads of latent attention, which repack.cpp leaves alone."""
+    heads = tensor("blk.0.attn_k_b.weight", "Q8_0", 128, 512, 16)
+    assert weights([heads], 1, frozenset({"avx2", "rows"})).copies == (0, 0)
 
 
 def test_weights_by_layer():
