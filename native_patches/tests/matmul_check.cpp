@@ -17,8 +17,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <random>
+#include <tuple>
 #include <vector>
 
 namespace {
@@ -38,6 +40,57 @@ std::vector<ggml_backend_buffer_type_t> extra_buffer_types() {
         types.push_back(*type);
     }
     return types;
+}
+
+// The quants of every block alternately all their lowest and all their highest, or what a file may have though ggml's
+// quantisation never gives it, for the types whose sums are close to the limits of 16 bits.
+void make_extreme(ggml_type type, std::vector<char> & bytes) {
+    const size_t size = ggml_type_size(type);
+    for (size_t b = 0; b < bytes.size() / size; b++) {
+        const bool low   = b % 2;
+        char *     block = bytes.data() + b*size;
+        if (type == GGML_TYPE_Q8_0) { // d, 32 quants
+            memset(block + 2, low ? -128 : 127, 32);
+        } else if (type == GGML_TYPE_Q4_0) { // d, 32 quants of four bits
+            memset(block + 2, low ? 0 : -1, 16);
+        } else if (type == GGML_TYPE_Q4_K) { // d, minimum, 12 bytes of scales, 256 quants of four bits
+            memset(block + 16, low ? 0 : -1, 128);
+        } else if (type == GGML_TYPE_Q6_K) { // 256 quants of four bits, two more bits of each, scales, d
+            memset(block, low ? 0 : -1, 128 + 64);
+        }
+    }
+}
+
+struct Contents {
+    std::vector<char>  bytes;
+    std::vector<float> rounded; // as the type has rounded them
+};
+
+// Random contents for weights, the same for each type and shape: to quantise takes longer than to multiply.
+const Contents & contents(const ggml_tensor * weights, bool extreme) {
+    static std::map<std::tuple<ggml_type, int64_t, int64_t, int64_t, bool>, Contents> made;
+    const auto [at, is_new] =
+        made.try_emplace({ weights->type, weights->ne[0], weights->ne[1], weights->ne[2], extreme });
+    Contents & found = at->second;
+    if (is_new) {
+        std::mt19937                    random(made.size());
+        std::normal_distribution<float> normal(0.0f, 1.0f);
+        std::vector<float>              values(size_t(ggml_nelements(weights)));
+        for (float & value : values) {
+            value = normal(random);
+        }
+        found.bytes.resize(ggml_nbytes(weights));
+        ggml_quantize_chunk(weights->type, values.data(), found.bytes.data(), 0, ggml_nrows(weights), weights->ne[0],
+                            nullptr);
+        if (extreme) {
+            make_extreme(weights->type, found.bytes);
+        }
+        found.rounded = values;
+        if (weights->type != GGML_TYPE_F32) {
+            ggml_get_type_traits(weights->type)->to_float(found.bytes.data(), found.rounded.data(), values.size());
+        }
+    }
+    return found;
 }
 
 // weights (k x n, a type) times rows of inputs (k x rows, f32, `gap` apart). With experts there are several such weights,
@@ -75,22 +128,10 @@ public:
 
     // extreme: quants as large as they can be, inputs too, all of one sign in a row, so that every sum is large
     void fill(uint32_t seed, bool extreme = false) {
+        filled = &contents(weights, extreme);
+        ggml_backend_tensor_set(weights, filled->bytes.data(), 0, filled->bytes.size());
         std::mt19937                    random(seed);
         std::normal_distribution<float> normal(0.0f, 1.0f);
-        std::vector<float>              values(size_t(ggml_nelements(weights)));
-        for (float & value : values) {
-            value = normal(random);
-        }
-        std::vector<char> bytes(ggml_nbytes(weights));
-        ggml_quantize_chunk(weights->type, values.data(), bytes.data(), 0, values.size() / k, k, nullptr);
-        if (extreme) {
-            make_extreme(bytes);
-        }
-        ggml_backend_tensor_set(weights, bytes.data(), 0, bytes.size());
-        rounded = values;
-        if (weights->type != GGML_TYPE_F32) {
-            ggml_get_type_traits(weights->type)->to_float(bytes.data(), rounded.data(), values.size());
-        }
         given.resize(size_t(k)*rows);
         for (size_t i = 0; i < given.size(); i++) {
             given[i] = extreme ? (i / k % 3 ? 1.0f : -1.0f) : normal(random);
@@ -127,7 +168,7 @@ public:
             double size       = 0.0;
             for (int i = 0; i < n; i++) {
                 double         expected = 0.0;
-                const float *  row      = rounded.data() + (size_t(expert_of(r))*n + i)*k;
+                const float *  row      = filled->rounded.data() + (size_t(expert_of(r))*n + i)*k;
                 for (int j = 0; j < k; j++) {
                     expected += double(row[j])*given[size_t(r)*k + j];
                 }
@@ -144,26 +185,6 @@ private:
     // the first has most
     int expert_of(int row) const { return experts && row % 3 == 0 ? row / 3 % experts : 0; }
 
-    // The quants of every block alternately all their lowest and all their highest, or what a file may have though ggml's
-    // quantisation never gives it, for the types whose sums are close to the limits of 16 bits.
-    void make_extreme(std::vector<char> & bytes) const {
-        const ggml_type type = weights->type;
-        const size_t    size = ggml_type_size(type);
-        for (size_t b = 0; b < bytes.size() / size; b++) {
-            const bool low   = b % 2;
-            char *     block = bytes.data() + b*size;
-            if (type == GGML_TYPE_Q8_0) { // d, 32 quants
-                memset(block + 2, low ? -128 : 127, 32);
-            } else if (type == GGML_TYPE_Q4_0) { // d, 32 quants of four bits
-                memset(block + 2, low ? 0 : -1, 16);
-            } else if (type == GGML_TYPE_Q4_K) { // d, minimum, 12 bytes of scales, 256 quants of four bits
-                memset(block + 16, low ? 0 : -1, 128);
-            } else if (type == GGML_TYPE_Q6_K) { // 256 quants of four bits, two more bits of each, scales, d
-                memset(block, low ? 0 : -1, 128 + 64);
-            }
-        }
-    }
-
     int k;
     int n;
     int rows;
@@ -178,8 +199,8 @@ private:
     ggml_tensor * chosen = nullptr; // the expert of each row
     ggml_tensor * out;
     ggml_cgraph * graph;
-    std::vector<float> rounded; // the weights as their type has rounded them
     std::vector<float> given;
+    const Contents * filled = nullptr; // what the weights are
 };
 
 const ggml_type types[] = { GGML_TYPE_Q4_0, GGML_TYPE_Q8_0, GGML_TYPE_Q4_1,   GGML_TYPE_Q2_K,  GGML_TYPE_Q4_K,
