@@ -186,7 +186,7 @@ def main_guard(main: Callable[[], None]) -> int:
         say(f"Set-up failed: {failure}")
         return 1
     except KeyboardInterrupt:
-        say("Set-up stopped; run it again to go on.")
+        say("Stopped. What is built is kept for the next run.")
         return 130
     except OSError as error:
         say(f"Set-up failed: {error.strerror or error} ({error.filename or 'no file'}): check disk and permissions.")
