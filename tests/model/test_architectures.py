@@ -71,11 +71,11 @@ class Peer:
         return tokens
 
     def gap(self, ids, *nexts):
-        """How far the worst of these tokens is behind the best of all, as a next one."""
+        """How far the worst of these is behind the best of all as a next token; of several, the better one counts."""
         self._start()
         self.llama.eval(ids)
         logits = llama_cpp.llama_get_logits_ith(self.llama.ctx, -1)[: self.llama.n_vocab()]
-        return max(logits) - min(logits[token] for token in nexts)
+        return max(logits) - min(max(logits[token] for token in tokens) for tokens in nexts)
 
     def score(self, ids, continuation):
         """Log-probabilities of the continuation's tokens, which a softmax over the logits gives."""
@@ -113,8 +113,7 @@ class Peers:
         if got != wanted:
             pairs = enumerate(zip(got, wanted, strict=False))
             at = next((i for i, (a, b) in pairs if a != b), min(len(got), len(wanted)))
-            nexts = [text[at] for text in (got, wanted) if at < len(text)]
-            gap = peer.gap([*prompt, *wanted[:at]], *nexts)
+            gap = peer.gap([*prompt, *wanted[:at]], got[at : at + 1] or ENDS, wanted[at : at + 1] or ENDS)
             assert gap < MAX_GAP, f"{kind}: the gap is {gap} where {got} and {wanted} part"
 
     def _of(self, kind):
