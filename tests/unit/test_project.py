@@ -154,8 +154,3 @@ def test_importing_loads_no_library_starts_no_thread_and_prints_nothing():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_no_file_of_the_package_outgrows_its_room():
-    lengths = {p.name: len(p.read_text().splitlines()) for p in PACKAGE.rglob("*.py")}
-    assert {name: n for name, n in lengths.items() if n > 400} == {}
