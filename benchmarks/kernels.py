@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.facts import command_line, facts
+from benchmarks.kernels_plot import NO_AMX, PATCHED, STOCK, STOCK_OFF, Point
 from benchmarks.places import ROOT, installed_build, log_folder, synth_model
 from benchmarks.process import Program, ended_by_signals, environment
 from llamabatch import chat
@@ -45,31 +46,9 @@ TINY_CONTEXTS = (64, 512)
 SPARE_CELLS = 256
 PREFILL = 512
 TIMEOUT_S = 900.0
-STOCK, STOCK_OFF, PATCHED, NO_AMX = "stock", "stock, no flash attention", "patched", "patched, no AMX"
 SERIES = (STOCK, STOCK_OFF, PATCHED)
 HEADS = {STOCK: "stock ms", STOCK_OFF: "fa off", PATCHED: "patched", NO_AMX: "no AMX"}
 HELDOUT = ROOT / "models" / "heldout.jsonl"
-
-
-@dataclass(frozen=True)
-class Point:
-    """Seconds of a step with each library, and the least that reading and multiplying take."""
-
-    model: str
-    context: int
-    rows: int
-    seconds: dict[str, float]
-    read_s: float
-    multiply_s: float
-
-    @property
-    def floor_s(self) -> float:
-        return max(self.read_s, self.multiply_s)
-
-    def __str__(self) -> str:
-        times = "".join(f"{1000 * seconds:10.2f}" for seconds in self.seconds.values())
-        gain = self.seconds[STOCK] / self.seconds[PATCHED]
-        return f"{self.model:6}{self.context:8}{self.rows:6}{times}{1000 * self.floor_s:10.2f}{gain:8.2f}"
 
 
 def with_best_rates(points: Sequence[Point]) -> list[Point]:

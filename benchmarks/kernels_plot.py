@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -12,12 +13,31 @@ from matplotlib.ticker import ScalarFormatter
 
 from benchmarks.plot import STYLE
 
-if TYPE_CHECKING:
-    from benchmarks.kernels import Point
-
+STOCK, STOCK_OFF, PATCHED, NO_AMX = "stock", "stock, no flash attention", "patched", "patched, no AMX"
 _COLORS = ("#0072B2", "#56B4E9", "#D55E00", "#009E73")  # Okabe and Ito's palette, as in llamabatch.compare.style
 _MARKS = ("o", "s", "^", "v")
 _TICKS = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True)
+class Point:
+    """Seconds of a step with each library, and the least that reading and multiplying take."""
+
+    model: str
+    context: int
+    rows: int
+    seconds: dict[str, float]
+    read_s: float
+    multiply_s: float
+
+    @property
+    def floor_s(self) -> float:
+        return max(self.read_s, self.multiply_s)
+
+    def __str__(self) -> str:
+        times = "".join(f"{1000 * seconds:10.2f}" for seconds in self.seconds.values())
+        gain = self.seconds[STOCK] / self.seconds[PATCHED]
+        return f"{self.model:6}{self.context:8}{self.rows:6}{times}{1000 * self.floor_s:10.2f}{gain:8.2f}"
 
 
 def draw(points: Sequence[Point], series: Sequence[str], path: Path) -> None:

@@ -9,9 +9,7 @@ flags, the compiler, what the compiler knows about this CPU, and the backend.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
-import json
 import os
 import platform
 import re
@@ -19,14 +17,13 @@ import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from native_patches import source
+from native_patches.plan import MARKER, Plan, jobs
+from native_patches.programs import programs
 from native_patches.tools import (
     SetupFailure,
     cache_dir,
@@ -39,10 +36,6 @@ from native_patches.tools import (
     say,
 )
 
-RECIPE = 1
-"""Raise it when the way of building changes in this file, so that old wheels are not taken for new ones."""
-
-MARKER = "llamabatch_build.json"
 BACKENDS = ("cpu", "cuda", "metal")
 GIGABYTES = 3.0
 
@@ -62,45 +55,6 @@ _NO_COMPILER = (
     "No C++ compiler was found: install one (Debian and Ubuntu: apt install build-essential; Fedora: "
     "dnf install gcc-c++; macOS: xcode-select --install) and run the set-up again."
 )
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Everything that decides what the wheel contains."""
-
-    backend: str
-    flags: tuple[str, ...]
-    patches: Mapping[str, str]
-    compiler: str
-    cpu: str
-    environment: Mapping[str, str]
-
-    @property
-    def key(self) -> str:
-        facts = [
-            RECIPE, source.SHA256, self.backend, self.flags, dict(self.patches), self.compiler, self.cpu,
-            dict(self.environment), sysconfig.get_platform(),
-        ]  # fmt: skip
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-
-    @property
-    def version(self) -> str:
-        return f"{source.VERSION}+llamabatch.{self.key[:8]}"
-
-    @property
-    def folder(self) -> Path:
-        return cache_dir() / "wheels" / self.key
-
-    @property
-    def wheel(self) -> Path | None:
-        return next(iter(sorted(self.folder.glob("*.whl"))), None)
-
-    def marker(self) -> str:
-        facts = {
-            "version": self.version, "key": self.key, "backend": self.backend, "patches": dict(self.patches),
-            "flags": list(self.flags), "compiler": self.compiler, "cpu": self.cpu,
-        }  # fmt: skip
-        return json.dumps(facts, indent=2, sort_keys=True) + "\n"
 
 
 def make_plan(backend: str, patch_folder: Path = source.PATCH_FOLDER) -> Plan:
@@ -189,15 +143,6 @@ def _build_environment(plan: Plan) -> dict[str, str]:
     return environment
 
 
-def jobs() -> int:
-    """One compiler a core that we may use, and no more than memory allows at about 1 GB each."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with contextlib.suppress(ValueError, OSError):
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return max(1, min(cores, memory // 1_000_000_000))
-    return cores
-
-
 def _compiler() -> tuple[str, str]:
     """The compiler's version line, and every macro it sets for this very CPU: version and instructions in one text."""
     command = os.environ.get("CXX", "").split()
@@ -256,8 +201,6 @@ def main() -> None:
     parser.add_argument("--programs", action="store_true", help="build llama-server and llama-batched-bench instead")
     options = parser.parse_args()
     if options.programs:
-        from native_patches.programs import programs  # it imports this module
-
         print(programs(make_plan(options.backend), options.force))
         return
     built = wheel(make_plan(options.backend), options.force)

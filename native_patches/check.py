@@ -22,7 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from llamabatch.cpu import cpu_flags
-from native_patches import build, source
+from native_patches import source
+from native_patches.plan import jobs
 from native_patches.tools import cache_dir, lock, main_guard, make_folder, require_space, run_logged, say
 
 TESTS = Path(__file__).parent / "tests"
@@ -184,7 +185,7 @@ def _build_commands(check: Check, tree: Path, place: Path) -> tuple[list[str | P
     ]  # fmt: skip
     return (
         ["cmake", "-S", tree, "-B", place, *options],
-        ["cmake", "--build", place, "--parallel", str(build.jobs()), "--target", *check.targets],
+        ["cmake", "--build", place, "--parallel", str(jobs()), "--target", *check.targets],
     )
 
 

@@ -15,7 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from native_patches import build, source
+from native_patches import source
+from native_patches.plan import MARKER, Plan, jobs
 from native_patches.tools import (
     SetupFailure,
     cache_dir,
@@ -52,18 +53,18 @@ def folder(key: str) -> Path:
     return cache_dir() / "programs" / key / "bin"
 
 
-def flags(plan: build.Plan) -> tuple[str, ...]:
+def flags(plan: Plan) -> tuple[str, ...]:
     """The flags of the wheel, but for those that say what is built."""
     return (*(flag for flag in plan.flags if not flag.startswith(_TARGETS_OF_THE_WHEEL)), *_FLAGS)
 
 
-def marker(plan: build.Plan) -> str:
+def marker(plan: Plan) -> str:
     """What the programs were made from; others with another marker are not taken for these."""
     return plan.marker() + "\n".join(flags(plan)) + "\n"
 
 
-def is_current(plan: build.Plan) -> bool:
-    stamp = folder(plan.key) / build.MARKER
+def is_current(plan: Plan) -> bool:
+    stamp = folder(plan.key) / MARKER
     return (
         stamp.is_file()
         and stamp.read_text(encoding="utf-8") == marker(plan)
@@ -71,7 +72,7 @@ def is_current(plan: build.Plan) -> bool:
     )
 
 
-def programs(plan: build.Plan, force: bool = False) -> Path:
+def programs(plan: Plan, force: bool = False) -> Path:
     """The folder with the programs: from the cache, or built now. Raises SetupFailure."""
     if not force and is_current(plan):
         return folder(plan.key)
@@ -82,7 +83,7 @@ def programs(plan: build.Plan, force: bool = False) -> Path:
     return folder(plan.key)
 
 
-def _build(plan: build.Plan) -> None:
+def _build(plan: Plan) -> None:
     home = cache_dir() / "programs"
     require_space(home, GIGABYTES)
     log = make_folder(cache_dir() / "logs") / f"programs-{plan.key}.log"
@@ -98,7 +99,7 @@ def _build(plan: build.Plan) -> None:
         ready = make_folder(place / "ready")
         for name in PROGRAMS:
             shutil.copy2(place / "build" / "bin" / name, ready / name)
-        (ready / build.MARKER).write_text(marker(plan), encoding="utf-8")
+        (ready / MARKER).write_text(marker(plan), encoding="utf-8")
         target = folder(plan.key)
         if target.exists():
             shutil.rmtree(target)
@@ -108,14 +109,14 @@ def _build(plan: build.Plan) -> None:
     say(f"Built in {minutes}:{seconds:02d}, kept in {folder(plan.key)}")
 
 
-def _compile(plan: build.Plan, tree: Path, place: Path, log: Path) -> None:
+def _compile(plan: Plan, tree: Path, place: Path, log: Path) -> None:
     environment = with_cmake(place, log)
     target = place / "build"
     generator = ("-G", "Ninja") if shutil.which("ninja", path=environment["PATH"]) else ()
-    jobs = environment.get("CMAKE_BUILD_PARALLEL_LEVEL", str(build.jobs()))
+    n_jobs = environment.get("CMAKE_BUILD_PARALLEL_LEVEL", str(jobs()))
     commands: tuple[list[str | Path], ...] = (
         ["cmake", "-S", tree, "-B", target, *generator, *flags(plan)],
-        ["cmake", "--build", target, "--config", "Release", "--parallel", jobs, "--target", *PROGRAMS],
+        ["cmake", "--build", target, "--config", "Release", "--parallel", n_jobs, "--target", *PROGRAMS],
     )
     for command in commands:
         if run_logged(command, log, "building llama.cpp's programs", environment) != 0:

@@ -11,7 +11,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from native_patches import build, source
+from native_patches import source
+from native_patches.plan import MARKER, Plan, jobs
 from native_patches.programs import with_cmake
 from native_patches.tools import SetupFailure, cache_dir, explain, lock, make_folder, require_space, run_logged, say
 
@@ -21,20 +22,20 @@ GIGABYTES = 3.0
 _FLAGS = ("-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DLLAMA_BUILD_APP=OFF", "-DLLAMA_BUILD_UI=OFF")
 
 
-def libraries(plan: build.Plan) -> Path:
+def libraries(plan: Plan) -> Path:
     """The folder with libllama and ggml's libraries: from the cache, or built now. Raises SetupFailure."""
     plan = dataclasses.replace(plan, patches={name: plan.patches[name] for name in NEEDED})
     folder = cache_dir() / "stock" / plan.key
-    if (folder / build.MARKER).is_file():
+    if (folder / MARKER).is_file():
         return folder
     home = make_folder(folder.parent)
     with lock(home / "lock"):
-        if not (folder / build.MARKER).is_file():  # another build may have made them while we waited
+        if not (folder / MARKER).is_file():  # another build may have made them while we waited
             _build(plan, folder)
     return folder
 
 
-def _build(plan: build.Plan, folder: Path) -> None:
+def _build(plan: Plan, folder: Path) -> None:
     require_space(folder.parent, GIGABYTES)
     log = make_folder(cache_dir() / "logs") / f"stock-{plan.key}.log"
     log.write_text(plan.marker(), encoding="utf-8")
@@ -49,7 +50,7 @@ def _build(plan: build.Plan, folder: Path) -> None:
         generator = ("-G", "Ninja") if shutil.which("ninja", path=environment["PATH"]) else ()
         commands: tuple[list[str | Path], ...] = (
             ["cmake", "-S", tree / "vendor" / "llama.cpp", "-B", target, *generator, *plan.flags, *_FLAGS],
-            ["cmake", "--build", target, "--config", "Release", "--parallel", str(build.jobs()), "--target", "llama"],
+            ["cmake", "--build", target, "--config", "Release", "--parallel", str(jobs()), "--target", "llama"],
         )
         for command in commands:
             if run_logged(command, log, "building llama.cpp", environment) != 0:
@@ -58,7 +59,7 @@ def _build(plan: build.Plan, folder: Path) -> None:
         ready = make_folder(place / "ready")
         for library in (target / "bin").glob("lib*"):
             shutil.copy2(library, ready / library.name, follow_symlinks=False)
-        (ready / build.MARKER).write_text(plan.marker(), encoding="utf-8")
+        (ready / MARKER).write_text(plan.marker(), encoding="utf-8")
         if folder.exists():
             shutil.rmtree(folder)
         os.replace(ready, folder)

@@ -13,6 +13,7 @@ from benchmarks.peers.child import LlamaLoop
 from benchmarks.process import PeerFailure, environment
 from benchmarks.workloads import WORKLOADS, Job, Shape, Workload
 from native_patches import build, programs
+from native_patches.plan import MARKER, Plan
 
 N_VOCAB = 5000
 
@@ -359,7 +360,7 @@ def test_a_model_knows_its_vocabulary(tmp_path):
 
 
 def test_the_programs_are_built_as_the_wheel_but_for_what_is_built():
-    plan = build.Plan("cpu", (*build._FLAGS, "-DGGML_LTO=ON"), {}, "a compiler", "a cpu", {})
+    plan = Plan("cpu", (*build._FLAGS, "-DGGML_LTO=ON"), {}, "a compiler", "a cpu", {})
     flags = programs.flags(plan)
     assert {"-DGGML_NATIVE=ON", "-DGGML_LTO=ON", "-DLLAMA_BUILD_SERVER=ON", "-DLLAMA_OPENSSL=OFF"} <= set(flags)
     assert {"-DLLAMA_BUILD_SERVER=OFF", "-DLLAMA_BUILD_COMMON=OFF"}.isdisjoint(flags)
@@ -368,13 +369,13 @@ def test_the_programs_are_built_as_the_wheel_but_for_what_is_built():
 
 def test_programs_of_another_recipe_are_built_again(tmp_path, monkeypatch):
     monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path))
-    plan = build.Plan("cpu", build._FLAGS, {}, "a compiler", "a cpu", {})
+    plan = Plan("cpu", build._FLAGS, {}, "a compiler", "a cpu", {})
     folder = programs.folder(plan.key)
     folder.mkdir(parents=True)
     for name in programs.PROGRAMS:
         (folder / name).touch()
     assert not programs.is_current(plan)
-    (folder / build.MARKER).write_text(programs.marker(plan), encoding="utf-8")
+    (folder / MARKER).write_text(programs.marker(plan), encoding="utf-8")
     assert programs.programs(plan) == folder
-    (folder / build.MARKER).write_text("older flags\n", encoding="utf-8")
+    (folder / MARKER).write_text("older flags\n", encoding="utf-8")
     assert not programs.is_current(plan)

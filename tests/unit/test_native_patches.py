@@ -13,6 +13,7 @@ import pytest
 from llamabatch import paths
 from llamabatch.llama import extra_bufts, library
 from native_patches import bootstrap, build, source, tools
+from native_patches.plan import MARKER
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,7 +56,7 @@ def test_every_patch_says_what_it_is_for(patch):
 
 def test_the_package_knows_the_amx_patch_by_its_name():
     assert (source.PATCH_FOLDER / extra_bufts.PATCH).is_file()
-    assert build.MARKER == library.MARKER
+    assert MARKER == library.MARKER
 
 
 @pytest.mark.parametrize("tool", ["git", "patch"])
@@ -195,7 +196,7 @@ def test_the_package_is_marked(plan, tmp_path):
     init.write_text(f'from .llama_cpp import *\n\n__version__ = "{source.VERSION}"\n')
     build._mark(tmp_path, plan)
     assert f'__version__ = "{plan.version}"' in init.read_text()
-    marker = (tmp_path / "llama_cpp" / build.MARKER).read_text()
+    marker = (tmp_path / "llama_cpp" / MARKER).read_text()
     assert extra_bufts.PATCH in marker
     assert plan.key in marker
 
