@@ -6,11 +6,13 @@ so that only requests with the same set of them can share a call.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from llamabatch.checks import counted, nearest, number, show
 from llamabatch.errors import AdapterError
+from llamabatch.paths import absolute
 
 # (name, scale) in order of the names, without scales of 0: two equal sets are one and the same to llama.cpp
 AdapterSet = tuple[tuple[str, float], ...]
@@ -63,6 +65,14 @@ def check_name(name: object) -> None:
     """Raises AdapterError for what cannot be the name of an adapter."""
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
         raise AdapterError(f"the name of an adapter is {show(name)}; give a text of 1 to {MAX_NAME} characters")
+
+
+def adapter_path(name: object, path: object) -> str:
+    """The absolute path of an adapter's file. Raises AdapterError for what is no path."""
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str) or not text:
+        raise AdapterError(f"the path of adapter {show(name)} is {show(path)}; give a str or a Path")
+    return absolute(text)
 
 
 def check_known(adapters: AdapterSet, known: Iterable[str]) -> None:

@@ -13,6 +13,8 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from llamabatch import paths
+from llamabatch.adapters import adapter_path
 from llamabatch.capacity import Plan
 from llamabatch.chat import ChatOptions, Conversation
 from llamabatch.client import connect
@@ -193,12 +195,14 @@ class AsyncLLM:
         publish: bool = False,
     ) -> Monitor:
         """As LLM.monitor: `with await llm.monitor(callback):`. The callback is called on the monitor's thread."""
+        target = metrics_file and paths.absolute(metrics_file)
         client = await self._client()
-        return monitor(client, callback, every_s=every_s, metrics_file=metrics_file, publish=publish)
+        return monitor(client, callback, every_s=every_s, metrics_file=target, publish=publish)
 
     async def save_prefix(self, prompt: Prompt, path: str | os.PathLike[str]) -> int:
         """As LLM.save_prefix."""
-        client, absolute = await self._client(), os.path.abspath(path)
+        absolute = paths.absolute(path)
+        client = await self._client()
         for _ in range(TRIES):
             [output] = await self.generate(prompt, ONE_TOKEN)
             token_ids = tokens_to_save(output)
@@ -208,18 +212,21 @@ class AsyncLLM:
 
     async def load_prefix(self, path: str | os.PathLike[str]) -> int:
         """As LLM.load_prefix."""
+        absolute = paths.absolute(path)
         client = await self._client()
-        return await self._on_thread(lambda: client.load_prefix(os.path.abspath(path)))
+        return await self._on_thread(lambda: client.load_prefix(absolute))
 
     async def unload_prefix(self, path: str | os.PathLike[str]) -> None:
         """As LLM.unload_prefix."""
+        absolute = paths.absolute(path)
         client = await self._client()
-        await self._on_thread(lambda: client.unload_prefix(os.path.abspath(path)))
+        await self._on_thread(lambda: client.unload_prefix(absolute))
 
     async def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
         """As LLM.load_adapter."""
+        absolute = adapter_path(name, path)
         client = await self._client()
-        await self._on_thread(lambda: client.load_adapter(name, path))
+        await self._on_thread(lambda: client.load_adapter(name, absolute))
 
     async def unload_adapter(self, name: str) -> None:
         """As LLM.unload_adapter."""

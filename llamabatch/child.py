@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import Future
@@ -20,6 +19,7 @@ from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineClosedError, EngineError
 from llamabatch.heartbeat import Heartbeat
 from llamabatch.oom import oom_kills
+from llamabatch.programs import command
 from llamabatch.request import Request
 from llamabatch.wire import Wire, pack_config, pack_request
 
@@ -28,8 +28,6 @@ logger = logging.getLogger(__name__)
 WORKER = "llamabatch.worker"
 _OF_OTHERS = (signal.SIGKILL, signal.SIGTERM)  # which no native code raises
 _REQUESTS_A_MESSAGE = 256  # keeps messages far below the wire's limit, however long the list
-# The child imports what the parent would, and nothing that happens to lie in the working directory.
-_START = "import sys; sys.path[:] = sys.argv[3:]; import runpy; runpy.run_module(sys.argv[2], run_name='__main__')"
 
 
 class Listener(Protocol):
@@ -86,7 +84,7 @@ class Child:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, str(theirs.fileno()), program, *sys.path],
+                command(program, str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C reaches the parent alone, which decides what it means
                 stdin=subprocess.DEVNULL,

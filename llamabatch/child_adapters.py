@@ -7,9 +7,9 @@ import os
 import threading
 from collections.abc import Sequence
 
-from llamabatch.adapters import check_known
+from llamabatch.adapters import adapter_path, check_known
 from llamabatch.config import EngineConfig
-from llamabatch.errors import AdapterError, LlamaBatchError
+from llamabatch.errors import LlamaBatchError
 from llamabatch.supervisor import Supervisor
 
 
@@ -27,9 +27,7 @@ class ChildAdapters:
 
     def load(self, name: str, path: str | os.PathLike[str]) -> None:
         """As EngineClient.load_adapter."""
-        if not isinstance(path, (str, os.PathLike)):
-            raise AdapterError(f"the path of adapter {name!r} is a {type(path).__name__}; give a str or a Path")
-        absolute = os.path.abspath(os.fspath(path))
+        absolute = adapter_path(name, path)
         with self._lock:
             self._everywhere(("load_adapter", name, absolute), ("unload_adapter", name))
             self._paths[name] = absolute

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypedDict
 
 from llamabatch.adapters import check_name
 from llamabatch.checks import boolean, choice, integer, nearest, number, show
 from llamabatch.errors import ConfigError
+from llamabatch.paths import absolute, model_name
 from llamabatch.policies import POLICIES, STRATEGIES
 
 Auto = Literal["auto"]
@@ -42,6 +43,8 @@ def _option(default: Any, help: str) -> Any:
 @dataclass(frozen=True)
 class EngineConfig:
     """Options of an engine; "auto" values are filled in by capacity.resolve. Raises ConfigError.
+
+    Paths are resolved when it is made, so that a later os.chdir, or another process, does not change what they mean.
 
     Attributes: see the help text of each field (`llamabatch generate --help` prints them).
     """
@@ -128,6 +131,8 @@ class EngineConfig:
             for share in self.tensor_split:
                 number(ConfigError, "tensor_split", share, 0.0, 1e6)
         _check_adapters(self.adapters)
+        for name, resolved in with_paths({name: getattr(self, name) for name in _PATHS}).items():
+            object.__setattr__(self, name, resolved)
 
     @classmethod
     def from_options(cls, model: str | os.PathLike[str], options: Mapping[str, Any]) -> EngineConfig:
@@ -136,13 +141,11 @@ class EngineConfig:
         for name in options:
             if name not in known:
                 raise ConfigError(f"there is no option {name!r}{nearest(name, known)}")
-        values = dict(options)
+        values = with_paths(options)
         if isinstance(model, os.PathLike):
             model = os.fspath(model)
         if isinstance(values.get("flash_attn"), bool):
             values["flash_attn"] = "on" if values["flash_attn"] else "off"
-        if "adapters" in values:
-            values["adapters"] = _named_paths(values["adapters"])
         if isinstance(values.get("tensor_split"), list):
             values["tensor_split"] = tuple(values["tensor_split"])
         return cls(model, **values)
@@ -184,6 +187,26 @@ class EngineConfig:
         return value
 
 
+def with_paths(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by name with the paths among them resolved, and adapters as pairs; what is no path is left to the checks.
+
+    Raises ConfigError.
+    """
+    found = dict(options)
+    for name in _PATHS:
+        value = found.get(name)
+        if name == "adapters" and name in found:
+            found[name] = tuple((key, _resolved(path, absolute)) for key, path in _named_paths(value))
+        elif value is not None:
+            found[name] = _resolved(value, model_name)
+    return found
+
+
+def _resolved(path: Any, resolve: Callable[[str], str]) -> Any:
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    return resolve(text) if isinstance(text, str) and text else text
+
+
 def _check_adapters(adapters: object) -> None:
     if not isinstance(adapters, tuple) or not all(isinstance(each, tuple) and len(each) == 2 for each in adapters):
         raise ConfigError(f"adapters is {show(adapters)}; give a tuple of pairs of a name and a path")
@@ -204,6 +227,7 @@ def _named_paths(adapters: Any) -> tuple[tuple[str, str], ...]:
         raise ConfigError(f"adapters is {show(adapters)}; give {{'name': 'path.gguf'}}") from error
 
 
+_PATHS = ("model", "draft_model", "adapters")
 _RANGES = (
     ("n_slots", 1, MAX_SLOTS),
     ("n_ctx", MIN_CTX, MAX_CTX),
@@ -270,7 +294,7 @@ class EngineOptions(TypedDict, total=False):
     sha256: str | None
     extra_bufts: str
     speculate: str
-    draft_model: str | None
+    draft_model: str | os.PathLike[str] | None
     n_draft: int
     speculate_always: bool
     isolate: bool

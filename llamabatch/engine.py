@@ -22,6 +22,7 @@ from llamabatch.llama.runner import NoRunner, Runner
 from llamabatch.logprobs import check_logprobs
 from llamabatch.lookup import PromptLookup
 from llamabatch.model_file import resolve as resolve_path
+from llamabatch.paths import absolute
 from llamabatch.planning.here import plan
 from llamabatch.policies import policy
 from llamabatch.prefix_file import PrefixFile
@@ -254,6 +255,7 @@ class Engine:
             ConfigError: this engine keeps no prefixes.
         """
         self._check_open()
+        path = absolute(path)
         if not self._scheduler.limits.keeps_prefixes:
             raise ConfigError("no prefix can be saved: cache_prefix is False, or the model's state cannot be cut")
         slot = self._scheduler.sharing.cells.slot_of(token_ids)
@@ -271,6 +273,7 @@ class Engine:
             ConfigError: this engine shares no prefixes.
         """
         self._check_open()
+        path = absolute(path)
         if not self._scheduler.limits.can_share:
             raise ConfigError("no prefix can be loaded: the model's state cannot be cut")
         prefix = prefix_file.read(path, prefixes.facts(self.model, self.config))
@@ -285,6 +288,7 @@ class Engine:
     def unload_prefix(self, path: str) -> None:
         """Frees a loaded prefix. Raises InputError if it is not loaded."""
         self._check_open()
+        path = absolute(path)
         if self._runner.loaded.pop(path, None) is None:
             raise InputError(f"no prefix of {path} is loaded")
         del self._scheduler.sharing.loaded[path]

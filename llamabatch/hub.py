@@ -11,7 +11,7 @@ from typing import Any
 from llamabatch.checks import show
 from llamabatch.errors import ModelFileError, SetupError
 from llamabatch.gguf_header import part_names
-from llamabatch.model_file import HUB
+from llamabatch.paths import HUB, absolute
 
 _REFERENCE = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@([^:]+))?(?::(.+))?")
 _MOST_SHOWN = 20
@@ -51,6 +51,8 @@ def fetch(
     for name, text in (("repo_id", repo_id), ("filename", filename), ("revision", revision)):
         if not isinstance(text, str) and (text is not None or name == "repo_id"):
             raise ModelFileError(f"{name} is {show(text)}; give a text")
+    if cache_dir is not None:
+        cache_dir = absolute(cache_dir)
     names = None
     if not (local_files_only or hub.constants.HF_HUB_OFFLINE):
         names = _names_online(hub, repo_id, revision)

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from llamabatch.adapters import adapter_path
 from llamabatch.capacity import Plan
 from llamabatch.chat import ChatOptions, Conversation
 from llamabatch.checks import show
@@ -331,11 +332,11 @@ class LLM(SavedPrefixes, Monitored):
         """Loads a LoRA or a control vector (GGUF) under a name that requests can ask for.
 
         Raises:
-            AdapterError: the name is taken.
+            AdapterError: the name is taken; the path is none.
             ModelFileError: the file is missing, damaged, or for another model.
             EngineClosedError: after close().
         """
-        self._client.load_adapter(name, path)
+        self._client.load_adapter(name, adapter_path(name, path))
 
     def unload_adapter(self, name: str) -> None:
         """Frees an adapter.

@@ -8,16 +8,15 @@ from pathlib import Path
 from llamabatch.checks import show
 from llamabatch.errors import ModelFileError
 from llamabatch.gguf_header import check_start, part_paths
-
-TINY = "tiny"
-HUB = "hf:"
+from llamabatch.paths import HUB, TINY, absolute
 
 
 def resolve(model: str) -> Path:
-    """The path of a model: a file, the first part of one in several files, the bundled one for "tiny", or one on the
-    hub for "hf:owner/repo:Q4_K_M".
+    """The absolute path of a model: a file, the first part of one in several files, the bundled one for "tiny", or one
+    on the hub for "hf:owner/repo:Q4_K_M".
 
     Raises:
+        ConfigError: the path is relative, and the working directory is gone.
         ModelFileError: it, or a part of it, is missing, a directory, unreadable, or its header is not GGUF's.
         SetupError: it is on the hub, and huggingface_hub is not installed.
     """
@@ -28,9 +27,8 @@ def resolve(model: str) -> Path:
 
         path = fetch_reference(model)
     else:
-        path = Path(model)
+        path = Path(absolute(model))
     try:
-        path = path.expanduser()
         parts = part_paths(path)
         if path != parts[0] and path.exists():
             raise ModelFileError(f"{path} is one of {len(parts)} parts of a model; give the first, {parts[0].name}")
@@ -38,7 +36,7 @@ def resolve(model: str) -> Path:
             if part != path and path.exists() and not part.exists():
                 raise ModelFileError(f"{part} is missing: {path.name} is the first of {len(parts)} parts of a model")
             _check(part)
-    except (OSError, RuntimeError, ValueError) as error:  # no such home, a name too long, a NUL in it, no permission
+    except (OSError, ValueError) as error:  # a name too long, a NUL in it, no permission
         if isinstance(error, ModelFileError):
             raise
         raise ModelFileError(f"{show(model)} cannot be read: {error}") from error

@@ -1,4 +1,4 @@
-"""Programs of ours that may die: run in a child process, which sees the modules that this one sees."""
+"""Programs of ours in child processes, which see the modules that this one sees, whatever folder they start in."""
 
 from __future__ import annotations
 
@@ -7,7 +7,24 @@ import subprocess
 import sys
 from pathlib import Path
 
-from llamabatch import paths
+# A child imports what the parent would, and nothing that happens to lie in the working directory.
+_RUN = (
+    "import sys; module, n = sys.argv[1], 3 + int(sys.argv[2]); sys.path[:] = sys.argv[3:n]; sys.argv[1:n] = []; "
+    "import runpy; runpy.run_module(module, run_name='__main__')"
+)
+_ROOT = str(Path(__file__).absolute().parents[1])
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module as a program."""
+    path = import_path()
+    return [sys.executable, "-c", _RUN, module, str(len(path)), *path, *arguments]
+
+
+def import_path() -> list[str]:
+    """sys.path for a child. "" in it is the working directory, which may be another one by now: so the folder of this
+    package comes last."""
+    return [*sys.path, _ROOT]
 
 
 def run_program(
@@ -18,10 +35,8 @@ def run_program(
     Raises:
         subprocess.TimeoutExpired, OSError
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    if without_gpus:
-        environment |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "GGML_VK_VISIBLE_DEVICES": ""}
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "GGML_VK_VISIBLE_DEVICES": ""}
     return subprocess.run(
-        [sys.executable, "-m", module, *arguments], env=environment, cwd=Path(paths.__file__).parents[1],
+        command(module, *arguments), env={**os.environ, **(hidden if without_gpus else {})},
         timeout=timeout_s, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip

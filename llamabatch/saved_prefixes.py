@@ -10,6 +10,7 @@ from llamabatch.checks import counted
 from llamabatch.client import EngineClient
 from llamabatch.errors import EngineError, InputError
 from llamabatch.front import Prompt
+from llamabatch.paths import absolute
 from llamabatch.prefix import MIN_SHARED
 from llamabatch.request import RequestOutput
 from llamabatch.sampling_params import SamplingParams
@@ -53,11 +54,11 @@ class SavedPrefixes(ABC):
             ConfigError: this engine keeps no prefixes.
             EngineError: others needed the cells before they could be saved.
         """
-        absolute = os.path.abspath(path)
+        target = absolute(path)
         for _ in range(TRIES):
             [output] = self.generate(prompt, ONE_TOKEN)
             token_ids = tokens_to_save(output)
-            if self._client.save_prefix(token_ids, absolute):
+            if self._client.save_prefix(token_ids, target):
                 return len(token_ids)
         raise EngineError(CROWDED)
 
@@ -69,8 +70,8 @@ class SavedPrefixes(ABC):
             InputError: the file is damaged, or was saved with another model, llama.cpp or kind of KV cache.
             ConfigError: the model's state cannot be shared.
         """
-        return self._client.load_prefix(os.path.abspath(path))
+        return self._client.load_prefix(absolute(path))
 
     def unload_prefix(self, path: str | os.PathLike[str]) -> None:
         """Frees a loaded prefix. Raises InputError if it is not loaded."""
-        self._client.unload_prefix(os.path.abspath(path))
+        self._client.unload_prefix(absolute(path))

@@ -19,6 +19,7 @@ import numpy as np
 from llamabatch import synth_blocks as blocks
 from llamabatch.checks import nearest
 from llamabatch.errors import InputError, SetupError
+from llamabatch.paths import absolute
 from llamabatch.synth_blocks import BlockType, RandomBits
 from llamabatch.synth_vocab import Vocab, make_vocab
 
@@ -114,6 +115,7 @@ def write_model(
         raise InputError(f"unknown quantisation {quant!r}{nearest(quant, QUANTS)}")
     if seed < 0:
         raise InputError(f"seed is {seed}; it must be 0 or more")
+    path = Path(absolute(path))
     tensors = list(_tensors(shape, quant.upper()))
     total = sum(tensor.size for tensor in tensors)
     _check_target(path, total)

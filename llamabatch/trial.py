@@ -24,6 +24,7 @@ from llamabatch import limits, verdicts
 from llamabatch.errors import ModelFileError
 from llamabatch.gguf_checks import check_model
 from llamabatch.gguf_header import Header, part_paths
+from llamabatch.paths import absolute
 from llamabatch.profile_store import library_id
 from llamabatch.programs import run_program
 
@@ -65,7 +66,8 @@ class Known:
     def of(cls, path: Path) -> Known:
         """From what was kept, if it still holds. Raises OSError."""
         identity = []
-        for part in part_paths(path.resolve()):
+        for part in part_paths(path):
+            part = part.resolve()  # each of its own: behind links, as in the hub's cache, the names say nothing
             status = part.stat()
             identity.append((str(part), status.st_size, status.st_mtime_ns, status.st_ino))
         new = cls(tuple(identity))
@@ -176,7 +178,7 @@ def _tried(path: Path, known: Known) -> dict[str, Any]:
         return {"loads": True, "certain": False}
     patience_s = _PATIENCE_S + known.n_bytes / _SLOWEST
     try:
-        child = run_program(PROGRAM, str(path), str(known.n_bytes), timeout_s=patience_s, without_gpus=True)
+        child = run_program(PROGRAM, absolute(path), str(known.n_bytes), timeout_s=patience_s, without_gpus=True)
     except subprocess.TimeoutExpired:
         why = f"could not be loaded by a child process within {patience_s:.0f} s; {_CURE}"
         return {"loads": False, "why": why, "certain": False}

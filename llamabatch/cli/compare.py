@@ -7,11 +7,13 @@ from typing import Any
 
 import click
 
-from llamabatch.cli.options import engine_options, model_option
+from llamabatch.cli.options import File, engine_options, model_option
 from llamabatch.compare.output import check, write
 from llamabatch.compare.progress import StderrProgress
 from llamabatch.compare.run import Settings, run
 from llamabatch.policies import STRATEGIES
+
+_FILE = File()
 
 
 class Names(click.ParamType):  # type: ignore[type-arg]  # generic in some releases of click only
@@ -40,9 +42,6 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
             return () if value == "auto" else tuple(int(part) for part in value.split(","))
         except ValueError:
             self.fail(f"{value!r} is neither a whole number nor a list such as 1,2,4,8", param, ctx)
-
-
-_FILE = click.Path(path_type=Path, allow_dash=True)
 
 
 @click.command()

@@ -6,12 +6,14 @@ import functools
 import json
 from collections.abc import Callable
 from dataclasses import Field, fields
+from pathlib import Path
 from typing import Any
 
 import click
 
 from llamabatch.config import EngineConfig
 from llamabatch.model_file import local
+from llamabatch.paths import absolute
 
 Command = Callable[..., Any]
 
@@ -81,6 +83,15 @@ class Param(click.ParamType):  # type: ignore[type-arg]
             return field.replace("-", "_"), json.loads(text)
         except ValueError:
             return field.replace("-", "_"), text
+
+
+class File(click.ParamType):  # type: ignore[type-arg]
+    """A path, resolved; "-" stays as it is."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        return Path(value if str(value) in ("-", "") else absolute(value))
 
 
 class ScaledFile(click.ParamType):  # type: ignore[type-arg]

@@ -7,18 +7,16 @@ from typing import Any
 
 import click
 
-from llamabatch.cli.options import AutoInt, engine_options, model_option
+from llamabatch.cli.options import AutoInt, File, engine_options, model_option
 from llamabatch.compare.output import check
 from llamabatch.planning.output import write
 from llamabatch.planning.run import Question, answer, size_in_bytes
-
-_FILE = click.Path(path_type=Path)
 
 
 @click.command()
 @model_option
 @click.option("--slots", type=AutoInt(), help="Requests at once; not given: what fits.")
-@click.option("--prompts", type=_FILE, help="Text file with one prompt a line, or JSONL: the longest decides n_ctx.")
+@click.option("--prompts", type=File(), help="Text file with one prompt a line, or JSONL: the longest decides n_ctx.")
 @click.option(
     "-n", "--max-tokens", type=int, default=256, show_default=True, help="With --prompts: tokens to generate."
 )
@@ -26,7 +24,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--load", type=int, help="Requests that come at once; with --prompts, as many as it has.")
 @click.option("--latency", type=float, help="Milliseconds that the p95 of the time between two tokens may take.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-@click.option("--plot", "plot_file", type=_FILE, help="Draw a picture: .png, .svg or .pdf. Needs llamabatch[tools].")
+@click.option("--plot", "plot_file", type=File(), help="Draw a picture: .png, .svg or .pdf. Needs llamabatch[tools].")
 @engine_options(exclude=("n_slots",))
 def plan(
     model: str, slots: Any, memory: str | None, latency: float | None, as_json: bool, plot_file: Path | None,

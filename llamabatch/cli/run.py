@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from llamabatch.cli.options import engine_options, model_option
+from llamabatch.cli.options import File, engine_options, model_option
 from llamabatch.cli.sampling_options import adapters_of, lora_option, sampling_options
 from llamabatch.compare.output import check, write_json
 from llamabatch.errors import OutputError
@@ -22,7 +22,7 @@ from llamabatch.jobs.settings import Settings
 from llamabatch.jobs.summary import Summary
 from llamabatch.sampling_params import SamplingParams
 
-_FILE = click.Path(path_type=Path, allow_dash=True)
+_FILE = File()
 
 
 class Shard(click.ParamType):  # type: ignore[type-arg]  # generic in some releases of click only

@@ -7,11 +7,13 @@ from pathlib import Path
 import click
 
 from llamabatch import synth as library
+from llamabatch.cli.options import File
+from llamabatch.paths import shown
 
 
 @click.command()
 @click.argument("shape", type=click.Choice(sorted(library.SHAPES), case_sensitive=False))
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out", type=File())
 @click.option(
     "--quant",
     type=click.Choice(library.QUANTS, case_sensitive=False),
@@ -39,4 +41,4 @@ def synth(shape: str, out: Path, quant: str, seed: int) -> None:
             seed,
             lambda done, total: bar.update(task, completed=done, total=total),
         )
-    click.echo(f"{out}: {size / 1e6:,.0f} MB", err=True)
+    click.echo(f"{shown(out)}: {size / 1e6:,.0f} MB", err=True)

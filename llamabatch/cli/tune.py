@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
-from llamabatch.cli.options import engine_options, model_option
+from llamabatch.cli.options import File, engine_options, model_option
 from llamabatch.compare.output import check
 from llamabatch.config import EngineConfig
 from llamabatch.tuning.output import write
 from llamabatch.tuning.progress import StderrProgress
 from llamabatch.tuning.run import NORMAL_S, QUICK_S, Settings, run
 
-_FILE = click.Path(path_type=Path, allow_dash=True)
+_FILE = File()
 # what tuning does not choose, and what decides its figures
 _GIVEN = ("n_gpu_layers", "main_gpu", "tensor_split", "type_k", "type_v")
 

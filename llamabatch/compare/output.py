@@ -15,6 +15,7 @@ from llamabatch.compare.document import document
 from llamabatch.compare.report import Report
 from llamabatch.compare.table import show
 from llamabatch.errors import InputError, SetupError
+from llamabatch.paths import shown
 from llamabatch.stdout import Stdout
 
 _PICTURES = (".png", ".svg", ".pdf")
@@ -33,14 +34,14 @@ def check(json_file: Path | None, plot_file: Path | None) -> None:
             continue
         folder = path.parent
         if path.is_dir() or not folder.is_dir():
-            wrong = "is a directory" if path.is_dir() else f"cannot be made: there is no directory {folder}"
-            raise InputError(f"{option} {path} {wrong}; give the name of a file in a directory that exists")
+            wrong = "is a directory" if path.is_dir() else f"cannot be made: there is no directory {shown(folder)}"
+            raise InputError(f"{option} {shown(path)} {wrong}; give the name of a file in a directory that exists")
         if not os.access(path if path.exists() else folder, os.W_OK):
-            raise InputError(f"{option} {path} cannot be written: permission denied")
+            raise InputError(f"{option} {shown(path)} cannot be written: permission denied")
     if plot_file is None:
         return
     if plot_file.suffix.lower() not in _PICTURES:
-        raise InputError(f"--plot {plot_file} has no ending of a picture; allowed are {', '.join(_PICTURES)}")
+        raise InputError(f"--plot {shown(plot_file)} has no ending of a picture; allowed are {', '.join(_PICTURES)}")
     if find_spec("matplotlib") is None:
         raise SetupError("--plot needs matplotlib, which is not installed; run: pip install 'llamabatch[tools]'")
 

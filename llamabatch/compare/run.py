@@ -17,11 +17,12 @@ from llamabatch.compare.processes import no_child_left
 from llamabatch.compare.report import Report, Row, compared, row
 from llamabatch.compare.sweep import sweep
 from llamabatch.compare.workload import Workload, load
-from llamabatch.config import MAX_SLOTS, EngineConfig
+from llamabatch.config import MAX_SLOTS, EngineConfig, with_paths
 from llamabatch.errors import ConfigError, LlamaBatchError
 from llamabatch.llama.library import extra_bufts_safe
 from llamabatch.llama.model import Model
 from llamabatch.model_file import file_bytes, resolve
+from llamabatch.paths import absolute
 from llamabatch.planning.here import plan
 from llamabatch.policies import POLICIES, STRATEGIES
 from llamabatch.sampling_params import SamplingParams
@@ -68,6 +69,10 @@ class Settings:
     engine: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "model", with_paths({"model": self.model})["model"])
+        object.__setattr__(self, "engine", with_paths(self.engine))
+        if self.prompts is not None:
+            object.__setattr__(self, "prompts", Path(absolute(self.prompts)))
         SamplingParams(max_tokens=self.max_tokens)
         integer(ConfigError, "rounds", self.rounds, 1, MAX_ROUNDS)
         for number in self.slots:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from llamabatch.chat import to_tokens
 from llamabatch.errors import LlamaBatchError, PromptError, SetupError
 from llamabatch.llama.model import Model
+from llamabatch.paths import shown
 from llamabatch.request_checks import check_prompt
 
 _JSONL = (".jsonl", ".ndjson", ".json")
@@ -61,7 +62,7 @@ def load(path: Path | None, model: Model, n_ctx: int) -> Workload:
         ConfigError: a line of the file is a conversation and the model has no chat template.
         SetupError: the bundled prompts are missing.
     """
-    name = "the bundled prompts" if path is None else str(path)
+    name = "the bundled prompts" if path is None else shown(path)
     lines = parse(name, _read(path), jsonl=True if path is None else _is_jsonl(path))
     if path is None and model.chat_template is None:  # the bundled ones are questions, which any model can continue
         lines = [Line(line.number, _question(line.prompt)) for line in lines]
@@ -94,14 +95,16 @@ def _read(path: Path | None) -> str:
             raise SetupError("the bundled prompts are missing from this installation; name a file with --prompts")
         return bundled.read_text(encoding="utf-8")
     if path.is_dir():
-        raise PromptError(f"{path} is a directory; give a file with one prompt a line")
+        raise PromptError(f"{shown(path)} is a directory; give a file with one prompt a line")
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         line = path.read_bytes()[: error.start].count(b"\n") + 1
-        raise PromptError(f"{path}, line {line}: this is not UTF-8 text; prompts are read as UTF-8") from error
+        raise PromptError(f"{shown(path)}, line {line}: this is not UTF-8 text; prompts are read as UTF-8") from error
     except OSError as error:
-        raise PromptError(f"{path} cannot be read: {error.strerror}; give a file with one prompt a line") from error
+        raise PromptError(
+            f"{shown(path)} cannot be read: {error.strerror}; give a file with one prompt a line"
+        ) from error
 
 
 def _question(prompt: Prompt) -> str:

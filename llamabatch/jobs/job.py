@@ -41,6 +41,7 @@ from llamabatch.model_file import resolve
 from llamabatch.monitor.energy import EnergyMeter
 from llamabatch.monitor.metrics import MetricsFile
 from llamabatch.monitor.monitor import Monitor
+from llamabatch.paths import shown
 from llamabatch.planning.here import plan as plan_of
 
 _LOOK_S = 0.5
@@ -130,11 +131,11 @@ class _Job:
             output = stack.enter_context(contextlib.closing(self._open(found)))
             self._counts.done_before, self._counts.failed_before = output.n_before, output.n_errors_before
             if output.finished:
-                self._progress.say(f"{settings.output} is complete: {counted(output.n_before, 'row')}")
+                self._progress.say(f"{shown(settings.output)} is complete: {counted(output.n_before, 'row')}")
                 return self.summary()
             if output.resumed:
                 done = f"{output.n_before:,} {'row is' if output.n_before == 1 else 'rows are'} done"
-                self._progress.say(f"{settings.output} goes on: {done}")
+                self._progress.say(f"{shown(settings.output)} goes on: {done}")
             reader.pass_over(output.is_done)
             first = self._first_to_run(reader, output)
             if first is None:
@@ -182,7 +183,7 @@ class _Job:
         """Of what was done so far."""
         config = self._config if self._plan is None else self._plan.config
         return Summary(
-            self._settings.output,
+            shown(self._settings.output),
             self._counts,
             self._standing.timeline,
             self._load_s,
@@ -232,7 +233,7 @@ class _Job:
             every_s=_LOOK_S,
             metrics_file=self._metrics or None,
             publish=True,
-            title=f"run {self._settings.output} · {client.model.path.name}",
+            title=f"run {shown(self._settings.output)} · {client.model.path.name}",
             job=self._standing.job,
         )
 

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llamabatch.checks import integer, number, show
-from llamabatch.config import EngineConfig
+from llamabatch.config import EngineConfig, with_paths
 from llamabatch.errors import ConfigError
+from llamabatch.jobs import sources
 from llamabatch.jobs.output import OutputOptions
 from llamabatch.jobs.rows import ReadOptions
+from llamabatch.jobs.stream_output import STDOUT
+from llamabatch.paths import absolute
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class Settings:
     """A job: `llamabatch run` as a value.
 
     Attributes:
-        inputs: files, globs, or "-" for stdin.
+        inputs: files, globs, or "-" for stdin. Paths are resolved when the object is made, here and below.
         output: a file, or "-" for stdout.
         model: as of LLM.
         reading: how inputs become rows, and the parameters of all of them.
@@ -51,10 +54,16 @@ class Settings:
             object.__setattr__(self, "inputs", (os.fspath(self.inputs),))
         if not self.inputs:
             raise ConfigError("inputs is empty; name a file, a glob of files, or '-' for stdin")
-        object.__setattr__(self, "inputs", tuple(os.fspath(each) for each in self.inputs))
+        object.__setattr__(self, "inputs", tuple(sources.resolved(os.fspath(each)) for each in self.inputs))
         object.__setattr__(self, "output", os.fspath(self.output))
         if not self.output:
             raise ConfigError(f"output is {show(self.output)}; give a file, or '-' for stdout")
+        if self.output != STDOUT:
+            object.__setattr__(self, "output", absolute(self.output))
+        if self.metrics_file is not None:
+            object.__setattr__(self, "metrics_file", absolute(self.metrics_file))
+        object.__setattr__(self, "model", with_paths({"model": self.model})["model"])
+        object.__setattr__(self, "engine", with_paths(self.engine))
         records = self.writing.records
         if not records.model:
             records = replace(records, model=os.path.basename(str(self.model)))

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Literal, cast
 from llamabatch.checks import show
 from llamabatch.errors import InputError
 from llamabatch.jobs.manifest import output_of, path_of
+from llamabatch.paths import absolute, shown
 
 Kind = Literal["jsonl", "csv", "tsv", "parquet"]
 
@@ -38,7 +39,7 @@ class Source:
     """One input.
 
     Attributes:
-        name: as it was given, for messages; "stdin" for "-".
+        name: for messages, as it is written in the working directory; "stdin" for "-".
         path: None: stdin.
         is_stream: it can be read once only, and no part of it before: stdin, a pipe.
         noted: the position, where somebody else reads the file.
@@ -49,7 +50,7 @@ class Source:
         path: None: stdin.
         stream: what to read as stdin.
         """
-        self.name = "stdin" if path is None else str(path)
+        self.name = "stdin" if path is None else shown(path)
         self.path = path
         self.is_stream = path is None or not path.is_file()
         self._stream = stream
@@ -204,12 +205,27 @@ def find(
             source = Source(None, stream) if path is None else _file(path)
             known = _identity(source)
             if known in seen:
-                raise InputError(f"the input {source.name} is named twice, by {seen[known]!r} and by {pattern!r}")
-            seen[known] = pattern
+                raise InputError(
+                    f"the input {source.name} is named twice, by {seen[known]!r} and by {shown(pattern)!r}"
+                )
+            seen[known] = shown(pattern)
             sources.append(source)
     if not sources:
-        raise InputError(f"the only input, {left_out}, is of the output itself; give one of them another name")
+        raise InputError(
+            f"the only input, {shown(left_out or '')}, is of the output itself; give one of them another name"
+        )
     return sources
+
+
+def resolved(pattern: str) -> str:
+    """An input that means the same files after any os.chdir; "-" stays as it is, and so does what is no file name."""
+    if pattern == STDIN or "\0" in pattern or not pattern:
+        return pattern
+    path = absolute(pattern)
+    if not glob.has_magic(pattern) or os.path.lexists(path):
+        return path
+    pattern = os.path.expanduser(pattern)  # the names of the folders above are no part of the pattern
+    return pattern if os.path.isabs(pattern) else os.path.join(glob.escape(os.getcwd()), pattern)
 
 
 def fingerprint(sources: Sequence[Source]) -> list[dict[str, object]]:
@@ -225,12 +241,12 @@ def _matches(pattern: str) -> Iterator[Path | None]:
     if "\0" in pattern or not pattern:
         raise InputError(f"the input {show(pattern)} is no file name")
     path = Path(pattern)
-    if path.exists() or not glob.has_magic(pattern):
+    if path.exists() or not glob.has_magic(shown(pattern)):  # the folder's own name is no pattern
         yield path
         return
     names = sorted(name for name in glob.glob(pattern, recursive=True) if not os.path.isdir(name))
     if not names:
-        raise InputError(f"no file matches {pattern!r}")
+        raise InputError(f"no file matches {shown(pattern)!r}")
     yield from map(Path, names)
 
 
@@ -241,16 +257,16 @@ def _refuse_output(path: Path, *, named: bool) -> None:
     if out is None or (named and out.name == path.name and Source(path).kind != "jsonl"):
         return
     raise InputError(
-        f"the input {path} is of the output of another job, as {path_of(out).name} says; leave it out, for instance by "
-        "writing outputs to another folder, or give a copy of it another name"
+        f"the input {shown(path)} is of the output of another job, as {path_of(out).name} says; leave it out, for "
+        "instance by writing outputs to another folder, or give a copy of it another name"
     )
 
 
 def _file(path: Path) -> Source:
     if path.is_dir():
-        raise InputError(f"{path} is a directory; name its files, as in '{path / '*.jsonl'}'")
+        raise InputError(f"{shown(path)} is a directory; name its files, as in '{shown(path / '*.jsonl')}'")
     if not path.exists():
-        raise InputError(f"the input {path} does not exist")
+        raise InputError(f"the input {shown(path)} does not exist")
     source = Source(path)
     if not source.is_stream:
         with source._open_raw():  # whether it may be read is known before the first row

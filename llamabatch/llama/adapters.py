@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from llamabatch.adapter_file import read_adapter
-from llamabatch.adapters import AdapterSet, check_known, check_name
+from llamabatch.adapters import AdapterSet, adapter_path, check_known, check_name
 from llamabatch.errors import AdapterError, EngineError, ModelFileError
 from llamabatch.llama import library
 
@@ -50,8 +50,7 @@ class Adapters:
         check_name(name)
         if name in self.names:
             raise AdapterError(f"an adapter {name!r} is loaded already; unload it, or choose another name")
-        if not isinstance(path, (str, os.PathLike)):
-            raise AdapterError(f"the path of adapter {name!r} is a {type(path).__name__}; give a str or a Path")
+        path = adapter_path(name, path)
         file = read_adapter(Path(path), n_embd=self._n_embd, n_layer=self._n_layer, n_expert=self._n_expert)
         if file.kind == "control vector":
             self._vectors[name] = file.directions

@@ -21,6 +21,7 @@ import llguidance
 from llamabatch.errors import EngineClosedError, LlamaBatchError, SamplingError
 from llamabatch.llama import grammar_check
 from llamabatch.llama.guide import Compiled
+from llamabatch.programs import import_path
 from llamabatch.structured import ANY_OBJECT, Structure
 
 logger = logging.getLogger(__name__)
@@ -225,7 +226,7 @@ class Trial:
             raise EngineClosedError("the engine is closed")
         program = Path(grammar_check.__file__).resolve()
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _RUN, str(program), *sys.path],
+            [sys.executable, "-c", _RUN, str(program), *import_path()],
             start_new_session=True,  # Ctrl-C is for the parent
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -11,6 +11,7 @@ from typing import Any
 from llamabatch.errors import ConfigError, SetupError
 from llamabatch.histogram import Histogram
 from llamabatch.monitor.snapshot import Snapshot
+from llamabatch.paths import absolute
 
 PREFIX = "llamabatch:"
 
@@ -80,7 +81,7 @@ class MetricsFile:
             self._core: Any = importlib.import_module("prometheus_client.core")
         except ImportError as error:
             raise SetupError("a metrics file needs prometheus_client: pip install 'llamabatch[metrics]'") from error
-        self.path = Path(path)
+        self.path = Path(absolute(path))
         folder = self.path.parent
         if not folder.is_dir():
             raise ConfigError(f"metrics_file is {str(path)!r}; there is no folder {str(folder)!r}")

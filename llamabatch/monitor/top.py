@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from llamabatch.compare.figures import duration, seconds, significant
 from llamabatch.errors import InputError
 from llamabatch.histogram import Histogram
 from llamabatch.monitor.status import Status, read, running
+from llamabatch.paths import absolute
 from llamabatch.stats import EngineStats
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -36,11 +36,12 @@ def find(what: str | None) -> list[Status]:
     """
     if what is None:
         return running()
-    if what.isdigit() and not os.path.exists(what):
+    path = Path(absolute(what))
+    if what.isdigit() and not path.exists():
         return [status for status in running() if status.pid == int(what)]
-    if not os.path.exists(what):
+    if not path.exists():
         raise InputError(f"{what!r} is neither a process id nor a file")
-    status = read(Path(what))
+    status = read(path)
     return [status] if status.is_running else []
 
 

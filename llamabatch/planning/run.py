@@ -11,13 +11,14 @@ from typing import Any
 
 from llamabatch.capacity import MEMORY_SHARE, Plan, fits, planned, resolve
 from llamabatch.checks import integer, number, show
-from llamabatch.config import MAX_CTX, MAX_SLOTS, EngineConfig
+from llamabatch.config import MAX_CTX, MAX_SLOTS, EngineConfig, with_paths
 from llamabatch.errors import ConfigError, MemoryPlanError
 from llamabatch.llama.profiles import profile_for
 from llamabatch.machine import Machine
 from llamabatch.memory import PROCESS_BYTES
 from llamabatch.model_facts import ModelFacts
 from llamabatch.model_file import resolve as resolve_path
+from llamabatch.paths import absolute
 from llamabatch.planning.advice import changes, lengths, slots_that_fit, strategy
 from llamabatch.planning.here import machine_here, read_facts
 from llamabatch.planning.report import Lengths, Report, Row
@@ -50,6 +51,10 @@ class Question:
     latency_ms: float | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "model", with_paths({"model": self.model})["model"])
+        object.__setattr__(self, "engine", with_paths(self.engine))
+        if self.prompts is not None:
+            object.__setattr__(self, "prompts", Path(absolute(self.prompts)))
         integer(ConfigError, "max_tokens", self.max_tokens, 1, MAX_CTX)
         if self.load is not None:
             integer(ConfigError, "load", self.load, 1, 10**9)

@@ -17,13 +17,12 @@ from typing import IO, Any
 from llamabatch import errors
 from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineError
+from llamabatch.programs import command
 from llamabatch.tuning.settings import Job, Setting, config_of
 
 PROGRAM = "llamabatch.tuning.child"
 _ANSWER_TIMEOUT_S = 600.0
 _MOST = 5
-# A child imports what the parent would, and nothing that happens to lie in the working directory.
-_START = "import sys; sys.path[:] = sys.argv[2:]; import runpy; runpy.run_module(sys.argv[1], run_name='__main__')"
 _SPIN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(10**6): pass"
 
 Figures = dict[str, float]
@@ -91,7 +90,7 @@ class _Child:
     def __init__(self, config: EngineConfig, environment: Mapping[str, str]) -> None:
         inherited = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
         self._process: subprocess.Popen[str] = subprocess.Popen(
-            [sys.executable, "-c", _START, PROGRAM, *sys.path],
+            command(PROGRAM),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

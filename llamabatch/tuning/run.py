@@ -16,7 +16,7 @@ from llamabatch.capacity import memory
 from llamabatch.checks import counted, number
 from llamabatch.compare.machine import MachineFacts
 from llamabatch.compare.processes import no_child_left
-from llamabatch.config import EngineConfig
+from llamabatch.config import EngineConfig, with_paths
 from llamabatch.errors import ConfigError, EngineError
 from llamabatch.latency import Latency, choose_rows
 from llamabatch.llama.environment import amx_is_off, environment_defaults
@@ -78,6 +78,8 @@ class Settings:
     engine: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "model", with_paths({"model": self.model})["model"])
+        object.__setattr__(self, "engine", with_paths(self.engine))
         number(ConfigError, "seconds", self.seconds, 1, 36_000)
         if self.p95_inter_token_ms is not None:
             number(ConfigError, "p95_inter_token_ms", self.p95_inter_token_ms, 1e-3, 1e6)

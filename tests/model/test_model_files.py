@@ -1,14 +1,19 @@
 """Models in several files, and models by their name on the hub."""
 
+import asyncio
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from adapter_files import write_lora
 from architectures import write
 
-from llamabatch import LLM, EngineConfig, ModelFileError, SamplingParams, profile_store
+from llamabatch import LLM, AsyncLLM, EngineConfig, InputError, ModelFileError, SamplingParams, profile_store
 from llamabatch.model_file import file_bytes, resolve
 
 SHORT = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
@@ -121,3 +126,96 @@ def test_the_command_takes_a_name_on_the_hub(hub, whole):
 
 def test_a_config_keeps_the_name(hub):
     assert EngineConfig("hf:some/model:Q8_0").model == "hf:some/model:Q8_0"
+
+
+@pytest.fixture
+def beside_the_shell(tmp_path, monkeypatch):
+    """A folder with files of its own that no cache knows, as the working directory."""
+    folder = tmp_path / "a b é"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "elsewhere").mkdir()
+    write("llama", folder / "model.gguf")
+    write("llama", folder / "draft.gguf", seed=1)
+    write("llama", folder / "sub" / "split.gguf", part_tensors=8)
+    write_lora(folder / "lora.gguf")
+    monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path / "new cache"))
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def split_name(folder):
+    return min((folder / "sub").glob("*.gguf")).name
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("model.gguf", {}),
+        ("./model.gguf", {"isolate": True}),
+        ("~/model.gguf", {"strategy": "multi-instance", "instances": 2, "n_slots": 1}),
+        ("sub/split", {"isolate": True}),
+        ("model.gguf", {"speculate": "draft", "draft_model": "draft.gguf"}),
+        ("model.gguf", {"speculate": "draft", "draft_model": "./draft.gguf", "isolate": True}),
+    ],
+)
+def test_relative_paths_hold_after_the_program_has_gone_elsewhere(beside_the_shell, monkeypatch, model, options):
+    if model == "sub/split":
+        model = f"sub/{split_name(beside_the_shell)}"
+    with LLM(model, **{**ONE_THREAD, **options}) as llm:
+        text = llm.generate("Once", SHORT)[0].text
+        assert text
+        monkeypatch.chdir("elsewhere")
+        for child in llm.heartbeats:
+            os.kill(child.pid, signal.SIGKILL)
+            assert llm.generate(["Once", "Once"], SHORT)[0].text == text
+
+
+def test_an_engine_of_asyncio_loads_what_was_named_before_the_program_went_elsewhere(beside_the_shell, monkeypatch):
+    async def main():
+        llm = AsyncLLM("model.gguf", **ONE_THREAD)
+        monkeypatch.chdir("elsewhere")
+        async with llm:
+            return (await llm.generate("Once", SHORT))[0]
+
+    assert asyncio.run(main()).error is None
+
+
+@pytest.mark.parametrize("options", [{}, {"isolate": True}])
+def test_adapters_and_prefixes_by_relative_paths(tmp_path, beside_the_shell, monkeypatch, options):
+    text = "The capital of France is Paris and the capital of Italy is Rome, of Spain Madrid, of Japan Tokyo. " * 2
+    with LLM("tiny", adapters={"first": "lora.gguf"}, n_slots=2, n_ctx=512, **options) as llm:
+        llm.load_adapter("second", "./lora.gguf")
+        llm.save_prefix(text, "prefix.kv")
+        assert (beside_the_shell / "prefix.kv").exists()
+        llm.load_prefix("prefix.kv")
+        plain = llm.generate(text, SHORT)[0].text
+        bent = llm.generate(text, SHORT, adapters={"first": 1.0})[0].text
+        monkeypatch.chdir("elsewhere")
+        for child in llm.heartbeats:
+            os.kill(child.pid, signal.SIGKILL)
+        assert llm.generate(text, SHORT)[0].text == plain
+        assert llm.generate(text, SHORT, adapters={"second": 1.0})[0].text == bent
+        with pytest.raises(InputError, match="is loaded"):
+            llm.unload_prefix("prefix.kv")  # another file, here
+        llm.unload_prefix("../prefix.kv")
+        llm.load_adapter("third", "~/lora.gguf")
+
+
+@pytest.mark.parametrize("model", ["model.gguf", "./model.gguf", "../a b é/model.gguf", "~/model.gguf"])
+def test_the_commands_take_relative_paths(beside_the_shell, model):
+    command = [sys.executable, "-m", "llamabatch"]
+    done = subprocess.run(
+        [*command, "generate", "-m", model, "--n-ctx", "128", "-n", "4", "Once"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    Path("in.jsonl").write_text('{"prompt": "Once"}\n')
+    run = ["run", "in.jsonl", "out.jsonl", "-m", model, "--n-ctx", "128", "-n", "4"]
+    if model.startswith("~"):
+        run = [each.replace("in.jsonl", "~/in.jsonl").replace("out.jsonl", "~/out.jsonl") for each in run]
+    done = subprocess.run([*command, *run], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(Path("out.jsonl").read_text())["error"] is None
+    again = subprocess.run([*command, *run], capture_output=True, text=True)
+    assert "out.jsonl is complete: 1 row\n" in again.stderr
+    assert str(beside_the_shell) not in again.stderr

@@ -219,9 +219,9 @@ def test_a_result_sets_the_limit_back(world):
 
 
 def test_what_was_loaded_goes_before_what_is_asked():
-    world = World(adapters=(("first", "first.gguf"),))
+    world = World(adapters=(("first", "/first.gguf"),))
     child = world.child()
-    assert child.config.adapters == (("first", "first.gguf"),)
+    assert child.config.adapters == (("first", "/first.gguf"),)
     answers = queue.SimpleQueue()
 
     def ask():
