@@ -2,7 +2,9 @@
 
 import os
 import signal
+import subprocess
 import threading
+from pathlib import Path
 
 import psutil
 import pytest
@@ -25,6 +27,27 @@ def signals_as_on_a_terminal():
     for number, handler in usual.items():
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
+
+
+CHECKOUT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def programs_start_elsewhere(tmp_path_factory):
+    """Tests, and the programs that they start, run in a temporary folder as a stranger's would. From the checkout a
+    relative path, a file that happens to lie there or a module that no wheel holds would be found all the same."""
+    real = subprocess.Popen.__init__
+
+    def start(self, args, *rest, cwd=None, **named):
+        folder = Path(cwd or os.getcwd()).resolve()
+        is_inside = folder.is_relative_to(CHECKOUT.resolve()) and args[0] != "git"
+        assert not is_inside, f"{args} would start in {folder}: give it a cwd elsewhere"
+        real(self, args, *rest, cwd=cwd, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("elsewhere"))
+        patch.setattr(subprocess.Popen, "__init__", start)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

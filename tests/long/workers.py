@@ -15,6 +15,7 @@ from types import TracebackType
 
 import psutil
 
+from llamabatch.programs import command
 from tests.long import figures
 from tests.long.figures import ROOT, Figure
 from tests.long.state import Outcome, now
@@ -60,8 +61,8 @@ class Worker:
         """What is wrong with a case; None: it holds."""
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.long.workers", str(self._folder), self._figure.name],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+                command("tests.long.workers", str(self._folder), self._figure.name),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tempfile.gettempdir(),
                 start_new_session=True,  # Ctrl-C is for the one who asks
             )  # fmt: skip
         process, is_late = self._process, threading.Event()
@@ -122,12 +123,14 @@ def main(folder: Path, name: str) -> None:
     for line in sys.stdin:
         error = None
         with tempfile.TemporaryDirectory(prefix=f"llamabatch-{name}-", ignore_cleanup_errors=True) as place:
+            os.chdir(place)  # programs of a case start there, as a stranger's would
             try:
                 module.case(int(line), Path(place))
             except KeyboardInterrupt:
                 return
             except BaseException as failure:
                 error = message(failure, Path(place))
+            os.chdir(tempfile.gettempdir())
         answers.write(json.dumps({"error": error}) + "\n")
         answers.flush()
 

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
+from llamabatch import programs
 from tests.long import __main__ as program
 from tests.long import figures
 from tests.long.state import Outcome, State, publish
@@ -127,6 +128,11 @@ def test_stopped_in_the_middle_it_goes_on_where_it_was(tmp_path, state):
     assert ran(tmp_path)[started:] == [2, 3, 4, 5]
 
 
+def with_tests():
+    """The environment of a program that imports from the checkout wherever it starts."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(programs.import_path())}
+
+
 def test_killed_in_the_middle_it_goes_on_where_it_was(tmp_path, begun):
     sleeps = "number < 2 or __import__('os').path.exists(LOG + '.go') or __import__('time').sleep(60)"
     figure = figure_of(tmp_path, other=sleeps.replace("LOG", repr(str(tmp_path / "log.txt"))))
@@ -135,7 +141,7 @@ def test_killed_in_the_middle_it_goes_on_where_it_was(tmp_path, begun):
         "from tests.long.state import State\n"
         "folder = Path(sys.argv[1]); p.run(figures.find(folder), State(folder / 'state.json'), folder=folder)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=figures.ROOT)
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env=with_tests())
     give_up = time.monotonic() + 60
     while time.monotonic() < give_up:
         if len(ran(tmp_path)) == 3 and len(State(tmp_path / "state.json").outcomes(figure)) == 2:

@@ -336,8 +336,7 @@ def test_make_refuses_an_old_python(tmp_path):
     old.write_text("#!/bin/sh\nexit 1\n")
     old.chmod(0o755)
     done = subprocess.run(
-        ["make", "setup", f"PYTHON={old}"],
-        cwd=ROOT,
+        ["make", "-C", ROOT, "setup", f"PYTHON={old}"],
         capture_output=True,
         text=True,
         env={**os.environ, "MAKEFLAGS": ""},

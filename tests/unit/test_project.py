@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import llamabatch
 from llamabatch.policies import POLICIES, STRATEGIES
 
@@ -142,6 +144,15 @@ def test_the_memory_arithmetic_is_pure():
 def test_policies_and_their_names():
     assert set(STRATEGIES) == set(POLICIES) | {"multi-instance", "auto"}
     assert all(policy.summary for policy in POLICIES.values())
+
+
+@pytest.mark.parametrize("cwd", [None, PACKAGE, PACKAGE.parent / "tests"])
+def test_no_test_starts_a_program_in_the_checkout(cwd, monkeypatch):
+    if cwd is None:
+        assert not Path.cwd().is_relative_to(PACKAGE.parent)
+        monkeypatch.chdir(PACKAGE.parent)
+    with pytest.raises(AssertionError, match="give it a cwd elsewhere"):
+        subprocess.run([sys.executable, "-c", ""], cwd=cwd)
 
 
 def test_importing_loads_no_library_starts_no_thread_and_prints_nothing():
