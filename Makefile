@@ -21,11 +21,12 @@ setup: ## make .venv, build what must be built, install llamabatch
 compare: setup ## compare all strategies on the bundled model and prompts
 	@.venv/bin/llamabatch compare $(ARGS)
 
-test: setup ## all checks: ruff, mypy, the whole test suite
+test: setup ## all checks: ruff, mypy, the whole test suite, the package as installed
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest --ignore tests/installed
+	.venv/bin/python -m pytest tests/installed
 
 test-long: setup ## the figures of tests/long with their full counts: hours; goes on where it was stopped
 	@.venv/bin/python -m tests.long $(ARGS)

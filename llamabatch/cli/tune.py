@@ -29,6 +29,7 @@ _GIVEN = ("n_gpu_layers", "main_gpu", "tensor_split", "type_k", "type_v")
     is_flag=True,
     help=f"Take about {QUICK_S:.0f} s instead of {NORMAL_S:.0f} s: fewer, shorter measurements.",
 )
+@click.option("--seconds", type=float, help="Take about so long instead; longer means less noise.")
 @click.option(
     "--allow-numerics", is_flag=True, help="Choose the types of the KV cache, too, which changes what is computed."
 )
@@ -43,6 +44,7 @@ def tune(
     json_file: Path | None,
     plot_file: Path | None,
     quick: bool,
+    seconds: float | None,
     allow_numerics: bool,
     p95_inter_token_ms: float | None,
     engine: dict[str, Any],
@@ -51,7 +53,10 @@ def tune(
 
     A choice is taken only if it is better than the rule by more than the noise.
     """
-    settings = Settings(model, QUICK_S if quick else NORMAL_S, allow_numerics, p95_inter_token_ms, engine)
+    if quick and seconds is not None:
+        raise click.UsageError("--quick and --seconds both say how long to measure; give one of them")
+    time_s = seconds if seconds is not None else QUICK_S if quick else NORMAL_S
+    settings = Settings(model, time_s, allow_numerics, p95_inter_token_ms, engine)
     check(json_file, plot_file)
     with StderrProgress() as progress:
         report = run(settings, progress)

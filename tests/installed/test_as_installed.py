@@ -1,0 +1,303 @@
+"""The last stage of `make test`: the package as a stranger has it.
+
+The wheel is built as pip builds it from the source package, and installed without the network and its dependencies
+into an environment of its own, which sees those of the test environment but neither the checkout nor the llamabatch
+there. Each command of README.md and docs/ then runs from an empty folder of an awkward name, with caches and a home of
+its own, on relative paths, shortened as COMMANDS says. A sample of the model tests follows.
+"""
+
+import dataclasses
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+from importlib.metadata import PathDistribution
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[2]
+PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md"))]
+SAMPLE = ("test_readme.py", "test_examples.py", "test_model_files.py", "test_saved_prefixes.py", "test_native.py")
+SECONDS = 120  # for one command, on a machine that is busy
+
+
+@dataclasses.dataclass(frozen=True)
+class Short:
+    """What is run of a command, and what must come of it.
+
+    Attributes:
+        line: for the shell; the same where nothing is to be shortened.
+        code: the exit code.
+        says: what stdout and stderr must hold.
+        makes: files that must be there afterwards.
+    """
+
+    line: str
+    code: int = 0
+    says: str = ""
+    makes: tuple[str, ...] = ()
+
+
+COMPARE = "--strategies sequential,batched --no-baseline -n 2 --prompts prompts.txt"
+OFFLINE = "cannot be fetched: the hub is out of reach or turned off"
+
+# every command of ours in README.md and docs/: a new one that is not here fails test_the_table_has_every_command
+COMMANDS = {
+    'llamabatch generate -m model.gguf --chat "Why is the sky blue?"': Short(
+        'llamabatch generate -m model.gguf --chat "Why is the sky blue?" -n 8'
+    ),
+    'llamabatch generate -m tiny --isolate --chat "What is the capital of France?"': Short(
+        'llamabatch generate -m tiny --isolate --chat "What is the capital of France?"', says="Paris"
+    ),
+    'llamabatch generate -m hf:owner/repo:Q4_K_M "Once upon a time"': Short(
+        'llamabatch generate -m hf:owner/repo:Q4_K_M "Once upon a time"', 2, OFFLINE
+    ),
+    "llamabatch generate --help": Short("llamabatch generate --help", says="--n-ctx"),
+    "llamabatch compare": Short("llamabatch compare --strategies sequential -n 2", says="64 prompts (bundled)"),
+    "llamabatch compare -m model.gguf --slots 1,2,4,8,16,32": Short(
+        f"llamabatch compare -m ./model.gguf --slots 1,2 {COMPARE}", says="batched"
+    ),
+    "llamabatch compare -m model.gguf --prompts mine.jsonl -n 128": Short(
+        "llamabatch compare -m model.gguf --prompts mine.jsonl -n 2 --strategies multi-instance --instances 2",
+        says="mine.jsonl",
+    ),
+    "llamabatch compare --slots 1,2,4,8,16,32 --plot compare.png --json compare.json": Short(
+        f"llamabatch compare --slots 1,2 --plot compare.png --json compare.json {COMPARE}",
+        makes=("compare.png", "compare.json"),
+    ),
+    "llamabatch tune -m model.gguf": Short("llamabatch tune -m model.gguf --seconds 1", says="Engines on this machine"),
+    "llamabatch tune -m model.gguf --plot tune.png --json tune.json": Short(
+        "llamabatch tune -m model.gguf --seconds 1 --plot tune.png --json tune.json", makes=("tune.png", "tune.json")
+    ),
+    "llamabatch tune -m model.gguf --p95-inter-token-ms 100": Short(
+        "llamabatch tune -m model.gguf --seconds 1 --p95-inter-token-ms 10000", says="10,000"
+    ),
+    'llamabatch tune -m "hf:owner/repo@revision:*Q8_0.gguf"': Short(
+        'llamabatch tune -m "hf:owner/repo@revision:*Q8_0.gguf"', 2, OFFLINE
+    ),
+    "llamabatch synth llama-3.2-1b /tmp/1b.gguf": Short(
+        "llamabatch synth qwen2.5-0.5b 1b.gguf --quant Q4_0 && llamabatch plan -m 1b.gguf", makes=("1b.gguf",)
+    ),
+    "llamabatch synth qwen2.5-0.5b": Short("llamabatch synth qwen2.5-0.5b", 2, "Missing argument 'OUT'"),
+    "llamabatch doctor": Short("llamabatch doctor", says="0 errors"),
+    "llamabatch plan -m tiny --n-ctx 1024 --memory 8G": Short("llamabatch plan -m tiny --n-ctx 1024 --memory 8G"),
+    "llamabatch plan -m model.gguf": Short("llamabatch plan -m model.gguf"),
+    "llamabatch plan -m model.gguf --n-ctx 8192 --slots 16": Short(
+        "llamabatch plan -m model.gguf --n-ctx 512 --slots 16"
+    ),
+    "llamabatch plan -m model.gguf --prompts prompts.jsonl -n 200": Short(
+        "llamabatch plan -m model.gguf --prompts prompts.jsonl -n 200", says="prompts.jsonl"
+    ),
+    "llamabatch plan -m model.gguf --memory 8G --json": Short(
+        "llamabatch plan -m model.gguf --memory 8G --json", says='"model"'
+    ),
+    "llamabatch plan -m model.gguf --plot plan.png": Short(
+        "llamabatch plan -m model.gguf --plot plan.png", makes=("plan.png",)
+    ),
+    'echo \'{"prompt": "Once upon a time"}\' > prompts.jsonl': Short(
+        'echo \'{"prompt": "Once upon a time"}\' > prompts.jsonl', makes=("prompts.jsonl",)
+    ),
+    "llamabatch run -m tiny prompts.jsonl results.jsonl": Short(
+        "llamabatch run -m tiny prompts.jsonl results.jsonl && llamabatch run -m tiny prompts.jsonl results.jsonl",
+        says="results.jsonl is complete",
+        makes=("results.jsonl",),
+    ),
+    "llamabatch run prompts.jsonl results.jsonl -m model.gguf": Short(
+        "llamabatch run prompts.jsonl results.jsonl -m model.gguf --plot run.png -n 8",
+        makes=("results.jsonl", "run.png"),
+    ),
+    "llamabatch run in.jsonl - | head": Short("llamabatch run -m model.gguf in.jsonl - -n 4 | head", says='"text"'),
+    "llamabatch run --metrics-file FILE": Short(
+        "llamabatch run --metrics-file m.prom -m model.gguf -n 4 'in.*' out.jsonl", makes=("m.prom", "out.jsonl")
+    ),
+    "llamabatch top": Short("llamabatch top", 1, "no job is running"),
+    "llamabatch top PID": Short("llamabatch top 4194304", 1, "no running job"),
+}
+FILES = {
+    "prompts.txt": "Once upon a time\nThe capital of France\n",
+    "mine.jsonl": '{"prompt": "Once"}\n{"messages": [{"role": "user", "content": "Hello"}]}\n',
+    "prompts.jsonl": '{"prompt": "Once upon a time"}\n',
+    "in.jsonl": '{"prompt": "Once", "max_tokens": 4}\n',
+}
+OF_THE_CHECKOUT = ("make", "git", "pip", "python", "kill", "cat")  # what stands before there is an installation
+_STARTERS = ("llamabatch", "echo", *OF_THE_CHECKOUT)
+
+
+def commands():
+    """The commands of all pages: lines of blocks for a shell, and what stands in a sentence as a whole command."""
+    found = {}
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for language, body in re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.S | re.M):
+            first = body.split(maxsplit=1)[0]
+            if language in ("sh", "bash", "shell", "console") or (not language and first in _STARTERS):
+                for line in body.replace("\\\n", " ").splitlines():
+                    found[_plain(line)] = page.name
+        prose = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+        for span in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", prose):
+            words = span.replace("\\|", "|").split()
+            if words[0] in ("make", "pip") or (words[0] == "llamabatch" and len(words) > 2):
+                found[_plain(" ".join(words))] = page.name
+    return {command: page for command, page in found.items() if command}
+
+
+def _plain(line):
+    """A command without its comment, the prompt of a shell, and more blanks than needed."""
+    line = re.sub(r"\s#\s.*$", "", line.strip())
+    return re.sub(r"\s+", " ", line.removeprefix("$ ")).strip()
+
+
+def test_the_table_has_every_command():
+    ours = {command: page for command, page in commands().items() if command.split()[0] not in OF_THE_CHECKOUT}
+    unknown = [f"{page}: {command}" for command, page in ours.items() if command not in COMMANDS]
+    assert not unknown, "commands that the table of this file does not know: say there how each is shortened"
+    assert not set(COMMANDS) - set(ours), "commands that no page names any more"
+
+
+def test_what_make_and_pip_are_told_is_there(stranger):
+    told = [command for command in commands() if command.split()[0] in ("make", "pip")]
+    targets = re.findall(r"^([a-z-]+):", (CHECKOUT / "Makefile").read_text(encoding="utf-8"), flags=re.M)
+    extras = stranger.metadata().get_all("Provides-Extra")
+    assert len(told) > 10
+    for command in told:
+        words = shlex.split(command)
+        if words[0] == "make":
+            assert words[1] in targets, command
+        else:
+            assert words[1] == "install", command
+            name, _, extra = words[2].rstrip("]").partition("[")
+            assert name in ("llamabatch", "."), command
+            assert not extra or extra in extras, command
+
+
+class Stranger:
+    """Someone who has installed the wheel, and nothing else of ours."""
+
+    def __init__(self, home: Path, environment: Path, source: Path) -> None:
+        self.home, self.environment, self.source = home, environment, source
+        self.python = environment / "bin" / "python"
+
+    def run(self, *command, folder, timeout=SECONDS):
+        """In a folder, with caches of its own."""
+        keep = ("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "TMPDIR", "CUDA_VISIBLE_DEVICES", "TERM")
+        variables = {name: os.environ[name] for name in keep if name in os.environ}
+        path = os.pathsep.join((str(self.environment / "bin"), "/usr/local/bin", "/usr/bin", "/bin"))
+        variables |= {"HOME": str(folder.parent / "home"), "PATH": path, "HF_HUB_OFFLINE": "1"}
+        variables |= {"LLAMABATCH_CACHE": str(folder.parent / "cache")}
+        return subprocess.run(
+            command, cwd=folder, env=variables, timeout=timeout,
+            capture_output=True, text=True, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def metadata(self):
+        [found] = self.environment.glob("lib/python*/site-packages/llamabatch-*.dist-info")
+        return PathDistribution(found).metadata
+
+
+def done(*command, **more):
+    """Runs a command that must go well; what it says."""
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, **more)
+    assert ended.returncode == 0, f"{command}\n{ended.stdout}\n{ended.stderr}"
+    return ended.stdout
+
+
+@pytest.fixture(scope="session")
+def stranger(tmp_path_factory):
+    home = tmp_path_factory.mktemp("stranger")
+    build = "import os, sys; from hatchling.build import build_sdist; os.chdir(sys.argv[1]); build_sdist(sys.argv[2])"
+    done(sys.executable, "-c", build, str(CHECKOUT), str(home))
+    [packed] = home.glob("llamabatch-*.tar.gz")
+    # the build system is that of the test environment: nothing is fetched
+    pip = ("-m", "pip", "--disable-pip-version-check", "--no-input")
+    done(sys.executable, *pip, "wheel", "--no-build-isolation", "--no-deps", "--no-index", "-w", str(home), str(packed))
+    [wheel] = home.glob("*.whl")
+    environment = home / "environment"
+    done(sys.executable, "-m", "venv", str(environment))
+    done(str(environment / "bin" / "python"), *pip, "install", "--no-deps", "--no-index", str(wheel))
+    [site] = environment.glob("lib/python*/site-packages")
+    # folders that a .pth file names are searched for modules, not for further .pth files, as of editable installs
+    folders = [entry for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")]
+    (site / "of-the-test-environment.pth").write_text("\n".join(folders) + "\n", encoding="utf-8")
+    with tarfile.open(packed) as archive:
+        archive.extractall(home, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+    return Stranger(home, environment, home / packed.name.removesuffix(".tar.gz"))
+
+
+@pytest.fixture
+def folder(tmp_path, stranger):
+    """Where the stranger works: it holds a model that no cache knows, and what the commands read."""
+    (tmp_path / "home").mkdir()
+    folder = tmp_path / "my prömpts"
+    folder.mkdir()
+    model = (CHECKOUT / "llamabatch" / "models" / "tiny.gguf").read_bytes()
+    at = model.index(b"general.name") + len(b"general.name") + 4 + 8
+    (folder / "model.gguf").write_bytes(model[:at] + model[at : at + 1].swapcase() + model[at + 1 :])
+    for name, text in FILES.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_neither_the_checkout_nor_its_installation_is_seen(stranger, tmp_path):
+    code = (
+        "import importlib.util as u, sys, pathlib, llamabatch, llama_cpp\n"
+        "print(llamabatch.__file__)\n"
+        "print([e for e in sys.path if (pathlib.Path(e) / 'llamabatch' / '__init__.py').exists()])\n"
+        "print([name for name in ('tests', 'benchmarks', 'native_patches') if u.find_spec(name)])\n"
+    )
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    told = stranger.run(str(stranger.python), "-c", code, folder=folder)
+    assert told.returncode == 0, told.stderr
+    file, places, ours = told.stdout.splitlines()
+    assert Path(file).is_relative_to(stranger.environment)
+    assert places == str([str(Path(file).parents[1])])
+    assert ours == "[]"
+
+
+def test_the_wheel_holds_what_the_package_needs(stranger):
+    [package] = stranger.environment.glob("lib/python*/site-packages/llamabatch")
+    here = CHECKOUT / "llamabatch"
+    wanted = {str(f.relative_to(here)) for f in here.rglob("*") if f.suffix in (".py", ".typed", ".jsonl", ".gguf")}
+    assert wanted <= {str(f.relative_to(package)) for f in package.rglob("*")}
+    if list(here.glob("libllamabatch.*")):  # there is a compiler
+        assert list(package.glob("libllamabatch.*"))
+
+
+def test_the_first_example_of_the_readme(stranger, folder):
+    [first, *_] = re.findall(r"```python\n(.*?)```", PAGES[0].read_text(encoding="utf-8"), flags=re.S)
+    for code in (first, first.replace('"tiny"', '"model.gguf"')):
+        told = stranger.run(str(stranger.python), "-c", code, folder=folder)
+        assert told.returncode == 0, told.stderr
+        assert "Paris" in told.stdout
+        assert told.stderr == ""
+
+
+@pytest.mark.parametrize("short", list(COMMANDS.values()), ids=lambda short: re.sub(r"\W+", "-", short.line)[:60])
+def test_a_command(stranger, folder, short):
+    before = sorted(path.name for path in folder.iterdir())
+    told = stranger.run("sh", "-c", short.line, folder=folder)
+    assert told.returncode == short.code, told.stdout + told.stderr
+    assert short.says in told.stdout + told.stderr
+    assert "Traceback" not in told.stderr
+    for name in short.makes:
+        assert (folder / name).stat().st_size > 0
+    assert sorted(path.name for path in folder.iterdir() if path.name in before) == before
+
+
+def test_a_sample_of_the_model_tests(stranger, tmp_path):
+    """With the tests of the source package, which has them, away from its llamabatch."""
+    room, empty = tmp_path / "room", tmp_path / "empty"
+    shutil.copytree(stranger.source, room, ignore=shutil.ignore_patterns("llamabatch", "PKG-INFO"))
+    empty.mkdir()
+    (tmp_path / "home").mkdir()
+    code = (
+        "import os, sys, pytest; os.chdir(sys.argv[1]); sys.path.insert(0, sys.argv[1])\n"
+        "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-m', 'not slow', *sys.argv[2:]]))"
+    )
+    files = [str(room / "tests" / "model" / name) for name in SAMPLE]
+    told = stranger.run(str(stranger.python), "-c", code, str(room), *files, folder=empty, timeout=600)
+    assert told.returncode == 0, told.stdout + told.stderr
