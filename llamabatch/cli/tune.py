@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from llamabatch import interrupts
 from llamabatch.cli.options import engine_options, model_option
 from llamabatch.compare.output import check
 from llamabatch.config import EngineConfig
@@ -51,6 +52,7 @@ def tune(
 
     A choice is taken only if it is better than the rule by more than the noise.
     """
+    interrupts.careful()
     settings = Settings(model, QUICK_S if quick else NORMAL_S, allow_numerics, p95_inter_token_ms, engine)
     check(json_file, plot_file)
     with StderrProgress() as progress:
