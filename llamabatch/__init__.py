@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from llamabatch.config import EngineConfig
-from llamabatch.engine import Engine
-from llamabatch.errors import (
-    AdapterError,
-    ConfigError,
-    EngineClosedError,
-    EngineError,
-    InputError,
-    LlamaBatchError,
-    MemoryPlanError,
-    ModelFileError,
-    OutputError,
-    PromptError,
-    QueueFull,
-    SamplingError,
-    SetupError,
-)
-from llamabatch.llm import LLM
-from llamabatch.logprobs import Logprob
-from llamabatch.request import CompletionOutput, FinishReason, Request, RequestOutput, SequenceOutput, Timings
-from llamabatch.sampling_params import SamplingParams
-from llamabatch.scoring import Score
-
+TYPE_CHECKING = False  # typing itself takes longer to import than all the rest
 if TYPE_CHECKING:
     from llamabatch.async_llm import AsyncLLM
+    from llamabatch.config import EngineConfig
+    from llamabatch.engine import Engine
+    from llamabatch.errors import (
+        AdapterError,
+        ConfigError,
+        EngineClosedError,
+        EngineError,
+        InputError,
+        LlamaBatchError,
+        MemoryPlanError,
+        ModelFileError,
+        OutputError,
+        PromptError,
+        QueueFull,
+        SamplingError,
+        SetupError,
+    )
+    from llamabatch.llm import LLM
+    from llamabatch.logprobs import Logprob
+    from llamabatch.request import CompletionOutput, FinishReason, Request, RequestOutput, SequenceOutput, Timings
+    from llamabatch.sampling_params import SamplingParams
+    from llamabatch.scoring import Score
 
 __version__ = "0.1.0"
 
@@ -62,11 +60,60 @@ __all__ = [
     "__version__",
 ]
 
+# Imported when they are asked for: the command line takes over signals first, and asyncio and numpy are not for all.
+_NAMES = {
+    "config": ("EngineConfig",),
+    "engine": ("Engine",),
+    "errors": (
+        "AdapterError",
+        "ConfigError",
+        "EngineClosedError",
+        "EngineError",
+        "InputError",
+        "LlamaBatchError",
+        "MemoryPlanError",
+        "ModelFileError",
+        "OutputError",
+        "PromptError",
+        "QueueFull",
+        "SamplingError",
+        "SetupError",
+    ),
+    "llm": ("LLM",),
+    "logprobs": ("Logprob",),
+    "request": (
+        "CompletionOutput",
+        "FinishReason",
+        "Request",
+        "RequestOutput",
+        "SequenceOutput",
+        "Timings",
+    ),
+    "sampling_params": ("SamplingParams",),
+    "scoring": ("Score",),
+    "async_llm": ("AsyncLLM",),
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
-def __getattr__(name: str) -> Any:
-    """AsyncLLM when it is asked for: asyncio is a sixth of what there is to import."""
-    if name == "AsyncLLM":
-        from llamabatch.async_llm import AsyncLLM
 
-        return AsyncLLM
+def __getattr__(name: str) -> object:
+    """A public name, or a module of the package, when it is asked for."""
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    if name in _HOMES:
+        value: object = getattr(importlib.import_module(f"llamabatch.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
+    module = f"llamabatch.{name}"
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -329,7 +329,7 @@ class _Call:
 
     def start(self) -> Submission:
         """On a worker's thread: from prompts to submitted requests."""
-        asked = self._ask(Front(self._client))
+        asked = self._ask(Front(self._client, cancelled=lambda: self.left))
         if not self.left:
             self._asked = asked
             self._client.submit(asked.requests, self._tell, stream=self._stream)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as ListLike
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from llamabatch.checks import nearest, show
 from llamabatch.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:
-    import jinja2
-
+    from llamabatch.chat_template import BoundedTemplate
     from llamabatch.llama.model import Model
 
 Message = Mapping[str, Any]
@@ -69,7 +68,12 @@ class ChatOptions:
 
 
 def render(
-    template: str | None, conversation: Conversation, bos: str, eos: str, options: ChatOptions | None = None
+    template: str | None,
+    conversation: Conversation,
+    bos: str,
+    eos: str,
+    options: ChatOptions | None = None,
+    cancelled: Callable[[], bool] | None = None,
 ) -> str:
     """The prompt of a conversation, ending where the assistant's answer begins.
 
@@ -78,26 +82,33 @@ def render(
         conversation: messages with "role" and "content"; content is a text, or OpenAI's list of text parts.
         bos, eos: text of these special tokens, for templates that write them.
         options: tools and variables.
+        cancelled: whether the text is needed no more; asked every few milliseconds.
 
     Raises:
-        ConfigError: the model has no chat template.
-        PromptError: a message has no role or content, the template refuses the conversation, or it does not know a
-            variable that was given.
+        ConfigError: the model has no chat template, or none that can be compiled.
+        PromptError: a message has no role or content, the template refuses the conversation or takes too much time or
+            memory for it (see chat_template.BUDGET), or it does not know a variable that was given.
+        CancelledError: `cancelled` said so.
     """
     if template is None:
         raise ConfigError("this model has no chat template; use generate with a prompt of its own format")
     messages = [_message(message) for message in _messages(conversation)]
     options = options or ChatOptions()
-    compiled, known = _compile(template)
+    compiled = _compile(template)
     given = {"tools": options.tools} if options.tools else {}
     for name in (*given, *options.kwargs):
-        if name not in known and name != "add_generation_prompt":
+        if name not in compiled.variables and name != "add_generation_prompt":
             raise PromptError(f"this model's chat template does not know {name!r}, so giving it would change nothing")
     variables = {"add_generation_prompt": True, "tools": None, **given, **options.kwargs}
+    variables |= {"messages": messages, "bos_token": bos, "eos_token": eos}
     try:
-        return compiled.render(messages=messages, bos_token=bos, eos_token=eos, **variables)
+        return compiled.render(variables, cancelled)
+    except CancelledError:
+        raise
     except Exception as error:  # a template is a program: it can raise whatever Python raises
-        raise PromptError(f"the model's chat template refuses this conversation: {error}") from error
+        from llamabatch.chat_template import describe
+
+        raise PromptError(f"the model's chat template refuses this conversation: {describe(error)}") from error
 
 
 def check_conversation(conversation: object) -> Conversation:
@@ -109,7 +120,10 @@ def check_conversation(conversation: object) -> Conversation:
 
 
 def to_tokens(
-    model: Model, conversation: Conversation, options: ChatOptions | None = None
+    model: Model,
+    conversation: Conversation,
+    options: ChatOptions | None = None,
+    cancelled: Callable[[], bool] | None = None,
 ) -> tuple[str, tuple[int, ...]]:
     """A conversation as text and token ids. Raises what render and Model.tokenize raise.
 
@@ -117,7 +131,7 @@ def to_tokens(
     turn. Those who pass on text of strangers must decide what to do about that.
     """
     bos = model.special_token("bos")
-    text = render(model.chat_template, conversation, bos, model.special_token("eos"), options)
+    text = render(model.chat_template, conversation, bos, model.special_token("eos"), options, cancelled)
     # a template that writes BOS itself must not get a second one
     add_special = not (bos and text.startswith(bos))
     return text, tuple(model.tokenize(text, add_special=add_special, parse_special=True))
@@ -167,7 +181,7 @@ def _tool_call(call: Any) -> Any:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise PromptError(
                 f"the arguments of tool call {show(function.get('name'))} are no JSON: {error}"
             ) from error
@@ -184,25 +198,7 @@ def _check_tools(tools: object) -> None:
 
 
 @functools.lru_cache(maxsize=8)
-def _compile(template: str) -> tuple[jinja2.Template, frozenset[str]]:
-    """The template, and the variables that it reads."""
-    import jinja2.meta  # not for those who never chat
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+def _compile(template: str) -> BoundedTemplate:
+    from llamabatch.chat_template import BoundedTemplate  # with jinja2: not for those who never chat
 
-    # the settings that Hugging Face's templates are written for (transformers, chat_template_utils.py), tojson included
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda fmt: datetime.now().strftime(fmt)
-    try:
-        known = jinja2.meta.find_undeclared_variables(environment.parse(template))
-        return environment.from_string(template), frozenset(known)
-    except jinja2.TemplateError as error:
-        raise ConfigError(f"the model's chat template cannot be compiled: {error}") from error
-
-
-def _raise(message: str) -> None:
-    from jinja2 import TemplateError
-
-    raise TemplateError(message)
+    return BoundedTemplate(template)

@@ -262,6 +262,10 @@ class Engine:
         state = self._runner.state(slot) if slot is not None else None
         if state is None:
             return False
+        try:
+            prefixes.check(self.model, self.config, token_ids, state)
+        except InputError as error:  # of an architecture with more than a plain KV cache
+            raise ConfigError(f"no engine would load this prefix: {error}") from error
         prefix_file.write(path, PrefixFile(tuple(token_ids), state), prefixes.facts(self.model, self.config))
         return True
 
@@ -281,6 +285,10 @@ class Engine:
             raise InputError(
                 f"the prefix file {path} has {len(prefix.token_ids)} tokens; n_ctx is {self.config.number('n_ctx')}"
             )
+        try:
+            prefixes.check(self.model, self.config, prefix.token_ids, prefix.state)
+        except InputError as error:
+            raise InputError(f"the prefix file {path} is refused: {error}") from error
         self._runner.loaded[path] = prefix.state
         self._scheduler.sharing.loaded[path] = list(prefix.token_ids)
         return len(prefix.token_ids)

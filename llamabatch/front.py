@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as ListLike
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Integral
@@ -106,10 +107,16 @@ class Host(Protocol):
 
 
 class Front:
-    """Makes Submissions for one engine. It checks and tokenizes, and waits for nothing."""
+    """Makes Submissions for one engine. It checks and tokenizes, and waits for nothing.
 
-    def __init__(self, client: Host) -> None:
+    Args:
+        cancelled: whether nothing waits for what is being made any more; then CancelledError is raised before the next
+            prompt, and within a chat template.
+    """
+
+    def __init__(self, client: Host, cancelled: Callable[[], bool] | None = None) -> None:
         self._client = client
+        self._cancelled = cancelled
         self._model = client.model
         self._config = client.plan.config
         self._n_ctx = self._config.number("n_ctx")
@@ -169,7 +176,7 @@ class Front:
         raise PromptError(f"a prompt is a text or a list of token ids, not {show(prompt)}")
 
     def _chat_ids(self, options: ChatOptions, conversation: Any) -> _Ids:
-        return to_tokens(self._model, conversation, options)
+        return to_tokens(self._model, conversation, options, self._cancelled)
 
     def _either_ids(self, options: ChatOptions, prompt: object) -> _Ids:
         return self._chat_ids(options, prompt) if is_conversation(prompt) else self._prompt_ids(prompt)
@@ -188,6 +195,8 @@ class Front:
         group, arrival = new_group(), time.perf_counter()
         requests: list[Request | Refused] = []
         for item, item_params, item_adapters in each:
+            if self._cancelled is not None and self._cancelled():
+                raise CancelledError
             text, error = item if isinstance(item, str) else None, None
             request = Request(new_id(), (), item_params, text, arrival, group)
             try:

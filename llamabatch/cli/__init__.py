@@ -1,7 +1,8 @@
 """The command line: one file a command, each a thin layer over the library.
 
 The answer goes to stdout, everything else to stderr. Exit codes: 0 done, 1 some of it failed, 2 usage or bad input,
-3 the engine or the installation, 130 interrupted, 141 who read stdout has left.
+3 the engine or the installation, 141 who read stdout has left; 130 interrupted, 143 by SIGTERM, 129 when the terminal
+closed (see interrupts.py).
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import sys
 from typing import Any
 
 import click
 
+from llamabatch import interrupts
 from llamabatch.errors import InputError, LlamaBatchError
 
 COMMANDS = ("generate", "run", "plan", "compare", "tune", "top", "doctor", "synth")
@@ -37,6 +40,8 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except LlamaBatchError as error:
+            if interrupts.came() is not None:  # an interrupted import or load may look like one that failed
+                raise
             click.echo(f"Error: {error}", err=True)
             ctx.exit(2 if isinstance(error, InputError) else 3)
         except BrokenPipeError:  # click would end with 1
@@ -51,21 +56,34 @@ def cli() -> None:
 
 
 def main() -> None:
-    """The entry point; Ctrl-C ends with exit code 130 and a closed stdout with 141, both without a traceback."""
+    """Runs the command line; a signal ends it with its exit code and a closed stdout with 141, without a traceback."""
+    interrupts.guard()
     try:
         code = cli.main(standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        click.echo("Interrupted.", err=True)
-        code = 130
+        code = _interrupted()
+    except click.ClickException as error:
+        if interrupts.came() is None:
+            error.show()
+            code = error.exit_code
+        else:
+            code = _interrupted()
+    except Exception:
+        if interrupts.came() is None:
+            raise
+        code = _interrupted()  # whatever became of the exception on its way
+    interrupts.guard()  # nothing is left to be kept
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         _leave_stdout()
         code = _NO_READER
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _interrupted() -> int:
+    click.echo(interrupts.LINE, err=True)
+    return 128 + (interrupts.came() or signal.SIGINT)
 
 
 def _leave_stdout() -> None:

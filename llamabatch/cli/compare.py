@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from llamabatch import interrupts
 from llamabatch.cli.options import File, engine_options, model_option
 from llamabatch.compare.output import check, write
 from llamabatch.compare.progress import StderrProgress
@@ -64,6 +65,7 @@ def compare(json_file: Path | None, plot_file: Path | None, engine: dict[str, An
 
     Exit code 1 if a strategy failed; its row then tells why.
     """
+    interrupts.careful()
     chosen = Settings(engine=engine, **settings)
     check(json_file, plot_file)
     with StderrProgress() as progress:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from llamabatch import interrupts
 from llamabatch.cli.options import engine_options, model_option
 from llamabatch.cli.sampling_options import adapters_of, lora_option, sampling_options
 from llamabatch.errors import PromptError
@@ -38,6 +39,7 @@ def generate(
     engine["adapters"], scales = adapters_of(loras)
     engine.setdefault("n_slots", 1)  # one prompt: more would only cost memory and time to start
     with LLM(model, **engine) as llm:
+        interrupts.careful()
         if show_plan:
             click.echo(llm.plan.describe(), err=True)
         last = _print(llm, _conversation(text, system) if chat else text, params, scales)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from llamabatch import interrupts
 from llamabatch import synth as library
 from llamabatch.cli.options import File
 from llamabatch.paths import shown
@@ -27,6 +28,7 @@ def synth(shape: str, out: Path, quant: str, seed: int) -> None:
 
     The text that such a model makes means nothing. An existing file OUT is replaced.
     """
+    interrupts.careful()
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 

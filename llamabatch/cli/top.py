@@ -9,6 +9,7 @@ import time
 
 import click
 
+from llamabatch import interrupts
 from llamabatch.errors import InputError
 
 
@@ -24,6 +25,7 @@ def top(what: str | None, once: bool, as_json: bool, every: float) -> None:
 
     PID or FILE picks one. Exit codes: 0, or 1 where nothing runs.
     """
+    interrupts.careful()
     from rich.live import Live
 
     from llamabatch.monitor.top import draw, figures, find

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from llamabatch import interrupts
 from llamabatch.cli.options import File, engine_options, model_option
 from llamabatch.compare.output import check
 from llamabatch.config import EngineConfig
@@ -53,6 +54,7 @@ def tune(
 
     A choice is taken only if it is better than the rule by more than the noise.
     """
+    interrupts.careful()
     if quick and seconds is not None:
         raise click.UsageError("--quick and --seconds both say how long to measure; give one of them")
     time_s = seconds if seconds is not None else QUICK_S if quick else NORMAL_S

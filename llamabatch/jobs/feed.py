@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from llamabatch.errors import InputError
@@ -46,6 +46,7 @@ class Feed:
         n_ctx: tokens that one row takes at most.
         seed: of the job: rows without one of their own draw with a seed made of it and their number.
         adapters: as for LLM.generate.
+        cancelled: as for Front: whether the job is to end.
 
     Attributes:
         exhausted: no other row comes.
@@ -61,8 +62,9 @@ class Feed:
         n_ctx: int,
         seed: int,
         adapters: Mapping[str, float] | None = None,
+        cancelled: Callable[[], bool] | None = None,
     ) -> None:
-        self._front = Front(host)
+        self._front = Front(host, cancelled)
         self._rows = rows
         self._seed = seed
         self._adapters = adapters

@@ -210,7 +210,9 @@ class _Job:
         read: Iterator[Row | BadRow] = chain([first], reader)
         rows: Iterator[Row | BadRow | None] = Ahead(read) if is_stream else read
         seed = output.seed if settings.seed is None else settings.seed
-        feed = Feed(client, rows, slots_of(config), config.number("n_ctx"), seed, settings.adapters)
+        feed = Feed(
+            client, rows, slots_of(config), config.number("n_ctx"), seed, settings.adapters, self._stop.__bool__
+        )
         loop = Loop(client, feed, output, self._counts, self._stop, lambda: self._tick(output))
         with self._monitor(client) as monitor, EnergyMeter() as meter, self._stop.noted(loop.wake):
             start = time.perf_counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from typing import Protocol
 
 from llamabatch.client import EngineClient
@@ -59,6 +60,8 @@ class Loop:
         try:
             while not self._stop and self._turn():
                 self._tick()
+        except CancelledError:  # stopped while a row was made: it is one of those still to run
+            pass
         except EngineClosedError:
             self._write_finished()
             raise

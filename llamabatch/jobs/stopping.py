@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-_SIGNALS = tuple(
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-)  # Windows has no SIGHUP
+from llamabatch import interrupts
 
 
 class Stop:
@@ -19,7 +17,8 @@ class Stop:
 
     While a job runs, a signal only leaves its number here and wakes the loop, which ends in good order: an exception in
     the middle of a write would not. While the engine loads or closes, there is nothing to lose, and nobody who would
-    look here: then a signal raises KeyboardInterrupt at once. So does the third one, wherever it comes.
+    look here: then a signal raises KeyboardInterrupt, at once or when no import is under way. So does the third one,
+    wherever it comes.
 
     Attributes:
         signum: of the first signal; None: go on.
@@ -56,7 +55,7 @@ class Stop:
             yield
             return
         # one that is ignored stays so: nohup means it
-        taken: dict[int, Any] = {number: signal.getsignal(number) for number in _SIGNALS}
+        taken: dict[int, Any] = {number: signal.getsignal(number) for number in interrupts.SIGNALS}
         taken = {number: before for number, before in taken.items() if before not in (signal.SIG_IGN, None)}
         for number in taken:
             signal.signal(number, self._handle)
@@ -70,4 +69,8 @@ class Stop:
         self.request(signum)
         self._n_signals += 1
         if self._wake is None or self._n_signals > 2:
-            raise KeyboardInterrupt
+            if interrupts.is_delicate(frame, "llamabatch.jobs.job"):
+                self._n_signals -= 1
+                interrupts.send_again(signum)
+            else:
+                raise KeyboardInterrupt

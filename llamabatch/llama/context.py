@@ -65,8 +65,8 @@ class Context:
         params.n_threads = config.number("n_threads")
         params.n_threads_batch = config.number("n_threads_batch")
         params.flash_attn_type = _FLASH_ATTN[config.flash_attn]
-        params.type_k = _ggml_type(lib, config.type_k)
-        params.type_v = _ggml_type(lib, config.type_v)
+        params.type_k = prefixes.type_number(lib, config.type_k)
+        params.type_v = prefixes.type_number(lib, config.type_v)
         params.kv_unified = self._unified
         params.no_perf = True
         library.recent_complaints()
@@ -168,7 +168,3 @@ class Context:
 
 def _padded(n_cells: int) -> int:
     return -(-n_cells // _CELL_PADDING) * _CELL_PADDING
-
-
-def _ggml_type(lib: Any, name: str) -> int:
-    return 30 if name == "bf16" else int(getattr(lib, f"GGML_TYPE_{name.upper()}"))  # the binding leaves BF16 out

@@ -60,6 +60,7 @@ class Runner:
         self._config = config
         self.loaded: dict[str, bytes] = {}  # path of a prefix file -> its state
         self._unflushed = False  # llama.cpp copies between slots when it decodes next
+        self._unfilled: set[int] = set()  # slots that should hold a saved prefix, and do not
         self._context = Context(model, config, 1)
         if not self._context.has_memory:  # decoding would abort the process
             self._context.close()
@@ -111,20 +112,37 @@ class Runner:
         self._unflushed = self._unflushed or bool(batch.copies)
         for copy in batch.copies:
             self._context.copy_prefix(copy.source, copy.target, copy.count)
+            if self._unfilled:
+                (self._unfilled.add if copy.source in self._unfilled else self._unfilled.discard)(copy.target)
         for cut in batch.cuts:
             self._context.clear(cut.slot, cut.count)
         for shift in batch.shifts:
             self._context.shift(shift.slot, shift.start, shift.count)
-        return [result for call in batch.calls for result in self._run_call(call)]
+        run_call = self._run_filled if self._unfilled else self._run_call
+        return [result for call in batch.calls for result in run_call(call)]
 
     def _restore(self, restore: Restore) -> None:
-        """A slot that llama.cpp refuses to fill stays empty; the call with its tokens then fails, for its request."""
+        """A slot that llama.cpp refuses to fill stays empty. llama.cpp would go on from there as if nothing came
+        before, so its request fails."""
         if self._unflushed:  # copies that wait for a decode might yet read the slot: a row that nobody needs is one
             self._context.decode(self._batch.fill_rows([0], [0], [restore.slot]))
             self._context.clear(restore.slot)
             self._unflushed = False
         if not self._context.restore(restore.slot, self.loaded[restore.path], restore.count):
             logger.warning("llama.cpp refuses the saved prefix %s", restore.path)
+            self._context.clear(restore.slot)
+            self._unfilled.add(restore.slot)
+        else:
+            self._unfilled.discard(restore.slot)
+
+    def _run_filled(self, call: Call) -> list[SpanResult]:
+        """As _run_call, but spans that go on from a prefix that is not there fail."""
+        self._unfilled -= {span.slot for span in call.spans if span.start == 0}
+        lost = {id(span) for span in call.spans if span.slot in self._unfilled}
+        spans = tuple(span for span in call.spans if id(span) not in lost)
+        ran = iter(self._run_call(replace(call, spans=spans)) if spans else ())
+        error = "llama.cpp refuses the saved prefix that this prompt begins with; unload it"
+        return [SpanResult(DecodeStatus.FAILED, error=error) if id(s) in lost else next(ran) for s in call.spans]
 
     def state(self, slot: int) -> bytes | None:
         """What a slot holds, to be saved; None while copies wait for the next decode."""

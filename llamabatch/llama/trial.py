@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from llamabatch.errors import InputError
 from llamabatch.lifetime import end_with_parent
 from llamabatch.llama import library
 from llamabatch.llama.probe import no_core_dump
@@ -24,11 +25,17 @@ _MOST_TO_DECODE = 16 * 2**30  # each token reads all of it
 _N_TOKENS = 4
 _N_CTX = 64
 _MEAN = 1  # LLAMA_POOLING_TYPE_MEAN
+_HI = {"role": "user", "content": "Hi"}
+_CONVERSATIONS = (
+    [_HI],
+    [{"role": "system", "content": "Be brief."}, _HI, {"role": "assistant", "content": "Hello"}, _HI],
+)
 _ALL_BYTES = "".join(map(chr, range(1, 0x180))) + " word 12345 漢字 🙂\n"
 
 
 def run(path: Path, n_bytes: int) -> int:
-    """Loads, tokenizes, writes all tokens, makes a context, decodes: on CPUs, with the file mapped."""
+    """Loads, renders the chat template, tokenizes, writes all tokens, makes a context, decodes: on CPUs, with the file
+    mapped."""
     llama = library.load(n_bytes)
     params = llama.llama_model_default_params()
     params.n_gpu_layers = 0
@@ -37,6 +44,10 @@ def run(path: Path, n_bytes: int) -> int:
     if not model:
         reason = "; ".join(dict.fromkeys(library.recent_complaints())) or "llama.cpp gives no reason"
         print(json.dumps({"refused": reason}), flush=True)
+        return REFUSED
+    why = _why_template_is_refused(llama, model)
+    if why is not None:
+        print(json.dumps({"refused": why}), flush=True)
         return REFUSED
     vocabulary = llama.llama_model_get_vocab(model)
     tokens = _use_vocabulary(llama, vocabulary)
@@ -71,6 +82,27 @@ def _compute(llama: Any, model: Any, tokens: list[int], decode: bool) -> None:
     if context and decode:
         batch = (ctypes.c_int32 * len(tokens))(*tokens)
         llama.llama_decode(context, llama.llama_batch_get_one(batch, len(tokens)))
+
+
+def _why_template_is_refused(llama: Any, model: Any) -> str | None:
+    """None where its chat template keeps within its bounds, or merely does not like these conversations: the model may
+    still generate."""
+    key = b"tokenizer.chat_template"
+    n_bytes = llama.llama_model_meta_val_str(model, key, None, 0)
+    if n_bytes < 1:
+        return None
+    text = ctypes.create_string_buffer(n_bytes + 1)
+    llama.llama_model_meta_val_str(model, key, text, len(text))
+    from llamabatch.chat import render  # with jinja2: not for models without one
+    from llamabatch.chat_template import TemplateLimit, describe
+
+    for conversation in _CONVERSATIONS:
+        try:
+            render(text.value.decode(errors="replace"), conversation, "<s>", "</s>")
+        except InputError as error:
+            if isinstance(error.__cause__, (TemplateLimit, MemoryError)):
+                return f"its chat template is refused: {describe(error.__cause__)}; trial='off' loads it all the same"
+    return None
 
 
 def _is_causal(llama: Any, model: Any) -> bool:

@@ -20,6 +20,7 @@ from llamabatch import (
     PromptError,
     QueueFull,
     SamplingParams,
+    chat_template,
 )
 
 HI = [{"role": "user", "content": "What is the capital of France?"}]
@@ -135,6 +136,30 @@ def test_timeouts_are_cancellations():
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(llm.generate(["a"] * 50, LONG), 0.05)
             await until_idle(llm)
+
+    asyncio.run(main())
+
+
+def test_cancelling_reaches_a_chat_template_and_a_list_that_is_being_made(monkeypatch):
+    monkeypatch.setattr(chat_template, "BUDGET", 2**60)  # for ever, as far as a test can tell
+    monkeypatch.setattr(chat_template, "MAX_BUDGET", 2**60)
+    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
+    endless = loops + "{% endfor %}" * 3
+
+    async def main():
+        async with AsyncLLM("tiny", n_slots=2, instances=1) as llm:
+            [out] = await llm.chat(HI, SamplingParams(max_tokens=1))
+            model = (await llm._client()).model
+            own, model.metadata = model.metadata, {**model.metadata, "tokenizer.chat_template": endless}
+            for asked in [HI] * 6 + [[HI] * 2] * 6:  # more than it has threads
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(llm.chat(asked), 0.1)
+            model.metadata = own
+            long = asyncio.create_task(llm.generate(["a b c " * 1000] * 20_000))
+            await asyncio.sleep(0.2)
+            long.cancel()
+            assert await asyncio.wait_for(llm.tokenize("a"), 10)
+            assert (await asyncio.wait_for(llm.chat(HI, SamplingParams(max_tokens=1)), 10))[0].prompt == out.prompt
 
     asyncio.run(main())
 

@@ -1,5 +1,6 @@
 """Prefixes saved to a file by one engine and loaded by another."""
 
+import struct
 import subprocess
 import sys
 
@@ -102,3 +103,124 @@ def test_a_file_of_another_model_or_version_is_refused(saved, tmp_path):
             write(tmp_path / "other.kv", prefix, {**facts, name: other})
             with pytest.raises(InputError, match=rf"is for {name} "):
                 llm.load_prefix(tmp_path / "other.kv")
+
+
+def layout(state, n_tokens):
+    """Where things lie in a state of `tiny`: f16, flash attention, 6 layers of K and V in rows."""
+    cells = 8
+    head = cells + 12 * n_tokens
+    row = struct.unpack_from("<Q", state, head + 12)[0]
+    return cells, head, row
+
+
+def hostile(state, n_tokens):
+    """Changed states, and what is said of each."""
+    cells, head, row = layout(state, n_tokens)
+    rows = head + 20
+
+    def put(at, form, *values):
+        changed = bytearray(state)
+        struct.pack_into(form, changed, at, *values)
+        return bytes(changed)
+
+    yield put(4, "<I", 0), "0 cells"
+    yield put(4, "<I", 2**32 - 1), "4294967295 cells"
+    yield put(4, "<I", n_tokens + 1), "refused"
+    for position in (-1, -(2**31), 2**31 - 1, n_tokens, 1):
+        yield put(cells, "<i", position), "positions 0 to"
+    for n_seq_id in (0, 2, 2**32 - 1):
+        yield put(cells + 4, "<I", n_seq_id), "several sequences"
+    yield put(head, "<I", 7), "transposed: 7"
+    yield put(head, "<I", 1), "refused"  # as if V were transposed
+    for n_layer in (0, 1, 5, 7, 2**32 - 1):
+        yield put(head + 4, "<I", n_layer), "refused"
+    for kind in (-1, 0, 30, 2**31 - 1):
+        yield put(head + 8, "<i", kind), "K has the type"
+    for row_bytes in (0, 1, row - 2, row + 2, 2**31, 2**63, 2**64 - 1):
+        yield put(head + 12, "<Q", row_bytes), "refused"
+    for value in (float("nan"), float("inf"), float("-inf")):
+        yield put(rows, "<e", value), "no finite numbers"
+        yield put(len(state) - 2, "<e", value), "no finite numbers"
+    yield state + b"\0" * 4, "follow its last layer"
+    yield state[:-1], "ends too early"
+    yield state[:3], "refused"
+
+
+def test_hostile_states_are_refused_before_llama_cpp_sees_them(saved, tmp_path):
+    from llamabatch.llama import prefixes
+    from llamabatch.prefix_file import PrefixFile, read, write
+
+    path, n_tokens, _ = saved
+    bad = tmp_path / "bad.kv"
+    with LLM("tiny", instances=1, n_slots=2) as llm:
+        facts = prefixes.facts(llm._client.model, llm.plan.config)
+        good = read(path, facts)
+        for state, says in hostile(good.state, n_tokens):
+            write(bad, PrefixFile(good.token_ids, state), facts)
+            with pytest.raises(InputError, match=says) as refusal:
+                llm.load_prefix(bad)
+            assert str(bad) in str(refusal.value)
+        n_vocab = llm._client.model.n_vocab
+        write(bad, PrefixFile((*good.token_ids[:-1], n_vocab), good.state), facts)
+        with pytest.raises(InputError, match=f"token id {n_vocab}"):
+            llm.load_prefix(bad)
+        # the magic is left for llama.cpp to refuse
+        write(bad, PrefixFile(good.token_ids, b"GGUF" + good.state[4:]), facts)
+        llm.load_prefix(bad)
+        [refused, other] = llm.generate([ASKED[0], "still there"], GREEDY)
+        assert "saved prefix" in refused.error
+        assert other.error is None
+        llm.unload_prefix(bad)
+        assert llm.load_prefix(path) == n_tokens
+        assert llm.generate(ASKED[0], GREEDY)[0].error is None
+
+
+MUTATE = """
+import random, sys
+from llamabatch import LLM, InputError, SamplingParams
+from llamabatch.llama import prefixes
+from llamabatch.prefix_file import PrefixFile, read, write
+
+path, bad, options, text = sys.argv[1], sys.argv[2], eval(sys.argv[3]), sys.argv[4]
+random.seed(7)
+greedy = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+n_loaded = 0
+with LLM("tiny", instances=1, n_slots=2, **options) as llm:
+    wanted = llm.generate("a prompt of someone else", greedy)[0].token_ids
+    llm.save_prefix(text, path)
+    facts = prefixes.facts(llm._client.model, llm.plan.config)
+    good = read(path, facts)
+    for number in range(120):
+        state = bytearray(good.state)
+        for _ in range(random.choice((1, 1, 2, 8))):
+            structure = 12 * len(good.token_ids) + 40
+            at = random.randrange(len(state) if random.random() < 0.4 else structure)
+            if random.random() < 0.2:
+                state[at : at + random.randrange(64)] = random.randbytes(random.randrange(64))
+            elif at < len(state):
+                state[at] = random.randrange(256)
+        write(bad, PrefixFile(good.token_ids, bytes(state)), facts)
+        try:
+            llm.load_prefix(bad)
+        except InputError:
+            continue
+        n_loaded += 1
+        llm.generate([text + f" And {number}?"], greedy)
+        assert llm.generate("a prompt of someone else", greedy)[0].token_ids == wanted, number
+        llm.unload_prefix(bad)
+print("lived", n_loaded)
+"""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"flash_attn": "off"}, {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on"}, {"type_k": "f32"}],
+    ids=["f16", "transposed", "q8_0", "f32"],
+)
+def test_no_changed_state_ends_the_process_or_touches_other_requests(options, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", MUTATE, str(tmp_path / "good.kv"), str(tmp_path / "bad.kv"), repr(options), TEXT],
+        capture_output=True, text=True, timeout=240, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout.split()[1]) > 5, "some changes of values are loaded: they are what is tested here"

@@ -7,7 +7,7 @@ import sys
 import pytest
 from architectures import write
 
-from llamabatch import LLM, ModelFileError, SamplingParams, paths, trial, verdicts
+from llamabatch import LLM, InputError, ModelFileError, SamplingParams, paths, trial, verdicts
 from llamabatch.gguf_header import read_header
 from tests.long import mutated_gguf
 
@@ -118,3 +118,40 @@ def test_mutations_reach_what_lies_behind_the_header(folder):
         except ModelFileError:
             pass
     assert sound >= mutated_gguf.QUICK // 4
+
+
+def with_template(path, template):
+    """The bundled model with another chat template of the same length."""
+    with LLM("tiny", **SMALL) as llm:
+        own = llm._client.model.chat_template.encode()
+        source = llm._client.model.path.read_bytes()
+    assert source.count(own) == 1
+    assert len(template) <= len(own)
+    path.write_bytes(source.replace(own, template.encode().ljust(len(own))))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "steps and bytes"),
+        ("{{ 'a' * 10**10 }}", "steps and bytes"),
+        ("{% if messages[1] %}{{ 9**(9**9) }}{% endif %}", "16,384 bits"),
+    ],
+)
+def test_a_hostile_chat_template_is_refused_by_the_trial(tmp_path, template, says):
+    path = with_template(tmp_path / "m.gguf", template)
+    with pytest.raises(ModelFileError, match=f"m.gguf cannot be loaded: its chat template is refused: .*{says}.*'off'"):
+        LLM(path, **SMALL)
+    with LLM(path, trial="off", **SMALL) as llm:
+        assert llm.generate("Once", SamplingParams(max_tokens=2))[0].error is None
+        outputs = llm.chat([[{"role": "user", "content": "hi"}, {"role": "user", "content": "ho"}]] * 2)
+        assert all(says in output.error for output in outputs)
+
+
+@pytest.mark.parametrize("template", ["{{ raise_exception('never') }}", "{% if %}"])
+def test_a_template_that_refuses_or_is_broken_hinders_no_load(tmp_path, template):
+    with LLM(with_template(tmp_path / "m.gguf", template), **SMALL) as llm:
+        assert llm.generate("Once", SamplingParams(max_tokens=2))[0].error is None
+        with pytest.raises(InputError, match=r"never|cannot be compiled"):
+            llm.chat([{"role": "user", "content": "hi"}])

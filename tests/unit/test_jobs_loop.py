@@ -9,6 +9,7 @@ import time
 import pytest
 from jobs_fakes import N_CTX, FakeClient, FakeSheet, rows
 
+from llamabatch import chat_template
 from llamabatch.errors import EngineClosedError, InputError
 from llamabatch.jobs.ahead import Ahead
 from llamabatch.jobs.counts import Counts
@@ -23,7 +24,7 @@ from llamabatch.sampling_params import SamplingParams
 class Case:
     def __init__(self, client, source, stop=None, tick=lambda: None, slots=8, seed=5):
         self.sheet, self.counts, self.stop = FakeSheet(), Counts(), Stop() if stop is None else stop
-        self.feed = Feed(client, iter(source), slots, N_CTX, seed)
+        self.feed = Feed(client, iter(source), slots, N_CTX, seed, cancelled=self.stop.__bool__)
         self.loop = Loop(client, self.feed, self.sheet, self.counts, self.stop, tick)
 
 
@@ -167,6 +168,23 @@ def test_stop_ends_it_at_once_with_what_is_finished():
     case = Case(FakeClient(held=20), rows(10**6), stop, tick=lambda: len(case.sheet.outputs) > 500 and stop.request())
     case.loop.run()
     assert 500 < len(case.sheet.outputs) < 5000
+
+
+def test_stop_reaches_a_row_whose_chat_template_takes_long(monkeypatch):
+    monkeypatch.setattr(chat_template, "BUDGET", 2**60)  # for ever, as far as a test can tell
+    monkeypatch.setattr(chat_template, "MAX_BUDGET", 2**60)
+    client, stop = FakeClient(), Stop()
+    monkeypatch.setattr(client.model, "chat_template", "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3)
+    source = list(rows(200))
+    source[150] = Row(150, "150", "chat", [{"role": "user", "content": "hi"}])
+    case = Case(client, source, stop)
+    timer = threading.Timer(0.5, stop.request)
+    timer.start()
+    case.loop.run()
+    timer.join()
+    assert stop
+    assert 0 < len(case.sheet.outputs) <= 150
+    assert not case.sheet.errors, "the row is still to run"
 
 
 def test_signals_are_noted_while_the_job_runs_and_raised_around_it():

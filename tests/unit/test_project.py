@@ -165,3 +165,33 @@ def test_importing_loads_no_library_starts_no_thread_and_prints_nothing():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_what_takes_time_to_import_waits_until_it_is_asked_for():
+    """So that the command line has taken over signals by then."""
+    code = (
+        "import sys; before = set(sys.modules)\n"
+        "import llamabatch.__main__\n"
+        "ours = {name for name in set(sys.modules) - before if name.startswith('llamabatch')}\n"
+        "assert ours == {'llamabatch', 'llamabatch.__main__', 'llamabatch.interrupts'}, ours\n"
+        "for name in ('numpy', 'click', 'typing', 'ctypes', 'subprocess'):\n"
+        "    assert name in before or name not in sys.modules, name\n"
+        "import llamabatch\n"
+        "assert llamabatch.errors.InputError is llamabatch.InputError, 'a module by its name'\n"
+        "assert 'LLM' in dir(llamabatch)\n"
+        "assert not hasattr(llamabatch, 'nothing') and not hasattr(llamabatch, '__wrapped__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_each_public_name_comes_from_where_the_type_checker_sees_it():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    seen = {
+        alias.name: node.module.removeprefix("llamabatch.")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("llamabatch.")
+        for alias in node.names
+    }
+    assert seen == llamabatch._HOMES
+    assert set(seen) == set(llamabatch.__all__) - {"__version__"}

@@ -1,0 +1,139 @@
+"""Signals that end the `llamabatch` command: exit code 128 + the signal and one line, from its first instruction on.
+
+An exception that a signal raises at any place is lost or becomes another one there: numpy makes a complaint about its
+installation of it, ctypes prints a traceback and goes on. So until a command has something to keep or to clean up, a
+signal ends the process where it stands, also in the middle of a native load. From `careful` on it raises
+KeyboardInterrupt, but never inside an import or a callback.
+
+Imports nothing that takes time: it runs before anything else does.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+
+TYPE_CHECKING = False  # typing itself takes longer to import than all the rest
+if TYPE_CHECKING:
+    from types import FrameType
+
+SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)  # Windows has no SIGHUP
+LINE = "Interrupted."
+_AGAIN_S = 0.02
+
+_guarded: list[int] = []
+_leaving = _thread.allocate_lock()
+_leaver = 0
+_came: int | None = None
+
+
+def guard() -> None:
+    """Takes over the signals that nothing else handles or ignores: nohup means it. In the main thread."""
+    if not _guarded:
+        for number in SIGNALS:
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                try:
+                    signal.signal(number, _leave)
+                except ValueError:  # a program calls the command line in another thread, where signals never come
+                    return
+                _guarded.append(number)
+        atexit.register(_ignore)  # as the first one: it runs last
+        _watch()
+    else:
+        _install(_leave)
+
+
+def careful() -> None:
+    """From here on they raise KeyboardInterrupt: what a command holds is to be closed, kept or cleaned up."""
+    _install(_interrupt)
+
+
+def came() -> int | None:
+    """The signal that raised KeyboardInterrupt; None: there was none."""
+    return _came
+
+
+def is_delicate(frame: FrameType | None, within: str) -> bool:
+    """Whether an exception raised in this frame would be lost or changed: inside an import, a finalizer or llama.cpp's
+    log.
+
+    Args:
+        within: the module whose call is to be interrupted; what called it does not count.
+    """
+    while frame is not None:
+        module = frame.f_globals.get("__name__")
+        if module == within:
+            return False
+        if module in ("importlib._bootstrap", "llamabatch.llama.library") or frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def send_again(signum: int) -> None:
+    """Sends the signal to this process once more, in a moment."""
+
+    def send() -> None:
+        time.sleep(_AGAIN_S)
+        os.kill(os.getpid(), signum)
+
+    _thread.start_new_thread(send, ())
+
+
+def _install(handler: object) -> None:
+    for number in _guarded:
+        if signal.getsignal(number) in (_leave, _interrupt):
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+
+def _ignore() -> None:
+    """All is done, and Python takes its modules apart, with the signals' own actions back in force."""
+    _install(signal.SIG_IGN)
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    """Ends the process. On the main thread, or on the one that watches while that is in native code."""
+    global _leaver
+    if not _leaving.acquire(False):
+        while _leaver != _thread.get_ident():  # the other one is about to end it
+            time.sleep(1)
+    else:
+        _leaver = _thread.get_ident()
+        with suppress(OSError, RuntimeError, ValueError, AttributeError):  # closed, or in the middle of a write
+            sys.stdout.flush()
+        with suppress(OSError):
+            os.write(2, f"{LINE}\n".encode())
+    os._exit(128 + signum)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    global _came
+    _came = signum
+    if is_delicate(frame, "llamabatch.cli"):
+        send_again(signum)
+    else:
+        raise KeyboardInterrupt
+
+
+def _watch() -> None:
+    """Python calls a handler when the main thread is back from native code, which for a load can take minutes; so a
+    thread ends the process before that."""
+    if os.name != "posix":  # elsewhere it takes a socket
+        return
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+
+    def wait() -> None:
+        while number := os.read(reading, 1):
+            if signal.getsignal(number[0]) is _leave:
+                _leave(number[0], None)
+
+    _thread.start_new_thread(wait, ())

@@ -1,0 +1,135 @@
+"""Signals at any moment of a command: the exit code says which one it was, stderr has one line, and no traceback."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells when the handlers are there")
+
+COMMAND = [sys.executable, "-m", "llamabatch"]
+GENERATE = ["generate", "-m", "tiny", "--max-tokens", "8", "Once"]
+RUN = ["run", "-m", "tiny", "in.jsonl", "out.jsonl"]
+
+
+def has_handlers(process):
+    """Whether it has come to its first instruction: what comes before is Python's own start."""
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt")), 0)
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+
+def started(arguments, folder, command=COMMAND):
+    process = subprocess.Popen(
+        [*command, *arguments], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True, env={**os.environ, "LLAMABATCH_CACHE": str(folder / "cache")},
+    )  # fmt: skip
+    while process.poll() is None and not has_handlers(process):
+        time.sleep(0.0005)
+    return process
+
+
+@pytest.mark.parametrize(("arguments", "n"), [(GENERATE, 30), (RUN, 12)], ids=["generate", "run"])
+def test_a_signal_ends_it_at_any_moment_with_its_code_and_a_line(arguments, n, tmp_path):
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"prompt": f"Once {i}"}) + "\n" for i in range(20)))
+    start = time.monotonic()
+    whole = started(arguments, tmp_path)
+    assert whole.communicate(timeout=120)[1].count("Traceback") == 0
+    assert whole.returncode == 0
+    span, n_interrupted = time.monotonic() - start, 0
+    for number in range(n):
+        (tmp_path / "out.jsonl").unlink(missing_ok=True)
+        process = started(arguments, tmp_path)
+        time.sleep(span * number / n)
+        signum = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)[number % 3]
+        os.killpg(process.pid, signum)  # as a terminal does
+        out, err = process.communicate(timeout=60)
+        if process.returncode == 0:  # it was done
+            assert out or (tmp_path / "out.jsonl").exists()
+        else:
+            n_interrupted += 1
+            assert (process.returncode, err.count("Interrupted")) == (128 + signum, 1), err
+        for bad in ("Traceback", "Exception ignored", "numpy", "Error"):
+            assert bad not in err
+    assert n_interrupted > n / 3
+
+
+def test_the_installed_command_takes_over_signals_as_python_m_does(tmp_path):
+    """What pip writes for it, but for its first line."""
+    [script] = [line for line in Path("pyproject.toml").read_text().splitlines() if line.startswith("llamabatch = ")]
+    module, function = script.split('"')[1].split(":")
+    program = f"import sys; from {module} import {function} as main; sys.exit(main())"
+    process = started(GENERATE, tmp_path, [sys.executable, "-c", program])
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.communicate(timeout=60) == ("", "Interrupted.\n")
+    assert process.returncode == 143
+
+
+def run_code(code, folder, signum):
+    """Sends the signal a moment after the program has said that it is ready."""
+    process = started([code], folder, [sys.executable, "-c"])
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.3)
+    start = time.monotonic()
+    process.send_signal(signum)
+    out, err = process.communicate(timeout=30)
+    return process.returncode, out, err, time.monotonic() - start
+
+
+def test_native_code_does_not_hold_it_up(tmp_path):
+    code = (
+        "from llamabatch import interrupts; interrupts.guard()\n"
+        "import ctypes; print('ready', flush=True); ctypes.CDLL(None).sleep(20)"
+    )
+    returncode, _, err, seconds = run_code(code, tmp_path, signal.SIGTERM)
+    assert (returncode, err) == (143, "Interrupted.\n")
+    assert seconds < 10
+
+
+SLOW_MODULE = "import time\nfor _ in range(150):\n    time.sleep(0.01)\nwhole = True\n"
+IMPORTING = """
+from llamabatch import interrupts
+interrupts.guard()
+from llamabatch.jobs.stopping import Stop
+stop = Stop()
+try:
+    {start}
+    print("ready", flush=True)
+    import slow_module
+    for _ in range(500):
+        slow_module.time.sleep(0.01)
+except KeyboardInterrupt:
+    print("raised", slow_module.whole, interrupts.came(), stop.signum, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "came"), [("interrupts.careful()", "15 None"), ("held = stop.listening(); held.__enter__()", "None 15")]
+)
+def test_no_exception_is_raised_inside_an_import(start, came, tmp_path):
+    (tmp_path / "slow_module.py").write_text(SLOW_MODULE)
+    returncode, out, err, _ = run_code(IMPORTING.format(start=start), tmp_path, signal.SIGTERM)
+    assert (returncode, out, err) == (0, f"raised True {came}\n", "")
+
+
+def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
+    code = (
+        "import signal, time; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "from llamabatch import interrupts; interrupts.guard()\n"
+        "print('ready', flush=True); time.sleep(1); print('lived')"
+    )
+    assert run_code(code, tmp_path, signal.SIGHUP)[:3] == (0, "lived\n", "")
+
+
+def test_the_command_line_may_be_called_from_a_program_that_has_signals_of_its_own(tmp_path):
+    code = (
+        "import signal; signal.signal(signal.SIGTERM, lambda *a: print('mine', flush=True))\n"
+        "from llamabatch.cli import main; import sys, time; sys.argv[1:] = []\n"
+        "try:\n    main()\nexcept SystemExit:\n    print('ready', flush=True); time.sleep(2)"
+    )
+    assert run_code(code, tmp_path, signal.SIGTERM)[1] == "mine\n"
