@@ -30,6 +30,7 @@ class Standing:
         tokens_per_s: generated, in the last half minute.
         running: rows that are being computed; slots: how many there can be.
         left_s: None where nothing is known yet.
+        estimated: `total` is told by what has been read so far.
     """
 
     rows: int
@@ -39,6 +40,7 @@ class Standing:
     running: int
     slots: int
     left_s: float | None
+    estimated: bool = False
 
     @property
     def errors(self) -> str:
@@ -48,7 +50,8 @@ class Standing:
         """Rows done, and of how many, with `of` between."""
         if self.total is None:
             return counted(self.rows, "row")
-        return f"{self.rows:,}{of}{counted(self.total, 'row')}"
+        about = "~" if self.estimated else ""
+        return f"{self.rows:,}{of}{about}{counted(self.total, 'row')}"
 
     def __str__(self) -> str:
         share = f" ({self.rows / self.total:.0%})" if self.total else ""
