@@ -197,7 +197,7 @@ def _check(sources: Sequence[Source], options: ReadOptions) -> None:
             try:
                 with source.open() as stream:
                     if source.kind == "jsonl":
-                        jsonl.check(source.name, stream)
+                        jsonl.check(source.name, stream, named=source.says_lines)
                     else:
                         tables.check_csv(source, stream, options)
             except DAMAGED:  # its rows will say so

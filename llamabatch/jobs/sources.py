@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Literal, cast
 
 from llamabatch.checks import show
 from llamabatch.errors import InputError
+from llamabatch.jobs import endings
 from llamabatch.jobs.manifest import output_of, path_of
 
 Kind = Literal["jsonl", "csv", "tsv", "parquet"]
@@ -34,7 +35,7 @@ DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error)
 _GZIP = b"\x1f\x8b"
 _SIP_BYTES = 4096  # of a compressed file at once: what is decompressed tells how far it is
 _FEW_BYTES = 256
-_KINDS: dict[str, Kind] = {".csv": "csv", ".tsv": "tsv", ".parquet": "parquet", ".pq": "parquet"}
+_KINDS: dict[str, Kind] = {".csv": "csv", ".tsv": "tsv", **dict.fromkeys(endings.PARQUET, "parquet")}
 
 
 class Source:
@@ -63,10 +64,12 @@ class Source:
     @property
     def kind(self) -> Kind:
         """By the name's ending, with .gz after it or not; lines of JSON where it says nothing."""
-        suffixes = [] if self.path is None else [s.lower() for s in self.path.suffixes]
-        if suffixes[-1:] == [".gz"]:
-            suffixes.pop()
-        return _KINDS.get(suffixes[-1], "jsonl") if suffixes else "jsonl"
+        return "jsonl" if self.path is None else _KINDS.get(endings.suffixes(self.path)[0], "jsonl")
+
+    @property
+    def says_lines(self) -> bool:
+        """Does the name promise lines of JSON? Else it has to be seen whether they are."""
+        return self.path is None or endings.suffixes(self.path)[0] in endings.LINES
 
     @property
     def size(self) -> int | None:
@@ -92,7 +95,7 @@ class Source:
         """Its content, decompressed if it begins as gzip files do, whatever its name is.
 
         Raises:
-            InputError: it cannot be opened.
+            InputError: it cannot be opened, or is neither text nor compressed by gzip.
         """
         with contextlib.ExitStack() as stack:
             raw = self._open_raw()
@@ -100,6 +103,8 @@ class Source:
                 stack.callback(raw.close)
             self._raw = raw
             begins = self._peek(raw)
+            if (foreign := endings.begins(begins)) is not None:
+                raise _refusal(self.name, f"its content is {foreign}", endings.cure(foreign))
             whole = cast(BinaryIO, io.BufferedReader(_Joined(begins, raw), 2**18)) if self.is_stream else raw
             self._unzipped = _Unzipped(whole) if begins.startswith(_GZIP) else None
             if self._unzipped is not None:
@@ -156,7 +161,7 @@ class Source:
     def _peek(self, raw: BinaryIO) -> bytes:
         """The first bytes, which stay to be read."""
         if not self.is_stream:
-            begins = raw.read(len(_GZIP))
+            begins = raw.read(endings.BEGINNING_BYTES)
             raw.seek(0)
             return begins
         if self._head is None:
@@ -332,9 +337,18 @@ def _refuse_output(path: Path, *, named: bool) -> None:
     )
 
 
+def _refusal(name: str, why: str, cure: str) -> InputError:
+    return InputError(f"the input {name} is not read: {why}; {cure}. What is read: {endings.READ}")
+
+
 def _file(path: Path) -> Source:
     if path.is_dir():
         raise InputError(f"{path} is a directory; name its files, as in '{path / '*.jsonl'}'")
+    ending, zipped = endings.suffixes(path)
+    if (foreign := endings.FOREIGN.get(ending)) is not None:
+        raise _refusal(str(path), f"{ending} is {foreign}", endings.cure(foreign))
+    if zipped and ending in endings.PARQUET:
+        raise _refusal(str(path), f"{ending} with .gz behind is a Parquet file compressed twice", "unpack it")
     if not path.exists():
         raise InputError(f"the input {path} does not exist")
     source = Source(path)

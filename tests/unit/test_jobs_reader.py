@@ -1,10 +1,12 @@
 """Reading the inputs of a job: what lines mean, which files are read, numbers, ids, shards, and how much is held."""
 
+import bz2
 import dataclasses
 import gzip
 import io
 import itertools
 import json
+import lzma
 import os
 import queue
 import random
@@ -18,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamabatch.errors import InputError
-from llamabatch.jobs import jsonl, openai_lines, sources
+from llamabatch.jobs import endings, jsonl, openai_lines, sources
 from llamabatch.jobs.ids import Ids
 from llamabatch.jobs.jsonl import Problem
 from llamabatch.jobs.reader import Seen, read
@@ -229,6 +231,60 @@ def test_what_is_wrong_with_a_whole_file_comes_before_the_first_row(tmp_path):
         read(find([good, tmp_path / "b.jsonl"]))
     with pytest.raises(InputError, match="a JSON list; write one object a line"):
         read(find([good, tmp_path / "c.json"]))
+
+
+@pytest.mark.parametrize("ending", [*endings.FOREIGN, ".XLSX", ".jsonl.zst", ".csv.bz2", ".parquet.gz", ".xlsx.gz"])
+def test_a_format_that_is_not_read_is_refused_by_its_name(ending, tmp_path):
+    path = write(tmp_path / f"in{ending}", {"prompt": "a"})
+    for inputs in ([path], [str(tmp_path / "*")]):
+        with pytest.raises(InputError, match=r"the input .*in\..* is not read: \..* is .*What is read: lines of JSON"):
+            find(inputs)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"PK\x03\x04\x14\0\0", "a spreadsheet or an archive"),
+        (b"\x28\xb5\x2f\xfd\x24", "compressed by another program than gzip; unpack it, or have its program"),
+        (bz2.compress(b"{}"), "compressed by another"),
+        (lzma.compress(b"{}"), "compressed by another"),
+        (b"PAR1\x15\x04", "whose name ends with .parquet"),
+    ],
+)
+@pytest.mark.parametrize("name", ["in.jsonl", "in", "in.csv", None])
+def test_a_format_that_is_not_read_is_refused_by_its_content(content, what, name, tmp_path):
+    path = tmp_path / (name or "in.jsonl")
+    path.write_bytes(content)
+    found = find([path]) if name else find(["-"], io.BytesIO(content))
+    with pytest.raises(InputError, match=rf"the input .* is not read: its content is .*{what}"):
+        next(read(found))
+
+
+def test_text_that_begins_like_the_name_of_a_format_is_read(tmp_path):
+    for i, name in enumerate(("ORCID", "PAR1", "GGUF", "BZh9", "Rar!", "ARROW1", "Obj")):
+        path = tmp_path / f"{i}.csv"
+        path.write_text(f"{name},prompt\nx,a\n")
+        assert [row.prompt for row in read(find([path]))] == ["a"]
+
+
+@pytest.mark.parametrize("name", ["prompts.txt", "prompts", "in.json", "in.2026", "in.txt.gz"])
+def test_a_file_that_is_not_named_as_lines_of_json_must_begin_as_such(name, tmp_path):
+    path = tmp_path / name
+    pack = gzip.compress if name.endswith(".gz") else bytes
+    for content in (b'\xef\xbb\xbf\n {"prompt": "a"}\nx\n', b""):
+        path.write_bytes(pack(content))
+        rows = list(read(find([path])))
+        assert len(rows) == 3 * bool(content)
+    for content, message in (
+        ("Tell me a story\nAnd another\n", r"begins with 'Tell me a story', which is no JSON object; write each row"),
+        ("[\n1]", "is a JSON list; write one object a line"),
+        ('{\n"prompt": "a"\n}', "is JSON over several lines; write one object a line"),
+    ):
+        path.write_bytes(pack(content.encode()))
+        with pytest.raises(InputError, match=message):
+            read(find([path]))
+    named = write(tmp_path / "in.jsonl", "Tell me a story", {"prompt": "a"})
+    assert [type(row) for row in read(find([named]))] == [BadRow, Row]
 
 
 def test_stdin_compressed_or_not():
@@ -485,7 +541,7 @@ def test_any_object_is_a_row_or_a_bad_row(objects):
 @settings(max_examples=150)
 @given(st.lists(st.binary(max_size=60).map(lambda b: b.replace(b"\n", b"") or b"x"), min_size=1, max_size=6))
 def test_any_bytes_are_bad_rows(pieces):
-    if pieces[0].startswith((b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff")):
+    if pieces[0].startswith((b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff")) or endings.begins(b"\n".join(pieces)):
         pieces[0] = b"x"
     check_rows(b"\n".join(pieces) + b"\nx", len(pieces) + 1)
 
