@@ -89,7 +89,7 @@ def _sum(report: Report) -> Table:
     if config.instances != 1:
         table.add_row(f"{config.instances} engines", _mib(report.total_bytes), *[""] * len(need.gpus), style="bold")
     if not report.asked.in_children:
-        peak = report.total_bytes + PROCESS_BYTES
+        peak = report.asked.peak_bytes + PROCESS_BYTES
         table.add_row("with the process: the peak", _mib(peak), *[""] * len(need.gpus))
     return table
 
