@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
+import shutil
 import sys
 from typing import Any
 
@@ -18,6 +20,7 @@ from llamabatch.errors import InputError, LlamaBatchError
 
 COMMANDS = ("generate", "run", "plan", "compare", "tune", "top", "doctor", "synth")
 
+_LEAST_WIDTH, _CLICK_LEAST_WIDTH = 24, 52
 _NO_READER = 141  # 128 + SIGPIPE, as of other tools
 
 
@@ -37,7 +40,7 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except LlamaBatchError as error:
-            click.echo(f"Error: {error}", err=True)
+            tell(f"Error: {error}")
             ctx.exit(2 if isinstance(error, InputError) else 3)
         except BrokenPipeError:  # click would end with 1
             _leave_stdout()
@@ -53,9 +56,11 @@ def cli() -> None:
 def main() -> None:
     """The entry point; Ctrl-C ends with exit code 130 and a closed stdout with 141, both without a traceback."""
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(standalone_mode=False, **_narrow())
     except click.ClickException as error:
-        error.show()
+        text = io.StringIO()
+        error.show(text)
+        tell(text.getvalue().rstrip("\n"))
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted.", err=True)
@@ -66,6 +71,19 @@ def main() -> None:
         _leave_stdout()
         code = _NO_READER
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _narrow() -> dict[str, Any]:
+    """How wide help is on a terminal that is narrower than click allows for."""
+    columns = shutil.get_terminal_size().columns
+    return {"terminal_width": max(_LEAST_WIDTH, columns - 2)} if columns < _CLICK_LEAST_WIDTH else {}
+
+
+def tell(text: str, *, err: bool = True) -> None:
+    """Prints sentences to stderr or stdout, wrapped between words where that is a terminal."""
+    from llamabatch.stdout import for_terminal  # with rich; most commands have nothing to tell
+
+    click.echo(for_terminal(text, sys.stderr if err else sys.stdout), err=err)
 
 
 def _leave_stdout() -> None:

@@ -15,7 +15,7 @@ from llamabatch.planning.run import Question, answer, size_in_bytes
 _FILE = click.Path(path_type=Path)
 
 
-@click.command()
+@click.command(short_help="Tell what fits in memory, before anything is loaded.")
 @model_option
 @click.option("--slots", type=AutoInt(), help="Requests at once; not given: what fits.")
 @click.option("--prompts", type=_FILE, help="Text file with one prompt a line, or JSONL: the longest decides n_ctx.")

@@ -9,7 +9,7 @@ import click
 from llamabatch import synth as library
 
 
-@click.command()
+@click.command(short_help="Write random weights in the shape of a real model.")
 @click.argument("shape", type=click.Choice(sorted(library.SHAPES), case_sensitive=False))
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(

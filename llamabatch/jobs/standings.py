@@ -54,7 +54,13 @@ class Standings:
     def job(self) -> Mapping[str, Any]:
         """For `llamabatch top`."""
         now = self.now()
-        return {"rows": now.rows, "total": now.total, "left_s": now.left_s, "errors": now.failed}
+        return {
+            "rows": now.rows,
+            "total": now.total,
+            "estimated": now.estimated,
+            "left_s": now.left_s,
+            "errors": now.failed,
+        }
 
     def now(self) -> Standing:
         """For those who want to know."""
