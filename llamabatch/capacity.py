@@ -56,6 +56,13 @@ class Plan:
             self.config.number("instances"), children=self.in_children, mapped=self.config.use_mmap
         )
 
+    @property
+    def peak_bytes(self) -> int:
+        """As total_bytes, and while the model is loaded. The system takes back what is mapped then, so that no engine
+        is refused for it."""
+        engines = 1 if self.in_children else self.config.number("instances")
+        return self.total_bytes + max(0, self.memory.loading - engines * self.memory.own)
+
     def part(self) -> EngineConfig:
         """The options of one of several engines in one process: the slots are dealt out. Otherwise the config."""
         config = self.config

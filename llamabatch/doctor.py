@@ -77,7 +77,7 @@ def examine(environment: Mapping[str, str] | None = None) -> Report:
     else:
         checks += [*_library(info), _build(info), _instructions(info, flags), _extra_buffers(info), _gpu(info)]
     checks.append(_sampler())  # after the library, so that libgomp is loaded with llama.cpp's settings
-    checks += [*_environment(given), _packages(), _model(), _profiles(), _trials(), _cache()]
+    checks += [*_environment(given), *_extras(), _model(), _profiles(), _trials(), _cache()]
     return Report(tuple(checks), _facts(info, flags))
 
 
@@ -91,6 +91,7 @@ def _facts(info: LibraryInfo | None, flags: frozenset[str]) -> dict[str, Any]:
         "cpu_features": [words for flag, words in _NOTEWORTHY.items() if flag in flags],
         "cores": machine.cores,
         "available_bytes": machine.available_bytes,
+        "extras": _installed_extras(),
     }
     if info is None:
         return facts
@@ -261,13 +262,62 @@ def _environment(given: Mapping[str, str]) -> Iterator[Check]:
     yield Check("environment", Status.OK, text)
 
 
-def _packages() -> Check:
-    uses = {"gguf": "synth", "matplotlib": "plots"}
-    missing = [f"{name} ({use})" for name, use in uses.items() if importlib.util.find_spec(name) is None]
-    if missing:
-        cure = 'pip install "llamabatch[tools]"'
-        return Check("optional packages", Status.WARN, f"not installed: {', '.join(missing)}", cure)
-    return Check("optional packages", Status.OK, ", ".join(uses))
+@dataclass(frozen=True)
+class Extra:
+    """Optional packages that are installed together.
+
+    Attributes:
+        use: what needs them.
+        modules: what is imported of each package.
+    """
+
+    use: str
+    modules: Mapping[str, str]
+
+
+# As in pyproject.toml, which an installed package has not: tests/unit/test_doctor.py holds one against the other.
+EXTRAS = {
+    "tools": Extra(
+        "`llamabatch synth`, and pictures (--plot)", {"matplotlib": "matplotlib", "gguf": "gguf"}
+    ),
+    "hub": Extra("models by name from Hugging Face's hub", {"huggingface_hub": "huggingface_hub"}),
+    "parquet": Extra("`llamabatch run` from and to Parquet files", {"pyarrow": "pyarrow"}),
+    "metrics": Extra("files of figures for Prometheus (--metrics-file)", {"prometheus-client": "prometheus_client"}),
+    "gpu": Extra("memory, use and power of NVIDIA GPUs", {"nvidia-ml-py": "pynvml"}),
+}  # fmt: skip
+
+
+def _installed_extras() -> dict[str, dict[str, str | None]]:
+    """The version of each package of each extra; None where it is not there."""
+    return {
+        name: {package: _version_of(package, module) for package, module in extra.modules.items()}
+        for name, extra in EXTRAS.items()
+    }
+
+
+def _version_of(package: str, module: str) -> str | None:
+    if importlib.util.find_spec(module) is None:
+        return None
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "of unknown version"
+
+
+def _extras() -> Iterator[Check]:
+    """An extra that is not there is no fault; a part of one is, and so is a GPU that nothing tells of."""
+    for name, versions in _installed_extras().items():
+        use, get = EXTRAS[name].use, f'pip install "llamabatch[{name}]"'
+        missing = [package for package, version in versions.items() if version is None]
+        there = [f"{package} {version}" for package, version in versions.items() if version is not None]
+        check = f"extra {name}"
+        if not missing:
+            yield Check(check, Status.OK, f"{', '.join(there)}: {use}")
+        elif there or (name == "gpu" and "GPU 0" in _output("nvidia-smi", "-L")):
+            told = "; ".join([f"{', '.join(missing)} not installed", *there])
+            yield Check(check, Status.WARN, f"{told}: {use}", get)
+        else:
+            yield Check(check, Status.OK, f"not installed ({', '.join(missing)}): {use}; {get}")
 
 
 def _model() -> Check:

@@ -40,7 +40,15 @@ class Widths:
     masks: int = 1
 
 
-def graph_bytes(widths: Widths, n_tokens: int, n_cells: int, n_outputs: int, flash: bool, state_bytes: int = 0) -> int:
+def graph_bytes(
+    widths: Widths,
+    n_tokens: int,
+    n_cells: int,
+    n_outputs: int,
+    flash: bool,
+    state_bytes: int = 0,
+    n_fed: int | None = None,
+) -> int:
     """The buffer of one pass.
 
     Args:
@@ -49,13 +57,14 @@ def graph_bytes(widths: Widths, n_tokens: int, n_cells: int, n_outputs: int, fla
         n_outputs: rows whose logits it makes.
         flash: with flash attention, which keeps no scores.
         state_bytes: of all states of one recurrent layer, which a pass gathers.
+        n_fed: tokens that enter a feed-forward network, if not all do: in the last layer only those of outputs.
     """
     mask = n_tokens * n_cells * widths.masks * (_F16 if flash else _F32)
     steps = 2 if not widths.latent else 5 if flash else 9
     attends = n_tokens * (3 * widths.n_embd + steps * widths.queries + widths.keys)
     if not flash:
         attends += n_tokens * n_cells * widths.n_head
-    feeds = n_tokens * (_LIVE_EMBEDDINGS * widths.n_embd + widths.feed_forward)
+    feeds = (n_tokens if n_fed is None else n_fed) * (_LIVE_EMBEDDINGS * widths.n_embd + widths.feed_forward)
     keeps = n_tokens * widths.recurrent
     ends = min(n_tokens, n_outputs) * (widths.n_vocab + _LIVE_EMBEDDINGS * widths.n_embd)
     return mask + max(_F32 * max(attends, feeds, ends), _F32 * keeps + 2 * state_bytes)

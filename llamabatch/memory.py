@@ -11,7 +11,7 @@ from typing import Any
 from llamabatch.config import EngineConfig
 from llamabatch.graph_buffers import Widths, graph_bytes, work_bytes
 from llamabatch.model_facts import Layer, ModelFacts
-from llamabatch.weights import Weights, weights
+from llamabatch.weights import Files, Weights, in_files, weights
 
 # Bytes an element, from ggml's block layouts (ggml-common.h): bytes of a block / elements in it.
 TYPE_BYTES = {
@@ -50,7 +50,7 @@ class Memory:
     """Bytes of one engine. What lies on GPUs is counted in `gpus` and nowhere else.
 
     Attributes:
-        weights: the model's file, mapped or read.
+        weights: what stays mapped of the model's file, or is kept of it.
         kv_cache: cells and states of all slots.
         compute: of a pass, its logits, and what threads work on.
         layout: of what the KV cache consists.
@@ -61,6 +61,7 @@ class Memory:
             an encoder.
         reclaimable: of the mapped file, what is not read again because a copy is used: the system may take it back.
         data: of all this, what no file backs.
+        loading: of the file, what is mapped only while it is loaded; not in `total`.
     """
 
     weights: int
@@ -73,12 +74,18 @@ class Memory:
     embeddings: int = 0
     reclaimable: int = 0
     data: int = 0
+    loading: int = 0
     gpus: tuple[GpuNeed, ...] = ()
 
     @property
     def total(self) -> int:
         """In the machine's own memory."""
         return self.shared + self.own
+
+    @property
+    def peak(self) -> int:
+        """What one engine takes at most: while it loads, or when it computes."""
+        return self.shared + max(self.loading, self.own)
 
     @property
     def shared(self) -> int:
@@ -99,7 +106,8 @@ class Memory:
 
     def address_space(self, engines: int, threads: int) -> int:
         """Virtual memory, for RLIMIT_AS: the whole file, and what threads reserve without using it."""
-        return self.shared + engines * (self.own + threads * _THREAD_SPACE) + _ARENA_SPACE + _PROCESS_SPACE
+        file = self.shared + self.loading
+        return file + engines * (self.own + threads * _THREAD_SPACE) + _ARENA_SPACE + _PROCESS_SPACE
 
     def document(self) -> dict[str, Any]:
         """Plain values for JSON, in bytes."""
@@ -138,7 +146,7 @@ def memory(
     kept = [_kept(layer, config, cells, 1 if unified else n_slots, n_slots) for layer in layers]
     sorted_weights = _sorted(facts)
     places = _places(config, len(layers), gpu_shares)
-    graph, work = _pass(facts, config, n_slots, cells)
+    graph, untouched, work = _pass(facts, config, n_slots, cells)
     draft = None
     if facts.draft is not None:
         draft_ctx = min(n_ctx, facts.draft.n_ctx_train)
@@ -152,15 +160,14 @@ def memory(
     copies = sum(n for n, place in zip(sorted_weights.copies, places, strict=False) if place is None)
     compute = (graph if None in places else 0) + work + _logits(facts, config, n_slots)
     vocabulary = (facts.n_vocab * _TOKEN_BYTES if facts.file_bytes else 0) + facts.adapter_bytes + ENGINE_BYTES
-    here = facts.file_bytes - moved
+    files = _in_files(facts, tuple(place is None for place in places), facts.file_bytes - moved)
+    here = files.mapped if config.use_mmap else files.used
     embeddings = _embeddings(facts, config)
     if facts.is_encoder:
         kept_here, compute, layout = 0, embeddings, "none: an encoder"
-    reclaimable = min(here, copies) if config.use_mmap else 0
-    if not config.use_mmap:  # what is copied is read piece by piece, and not kept
-        here = max(0, here - copies)
+    reclaimable = files.mapped - files.used + files.embedding if config.use_mmap else 0
     theirs = draft.total - ENGINE_BYTES if draft is not None else 0
-    private = kept_here + compute + copies + vocabulary + (draft.data if draft is not None else 0)
+    private = kept_here + compute + untouched + copies + vocabulary + (draft.data if draft is not None else 0)
     return Memory(
         weights=here,
         kv_cache=kept_here,
@@ -172,6 +179,7 @@ def memory(
         embeddings=embeddings,
         reclaimable=reclaimable,
         data=private if config.use_mmap else private + here,
+        loading=facts.file_bytes - here if config.use_mmap else 0,
         gpus=gpus,
     )
 
@@ -179,6 +187,14 @@ def memory(
 @lru_cache(maxsize=16)
 def _sorted_tensors(facts: ModelFacts) -> Weights:
     return weights(facts.tensors, facts.n_layer, facts.features)
+
+
+@lru_cache(maxsize=16)
+def _in_files(facts: ModelFacts, on_cpu: tuple[bool, ...], file_bytes: int) -> Files:
+    """`file_bytes`: what counts where the tensors are not known."""
+    if not facts.tensors:
+        return Files(file_bytes, file_bytes, 0)
+    return in_files(facts.tensors, facts.parts, facts.n_layer, facts.features, on_cpu)
 
 
 def _sorted(facts: ModelFacts) -> Weights:
@@ -193,15 +209,19 @@ def _kept(layer: Layer, config: EngineConfig, cells: int, streams: int, n_slots:
     return int(streams * cells * per_cell) + n_slots * layer.state_values * 4
 
 
-def _pass(facts: ModelFacts, config: EngineConfig, n_slots: int, cells: int) -> tuple[int, int]:
-    """The buffer of the largest pass, and what threads work on."""
+def _pass(facts: ModelFacts, config: EngineConfig, n_slots: int, cells: int) -> tuple[int, int, int]:
+    """The buffer of the largest pass: what is written of it, and the rest; and what threads work on."""
     n_tokens = min(ubatch(config), cells * n_slots)
     rows = config.output_rows(n_slots, facts.n_vocab)
     states = n_slots * 4 * max((layer.state_values for layer in facts.layers), default=facts.state_values)
     widths = _widths(facts)
     has_cells = facts.k_values or facts.v_values
     flash = config.flash_attn == "on"
-    return graph_bytes(widths, n_tokens, cells if has_cells else 0, rows, flash, states), work_bytes(widths, n_tokens)
+    attended = cells if has_cells else 0
+    reserved = graph_bytes(widths, n_tokens, attended, rows, flash, states)
+    n_fed = min(n_tokens, n_slots) if facts.n_layer == 1 and not facts.is_encoder else n_tokens
+    written = graph_bytes(widths, n_tokens, attended, rows, flash, states, n_fed)
+    return written, reserved - written, work_bytes(widths, n_tokens)
 
 
 def _widths(facts: ModelFacts) -> Widths:

@@ -34,7 +34,7 @@ class ModelFacts:
         state_values: elements of the state that a sequence has however long it is, summed over the recurrent layers.
         draft: the model that guesses for it, if one does; no file bytes where both are one file.
         layers: the above, layer by layer; empty where only the sums are known.
-        tensors: of the file; empty where only its size is known.
+        tensors: of the file; empty where only its size is known. parts: how many are in each file of several.
         widths: what a pass keeps at once, where it is known.
         is_encoder: it has no next token, and computes embeddings only.
         features: what weights are repacked for, as in weights.weights; empty where they are not.
@@ -53,6 +53,7 @@ class ModelFacts:
     draft: ModelFacts | None = None
     layers: tuple[Layer, ...] = ()
     tensors: tuple[TensorInfo, ...] = ()
+    parts: tuple[int, ...] = ()
     widths: Widths | None = None
     is_encoder: bool = False
     features: frozenset[str] = frozenset()
@@ -72,7 +73,8 @@ class ModelFacts:
         """From the headers of all its files."""
         tensors = tuple(tensor for part in parts for tensor in part.tensors)
         file_bytes = sum(part.file_bytes for part in parts)
-        return cls.from_header(path, parts[0].texts(), tensors, parts[0].n_tokens, file_bytes)
+        facts = cls.from_header(path, parts[0].texts(), tensors, parts[0].n_tokens, file_bytes)
+        return replace(facts, parts=tuple(len(part.tensors) for part in parts))
 
     @classmethod
     def from_header(

@@ -8,8 +8,9 @@ RISC-V have such buffers, too; these are not counted.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from llamabatch.gguf_walk import TensorInfo
 
@@ -71,6 +72,47 @@ def weights(tensors: Iterable[TensorInfo], n_layer: int, features: frozenset[str
         copies[n_layer] += _copy(found[_EMBEDDING], features, tied=True)
     largest = max((tensor.n_bytes for tensor in found.values()), default=0)
     return Weights(tuple(layers), tuple(copies), rest, largest)
+
+
+class Files(NamedTuple):
+    """Bytes of the model's files that are of use after loading.
+
+    Attributes:
+        mapped: what stays mapped: of each file from the first tensor that is used as it lies there to the last one.
+            llama.cpp maps and reads the whole file first, then unmaps both ends: llama-model-loader.cpp, load_all_data.
+        used: of these, the tensors that are used as they are. Without mapping they are all that is kept.
+        embedding: of these, what is looked up only because the logits are made with a copy.
+    """
+
+    mapped: int
+    used: int
+    embedding: int
+
+
+def in_files(
+    tensors: Sequence[TensorInfo], parts: Sequence[int], n_layer: int, features: frozenset[str], on_cpu: Sequence[bool]
+) -> Files:
+    """What stays of the files where tensors have repacked copies, or lie on GPUs.
+
+    Args:
+        parts: tensors of each file; empty: there is one.
+        on_cpu: one truth a layer, the last one of what makes the logits.
+    """
+    mapped = used = embedding = start = 0
+    tied = all(tensor.name != _OUTPUT for tensor in tensors)
+    for count in parts or (len(tensors),):
+        kept = []
+        for tensor in tensors[start : start + count]:
+            layer = _layer(tensor.name, n_layer)
+            if (layer is None or on_cpu[layer]) and not _copy(tensor, features):
+                kept.append(tensor)
+                if tensor.name == _EMBEDDING and tied and _copy(tensor, features, tied=True):
+                    embedding = tensor.n_bytes
+        if kept:
+            mapped += max(each.offset + each.n_bytes for each in kept) - min(each.offset for each in kept)
+        used += sum(each.n_bytes for each in kept)
+        start += count
+    return Files(mapped, used, embedding)
 
 
 def _layer(name: str, n_layer: int) -> int | None:

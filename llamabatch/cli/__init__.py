@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
+import shutil
 import signal
 import sys
 from typing import Any
@@ -21,6 +23,7 @@ from llamabatch.errors import InputError, LlamaBatchError
 
 COMMANDS = ("generate", "run", "plan", "compare", "tune", "top", "doctor", "synth")
 
+_LEAST_WIDTH, _CLICK_LEAST_WIDTH = 24, 52
 _NO_READER = 141  # 128 + SIGPIPE, as of other tools
 
 
@@ -42,7 +45,7 @@ class LazyGroup(click.Group):
         except LlamaBatchError as error:
             if interrupts.came() is not None:  # an interrupted import or load may look like one that failed
                 raise
-            click.echo(f"Error: {error}", err=True)
+            tell(f"Error: {error}")
             ctx.exit(2 if isinstance(error, InputError) else 3)
         except BrokenPipeError:  # click would end with 1
             _leave_stdout()
@@ -59,12 +62,14 @@ def main() -> None:
     """Runs the command line; a signal ends it with its exit code and a closed stdout with 141, without a traceback."""
     interrupts.guard()
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(standalone_mode=False, **_narrow())
     except (click.Abort, KeyboardInterrupt):
         code = _interrupted()
     except click.ClickException as error:
         if interrupts.came() is None:
-            error.show()
+            text = io.StringIO()
+            error.show(text)
+            tell(text.getvalue().rstrip("\n"))
             code = error.exit_code
         else:
             code = _interrupted()
@@ -84,6 +89,19 @@ def main() -> None:
 def _interrupted() -> int:
     click.echo(interrupts.LINE, err=True)
     return 128 + (interrupts.came() or signal.SIGINT)
+
+
+def _narrow() -> dict[str, Any]:
+    """How wide help is on a terminal that is narrower than click allows for."""
+    columns = shutil.get_terminal_size().columns
+    return {"terminal_width": max(_LEAST_WIDTH, columns - 2)} if columns < _CLICK_LEAST_WIDTH else {}
+
+
+def tell(text: str, *, err: bool = True) -> None:
+    """Prints sentences to stderr or stdout, wrapped between words where that is a terminal."""
+    from llamabatch.stdout import for_terminal  # with rich; most commands have nothing to tell
+
+    click.echo(for_terminal(text, sys.stderr if err else sys.stdout), err=err)
 
 
 def _leave_stdout() -> None:

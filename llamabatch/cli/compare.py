@@ -45,7 +45,7 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is neither a whole number nor a list such as 1,2,4,8", param, ctx)
 
 
-@click.command()
+@click.command(short_help="Measure all strategies on the same prompts.")
 @model_option
 @click.option("--prompts", type=_FILE, help="Text file with one prompt a line, or JSONL; default: the bundled prompts.")
 @click.option("--strategies", type=Names(), default="all", show_default=True, help=f"Of {', '.join(STRATEGIES)}.")

@@ -9,10 +9,12 @@ import click
 from llamabatch.checks import counted
 from llamabatch.doctor import Report, Status, examine
 
+_LEAST_DETAIL = 40  # columns that a detail needs beside its name
+_UNWRAPPED = 100_000
 _STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.ERROR: "bold red"}
 
 
-@click.command()
+@click.command(short_help="Show what is installed here, and what is wrong with it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.pass_context
 def doctor(ctx: click.Context, as_json: bool) -> None:
@@ -29,22 +31,29 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 
 
 def _print(report: Report) -> None:
-    from rich.table import Table
+    """Name, status and detail beside each other, or below where the terminal is narrow; unwrapped where it is none."""
     from rich.text import Text
 
-    from llamabatch.stdout import Stdout
+    from llamabatch.stdout import Stdout, wrapped
 
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for check in report.checks:
-        detail = Text(check.detail)
-        if check.cure:
-            detail.append(f"\n→ {check.cure}", _STYLES[check.status])
-        table.add_row(check.name, Text(check.status.value, _STYLES[check.status]), detail)
     console = Stdout()
-    console.print(table)
+    width = max(len(check.name) for check in report.checks)
+    marks = max(len(check.status.value) for check in report.checks)
+    columns = console.width if console.is_terminal else _UNWRAPPED
+    indent = width + marks + 4
+    beside = columns >= indent + _LEAST_DETAIL
+    indent = indent if beside else 2
+    for check in report.checks:
+        style = _STYLES[check.status]
+        line = Text(f"{check.name:<{width}}  ").append(check.status.value.ljust(marks if beside else 0), style)
+        detail = wrapped(check.detail, columns - indent).split("\n")
+        cure = wrapped(f"→ {check.cure}", columns - indent).split("\n") if check.cure else []
+        if beside:
+            line.append(f"  {detail.pop(0)}")
+        console.print(line, highlight=False, soft_wrap=True)
+        for text, shown in ((detail, ""), (cure, style)):
+            for each in text:
+                console.print(Text(" " * indent).append(each, shown), highlight=False, soft_wrap=True)
     errors = sum(check.status is Status.ERROR for check in report.checks)
     warnings = sum(check.status is Status.WARN for check in report.checks)
     console.print(f"\n{counted(errors, 'error')}, {counted(warnings, 'warning')}.", highlight=False)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from llamabatch import interrupts
+from llamabatch.cli import tell
 from llamabatch.cli.options import engine_options, model_option
 from llamabatch.cli.sampling_options import adapters_of, lora_option, sampling_options
 from llamabatch.errors import PromptError
@@ -16,7 +17,7 @@ from llamabatch.request import FinishReason, SequenceOutput
 from llamabatch.sampling_params import SamplingParams
 
 
-@click.command()
+@click.command(short_help="Continue one prompt and stream the text to stdout.")
 @click.argument("prompt", default="-")
 @model_option
 @click.option("--chat", is_flag=True, help="Treat the prompt as a user's message, through the model's chat template.")
@@ -41,10 +42,10 @@ def generate(
     with LLM(model, **engine) as llm:
         interrupts.careful()
         if show_plan:
-            click.echo(llm.plan.describe(), err=True)
+            tell(llm.plan.describe())
         last = _print(llm, _conversation(text, system) if chat else text, params, scales)
     if last.finished is not None and last.finished.finish_reason is FinishReason.ERROR:
-        click.echo(f"Error: {last.finished.error}", err=True)
+        tell(f"Error: {last.finished.error}")
         click.get_current_context().exit(3)
 
 

@@ -13,7 +13,7 @@ from llamabatch.planning.output import write
 from llamabatch.planning.run import Question, answer, size_in_bytes
 
 
-@click.command()
+@click.command(short_help="Tell what fits in memory, before anything is loaded.")
 @model_option
 @click.option("--slots", type=AutoInt(), help="Requests at once; not given: what fits.")
 @click.option("--prompts", type=File(), help="Text file with one prompt a line, or JSONL: the longest decides n_ctx.")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
+from llamabatch.cli import tell
 from llamabatch.cli.options import File, engine_options, model_option
 from llamabatch.cli.sampling_options import adapters_of, lora_option, sampling_options
 from llamabatch.compare.output import check, write_json
@@ -40,7 +40,7 @@ class Shard(click.ParamType):  # type: ignore[type-arg]  # generic in some relea
             self.fail(f"{value!r} is not a part and a whole such as 1/4", param, ctx)
 
 
-@click.command()
+@click.command(short_help="Run a file of prompts and write a result for each row.")
 @click.argument("inputs", nargs=-1, required=True, metavar="IN...")
 @click.argument("output", metavar="OUT")
 @model_option
@@ -97,7 +97,7 @@ def run(
     if dry_run:
         found = preview(settings)
         write_json(found.document(), json_file)
-        click.echo(found.describe(), err=str(json_file) == "-")
+        tell(found.describe(), err=str(json_file) == "-")
         context.exit(found.exit_code)
     with StderrProgress() as progress:
         try:
@@ -115,7 +115,7 @@ def run(
 
 
 def _report(summary: Summary, json_file: Path | None, plot_file: Path | None) -> None:
-    print(summary.describe(), file=sys.stderr)
+    tell(summary.describe())
     write_json(summary.document(), json_file)
     if plot_file is not None and summary.timeline.points:
         from llamabatch.jobs.plot import draw  # matplotlib is optional, and takes a second to import

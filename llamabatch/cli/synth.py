@@ -12,7 +12,7 @@ from llamabatch.cli.options import File
 from llamabatch.paths import shown
 
 
-@click.command()
+@click.command(short_help="Write random weights in the shape of a real model.")
 @click.argument("shape", type=click.Choice(sorted(library.SHAPES), case_sensitive=False))
 @click.argument("out", type=File())
 @click.option(

@@ -10,10 +10,11 @@ import time
 import click
 
 from llamabatch import interrupts
+from llamabatch.cli import tell
 from llamabatch.errors import InputError
 
 
-@click.command()
+@click.command(short_help="Watch running jobs, live in the terminal.")
 @click.argument("what", required=False, metavar="[PID|FILE]")
 @click.option("--once", is_flag=True, help="Print how they stand and end; so it does where stdout is no terminal.")
 @click.option("--json", "as_json", is_flag=True, help="Print how they stand as a JSON list, and end.")
@@ -34,7 +35,7 @@ def top(what: str | None, once: bool, as_json: bool, every: float) -> None:
     found = find(what)
     context = click.get_current_context()
     if not found:
-        click.echo("no job is running" if what is None else f"{what} is no running job", err=True)
+        tell("no job is running" if what is None else f"{what} is no running job")
         context.exit(1)
     console = Stdout()
     if as_json:

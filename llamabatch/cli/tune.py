@@ -21,7 +21,7 @@ _FILE = File()
 _GIVEN = ("n_gpu_layers", "main_gpu", "tensor_split", "type_k", "type_v")
 
 
-@click.command()
+@click.command(short_help="Measure what is fastest for a model here, and keep it.")
 @model_option
 @click.option("--json", "json_file", type=_FILE, help="Write everything as JSON; '-': to stdout, instead of the table.")
 @click.option("--plot", "plot_file", type=_FILE, help="Draw a picture: .png, .svg or .pdf. Needs llamabatch[tools].")

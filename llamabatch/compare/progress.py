@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from llamabatch.checks import counted
 from llamabatch.compare.figures import seconds
 from llamabatch.progress import HasBar
+from llamabatch.stdout import sentence
 
 
 class StderrProgress(HasBar):
@@ -41,6 +42,6 @@ class StderrProgress(HasBar):
         if self._bar is not None:
             self._bar.remove_task(self._task)
         if wall_s is not None:
-            self._console.print(f"{escape(self._label)}: {counted(self._total, 'request')} in {seconds(wall_s)}")
+            sentence(self._console, f"{self._label}: {counted(self._total, 'request')} in {seconds(wall_s)}")
         else:
-            self._console.print(f"{escape(self._label)}: failed: {escape(str(error))}")
+            sentence(self._console, f"{self._label}: failed: {error}")

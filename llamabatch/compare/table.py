@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.measure import Measurement
 from rich.table import Table
 
 from llamabatch.checks import counted
 from llamabatch.compare.figures import significant, times
 from llamabatch.compare.measure import BASELINE
 from llamabatch.compare.report import REFERENCE, Report, Row, Spread
+from llamabatch.stdout import print_table, sentence
 
-_FIRST_PART = 6  # columns of the first table where one is too wide for the terminal
 _MIB = 2**20
 _NONE = "–"
 
@@ -31,39 +30,26 @@ def show(report: Report, console: Console) -> None:
     """Prints machine, tables, errors and advice."""
     workload, machine = report.workload, report.machine
     n = len(workload.prompts)
-    console.print(
+    sentence(
+        console,
         f"{report.model}, {counted(n, 'prompt')} ({workload.source}), {workload.n_prompt_tokens:,} prompt "
-        f"tokens, at most {report.max_tokens} generated for each, greedy",
-        machine.summary,
-        sep="\n",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
+        f"tokens, at most {report.max_tokens} generated for each, greedy\n{machine.summary}",
     )
-    _print(_columns(report, report.rows), report.rows, console, lambda row: row is _fastest(report.rows))
+    columns = _columns(report, report.rows)
+    print_table(console, _table(columns, report.rows, lambda row: row is _fastest(report.rows)))
     if report.sweep is not None:
         sweep = report.sweep
-        console.print("batched, by number of slots:", highlight=False)
+        sentence(console, "batched, by number of slots:")
         efficiency = {id(row): value for row, value in zip(sweep.rows, sweep.efficiency, strict=True)}
         columns = _columns(report, sweep.rows)
         columns[0] = _Column("slots", lambda row: f"{row.n_slots}{' ◀ knee' if row.n_slots == sweep.knee else ''}")
         columns.insert(4, _Column("effi-\nciency", lambda row: _share(efficiency[id(row)])))
-        _print(columns, sweep.rows, console, lambda row: row.n_slots == sweep.knee)
+        print_table(console, _table(columns, sweep.rows, lambda row: row.n_slots == sweep.knee))
     for row in (*report.rows, *(report.sweep.rows if report.sweep else ())):
         if row.error is not None:
-            console.print(f"[red]{escape(row.name)}, n_slots = {row.n_slots}: {escape(row.error)}", highlight=False)
+            sentence(console, f"{row.name}, n_slots = {row.n_slots}: {row.error}", "red")
     if report.advice is not None:
-        console.print(f"[bold]{escape(report.advice.sentence)}", highlight=False, soft_wrap=True)
-
-
-def _print(columns: list[_Column], rows: tuple[Row, ...], console: Console, marked: Callable[[Row], bool]) -> None:
-    """One table, or two where the terminal is too narrow for one."""
-    whole = _table(columns, rows, marked)
-    if Measurement.get(console, console.options.update(max_width=1000), whole).maximum <= console.width:
-        console.print(whole)
-        return
-    console.print(_table(columns[:_FIRST_PART], rows, marked))
-    console.print(_table([columns[0], *columns[_FIRST_PART:]], rows, marked))
+        sentence(console, report.advice.sentence, "bold")
 
 
 def _table(columns: list[_Column], rows: tuple[Row, ...], marked: Callable[[Row], bool]) -> Table:

@@ -17,7 +17,7 @@ from llamabatch.capacity import Plan
 from llamabatch.checks import counted
 from llamabatch.client import EngineClient, connect
 from llamabatch.compare.figures import duration
-from llamabatch.errors import LlamaBatchError
+from llamabatch.errors import ConfigError, LlamaBatchError
 from llamabatch.jobs import sources
 from llamabatch.jobs.ahead import Ahead
 from llamabatch.jobs.counts import Counts
@@ -25,7 +25,8 @@ from llamabatch.jobs.dry_run import DryRun, PaperEngine, dry_run
 from llamabatch.jobs.feed import Feed
 from llamabatch.jobs.files import Files
 from llamabatch.jobs.loop import Loop
-from llamabatch.jobs.manifest import model_identity
+from llamabatch.jobs.manifest import model_identity, path_of
+from llamabatch.jobs.manifest import read as read_manifest
 from llamabatch.jobs.output import Output
 from llamabatch.jobs.progress import Progress, Silent
 from llamabatch.jobs.reader import Reader
@@ -36,7 +37,7 @@ from llamabatch.jobs.standings import Standings
 from llamabatch.jobs.stopping import Stop
 from llamabatch.jobs.stream_output import STDOUT, StreamOutput, open_output
 from llamabatch.jobs.summary import Summary
-from llamabatch.jobs.total import total
+from llamabatch.jobs.total import Total
 from llamabatch.model_file import resolve
 from llamabatch.monitor.energy import EnergyMeter
 from llamabatch.monitor.metrics import MetricsFile
@@ -201,7 +202,7 @@ class _Job:
     def _open(self, found: list[Source]) -> Target:
         settings = self._settings
         files = Files(self._progress.say, stopped=lambda: self._stop)
-        return open_output(settings.output, identity(settings, found), settings.writing, files)
+        return open_output(settings.output, identity(settings, found, _known_inputs(settings)), settings.writing, files)
 
     def _compute(self, client: EngineClient, output: Target, reader: Reader, first: Row, found: list[Source]) -> None:
         """From the first row to run to the last one written."""
@@ -216,7 +217,7 @@ class _Job:
         loop = Loop(client, feed, output, self._counts, self._stop, lambda: self._tick(output))
         with self._monitor(client) as monitor, EnergyMeter() as meter, self._stop.noted(loop.wake):
             start = time.perf_counter()
-            self._standing.begin(slots_of(config), total(found, settings.reading), reader)
+            self._standing.begin(slots_of(config), Total(found, settings.reading), reader)
             try:
                 loop.run()
                 if not self._stop:
@@ -258,8 +259,22 @@ def _stdin(inputs: tuple[str, ...]) -> BinaryIO | None:
     return None
 
 
-def identity(settings: Settings, found: list[Source]) -> dict[str, Any]:
-    """All that decides what the rows of a job are: with another of these, it is another job."""
+def _known_inputs(settings: Settings) -> object:
+    """What the manifest of the output says of its inputs; None: there is none, or none that can be read."""
+    if settings.output == STDOUT:
+        return None
+    with contextlib.suppress(ConfigError):  # the output says what is wrong with it
+        known = read_manifest(path_of(Path(os.path.realpath(settings.output))))
+        return None if known is None else known.settings.get("inputs")
+    return None
+
+
+def identity(settings: Settings, found: list[Source], known_inputs: object = None) -> dict[str, Any]:
+    """All that decides what the rows of a job are: with another of these, it is another job.
+
+    Args:
+        known_inputs: what the output's manifest says of them, of which streams are read as far as it is needed.
+    """
     reading = {name: value for name, value in vars(settings.reading).items() if name not in ("params", "shard")}
     engine = {name: getattr(settings.config, name) for name in ("n_ctx", "type_k", "type_v")}
     adapters = {
@@ -268,7 +283,7 @@ def identity(settings: Settings, found: list[Source]) -> dict[str, Any]:
     }
     return {
         "model": model_identity(resolve(settings.model)),
-        "inputs": sources.fingerprint(found),
+        "inputs": sources.fingerprint(found, known_inputs),
         **reading,
         "params": asdict(settings.reading.params),
         "seed": settings.seed,

@@ -15,6 +15,7 @@ MAX_DEPTH = 100  # far below where Python's parser and those who walk over a val
 _BOM = b"\xef\xbb\xbf"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _DISCARD_BYTES = 2**20
+_LOOKED_AT = 4096
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -53,11 +54,29 @@ def without_mark(name: str, line: bytes) -> bytes:
     return line.removeprefix(_BOM)
 
 
-def check(name: str, stream: BinaryIO) -> None:
-    """Looks at a file's first bytes. Raises InputError if it cannot be lines of JSON in UTF-8."""
-    begins = without_mark(name, stream.read(64)).lstrip()
-    if begins.startswith(b"[") and name.lower().endswith((".json", ".json.gz")):
+def check(name: str, stream: BinaryIO, *, named: bool) -> None:
+    """Looks at a file's first bytes.
+
+    Args:
+        named: its name says that it is lines of JSON, so that a bad first line is only that.
+
+    Raises:
+        InputError: it cannot be lines of JSON in UTF-8.
+    """
+    begins = without_mark(name, stream.read(_LOOKED_AT)).lstrip()
+    if named or not begins:
+        return
+    if begins.startswith(b"["):
         raise InputError(f"{name} is a JSON list; write one object a line, as JSONL")
+    line = begins.splitlines()[0].rstrip()
+    if line == b"{":
+        raise InputError(f"{name} is JSON over several lines; write one object a line, as JSONL")
+    if not line.startswith(b"{"):
+        text = show(line[:40].decode(errors="replace"))
+        raise InputError(
+            f"{name} is read as lines of JSON, as its name says nothing else, and begins with {text}, which is no JSON "
+            'object; write each row as {"prompt": "..."}, or name it .csv, .tsv or .parquet if it is a table'
+        )
 
 
 def objects(name: str, stream: BinaryIO, limit: int) -> Iterator[Record]:

@@ -342,8 +342,15 @@ def _for_tables(options: OutputOptions) -> OutputOptions:
 
 
 def _check_name(path: Path) -> None:
-    if path.name.endswith(".gz"):
+    ending, zipped = endings.suffixes(path)
+    if zipped:
         raise ConfigError(f"the output is {show(str(path))}; it is not compressed while it is written: leave .gz away")
+    foreign = "one JSON document" if ending == ".json" else endings.FOREIGN.get(ending)
+    if foreign is not None or ending in (".csv", ".tsv"):
+        raise ConfigError(
+            f"the output is {show(str(path))}, and {ending} is {foreign or 'a table of text'}, which is not written; "
+            f"what is written: {endings.WRITTEN}; {path.with_suffix('.jsonl').name}, for instance"
+        )
     if path.is_dir():
         raise ConfigError(f"the output is {show(str(path))}, a directory; give the name of a file")
     if not path.parent.is_dir():

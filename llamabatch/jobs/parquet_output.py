@@ -27,7 +27,7 @@ _ALWAYS = ("id", "custom_id", "response", "error")  # keys of records that may b
 
 
 def is_parquet(path: Path) -> bool:
-    return path.suffix.lower() == ".parquet"
+    return path.suffix.lower() in endings.PARQUET
 
 
 def check_installed() -> None:

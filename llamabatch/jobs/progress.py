@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 _BAR_S = 0.2
+_BAR_WIDTH, _AROUND_BAR = 24, 2  # columns
 _FIRST_LINE_S, _LINES_S = 5.0, 30.0
 
 
@@ -30,6 +31,7 @@ class Standing:
         tokens_per_s: generated, in the last half minute.
         running: rows that are being computed; slots: how many there can be.
         left_s: None where nothing is known yet.
+        estimated: `total` is told by what has been read so far.
     """
 
     rows: int
@@ -39,6 +41,7 @@ class Standing:
     running: int
     slots: int
     left_s: float | None
+    estimated: bool = False
 
     @property
     def errors(self) -> str:
@@ -48,7 +51,8 @@ class Standing:
         """Rows done, and of how many, with `of` between."""
         if self.total is None:
             return counted(self.rows, "row")
-        return f"{self.rows:,}{of}{counted(self.total, 'row')}"
+        about = "~" if self.estimated else ""
+        return f"{self.rows:,}{of}{about}{counted(self.total, 'row')}"
 
     def __str__(self) -> str:
         share = f" ({self.rows / self.total:.0%})" if self.total else ""
@@ -97,7 +101,9 @@ class StderrProgress(HasBar):
             if self._bar is None:
                 print(text, file=sys.stderr, flush=True)
             else:
-                self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+                from llamabatch.stdout import sentence  # rich takes long to import, and is not there without a bar
+
+                sentence(self._bar.console, text)
 
     def show(self, standing: Callable[[], Standing]) -> None:
         now = self._clock()
@@ -112,23 +118,32 @@ class StderrProgress(HasBar):
 
     def _show(self, standing: Standing) -> None:
         assert self._bar is not None
-        left = "" if standing.left_s is None else f" · {duration(standing.left_s)} left"
-        told = (
-            f"{significant(standing.tokens_per_s)} tokens/s · {standing.running}/{counted(standing.slots, 'slot')} · "
-            f"{standing.errors}{left}"
-        )
+        description = standing.told("/")
+        told, bar_width = _fitting(standing, self._bar.console.width - len(description))
+        self._bar.columns[1].bar_width = bar_width  # type: ignore[union-attr]  # the BarColumn of _bar
         self._bar.update(
             self._task,
-            description=standing.told("/"),
+            description=description,
             completed=standing.rows,
             total=standing.total,
             told=told,
         )
 
 
+def _fitting(standing: Standing, room: int) -> tuple[str, int]:
+    """What stands behind the number of rows, and the width of the bar between: the bar gives way first."""
+    left = [] if standing.left_s is None else [f"{duration(standing.left_s)} left"]
+    slots = f"{standing.running}/{counted(standing.slots, 'slot')}"
+    parts = [slots, f"{significant(standing.tokens_per_s)} tokens/s", standing.errors, *left]
+    while len(parts) > 1 and len(" · ".join(parts)) + _AROUND_BAR + 1 > room:
+        parts.pop(0)
+    told = " · ".join(parts)
+    return told, max(1, min(_BAR_WIDTH, room - len(told) - _AROUND_BAR))
+
+
 def _bar() -> Bar:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[told]}"))
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=_BAR_WIDTH), TextColumn("{task.fields[told]}"))
     return Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=5)

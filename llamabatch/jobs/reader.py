@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from llamabatch.checks import show
 from llamabatch.errors import ConfigError, InputError
@@ -17,6 +17,22 @@ from llamabatch.jobs.sources import DAMAGED, Source
 _PLAIN = ReadOptions()
 
 
+class Seen(NamedTuple):
+    """What has been read: rows by their numbers, those of other shards included.
+
+    Attributes:
+        starts: numbers of the first rows of the inputs so far; the last one is being read.
+        n_rows: of all of these.
+        share: of the input that is being read, 0 to 1: up to the end of its last row; None: not known.
+        ended: there are no other rows.
+    """
+
+    starts: tuple[int, ...] = ()
+    n_rows: int = 0
+    share: float | None = None
+    ended: bool = False
+
+
 def _never(number: int) -> bool:
     return False
 
@@ -28,6 +44,9 @@ class Reader(Iterator[Row | BadRow]):
     because a compressed or Parquet file is damaged from there on, ends its file with a BadRow, and the next file
     follows. Ids are claimed by every line that has one, also by bad ones and those that are skipped: a later line with
     the same id is a BadRow without an id.
+
+    Attributes:
+        seen: how far it is. Another thread may look at it.
 
     Raises, from the constructor:
         ConfigError: the template or the id column does not fit a table's columns, or one of these, the task or the
@@ -48,12 +67,12 @@ class Reader(Iterator[Row | BadRow]):
         self._options = options or ReadOptions()
         self._is_done: Callable[[int], bool] = _never
         self._ids = Ids()
-        self._starts: list[int] = []  # numbers of the first rows of the sources so far
+        self._starts: tuple[int, ...] = ()  # numbers of the first rows of the sources so far
         _check_wanted(sources, self._options)
         _check(sources, self._options)
         self._overlay = Overlay(self._options.params)
-        self._n_finished = 0  # sources
         self._sizes = [source.size for source in sources]
+        self.seen = Seen()
         self._rows = self._read()
 
     def __iter__(self) -> Reader:
@@ -70,32 +89,24 @@ class Reader(Iterator[Row | BadRow]):
         """Closes the file that is open."""
         self._rows.close()
 
-    @property
-    def share(self) -> float | None:
-        """How much of the inputs' bytes has been read, 0 to 1; None where their size is not known."""
-        sizes = [size for size in self._sizes if size is not None]
-        if len(sizes) < len(self._sizes):
-            return None
-        done = sum(sizes[: self._n_finished])
-        if self._n_finished < len(self._starts):
-            done += self._sources[self._n_finished].position
-        return done / sum(sizes) if sum(sizes) else 1.0
-
     def _read(self) -> Generator[Row | BadRow, None, None]:
         options = self._options
         number = 0
-        for source in self._sources:
-            self._starts.append(number)
+        for source, size in zip(self._sources, self._sizes, strict=True):
+            self._starts += (number,)
             for record in self._records(source):
+                share = None if size is None or source.kind == "parquet" else source.share(size)
+                self.seen = Seen(self._starts, number + 1, share)
                 skipped = not options.wants(number) or self._is_done(number)
                 row = self._row(number, record, skipped)
                 if row is not None:
                     yield row
                 number += 1
                 if number == options.limit:  # before the next line is waited for
-                    self._n_finished = len(self._sources)
-                    return
-            self._n_finished += 1
+                    break
+            if number == options.limit:
+                break
+        self.seen = Seen(self._starts, number, ended=True)
 
     def _records(self, source: Source) -> Iterator[Record]:
         """What stands in each line or row of one input; a damaged one ends with a Problem."""
@@ -186,7 +197,7 @@ def _check(sources: Sequence[Source], options: ReadOptions) -> None:
             try:
                 with source.open() as stream:
                     if source.kind == "jsonl":
-                        jsonl.check(source.name, stream)
+                        jsonl.check(source.name, stream, named=source.says_lines)
                     else:
                         tables.check_csv(source, stream, options)
             except DAMAGED:  # its rows will say so

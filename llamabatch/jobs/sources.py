@@ -11,12 +11,14 @@ import os
 import stat
 import sys
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
 from llamabatch.checks import show
 from llamabatch.errors import InputError
+from llamabatch.jobs import endings
 from llamabatch.jobs.manifest import output_of, path_of
 from llamabatch.paths import absolute, shown
 
@@ -32,7 +34,9 @@ SAMPLE_BYTES = 2**20
 DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error)
 
 _GZIP = b"\x1f\x8b"
-_KINDS: dict[str, Kind] = {".csv": "csv", ".tsv": "tsv", ".parquet": "parquet", ".pq": "parquet"}
+_SIP_BYTES = 4096  # of a compressed file at once: what is decompressed tells how far it is
+_FEW_BYTES = 256
+_KINDS: dict[str, Kind] = {".csv": "csv", ".tsv": "tsv", **dict.fromkeys(endings.PARQUET, "parquet")}
 
 
 class Source:
@@ -42,7 +46,6 @@ class Source:
         name: for messages, as it is written in the working directory; "stdin" for "-".
         path: None: stdin.
         is_stream: it can be read once only, and no part of it before: stdin, a pipe.
-        noted: the position, where somebody else reads the file.
     """
 
     def __init__(self, path: Path | None, stream: BinaryIO | None = None) -> None:
@@ -56,34 +59,44 @@ class Source:
         self._stream = stream
         self._head: bytes | None = None
         self._raw: BinaryIO | None = None
-        self.noted: int | None = None
+        self._text: BinaryIO | None = None
+        self._unzipped: _Unzipped | None = None
 
     @property
     def kind(self) -> Kind:
         """By the name's ending, with .gz after it or not; lines of JSON where it says nothing."""
-        suffixes = [] if self.path is None else [s.lower() for s in self.path.suffixes]
-        if suffixes[-1:] == [".gz"]:
-            suffixes.pop()
-        return _KINDS.get(suffixes[-1], "jsonl") if suffixes else "jsonl"
+        return "jsonl" if self.path is None else _KINDS.get(endings.suffixes(self.path)[0], "jsonl")
+
+    @property
+    def says_lines(self) -> bool:
+        """Does the name promise lines of JSON? Else it has to be seen whether they are."""
+        return self.path is None or endings.suffixes(self.path)[0] in endings.LINES
 
     @property
     def size(self) -> int | None:
         """Bytes as they lie on the disk; None: not known."""
         return None if self.is_stream or self.path is None else self.path.stat().st_size
 
-    @property
-    def position(self) -> int:
-        """Bytes of `size` that have been read."""
-        if self.noted is not None:
-            return self.noted
-        return 0 if self._raw is None or self._raw.closed or self.is_stream else self._raw.tell()
+    def share(self, size: int) -> float:
+        """How much of the content has been handed out, 0 to 1, while it is open: buffers that run ahead do not count.
+
+        Args:
+            size: bytes on the disk. Of a compressed file the share is that of the compressed bytes.
+        """
+        if self._text is None or not size:
+            return 1.0
+        told = self._text.tell()
+        if self._unzipped is None:
+            return min(1.0, told / size)
+        unzipped, zipped = self._unzipped.tell(), self._unzipped.n_zipped
+        return min(1.0, told / unzipped * zipped / size) if unzipped else 0.0
 
     @contextlib.contextmanager
     def open(self) -> Iterator[BinaryIO]:
         """Its content, decompressed if it begins as gzip files do, whatever its name is.
 
         Raises:
-            InputError: it cannot be opened.
+            InputError: it cannot be opened, or is neither text nor compressed by gzip.
         """
         with contextlib.ExitStack() as stack:
             raw = self._open_raw()
@@ -91,25 +104,40 @@ class Source:
                 stack.callback(raw.close)
             self._raw = raw
             begins = self._peek(raw)
+            if (foreign := endings.begins(begins)) is not None:
+                raise _refusal(self.name, f"its content is {foreign}", endings.cure(foreign))
             whole = cast(BinaryIO, io.BufferedReader(_Joined(begins, raw), 2**18)) if self.is_stream else raw
-            if begins.startswith(_GZIP):
-                whole = cast(BinaryIO, io.BufferedReader(_Unzipped(whole), 2**18))
+            self._unzipped = _Unzipped(whole) if begins.startswith(_GZIP) else None
+            if self._unzipped is not None:
+                whole = cast(BinaryIO, io.BufferedReader(self._unzipped, 2**18))
+            self._text = whole
+            stack.callback(setattr, self, "_text", None)
             yield whole
 
-    def fingerprint(self) -> dict[str, object]:
+    def fingerprint(self, known: object = None) -> dict[str, object]:
         """What tells whether it is the same as before.
+
+        Args:
+            known: the fingerprint that it had then, if there is one. Of a stream as many bytes are read as that is of.
 
         Returns:
             "name" without folders, "size" in bytes and "sha256". Of a file above 1 GiB the digest is of 64 samples,
             one MiB each, at even distances, the first and the last bytes among them, and "mtime_ns" is there too. Of
-            a stream it is of the first 64 KiB: the rest is not known before it is read, and is not compared.
+            a stream it is of its first "bytes", 64 KiB at most: those that are there when its first line is. The rest
+            is not known before it is read, and is not compared.
         """
         if self.is_stream or self.path is None:
             if self._raw is None:
                 self._raw = self._open_raw()
-            return {"name": self._short_name, "size": None, "sha256": hashlib.sha256(self._peek(self._raw)).hexdigest()}
+            n_before = _stream_bytes(known)
+            if self._head is None:
+                self._head = _head(self._raw, n_before)
+            found: dict[str, object] = {"name": self._short_name, "size": None}
+            if not isinstance(known, Mapping) or "bytes" in known:  # earlier versions always waited for 64 KiB
+                found["bytes"] = len(self._head)
+            return found | {"sha256": hashlib.sha256(self._head).hexdigest()}
         size = self.path.stat().st_size
-        found: dict[str, object] = {"name": self._short_name, "size": size}
+        found = {"name": self._short_name, "size": size}
         with self._open_raw() as raw:
             if size <= WHOLE_BYTES:
                 return found | {"sha256": _digest(raw, [(0, size)])}
@@ -134,44 +162,102 @@ class Source:
     def _peek(self, raw: BinaryIO) -> bytes:
         """The first bytes, which stay to be read."""
         if not self.is_stream:
-            begins = raw.read(len(_GZIP))
+            begins = raw.read(endings.BEGINNING_BYTES)
             raw.seek(0)
             return begins
         if self._head is None:
-            self._head = raw.read(HEAD_BYTES)
+            self._head = _head(raw)
         return self._head
+
+
+class _Sips:
+    """The compressed bytes of a stream, few at a time, so that no text waits for more of them than it needs."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.n_read = 0
+
+    def read(self, n: int = -1) -> bytes:
+        """All of a few bytes, which gzip asks of headers; else what is there, up to n."""
+        piece = (
+            self._stream.read(n)
+            if 0 <= n <= _FEW_BYTES
+            else _some(self._stream, min(n, _SIP_BYTES) if n >= 0 else _SIP_BYTES)
+        )
+        self.n_read += len(piece)
+        return piece
 
 
 class _Unzipped(io.RawIOBase):
     """What a gzip stream holds, a block at a time: where it is damaged, all blocks before come first."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        self._file = gzip.GzipFile(fileobj=stream)
+        self._sips = _Sips(stream)
+        self._file = gzip.GzipFile(fileobj=cast(BinaryIO, self._sips), mode="rb")
+        self._n_text = 0
+
+    @property
+    def n_zipped(self) -> int:
+        """Compressed bytes that have been read."""
+        return self._sips.n_read
 
     def readable(self) -> bool:
         return True
+
+    def tell(self) -> int:
+        return self._n_text
 
     def readinto(self, buffer: Any) -> int:
         piece = self._file.read1(len(buffer))
         buffer[: len(piece)] = piece
+        self._n_text += len(piece)
         return len(piece)
 
 
 class _Joined(io.RawIOBase):
-    """A stream whose first bytes have been read already."""
+    """A stream whose first bytes have been read already. What has come is handed out, however little it is."""
 
     def __init__(self, head: bytes, rest: BinaryIO) -> None:
         self._head = memoryview(head)
         self._rest = rest
+        self._n = 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        piece = self._head[: len(buffer)] if self._head else self._rest.read(len(buffer))
+        piece = self._head[: len(buffer)] if self._head else _some(self._rest, len(buffer))
         self._head = self._head[len(piece) :]
         buffer[: len(piece)] = piece
+        self._n += len(piece)
         return len(piece)
+
+    def tell(self) -> int:
+        return self._n
+
+
+def _some(stream: BinaryIO, n: int) -> bytes:
+    """What a stream has at the moment, n bytes at most; nothing at its end. It waits for the first of them only."""
+    return getattr(stream, "read1", stream.read)(n) or b""
+
+
+def _head(stream: BinaryIO, n: int | None = None) -> bytes:
+    """The first n bytes, or all; None: those that are there when the first line is, up to HEAD_BYTES. A program that
+    writes a row and waits for its answer sends nothing else before."""
+    head, most = b"", HEAD_BYTES if n is None else n
+    while len(head) < most and (piece := _some(stream, most - len(head))):
+        head += piece
+        if n is None and (b"\n" in head or head.startswith(_GZIP)):
+            break
+    return head
+
+
+def _stream_bytes(known: object) -> int | None:
+    """Of how many bytes a fingerprint of a stream is; None: there is none."""
+    if not isinstance(known, Mapping) or known.get("size", 0) is not None:
+        return None
+    n = known.get("bytes", HEAD_BYTES)
+    return min(n, HEAD_BYTES) if isinstance(n, int) and n > 0 else None
 
 
 def find(
@@ -228,9 +314,14 @@ def resolved(pattern: str) -> str:
     return pattern if os.path.isabs(pattern) else os.path.join(glob.escape(os.getcwd()), pattern)
 
 
-def fingerprint(sources: Sequence[Source]) -> list[dict[str, object]]:
-    """That of each input, in order; see Source.fingerprint."""
-    return [source.fingerprint() for source in sources]
+def fingerprint(sources: Sequence[Source], known: object = None) -> list[dict[str, object]]:
+    """That of each input, in order; see Source.fingerprint.
+
+    Args:
+        known: those of the same job before, whatever a file says of them.
+    """
+    before = known if isinstance(known, list) else []
+    return [source.fingerprint(each) for source, each in zip_longest(sources, before[: len(sources)])]
 
 
 def _matches(pattern: str) -> Iterator[Path | None]:
@@ -262,9 +353,18 @@ def _refuse_output(path: Path, *, named: bool) -> None:
     )
 
 
+def _refusal(name: str, why: str, cure: str) -> InputError:
+    return InputError(f"the input {name} is not read: {why}; {cure}. What is read: {endings.READ}")
+
+
 def _file(path: Path) -> Source:
     if path.is_dir():
         raise InputError(f"{shown(path)} is a directory; name its files, as in '{shown(path / '*.jsonl')}'")
+    ending, zipped = endings.suffixes(path)
+    if (foreign := endings.FOREIGN.get(ending)) is not None:
+        raise _refusal(str(path), f"{ending} is {foreign}", endings.cure(foreign))
+    if zipped and ending in endings.PARQUET:
+        raise _refusal(str(path), f"{ending} with .gz behind is a Parquet file compressed twice", "unpack it")
     if not path.exists():
         raise InputError(f"the input {shown(path)} does not exist")
     source = Source(path)

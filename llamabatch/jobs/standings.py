@@ -10,6 +10,7 @@ from llamabatch.jobs.counts import Counts
 from llamabatch.jobs.progress import Standing
 from llamabatch.jobs.reader import Reader
 from llamabatch.jobs.timeline import Timeline
+from llamabatch.jobs.total import Total
 from llamabatch.monitor.snapshot import Snapshot
 from llamabatch.stats import EngineStats
 
@@ -30,15 +31,11 @@ class Standings:
         self._counts = counts
         self._reader: Reader | None = None
         self._slots = 1
-        self._total: int | None = None
+        self._total: Total | None = None
         self._next = 0.0
 
-    def begin(self, slots: int, total: int | None, reader: Reader) -> None:
-        """The engine is ready.
-
-        Args:
-            total: rows of the job; None: not known.
-        """
+    def begin(self, slots: int, total: Total, reader: Reader) -> None:
+        """The engine is ready."""
         self.timeline = Timeline(slots)
         self._slots, self._total, self._reader = slots, total, reader
 
@@ -57,23 +54,24 @@ class Standings:
     def job(self) -> Mapping[str, Any]:
         """For `llamabatch top`."""
         now = self.now()
-        return {"rows": now.rows, "total": now.total, "left_s": now.left_s, "errors": now.failed}
+        return {
+            "rows": now.rows,
+            "total": now.total,
+            "estimated": now.estimated,
+            "left_s": now.left_s,
+            "errors": now.failed,
+        }
 
     def now(self) -> Standing:
         """For those who want to know."""
         counts = self._counts
-        left = None if self._total is None else max(0, self._total - counts.rows)
-        left_s = self._left_s() if left is None else self.timeline.seconds_for(left)
-        running = self.stats.running
+        known = None if self._total is None or self._reader is None else self._total.rows(self._reader.seen)
+        total = None if known is None else max(known.n, counts.rows)
+        left_s = None if total is None else self.timeline.seconds_for(total - counts.rows)
         return Standing(
-            counts.rows, self._total, counts.failed, self.timeline.tokens_per_s, running, self._slots, left_s
+            *(counts.rows, total, counts.failed, self.timeline.tokens_per_s, self.stats.running, self._slots, left_s),
+            estimated=known is not None and known.estimated,
         )
-
-    def _left_s(self) -> float | None:
-        """By how much of the inputs has been read, where their rows have not been counted."""
-        share = None if self._reader is None else self._reader.share
-        rows = self._counts.rows
-        return self.timeline.seconds_for(round(rows / share - rows)) if share else None
 
 
 def _tokens(stats: EngineStats) -> int:

@@ -186,7 +186,6 @@ def parquet(source: Source, options: ReadOptions) -> Iterator[Record]:
     """The rows of a Parquet file, of the wanted columns alone, some hundred at a time."""
     with _parquet_file(source) as file:
         rows = _Rows(source.name, file.schema_arrow.names, options)
-        size, n_read = source.size or 0, 0
         batches = file.iter_batches(batch_size=_BATCH_ROWS, columns=list(rows.columns))
         while True:
             try:
@@ -197,8 +196,6 @@ def parquet(source: Source, options: ReadOptions) -> Iterator[Record]:
                 return
             if found is None:
                 return
-            n_read += len(found)
-            source.noted = size * n_read // max(1, file.metadata.num_rows)
             for values in found:
                 yield rows.line(values)
 

@@ -1,10 +1,11 @@
-"""How many rows a job has, where that costs little to know."""
+"""How many rows a job has: counted where that costs little, else estimated from what has been read."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from llamabatch.jobs.reader import Seen
 from llamabatch.jobs.rows import ReadOptions
 from llamabatch.jobs.sources import Source
 
@@ -12,14 +13,69 @@ _BLOCK = 2**20
 _MOST_BYTES = 2**34  # lines are counted at about 1 GB/s
 
 
-def total(sources: Sequence[Source], options: ReadOptions) -> int | None:
-    """Rows of all inputs that the options want; None where that is not known before they are read: streams, compressed
-    files, CSV, whose rows may have several lines."""
-    counts = [_count(source) for source in sources]
-    known = [count for count in counts if count is not None]
-    if len(known) < len(counts):
-        return None
-    return wanted(sum(known), options)
+class Rows(NamedTuple):
+    """A number of rows; `estimated`: more or fewer may come."""
+
+    n: int
+    estimated: bool = False
+
+
+class Total:
+    """The rows of all inputs that the options want.
+
+    Rows of streams, compressed files and CSV, whose rows may have several lines, are not counted before they are read.
+    What has been read of a file tells how many it has, as far as its rows are alike. Rows that are read ahead of the
+    engine count as read here, and their bytes, too: no error comes of them.
+    """
+
+    def __init__(self, sources: Sequence[Source], options: ReadOptions) -> None:
+        self._options = options
+        self._sizes = [source.size for source in sources]
+        self._counts: list[int | None] = []
+        left = options.limit
+        for source in sources:
+            count = 0 if left == 0 else _count(source, left)
+            self._counts.append(count)
+            if left is not None:
+                left = max(0, left - (count or 0))
+
+    def rows(self, seen: Seen) -> Rows | None:
+        """What is known when a reader has seen so much; None: nothing."""
+        limit = self._options.limit
+        if seen.ended:
+            return Rows(wanted(seen.n_rows, self._options))
+        if None not in self._counts:
+            return Rows(wanted(sum(count or 0 for count in self._counts), self._options))
+        n = self._estimate(seen)
+        if n is None:
+            return None if limit is None else Rows(wanted(limit, self._options), estimated=True)
+        return Rows(wanted(max(n, seen.n_rows), self._options), estimated=True)
+
+    def _estimate(self, seen: Seen) -> int | None:
+        """Rows by what the bytes that have been read hold; None where an input has no size, or none was read."""
+        if not seen.starts:
+            return None
+        current = len(seen.starts) - 1
+        n_here = seen.n_rows - seen.starts[-1]
+        n, n_read, bytes_read, bytes_left = float(seen.starts[-1]), 0.0, 0.0, 0
+        for i, (count, size) in enumerate(zip(self._counts, self._sizes, strict=True)):
+            if count is not None:
+                n += count if i >= current else 0
+            elif size is None:
+                if i >= current:
+                    return None
+            elif i < current:
+                n_read, bytes_read = n_read + seen.starts[i + 1] - seen.starts[i], bytes_read + size
+            elif i == current:
+                if not seen.share or not n_here:
+                    return None
+                n += n_here / seen.share
+                n_read, bytes_read = n_read + n_here, bytes_read + seen.share * size
+            else:
+                bytes_left += size
+        if bytes_left and not n_read:
+            return None
+        return round(n + (bytes_left * n_read / bytes_read if bytes_left else 0.0))
 
 
 def wanted(n_rows: int, options: ReadOptions) -> int:
@@ -28,7 +84,8 @@ def wanted(n_rows: int, options: ReadOptions) -> int:
     return max(0, -(-(below - (i - 1)) // n))
 
 
-def _count(source: Source) -> int | None:
+def _count(source: Source, most: int | None) -> int | None:
+    """Rows of an input, or `most` of them; None where counting them costs as much as reading them."""
     if source.is_stream or source.path is None:
         return None
     if source.kind == "parquet":
@@ -37,10 +94,10 @@ def _count(source: Source) -> int | None:
         metadata: Any = parquet.ParquetFile(source.path).metadata
         return int(metadata.num_rows)
     is_plain = source.kind == "jsonl" and source.path.suffix.lower() != ".gz"
-    return _lines(source) if is_plain and (source.size or 0) <= _MOST_BYTES else None
+    return _lines(source, most) if is_plain and (source.size or 0) <= _MOST_BYTES else None
 
 
-def _lines(source: Source) -> int:
+def _lines(source: Source, most: int | None) -> int:
     """Up to the last one that is not empty."""
     ends = lines = 0
     with source.open() as file:
@@ -49,4 +106,6 @@ def _lines(source: Source) -> int:
             if told:
                 lines = ends + told.count(b"\n") + 1
             ends += block.count(b"\n")
+            if most is not None and lines >= most:
+                return most
     return lines

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -22,6 +22,7 @@ from llamabatch.stats import EngineStats
 
 _BARS = "▁▂▃▄▅▆▇█"
 _BAR_WIDTH = 14
+_LEAST_WIDTH = 60  # of a panel with bars
 _SILENT_S = 3.0  # beyond its interval
 
 
@@ -86,26 +87,37 @@ def _spread(recent: Histogram, whole: Histogram) -> dict[str, float] | None:
 
 
 def draw(statuses: Sequence[Status]) -> RenderableType:
-    """One panel for each."""
-    return Group(*(_panel(status) for status in statuses))
+    """One panel for each, as wide as the console."""
+    return Group(*(_Drawn(status) for status in statuses))
 
 
-def _panel(status: Status) -> Panel:
+class _Drawn:
+    """A panel that leaves its bars out where it is narrow."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield _panel(self._status, bars=options.max_width >= _LEAST_WIDTH)
+
+
+def _panel(status: Status, bars: bool) -> Panel:
     told = figures(status)
     title = f"{status.title or 'llamabatch'} · pid {status.pid} · {duration(status.elapsed_s)}"
-    grid = Table.grid(padding=(0, 2))
+    grid = Table.grid(padding=(0, 2 if bars else 1))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(ratio=1)
     if told["age_s"] > status.every_s + _SILENT_S:
         grid.add_row("", Text(f"no news for {duration(told['age_s'])}", style="yellow"))
     if status.job:
-        grid.add_row("rows", _rows(status))
+        grid.add_row("rows", _rows(status, bars))
         if status.job.get("errors"):
             grid.add_row("", Text(f"{status.job['errors']:,} failed", style="red"))
     grid.add_row("requests", _requests(status.stats))
-    grid.add_row("slots", _slots(told))
-    grid.add_row("tokens/s", _speed(told))
-    grid.add_row("", _times(told))
+    grid.add_row("slots", _slots(told, bars))
+    grid.add_row("tokens/s", _speed(told, bars))
+    for times in [_times(told)] if bars else _times_in_lines(told):
+        grid.add_row("", times)
     steps = f"{told['rows_per_step']:.1f} rows · {told['passes_per_step']:.2f} passes over the weights"
     grid.add_row("a step", steps)
     grid.add_row("engine", _engine(status.stats))
@@ -129,13 +141,17 @@ def _beside(*cells: RenderableType) -> Table:
     return row
 
 
-def _rows(status: Status) -> RenderableType:
+def _rows(status: Status, bars: bool) -> RenderableType:
     job = status.job
     rows, total = job.get("rows") or 0, job.get("total")
-    parts = [f"{rows:,} of {total:,}" if total else f"{rows:,}"]
+    about = "~" if job.get("estimated") else ""
+    parts = [f"{rows:,} of {about}{total:,}" if total else f"{rows:,}"]
     if job.get("left_s") is not None:
         parts.append(f"{duration(job['left_s'])} left")
-    return _beside(_bar(rows / total), f"{rows / total:.0%}", _joined(parts)) if total else _joined(parts)
+    if not total:
+        return _joined(parts)
+    share = f"{rows / total:.0%}"
+    return _beside(_bar(rows / total), share, _joined(parts)) if bars else _joined([share, *parts])
 
 
 def _requests(stats: EngineStats) -> Text:
@@ -148,17 +164,27 @@ def _many(count: int, name: str) -> str:
     return f"{count:,} {name}" if count == 1 else f"{count:,} {name}s"
 
 
-def _slots(told: dict[str, Any]) -> RenderableType:
+def _slots(told: dict[str, Any], bars: bool) -> RenderableType:
     text = f"{told['running']} of {told['n_slots']} · KV cache {told['kv_use']:.0%}"
-    return _beside(_bar(told["slot_use"]), text)
+    return _beside(_bar(told["slot_use"]), text) if bars else text
 
 
-def _speed(told: dict[str, Any]) -> RenderableType:
+def _speed(told: dict[str, Any], bars: bool) -> RenderableType:
     speeds = told["speeds"][-_BAR_WIDTH:]
     highest = max(speeds, default=0.0)
     curve = "".join(_BARS[round(speed / highest * (len(_BARS) - 1))] if highest else _BARS[0] for speed in speeds)
     generated, prompts = significant(told["generated_tokens_per_s"]), significant(told["prompt_tokens_per_s"])
-    return _beside(f"{curve:>{_BAR_WIDTH}}", f"{generated} generated · {prompts} of prompts")
+    text = f"{generated} generated · {prompts} of prompts"
+    return _beside(f"{curve:>{_BAR_WIDTH}}", text) if bars else text
+
+
+def _times_in_lines(told: dict[str, Any]) -> list[Text]:
+    """The durations that are known, one below the other."""
+    return [
+        Text(f"{label} ", style="dim").append(_joined([f"{p} {seconds(value)}" for p, value in told[name].items()]))
+        for label, name in _DURATIONS.items()
+        if told[name]
+    ]
 
 
 def _times(told: dict[str, Any]) -> Table:

@@ -116,7 +116,7 @@ def document(report: Report) -> dict[str, Any]:
             "one_engine": report.memory.document(),
             "all_engines": report.total_bytes,
             "process": PROCESS_BYTES,
-            "predicted_peak": report.total_bytes + (0 if report.asked.in_children else PROCESS_BYTES),
+            "predicted_peak": report.asked.peak_bytes + (0 if report.asked.in_children else PROCESS_BYTES),
             "address_space": report.asked.address_space,
         },
         "by_n_ctx": [_row(row) for row in report.rows],

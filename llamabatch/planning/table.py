@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from llamabatch.checks import counted
@@ -12,13 +11,14 @@ from llamabatch.config import EngineConfig
 from llamabatch.memory import MIB, PROCESS_BYTES, mib
 from llamabatch.planning.advice import has_one_slot
 from llamabatch.planning.report import Report
+from llamabatch.stdout import print_table, sentence
 
 
 def show(report: Report, console: Console) -> None:
     """Prints the sum, what fits, the strategy, and what to change."""
 
-    def line(text: str, style: str | None = None) -> None:
-        console.print(escape(text), style=style, highlight=False, soft_wrap=True)
+    def line(text: str, style: str = "") -> None:
+        sentence(console, text, style)
 
     machine, config = report.machine, report.asked.config
     free = f"{mib(machine.available_bytes)} free here"
@@ -32,7 +32,7 @@ def show(report: Report, console: Console) -> None:
             f"p95, {p.longest:,} at most, counted with the model's vocabulary; with {p.output:,} more each: "
             f"n_ctx {p.n_ctx:,}"
         )
-    console.print(_sum(report))
+    print_table(console, _sum(report))
     if report.refusal is not None:
         line(f"It does not fit: {report.refusal}", "bold red")
     else:
@@ -42,7 +42,7 @@ def show(report: Report, console: Console) -> None:
             f"{f', {config.instances} engines' if config.instances != 1 else ''}.",
             "bold green",
         )
-    console.print(_lengths(report))
+    print_table(console, _lengths(report))
     line(f"Strategy: {report.strategy}: {report.because}.")
     line(f"Instances: {config.instances} in the plan; {_children(report)}.")
     if report.changes:
@@ -89,7 +89,7 @@ def _sum(report: Report) -> Table:
     if config.instances != 1:
         table.add_row(f"{config.instances} engines", _mib(report.total_bytes), *[""] * len(need.gpus), style="bold")
     if not report.asked.in_children:
-        peak = report.total_bytes + PROCESS_BYTES
+        peak = report.asked.peak_bytes + PROCESS_BYTES
         table.add_row("with the process: the peak", _mib(peak), *[""] * len(need.gpus))
     return table
 

@@ -7,6 +7,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from llamabatch.progress import HasBar
+from llamabatch.stdout import sentence
 
 
 class StderrProgress(HasBar):
@@ -38,7 +39,7 @@ class StderrProgress(HasBar):
     def end(self, outcome: str) -> None:
         self._before += self._share
         self._share = 0.0
-        self._console.print(f"{escape(self._title)}: {escape(outcome)}")
+        sentence(self._console, f"{self._title}: {outcome}")
 
     def _show(self) -> None:
         if self._bar is not None:

@@ -10,22 +10,24 @@ from rich.markup import escape
 from rich.table import Table
 
 from llamabatch.compare.figures import significant
+from llamabatch.stdout import print_table, sentence
 from llamabatch.tuning.report import CHOSEN, Report, Result
 
 _NONE = "–"
-_BAR = 32  # characters of the longest bar
+_BAR, _SHORT_BAR = 32, 4  # characters of the longest bar, where there is room, and where there is none
+_BESIDE_BAR = 52
 
 
 def show(report: Report, console: Console) -> None:
     """Prints what was tried, the staircase, the gain, and where the profile lies."""
 
-    def line(text: str, style: str | None = None) -> None:
-        console.print(escape(text), style=style, highlight=False, soft_wrap=True)
+    def line(text: str, style: str = "") -> None:
+        sentence(console, text, style)
 
     line(f"{report.profile.model} on {report.machine.summary}")
-    console.print(_tried(report))
-    console.print(_stairs(report))
-    console.print(_gain(report))
+    print_table(console, _tried(report), lead=2)
+    print_table(console, _stairs(report, max(_SHORT_BAR, min(_BAR, console.width - _BESIDE_BAR))))
+    print_table(console, _gain(report))
     for result in report.results:
         for label, reason in result.failures.items():
             line(f"{result.title} = {label} failed: {reason}", "red")
@@ -87,7 +89,8 @@ def _cells(figures: Mapping[str, float]) -> list[str]:
     ]
 
 
-def _stairs(report: Report) -> Table:
+def _stairs(report: Report, longest: int) -> Table:
+    """`longest`: characters of the longest bar."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     gaps = {} if report.latency is None else {gap.rows: gap.p95_ms for gap in report.latency.gaps}
     for head in ("rows", "step\nms", *(["between\ntokens, p95"] if gaps else []), "tokens/s"):
@@ -104,7 +107,7 @@ def _stairs(report: Report) -> Table:
             significant(stair.step_ms),
             *([significant(gaps[stair.rows])] if gaps else []),
             significant(stair.tokens_per_s),
-            "█" * max(1, round(_BAR * stair.tokens_per_s / most)) + (mark if best else ""),
+            "█" * max(1, round(longest * stair.tokens_per_s / most)) + (mark if best else ""),
             style="bold green" if best else None,
         )
     return table

@@ -37,7 +37,7 @@ with LLM(model, profile=False, **options) as llm:
     assert all(len(output.token_ids) == 8 for output in outputs)
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     measured = int(status["VmHWM"].split()[0]) * 1024
-    predicted = plan.total_bytes + PROCESS_BYTES
+    predicted = plan.peak_bytes + PROCESS_BYTES
     print(json.dumps({"measured": measured, "predicted": predicted, "plan": plan.memory.document()}))
 """
 

@@ -45,6 +45,17 @@ def test_the_predicted_peak_is_the_measured_one(models, quant, n_slots):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
+@pytest.mark.parametrize("use_mmap", [True, False])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_predicted_peak_where_the_embedding_is_a_large_part_of_the_file(tied, use_mmap, tmp_path):
+    """With an output tensor of its own, which comes first in the file, that is unmapped once it has a copy."""
+    shape = Shape("llama", 1, 1024, 2816, 16, 4, 64, 48_000, 4096, 1e4, 1e-5, tied=tied)
+    write_model(shape, tmp_path / "m.gguf", "Q4_K_M")
+    found = measure(str(tmp_path / "m.gguf"), {"n_slots": 8, "n_ctx": 512, "instances": 1, "use_mmap": use_mmap})
+    assert found["ratio"] == pytest.approx(1, abs=MOST_OFF), found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 @pytest.mark.parametrize("number", range(memory_prediction.QUICK))
 def test_the_prediction_for_the_bundled_model(number, tmp_path):
     memory_prediction.case(number, tmp_path)

@@ -90,6 +90,25 @@ def test_stdin_to_stdout_and_what_goes_where(tmp_path):
     assert summary["ttft_s"]["p99"] > 0
 
 
+def test_a_program_gets_its_answer_before_it_writes_the_next_row(tmp_path):
+    arguments = command("-", "-", *GREEDY)
+    process = subprocess.Popen(
+        arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=tmp_path
+    )
+    try:
+        for i, item in enumerate([*asked(3), {"prompt": 7}, *asked(1)]):
+            process.stdin.write(json.dumps({**item, "id": f"row {i}"}).encode() + b"\n")
+            process.stdin.flush()
+            ready, _, _ = select.select([process.stdout], [], [], 60)
+            assert ready, f"no answer to row {i}"
+            assert json.loads(process.stdout.readline())["id"] == f"row {i}"
+        assert process.communicate(timeout=60)[0] == b""
+        assert process.returncode == 1
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_a_dry_run_checks_every_line_and_writes_nothing(tmp_path):
     items = [
         *asked(3),

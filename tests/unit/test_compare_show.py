@@ -49,6 +49,17 @@ def test_nothing_is_cut_off_on_a_narrow_terminal():
     assert all(len(line) <= 80 for line in shown.splitlines() if "│" in line or "─" in line)
 
 
+@pytest.mark.parametrize("width", [80, 40])
+def test_no_word_breaks_and_no_figure_is_lost_on_a_terminal(width):
+    words = set(text(report(sizes=(1, 2, 4))).split())
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    show(report(sizes=(1, 2, 4)), console)
+    shown = console.file.getvalue()
+    assert all(len(line) <= width for line in shown.splitlines())
+    assert {word for word in words if "─" not in word} <= set(shown.split())
+    assert "…" not in shown
+
+
 def test_batch_sizes_and_their_knee():
     shown = text(report(sizes=(1, 2, 4)))
     assert "by number of slots" in shown

@@ -1,6 +1,7 @@
 """The doctor's findings, with a made-up library and environment."""
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -122,9 +123,46 @@ def test_the_environment_is_shown_with_who_set_it(machine):
     assert detail == "yours: GGML_X=1, GOMP_SPINCOUNT=5; set by llamabatch: GGML_NO_BACKTRACE=1"
 
 
-def test_missing_packages_and_model(machine, monkeypatch, tmp_path):
+def test_every_extra_of_the_project_is_named_with_its_packages():
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extras = {name: wanted for name, wanted in project["optional-dependencies"].items() if name != "dev"}
+    assert {name: [re.split("[<>=!~ ]", each)[0] for each in wanted] for name, wanted in extras.items()} == {
+        name: list(extra.modules) for name, extra in doctor.EXTRAS.items()
+    }
+    assert all(extra.use for extra in doctor.EXTRAS.values())
+
+
+def test_each_extra_is_there_in_part_or_not(machine, monkeypatch):
+    monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: "7.0")
+    assert finding("extra tools").detail == "matplotlib 7.0, gguf 7.0: `llamabatch synth`, and pictures (--plot)"
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
-    assert "llamabatch[tools]" in finding("optional packages").cure
+    for name, extra in doctor.EXTRAS.items():
+        check = finding(f"extra {name}")
+        assert (check.status, check.cure) == (Status.OK, "")
+        for told in ("not installed", extra.use, f'pip install "llamabatch[{name}]"', *extra.modules):
+            assert told in check.detail
+    monkeypatch.setattr(doctor, "_output", lambda *command: "GPU 0: a card")
+    assert finding("extra gpu").cure == 'pip install "llamabatch[gpu]"'
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None if name == "gguf" else object())
+    check = finding("extra tools")
+    assert (check.status, check.cure) == (Status.WARN, 'pip install "llamabatch[tools]"')
+    assert check.detail.startswith("gguf not installed; matplotlib 7.0: ")
+    assert doctor.examine({}).facts["extras"]["tools"] == {"matplotlib": "7.0", "gguf": None}
+
+
+def test_nothing_is_cut_on_a_narrow_terminal(machine, monkeypatch):
+    plain = CliRunner().invoke(cli, ["doctor"]).output
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    for columns in (80, 40):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", CliRunner().invoke(cli, ["doctor"]).output)
+        assert shown.split() == plain.split()
+        assert all(len(line) <= columns or len(line.split()) == 1 for line in shown.splitlines())
+
+
+def test_a_missing_model(machine, monkeypatch, tmp_path):
     monkeypatch.setattr(doctor.paths, "bundled_model", lambda: tmp_path / "tiny.gguf")
     assert finding("bundled model").status is Status.ERROR
     (tmp_path / "tiny.gguf").write_bytes(b"version https://git-lfs")

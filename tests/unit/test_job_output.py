@@ -224,6 +224,15 @@ def test_a_shard_is_not_mixed_with_another(tmp_path):
     ("name", "what"),
     [
         ("out.jsonl.gz", "leave .gz away"),
+        (
+            "out.csv",
+            r"\.csv is a table of text, which is not written; what is written: lines of JSON .* out\.jsonl, for",
+        ),
+        ("out.TSV", r"\.tsv is a table of text"),
+        ("out.json", r"\.json is one JSON document, which is not written"),
+        ("out.xlsx", r"\.xlsx is a spreadsheet, which is not written"),
+        ("out.jsonl.zst", r"\.zst is compressed by another program"),
+        ("out.arrow", "a file of columns other than Parquet"),
         ("", "a directory"),
         ("missing/out.jsonl", "there is no directory"),
     ],

@@ -1,23 +1,29 @@
 """Reading the inputs of a job: what lines mean, which files are read, numbers, ids, shards, and how much is held."""
 
+import bz2
 import dataclasses
 import gzip
 import io
 import itertools
 import json
+import lzma
+import os
+import queue
 import random
 import sys
+import threading
 import tracemalloc
+import zlib
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamabatch.errors import InputError
-from llamabatch.jobs import jsonl, openai_lines, sources
+from llamabatch.jobs import endings, jsonl, openai_lines, sources
 from llamabatch.jobs.ids import Ids
 from llamabatch.jobs.jsonl import Problem
-from llamabatch.jobs.reader import read
+from llamabatch.jobs.reader import Seen, read
 from llamabatch.jobs.rows import BadRow, ReadOptions, Row
 from llamabatch.jobs.sources import Source, find, fingerprint
 from llamabatch.sampling_params import ALIASES, SamplingParams
@@ -227,13 +233,67 @@ def test_what_is_wrong_with_a_whole_file_comes_before_the_first_row(tmp_path):
         read(find([good, tmp_path / "c.json"]))
 
 
+@pytest.mark.parametrize("ending", [*endings.FOREIGN, ".XLSX", ".jsonl.zst", ".csv.bz2", ".parquet.gz", ".xlsx.gz"])
+def test_a_format_that_is_not_read_is_refused_by_its_name(ending, tmp_path):
+    path = write(tmp_path / f"in{ending}", {"prompt": "a"})
+    for inputs in ([path], [str(tmp_path / "*")]):
+        with pytest.raises(InputError, match=r"the input .*in\..* is not read: \..* is .*What is read: lines of JSON"):
+            find(inputs)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"PK\x03\x04\x14\0\0", "a spreadsheet or an archive"),
+        (b"\x28\xb5\x2f\xfd\x24", "compressed by another program than gzip; unpack it, or have its program"),
+        (bz2.compress(b"{}"), "compressed by another"),
+        (lzma.compress(b"{}"), "compressed by another"),
+        (b"PAR1\x15\x04", "whose name ends with .parquet"),
+    ],
+)
+@pytest.mark.parametrize("name", ["in.jsonl", "in", "in.csv", None])
+def test_a_format_that_is_not_read_is_refused_by_its_content(content, what, name, tmp_path):
+    path = tmp_path / (name or "in.jsonl")
+    path.write_bytes(content)
+    found = find([path]) if name else find(["-"], io.BytesIO(content))
+    with pytest.raises(InputError, match=rf"the input .* is not read: its content is .*{what}"):
+        next(read(found))
+
+
+def test_text_that_begins_like_the_name_of_a_format_is_read(tmp_path):
+    for i, name in enumerate(("ORCID", "PAR1", "GGUF", "BZh9", "Rar!", "ARROW1", "Obj")):
+        path = tmp_path / f"{i}.csv"
+        path.write_text(f"{name},prompt\nx,a\n")
+        assert [row.prompt for row in read(find([path]))] == ["a"]
+
+
+@pytest.mark.parametrize("name", ["prompts.txt", "prompts", "in.json", "in.2026", "in.txt.gz"])
+def test_a_file_that_is_not_named_as_lines_of_json_must_begin_as_such(name, tmp_path):
+    path = tmp_path / name
+    pack = gzip.compress if name.endswith(".gz") else bytes
+    for content in (b'\xef\xbb\xbf\n {"prompt": "a"}\nx\n', b""):
+        path.write_bytes(pack(content))
+        rows = list(read(find([path])))
+        assert len(rows) == 3 * bool(content)
+    for content, message in (
+        ("Tell me a story\nAnd another\n", r"begins with 'Tell me a story', which is no JSON object; write each row"),
+        ("[\n1]", "is a JSON list; write one object a line"),
+        ('{\n"prompt": "a"\n}', "is JSON over several lines; write one object a line"),
+    ):
+        path.write_bytes(pack(content.encode()))
+        with pytest.raises(InputError, match=message):
+            read(find([path]))
+    named = write(tmp_path / "in.jsonl", "Tell me a story", {"prompt": "a"})
+    assert [type(row) for row in read(find([named]))] == [BadRow, Row]
+
+
 def test_stdin_compressed_or_not():
     text = b'{"prompt": "a"}\n{"prompt": "b"}\n' * 5000
     for content in (text, gzip.compress(text), text[:10], b""):
         expected = 10000 if len(content) > 10 else len(content) // 10
         reader = read(find(["-"], io.BytesIO(content)))
-        assert reader.share is None
         assert sum(1 for _ in reader) == expected
+        assert reader.seen == ((0,), expected, None, True)
     [bad, *_] = read(find(["-"], io.BytesIO(b"nonsense")))
     assert bad.place == "stdin, line 1"
 
@@ -244,6 +304,73 @@ def test_the_fingerprint_of_stdin_leaves_its_rows(tmp_path):
     assert sum(1 for _ in read(found)) == 9000
     assert print_before == fingerprint(find(["-"], io.BytesIO(b'{"prompt": "a"}\n' * 9000)))
     assert print_before != fingerprint(find(["-"], io.BytesIO(b'{"prompt": "b"}\n' * 9000)))
+
+
+@pytest.mark.parametrize("kind", ["plain", "gzip", "csv"])
+@pytest.mark.parametrize("with_fingerprint", [False, True])
+def test_a_row_of_a_pipe_comes_before_the_next_one_is_written(kind, with_fingerprint, tmp_path):
+    path = tmp_path / ("in.csv" if kind == "csv" else "in")
+    os.mkfifo(path)
+    zipped = zlib.compressobj(wbits=31)
+
+    def sent(line):
+        return line if kind != "gzip" else zipped.compress(line) + zipped.flush(zlib.Z_SYNC_FLUSH)
+
+    got = queue.SimpleQueue()
+
+    def take():
+        found = find([path])
+        if with_fingerprint:
+            fingerprint(found)
+        for row in read(found):
+            got.put(row.prompt)
+        got.put(None)
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    with path.open("wb", buffering=0) as file:
+        if kind == "csv":
+            file.write(b"prompt\n")
+        for i in range(5):
+            file.write(sent(f"row {i}\n".encode() if kind == "csv" else b'{"prompt": "row %d"}\n' % i))
+            assert got.get(timeout=20) == f"row {i}"
+        file.write(zipped.flush() if kind == "gzip" else b"")
+    assert got.get(timeout=20) is None
+    thread.join(20)
+
+
+def test_the_fingerprint_of_a_stream_is_of_what_it_was_before():
+    class Pieces(io.RawIOBase):
+        """A pipe that gives a line at a time."""
+
+        def __init__(self, lines):
+            self.left = list(lines)
+
+        def readable(self):
+            return True
+
+        def readinto(self, buffer):
+            piece = self.left[0][: len(buffer)] if self.left else b""
+            self.left[:1] = [self.left[0][len(piece) :]] if self.left and len(piece) < len(self.left[0]) else []
+            buffer[: len(piece)] = piece
+            return len(piece)
+
+    lines = [b'{"prompt": "%d"}\n' % i for i in range(9000)]
+    slow = fingerprint([Source(None, Pieces(lines))])
+    assert slow[0]["bytes"] == len(lines[0])
+    fast = fingerprint([Source(None, io.BytesIO(b"".join(lines)))])
+    assert fast[0]["bytes"] == sources.HEAD_BYTES
+    whole = b"".join(lines)
+    for before, stream in itertools.product((slow, fast), (lambda: Pieces(lines), lambda: io.BytesIO(whole))):
+        source = Source(None, stream())
+        assert fingerprint([source], before) == before
+        assert sum(1 for _ in read([source])) == 9000
+    for before in (slow, fast):
+        assert fingerprint([Source(None, Pieces([b'{"prompt": "x"}\n', *lines]))], before) != before
+    of_old = [{name: value for name, value in fast[0].items() if name != "bytes"}]
+    assert fingerprint([Source(None, Pieces(lines))], of_old) == of_old
+    for hostile in (None, 7, [], [7], [{"size": None, "bytes": -1}], [{"size": None, "bytes": "9"}]):
+        assert fingerprint([Source(None, Pieces(lines))], hostile)[0]["sha256"] == slow[0]["sha256"]
 
 
 def test_a_fingerprint_tells_every_change(tmp_path, monkeypatch):
@@ -365,12 +492,12 @@ def test_ids_stay_distinct_as_their_table_grows():
 def test_how_much_has_been_read(tmp_path):
     paths = [write(tmp_path / f"{i}.jsonl", *[{"prompt": "a" * 1000}] * 2000) for i in range(2)]
     reader = read(find(paths))
-    assert reader.share == 0
+    assert reader.seen == Seen()
     for _ in range(2001):
         next(reader)
-    assert 0.45 < reader.share < 0.6
+    assert reader.seen == Seen((0, 2000), 2001, 1 / 2000)
     assert len(list(reader)) == 1999
-    assert reader.share == 1
+    assert reader.seen == Seen((0, 2000), 4000, ended=True)
 
 
 def test_reading_takes_little_memory(tmp_path):
@@ -414,7 +541,7 @@ def test_any_object_is_a_row_or_a_bad_row(objects):
 @settings(max_examples=150)
 @given(st.lists(st.binary(max_size=60).map(lambda b: b.replace(b"\n", b"") or b"x"), min_size=1, max_size=6))
 def test_any_bytes_are_bad_rows(pieces):
-    if pieces[0].startswith((b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff")):
+    if pieces[0].startswith((b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff")) or endings.begins(b"\n".join(pieces)):
         pieces[0] = b"x"
     check_rows(b"\n".join(pieces) + b"\nx", len(pieces) + 1)
 
@@ -496,4 +623,4 @@ def test_the_limit_waits_for_no_further_line():
     reader = read([Source(None, Talker())], ReadOptions(limit=2))
     reader._sources[0]._head = b""
     assert [row.number for row in reader] == [0, 1]
-    assert reader.share is None
+    assert reader.seen == Seen((0,), 2, ended=True)

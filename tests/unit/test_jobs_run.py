@@ -1,8 +1,12 @@
 """A whole job against an engine without a model: what it leaves behind however it ends, and what the command says."""
 
+import csv
 import errno
+import gzip
+import io
 import json
 import os
+import random
 import signal
 import threading
 from dataclasses import replace
@@ -16,9 +20,11 @@ from llamabatch.errors import ConfigError, EngineClosedError, InputError, ModelF
 from llamabatch.jobs import JobInterrupted, OutputOptions, ReadOptions, Settings, job, run
 from llamabatch.jobs.files import Files
 from llamabatch.jobs.output import Output
+from llamabatch.jobs.progress import Silent
+from llamabatch.jobs.reader import Seen, read
 from llamabatch.jobs.rows import ReadOptions as Reading
 from llamabatch.jobs.sources import find
-from llamabatch.jobs.total import total, wanted
+from llamabatch.jobs.total import Rows, Total, wanted
 from llamabatch.sampling_params import SamplingParams
 from tests.long import million_rows
 
@@ -364,7 +370,111 @@ def test_memory_does_not_grow_with_the_rows(number, tmp_path):
 )
 def test_rows_are_counted_as_they_are_read(content, n, tmp_path):
     (tmp_path / "in.jsonl").write_bytes(content)
-    assert total(find([tmp_path / "in.jsonl"]), ReadOptions()) == n
+    total = Total(find([tmp_path / "in.jsonl"]), ReadOptions())
+    assert total.rows(Seen()) == Rows(n)
+
+
+def test_no_more_rows_are_counted_than_the_limit_wants(tmp_path):
+    (tmp_path / "in.jsonl").write_bytes(b"{}\n" * 2_000_000)
+    (tmp_path / "more.csv").write_text("prompt\n" + "a\n" * 10)
+    found = find([tmp_path / "in.jsonl", tmp_path / "more.csv"])
+    assert Total(found[:1], ReadOptions(limit=9)).rows(Seen()) == Rows(9)
+    assert Total(found, ReadOptions(limit=9, shard=(1, 3))).rows(Seen()) == Rows(3)
+    assert Total(found, ReadOptions(limit=2_000_005)).rows(Seen()) == Rows(2_000_005, estimated=True)
+
+
+def texts(n, rng=None):
+    words = [f"{random.Random(i).getrandbits(32):x}" for i in range(5000)]
+    return [
+        f"{i} " + " ".join(words[(i * 7 + j) % 5000] for j in range(rng.randrange(1, 40) if rng else 20))
+        for i in range(n)
+    ]
+
+
+def write_csv(path, rows):
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([("prompt",), *((row,) for row in rows)])
+
+
+def write_gz(path, rows):
+    path.write_bytes(gzip.compress("".join(json.dumps({"prompt": row}) + "\n" for row in rows).encode()))
+
+
+WRITERS = {"in.csv": write_csv, "in.jsonl.gz": write_gz}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("n", [300, 20_000])  # less than a buffer holds, and more than all of them do
+@pytest.mark.parametrize("random_lengths", [False, True])
+def test_rows_that_cannot_be_counted_are_estimated_from_those_that_were_read(name, n, random_lengths, tmp_path):
+    WRITERS[name](tmp_path / name, texts(n, random.Random(0) if random_lengths else None))
+    found = find([tmp_path / name])
+    reader, total = read(found), Total(found, ReadOptions())
+    assert total.rows(reader.seen) is None
+    for i, _ in enumerate(reader):
+        if i >= 100 and i % 50 == 0:
+            known = total.rows(reader.seen)
+            assert known.estimated
+            assert known.n == pytest.approx(n, rel=0.2), i
+    assert total.rows(reader.seen) == Rows(n)
+
+
+def test_inputs_that_were_not_begun_count_by_their_size(tmp_path):
+    for i, n in enumerate((500, 1000, 2500)):
+        write_csv(tmp_path / f"{i}.csv", texts(n))
+    (tmp_path / "x.jsonl").write_text('{"prompt": "a"}\n' * 600)
+    found = find([*sorted(tmp_path.glob("*.csv")), tmp_path / "x.jsonl"])
+    total, reader = Total(found, ReadOptions()), read(found)
+    for _ in range(100):
+        next(reader)
+    assert total.rows(reader.seen).n == pytest.approx(4600, rel=0.05)
+    for _ in range(700):
+        next(reader)
+    assert total.rows(reader.seen).n == pytest.approx(4600, rel=0.05)
+    list(reader)
+    assert total.rows(reader.seen) == Rows(4600)
+
+
+def test_a_stream_has_the_limit_as_its_total_and_none_without(tmp_path):
+    content = b'{"prompt": "a"}\n' * 50
+    for limit, before, after in ((None, None, 50), (20, 20, 20), (90, 90, 50)):
+        options = ReadOptions(limit=limit)
+        found = find(["-"], io.BytesIO(content))
+        reader, total = read(found, options), Total(found, options)
+        next(reader)
+        known = total.rows(reader.seen)
+        assert (None if known is None else known.n) == before
+        list(reader)
+        assert total.rows(reader.seen) == Rows(after)
+
+
+class Listener(Silent):
+    """A Progress that keeps each standing of the first seconds."""
+
+    def __init__(self):
+        self.seen = []
+
+    def show(self, standing):
+        self.seen.append(standing())
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("limit", [None, 2000])
+def test_the_time_left_is_that_of_the_rows_that_are_not_done(name, limit, tmp_path, engines, monkeypatch):
+    WRITERS[name](tmp_path / name, [f"row {i:06}" for i in range(3000)])
+    monkeypatch.setattr(job, "_LOOK_S", 0.05)
+    waiting, _ = engines
+    waiting.append(FakeClient(held=100))
+    listener, n = Listener(), limit or 3000
+    run(Settings(str(tmp_path / name), str(tmp_path / "out.jsonl"), reading=ReadOptions(limit=limit)), listener)
+    among = [standing for standing in listener.seen if 200 <= standing.rows <= n - 500]
+    assert among
+    for standing in among:
+        assert standing.total == pytest.approx(n, rel=0.1)
+        assert "%" in str(standing)
+    timed = [standing for standing in among if standing.left_s is not None]
+    assert timed
+    assert all(standing.left_s > 0 for standing in timed)
 
 
 @pytest.mark.parametrize("limit", [None, 1, 7, 100])

@@ -4,13 +4,14 @@ import io
 import json
 import random
 import sys
+from dataclasses import replace
 
 import pytest
 from jobs_fakes import finished
 
 from llamabatch.compare.figures import duration
 from llamabatch.jobs.counts import Counts
-from llamabatch.jobs.progress import Standing, StderrProgress
+from llamabatch.jobs.progress import Standing, StderrProgress, _fitting
 from llamabatch.jobs.quantiles import Quantiles
 from llamabatch.jobs.summary import Summary
 from llamabatch.jobs.timeline import Timeline
@@ -166,6 +167,24 @@ def test_lines_come_first_after_a_few_seconds_and_then_every_half_minute(capsys,
     lines = sys.stderr.getvalue().splitlines()
     assert len(lines) == len(asked) == 3  # at 5, 35 and 65 s
     assert lines[0] == "1,234 of 10,000 rows (12%), 1,830 tokens/s, 3 errors, 28 of 32 slots, 4 min 10 s left"
+
+
+@pytest.mark.parametrize(
+    ("room", "told", "bar"),
+    [
+        (100, "28/32 slots · 1,830 tokens/s · 3 errors · 4 min 10 s left", 24),
+        (70, "28/32 slots · 1,830 tokens/s · 3 errors · 4 min 10 s left", 11),
+        (62, "28/32 slots · 1,830 tokens/s · 3 errors · 4 min 10 s left", 3),
+        (40, "3 errors · 4 min 10 s left", 12),
+        (5, "4 min 10 s left", 1),
+    ],
+)
+def test_the_bar_gives_way_to_what_it_says(room, told, bar):
+    assert _fitting(STANDING, room) == (told, bar)
+
+
+def test_an_estimated_total_is_marked():
+    assert "1,234 of ~10,000 rows (12%)" in str(replace(STANDING, estimated=True))
 
 
 def test_a_line_where_the_total_is_not_known():

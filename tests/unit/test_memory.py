@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from itertools import accumulate
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,7 @@ from llamabatch.graph_buffers import Widths, graph_bytes
 from llamabatch.machine import Machine
 from llamabatch.memory import MIB, PROCESS_BYTES, memory
 from llamabatch.model_facts import Layer, ModelFacts
-from llamabatch.weights import weights
+from llamabatch.weights import in_files, weights
 
 GIB = 2**30
 NUMBERS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14}
@@ -83,9 +84,18 @@ def test_weights_by_layer():
 
 LAYERS = tuple(Layer(128, 128) for _ in range(4))
 TENSORS = tuple(tensor(f"blk.{n}.ffn_up.weight", "Q4_K", 1024, 4096) for n in range(4))
+EMBEDDING, NORM = tensor("token_embd.weight", "F32", 1024, 255), tensor("output_norm.weight", "F32", 1024)
+
+
+def laid_out(*tensors):
+    """One behind the other, as in a file."""
+    starts = accumulate((each.n_bytes for each in tensors), initial=0)
+    return tuple(replace(each, offset=start) for each, start in zip(tensors, starts, strict=False))
+
+
 FACTS = ModelFacts(
-    "m", 4 * TENSORS[0].n_bytes + MIB, 512, 512, 1024, 8, 1000, 8192, layers=LAYERS, tensors=TENSORS,
-    widths=Widths(1024, 1000, 8, 1024, 256, 3 * 4096),
+    "m", 4 * TENSORS[0].n_bytes + MIB, 512, 512, 1024, 8, 1000, 8192, layers=LAYERS,
+    tensors=laid_out(EMBEDDING, *TENSORS, NORM), widths=Widths(1024, 1000, 8, 1024, 256, 3 * 4096),
 )  # fmt: skip
 MACHINE = Machine(4, 8 * GIB, features=frozenset({"avx2"}), fast_attention=True)
 
@@ -97,10 +107,67 @@ def test_the_copy_is_counted_and_what_it_replaces_may_go():
     assert resolve(EngineConfig("m", n_slots=2, extra_bufts="off"), FACTS, MACHINE).memory.copies == 0
     read = resolve(EngineConfig("m", n_slots=2, use_mmap=False), FACTS, MACHINE).memory
     assert (read.weights, read.reclaimable) == (MIB, 0)
+    assert plan.memory.loading == 0
     just = plan.total_bytes - plan.memory.reclaimable
     resolve(plan.config, FACTS, replace(MACHINE, available_bytes=just))
     with pytest.raises(MemoryPlanError, match="lower n_ctx"):
         resolve(plan.config, FACTS, replace(MACHINE, available_bytes=just - 1))
+
+
+AVX2 = frozenset({"avx2"})
+
+
+def test_what_stays_mapped_is_from_the_first_to_the_last_tensor_without_a_copy():
+    copied, output = TENSORS[0], tensor("output.weight", "Q4_K", 1024, 256)
+    here = (True, True)
+
+    def found(*tensors, parts=(), features=AVX2, on_cpu=here):
+        return in_files(laid_out(*tensors), parts, 1, features, on_cpu)
+
+    n, e = copied.n_bytes, EMBEDDING.n_bytes
+    kept = e + NORM.n_bytes
+    assert found(EMBEDDING, copied, NORM) == (kept + n, kept, 0)
+    assert found(copied, EMBEDDING, NORM) == (kept, kept, 0)  # an end that is copied is unmapped
+    assert found(output, EMBEDDING, NORM, copied) == (kept, kept, 0)
+    assert found(EMBEDDING, copied, NORM, features=frozenset()) == (kept + n, kept + n, 0)
+    assert found(EMBEDDING, NORM, copied, NORM, parts=(3, 1)) == (kept + NORM.n_bytes,) * 2 + (0,)
+    assert found(EMBEDDING, NORM, copied, on_cpu=(False, False)) == (e, e, 0)  # on a GPU
+    tied = tensor("token_embd.weight", "Q4_K", 1024, 256)
+    assert found(tied, copied, NORM) == (tied.n_bytes + n + NORM.n_bytes, tied.n_bytes + NORM.n_bytes, tied.n_bytes)
+    assert found(tied, copied, NORM, output).embedding == 0
+
+
+def test_an_embedding_that_also_makes_the_logits_is_kept_beside_its_copy():
+    """Without mapping, too: its rows are looked up where they were read."""
+    tied = tensor("token_embd.weight", "Q4_K", 1024, 25600)
+    facts = replace(
+        FACTS, tensors=laid_out(tied, *TENSORS, NORM), features=AVX2, file_bytes=tied.n_bytes + 4 * TENSORS[0].n_bytes
+    )
+    read = memory(facts, EngineConfig("m", flash_attn="on", use_mmap=False), 1024, 4)
+    assert (read.weights, read.copies) == (tied.n_bytes + NORM.n_bytes, tied.n_bytes + 4 * TENSORS[0].n_bytes)
+    mapped = memory(facts, EngineConfig("m", flash_attn="on"), 1024, 4)
+    assert mapped.reclaimable == mapped.copies
+
+
+def test_the_peak_may_be_while_the_model_is_loaded():
+    output = tensor("output.weight", "Q4_K", 1024, 102400)
+    tensors = laid_out(output, EMBEDDING, NORM, *TENSORS)
+    facts = replace(FACTS, tensors=tensors, file_bytes=tensors[-1].offset + TENSORS[0].n_bytes)
+    plan = resolve(EngineConfig("m", n_slots=1, n_ctx=256), facts, MACHINE)
+    assert plan.memory.weights == EMBEDDING.n_bytes + NORM.n_bytes
+    assert plan.memory.loading == output.n_bytes + 4 * TENSORS[0].n_bytes > plan.memory.own
+    assert plan.peak_bytes == plan.memory.peak == plan.memory.shared + plan.memory.loading > plan.total_bytes
+    resolve(plan.config, facts, replace(MACHINE, available_bytes=plan.total_bytes))  # no reason to refuse it
+    read = resolve(replace(plan.config, use_mmap=False), facts, MACHINE)
+    assert (read.memory.loading, read.peak_bytes) == (0, read.total_bytes)
+
+
+def test_in_a_model_of_one_layer_only_outputs_reach_the_feed_forward_network():
+    """The buffer is reserved for all tokens; what is never written takes no memory, but counts for RLIMIT_DATA."""
+    one = replace(FACTS, layers=LAYERS[:1])
+    sizes = [memory(facts, EngineConfig("m", flash_attn="on"), 512, 4) for facts in (one, FACTS)]
+    assert sizes[0].compute < sizes[1].compute / 2
+    assert sizes[0].data + 3 * (sizes[1].kv_cache // 4) == sizes[1].data
 
 
 def test_engines_of_one_process_share_and_children_map():
@@ -180,11 +247,12 @@ def test_layers_go_to_gpus_as_llama_cpp_deals_them():
     machine = replace(MACHINE, n_gpus=2, gpus=TWO)
     plan = resolve(EngineConfig("m", n_slots=2, n_ctx=1024), FACTS, machine)
     first, second = plan.memory.gpus
-    assert (first.weights, second.weights) == (3 * TENSORS[0].n_bytes, TENSORS[0].n_bytes)  # 4 layers and the output
+    n = TENSORS[0].n_bytes
+    assert (first.weights, second.weights) == (3 * n, n + NORM.n_bytes)  # 4 layers and the output
     assert first.kv_cache == 3 * second.kv_cache > 0
     assert plan.memory.kv_cache == 0
     some = resolve(EngineConfig("m", n_slots=2, n_ctx=1024, n_gpu_layers=2, tensor_split=(0, 1)), FACTS, machine)
-    assert [gpu.weights for gpu in some.memory.gpus] == [0, TENSORS[0].n_bytes]
+    assert [gpu.weights for gpu in some.memory.gpus] == [0, n + NORM.n_bytes]
     assert some.memory.kv_cache == 3 * some.memory.gpus[1].kv_cache
 
 

@@ -89,6 +89,21 @@ def test_one_panel_says_it_all(published, width):
     assert lines[13] == "gpu 0 Card · 93% · 3.0 GiB of 8.0 GiB · 70 W"
 
 
+def test_a_narrow_panel_has_no_bars_and_breaks_no_word(published):
+    text = drawn(status.running(), 40)
+    assert max(map(len, text.splitlines())) <= 40
+    assert "…" not in text
+    assert "━" not in text
+    words = re.sub("[│╭╮╰╯─]", " ", text).split()
+    for told in ("62%", "1,237,000", "2,000,000", "whole", "12.5", "preemptions", "generated", "8.0"):
+        assert (told in words) == (told != "whole")  # of which nothing is known
+
+
+def test_an_estimated_total_is_marked(published):
+    [known] = status.running()
+    assert "7 of ~90" in drawn([replace(known, job={"rows": 7, "total": 90, "estimated": True})], 80)
+
+
 def test_what_is_not_known_is_left_out(published):
     [known] = status.running()
     bare = replace(known, stats=EngineStats(), recent=EngineStats(), machine=MachineSample(), job={}, speeds=())

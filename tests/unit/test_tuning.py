@@ -279,6 +279,19 @@ def test_the_table_tells_what_was_chosen_and_gained(report):
     assert str(report.file) in text
 
 
+@pytest.mark.parametrize("width", [80, 40])
+def test_no_word_breaks_and_no_figure_is_lost_on_a_terminal(report, width):
+    plain, narrow = (
+        Console(file=io.StringIO(), width=columns, force_terminal=columns < 200, color_system=None)
+        for columns in (200, width)
+    )
+    for console in (plain, narrow):
+        show(report, console)
+    shown = narrow.file.getvalue()
+    assert all(len(line) <= width or len(line.split()) == 1 for line in shown.splitlines())
+    assert {word for word in plain.file.getvalue().split() if "─" not in word and "█" not in word} <= set(shown.split())
+
+
 def test_the_document_is_whole_and_strict_json(report):
     text = json.dumps(document(report), allow_nan=False)
     read = json.loads(text)
