@@ -3,7 +3,7 @@ walk a large vocabulary again."""
 
 from __future__ import annotations
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from llamabatch.model_facts import ModelFacts
 from llamabatch.trial import Known
 
 HEADERS = "header"
-_VERSION = 1  # of the note
+_VERSION = 2  # of the note
 
 
 def facts_of(path: Path, known: Known) -> ModelFacts:
@@ -34,6 +34,7 @@ def facts_of(path: Path, known: Known) -> ModelFacts:
         "texts": {key: text for key, text in parts[0].texts().items() if key.startswith(starts)},
         "n_tokens": parts[0].n_tokens,
         "tensors": [astuple(tensor) for tensor in found.tensors],
+        "parts": found.parts,
     }
     verdicts.keep(HEADERS, known.key, note)
     return found
@@ -45,4 +46,5 @@ def _from_note(path: Path, known: Known, kept: Any) -> ModelFacts:
     tensors = tuple(
         TensorInfo(name, tuple(dims), kind, offset, n_bytes) for name, dims, kind, offset, n_bytes in kept["tensors"]
     )
-    return ModelFacts.from_header(path, kept["texts"], tensors, kept["n_tokens"], known.n_bytes)
+    facts = ModelFacts.from_header(path, kept["texts"], tensors, kept["n_tokens"], known.n_bytes)
+    return replace(facts, parts=tuple(kept["parts"]))

@@ -50,6 +50,17 @@ def programs_start_elsewhere(tmp_path_factory):
         yield
 
 
+@pytest.fixture(autouse=True)
+def handlers_of_signals_stay():
+    """A test that calls the command line in this process leaves no handler behind."""
+    usual = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in usual}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler and handler is not None:
+            signal.signal(number, handler)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def no_profiles_of_this_machine(tmp_path_factory):
     """Tests say what the rules do, whatever was tuned here; one that sets LLAMABATCH_CACHE has profiles of its own."""

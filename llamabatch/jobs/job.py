@@ -17,7 +17,7 @@ from llamabatch.capacity import Plan
 from llamabatch.checks import counted
 from llamabatch.client import EngineClient, connect
 from llamabatch.compare.figures import duration
-from llamabatch.errors import ConfigError, LlamaBatchError
+from llamabatch.errors import LlamaBatchError
 from llamabatch.jobs import sources
 from llamabatch.jobs.ahead import Ahead
 from llamabatch.jobs.counts import Counts
@@ -25,8 +25,7 @@ from llamabatch.jobs.dry_run import DryRun, PaperEngine, dry_run
 from llamabatch.jobs.feed import Feed
 from llamabatch.jobs.files import Files
 from llamabatch.jobs.loop import Loop
-from llamabatch.jobs.manifest import model_identity, path_of
-from llamabatch.jobs.manifest import read as read_manifest
+from llamabatch.jobs.manifest import look, model_identity, path_of
 from llamabatch.jobs.output import Output
 from llamabatch.jobs.progress import Progress, Silent
 from llamabatch.jobs.reader import Reader
@@ -263,10 +262,8 @@ def _known_inputs(settings: Settings) -> object:
     """What the manifest of the output says of its inputs; None: there is none, or none that can be read."""
     if settings.output == STDOUT:
         return None
-    with contextlib.suppress(ConfigError):  # the output says what is wrong with it
-        known = read_manifest(path_of(Path(os.path.realpath(settings.output))))
-        return None if known is None else known.settings.get("inputs")
-    return None
+    found = look(path_of(Path(os.path.realpath(settings.output))))  # the output says what is wrong with it
+    return None if found is None or found.manifest is None else found.manifest.settings.get("inputs")
 
 
 def identity(settings: Settings, found: list[Source], known_inputs: object = None) -> dict[str, Any]:

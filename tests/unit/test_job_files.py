@@ -99,6 +99,8 @@ def put_link(path):
 
 def put_rows(path):
     """The finished output of another job."""
+    if path.suffix == ".json":
+        pytest.skip("no job writes an output of that name")
     fake_job.run(path, 3, OutputOptions())
 
 
