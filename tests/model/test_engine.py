@@ -175,11 +175,36 @@ def test_counted_passes_are_llama_cpps(unified):
         model.close()
 
 
+@pytest.mark.parametrize("options", [{}, {"kv": "unified", "kv_cells": 2048}], ids=["split", "unified"])
+def test_two_that_arrive_cost_those_that_run_nothing(options):
+    """With all slots from the start, and where the context grows: each token is computed once, in one pass a step."""
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    for start in ({}, {"start_slots": 8}):
+        with Engine(EngineConfig("tiny", n_slots=10, n_ctx=256, cache_prefix=False, **start, **options)) as engine:
+            assert engine._runner._context.n_slots == start.get("start_slots", 10)
+            for i in range(8):
+                engine.add(Request(f"r{i}", ids(engine, 20, seed=i), params))
+            for _ in range(20):
+                engine.step()
+            before = engine.stats()
+            for i in (8, 9):
+                engine.add(Request(f"r{i}", ids(engine, 16, seed=i), params))
+            while len(engine._scheduler.running) < 10:
+                running = {f"r{i}" for i in range(8)}
+                assert running <= {output.request_id for output in engine.step()}, "a running one has to wait"
+            outputs = finish(engine)
+            stats = engine.stats()
+            assert engine._runner._context.n_slots == 10
+        assert (stats.preemptions, len(outputs)) == (0, 10)
+        assert stats.prefill_tokens - before.prefill_tokens == 2 * 16
+        assert stats.decode_rows == 10 * 59
+
+
 def test_the_context_grows_and_loses_nothing(reference, greedy, assert_equal_by_the_rule):
     """Requests that come while others run need more slots: the running ones move to a larger context."""
     conversations = mixed_conversations(14, seed=21)
     wanted = reference.chat(conversations, greedy)
-    with Engine(EngineConfig("tiny", n_slots=16)) as engine:
+    with Engine(EngineConfig("tiny", n_slots=16, start_slots=2)) as engine:
         waiting = [Request(f"r{i}", output.prompt_token_ids, greedy) for i, output in enumerate(wanted)]
         finished, sizes = {}, set()
         while waiting or engine.has_work:
@@ -189,8 +214,8 @@ def test_the_context_grows_and_loses_nothing(reference, greedy, assert_equal_by_
                 if output.finished:
                     finished[output.request_id] = output.finished
             sizes.add(engine._runner._context.n_slots)
-        assert engine.stats().preemptions == 1
-    assert sizes == {1, 16}
+        assert engine.stats().preemptions == 0
+    assert sizes == {2, 16}
     assert_equal_by_the_rule([finished[f"r{i}"] for i in range(14)], wanted, least=0.9)
 
 

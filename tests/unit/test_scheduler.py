@@ -150,14 +150,14 @@ def test_what_a_follower_waits_for_is_carried_over_although_its_source_has_ended
     scheduler, runner = Scheduler(policy("batched"), limits), FakeRunner(limits)
     head = tuple(range(1, 61))
     scheduler.add(sequence("source", (*head, 3), 1))
-    scheduler.add(sequence("follower", (*head, 4), 9))
+    scheduler.add(sequence("follower", (*head, 4), 1))
     assert [output.request_id for output in step(scheduler, runner)] == ["source"]
     for i in range(3):
         scheduler.add(sequence(f"r{i}", (10 + i, 20), 9))
     outputs = drain(scheduler, runner)
     assert scheduler.slots.n_slots == 8
     assert runner.copied_tokens == scheduler.sharing.num_shared_tokens == 60
-    assert list(outputs["follower"].token_ids) == expected_output((*head, 4), 9)
+    assert list(outputs["follower"].token_ids) == expected_output((*head, 4), 1)
 
 
 def test_where_no_cells_can_be_carried_over_the_running_ones_are_computed_again():
