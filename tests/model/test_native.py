@@ -134,6 +134,9 @@ def step(position):
         batch.token[row], batch.pos[row], batch.logits[row] = 5 + row, position, 1
         batch.n_seq_id[row], batch.seq_id[row][0] = 1, row
     assert llama.llama_decode(context, batch) == 0
+for position in range(80):  # cells take their memory when they are used
+    step(position)
+llama.llama_memory_clear(llama.llama_get_memory(context), False)
 for position in range(80):
     if position == 40:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
