@@ -22,6 +22,8 @@ _FEW_SLOTS = 4  # with fewer slots of n_ctx each, sharing the cells serves more 
 _MOST_ENGINES = 4  # in one process: each holds Python's lock for about a tenth of its time
 MEMORY_SHARE = 0.5  # of what is free: the rest is for the user's own work
 _SMALL_MODEL = 64 * MIB
+# Zeroed in a tenth of a second at most: 0.6 s for 1.5 GiB once its pages are there, 0.4 s where they are new.
+_CHEAP_CELLS = 256 * MIB
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class Plan:
         n = config.number("instances")
         if n == 1 or config.strategy == "multi-instance":
             return config
-        return replace(config, instances=1, n_slots=-(-config.number("n_slots") // n))
+        start = config.start_slots if config.start_slots == "auto" else -(-config.start_slots // n)
+        return replace(config, instances=1, n_slots=-(-config.number("n_slots") // n), start_slots=start)
 
     def describe(self) -> str:
         """What was chosen, one option a line."""
@@ -86,6 +89,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
     """
     reasons: dict[str, str] = {}
     on_gpu = machine.n_gpus > 0 and config.n_gpu_layers != 0
+    named = config.n_slots != "auto"
     facts = replace(facts, features=machine.features if config.extra_bufts != "off" else frozenset())
     small = facts.file_bytes < _SMALL_MODEL
     config = replace(config, instances=_instances(config, machine, small and not on_gpu, reasons))
@@ -106,6 +110,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
     config = _threads(config, machine.cores // n_instances, small, reasons)
     config = _kv_cache(facts, config, machine, reasons, profile if n_instances == 1 else None)
     config = replace(config, strategy=_strategy(config, reasons))
+    config = replace(config, start_slots=_start_slots(facts, config, named, machine, reasons))
     plan = replace(planned(facts, config, machine), reasons=reasons)
     check_fits(plan, machine)
     return plan
@@ -258,6 +263,37 @@ def most_slots(facts: ModelFacts, config: EngineConfig, machine: Machine, most: 
     return bisect_right(
         range(1, most + 1), 0, key=lambda n: not fits(facts, replace(config, n_slots=n), machine, MEMORY_SHARE)
     )
+
+
+def _start_slots(
+    facts: ModelFacts, config: EngineConfig, named: bool, machine: Machine, reasons: dict[str, str]
+) -> int:
+    """How many slots the context starts with. llama.cpp zeroes all cells of a new context, so that many take seconds
+    and memory before the first token; a build of ours leaves that to the system, which gives zeros when they are used.
+
+    Only cells that can be copied to another context may begin with fewer: no states, no cells of a sliding window.
+    """
+    n_slots = config.number("n_slots")
+    if config.start_slots != "auto":
+        return min(config.start_slots, n_slots)
+    if named:
+        reasons["start_slots"] = "n_slots is given"
+        return n_slots
+    has_window = facts.widths is not None and facts.widths.masks > 1
+    if machine.lazy_cells or facts.draft is not None or facts.state_values or has_window:
+        reasons["start_slots"] = "all: " + (
+            "cells take memory when they are used" if machine.lazy_cells else "growing would cost more"
+        )
+        return n_slots
+
+    def is_dear(slots: int) -> bool:
+        return planned(facts, replace(config, n_slots=slots), machine).memory.kv_cache > _CHEAP_CELLS
+
+    start = max(1, bisect_right(range(1, n_slots + 1), 0, key=is_dear))
+    reasons["start_slots"] = f"{mib(_CHEAP_CELLS)} of cells are zeroed at once, the others when more requests come"
+    if start == n_slots:
+        reasons["start_slots"] = "all: their cells are few"
+    return start
 
 
 def _wants_unified(

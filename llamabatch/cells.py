@@ -7,7 +7,7 @@ would be without.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, replace
 
@@ -54,12 +54,11 @@ class Cells:
         self._copies: list[PrefixCopy] = []
         self._cuts: dict[int, int] = {}  # slot -> tokens that stay
 
-    def reset(self, n_slots: int) -> None:
-        """The context has been made anew: all slots are free and empty."""
-        self.slots = SlotPool(n_slots)
-        self.kept.clear()
-        self._copies.clear()
-        self._cuts.clear()
+    def grow(self, n_slots: int, carried: Set[int]) -> None:
+        """A larger context has taken over the cells of the slots `carried`; what others keep is lost."""
+        self.slots.grow(n_slots)
+        for slot in self.kept.keys() - carried:
+            self.drop(slot)
 
     @property
     def n_kept(self) -> int:

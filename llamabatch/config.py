@@ -52,6 +52,9 @@ class EngineConfig:
     model: str
     strategy: str = _option("auto", f"how requests share the engine: {', '.join(STRATEGIES)}")
     n_slots: int | Auto = _option("auto", f"sequences at once, 1..{MAX_SLOTS}; auto: what fits, at most 32")
+    start_slots: int | Auto = _option(
+        "auto", "slots there from the start, all others come with one growth; auto: n_slots if given, or cells are free"
+    )
     n_ctx: int | Auto = _option("auto", "tokens that one request may use, prompt and output; auto: min(trained, 4096)")
     n_batch: int = _option(2048, "tokens in one llama_decode call at most")
     n_ubatch: int | Auto = _option("auto", "tokens in one pass over the weights at most; auto: 512, or n_batch if less")
@@ -230,6 +233,7 @@ def _named_paths(adapters: Any) -> tuple[tuple[str, str], ...]:
 _PATHS = ("model", "draft_model", "adapters")
 _RANGES = (
     ("n_slots", 1, MAX_SLOTS),
+    ("start_slots", 1, MAX_SLOTS),
     ("n_ctx", MIN_CTX, MAX_CTX),
     ("kv_cells", MIN_CTX, MAX_CTX),
     ("n_batch", 1, MAX_BATCH),
@@ -245,6 +249,7 @@ _RANGES = (
 )
 _AUTO_NUMBERS = (
     "n_slots",
+    "start_slots",
     "n_ctx",
     "kv_cells",
     "n_ubatch",
@@ -269,6 +274,7 @@ class EngineOptions(TypedDict, total=False):
 
     strategy: str
     n_slots: int | Auto
+    start_slots: int | Auto
     n_ctx: int | Auto
     n_batch: int
     n_ubatch: int | Auto

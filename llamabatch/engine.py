@@ -217,11 +217,13 @@ class Engine:
         self._admitted.append(self._fans.request_of(sequence.request.request_id))
 
     def _make_room(self) -> None:
-        """A larger context, when more requests are there than it has slots. If memory does not allow it, the old one
-        has to do."""
+        """A larger context, when more requests are there than it has slots: beside the steps of those that run. If
+        memory does not allow it, the old one has to do."""
         wanted = self._scheduler.wanted_slots()
         if wanted is not None:
-            self._scheduler.resize(self._runner.resize(wanted))
+            grown = self._runner.grow(wanted, self._scheduler.held_slots, wait=not self._scheduler.running)
+            if grown is not None:
+                self._scheduler.grow(*grown)
 
     def stats(self) -> EngineStats:
         """What the engine has done so far, and what it holds now.

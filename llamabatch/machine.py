@@ -20,6 +20,7 @@ class Machine:
         available_bytes: free memory, swap not counted, cgroups included.
         n_gpus: devices that llama.cpp would offload to.
         fast_attention: the llama.cpp in use has our flash attention for CPUs (native_patches/0003).
+        lazy_cells: cells of a KV cache take memory, and time, when they are used and not before (native_patches/0009).
         features: what the llama.cpp in use repacks weights for; see weights.weights.
         address_space, data_bytes: what RLIMIT_AS and RLIMIT_DATA leave; None where they are not set.
         gpus: memory of the GPUs, where NVML tells of as many as llama.cpp uses; else empty.
@@ -35,9 +36,16 @@ class Machine:
     data_bytes: int | None = None
     gpus: tuple[Gpu, ...] = ()
     unified_memory: bool = False
+    lazy_cells: bool = False
 
     @classmethod
-    def here(cls, n_gpus: int = 0, fast_attention: bool = False, features: frozenset[str] = frozenset()) -> Machine:
+    def here(
+        cls,
+        n_gpus: int = 0,
+        fast_attention: bool = False,
+        features: frozenset[str] = frozenset(),
+        lazy_cells: bool = False,
+    ) -> Machine:
         known = gpus() if n_gpus else ()
         return cls(
             _cores(),
@@ -49,6 +57,7 @@ class Machine:
             limits.data_bytes(),
             known if len(known) == n_gpus else (),
             sys.platform == "darwin",
+            lazy_cells,
         )
 
     def gpu_shares(self, tensor_split: tuple[float, ...] | None) -> tuple[float, ...]:

@@ -51,7 +51,8 @@ class Memory:
 
     Attributes:
         weights: what stays mapped of the model's file, or is kept of it.
-        kv_cache: cells and states of all slots.
+        kv_cache: cells and states of all slots; of a context that starts with fewer, these too, which stand beside it
+            while it grows.
         compute: of a pass, its logits, and what threads work on.
         layout: of what the KV cache consists.
         draft: all that a draft model takes.
@@ -147,18 +148,28 @@ def memory(
     sorted_weights = _sorted(facts)
     places = _places(config, len(layers), gpu_shares)
     graph, untouched, work = _pass(facts, config, n_slots, cells)
+    logits = _logits(facts, config, n_slots)
+    start = n_slots if config.start_slots == "auto" else min(config.start_slots, n_slots)
+    if start < n_slots:  # the context that it starts with holds on to these until all cells stand in the larger one
+        first_cells = min(cells, padded(n_ctx) * start)
+        first = [_kept(layer, config, first_cells, 1 if unified else start, start) for layer in layers]
+        kept = [both + one for both, one in zip(kept, first, strict=True)]
+        graph += _pass(facts, config, start, first_cells)[0]
+        logits += _logits(facts, config, start)
     draft = None
     if facts.draft is not None:
         draft_ctx = min(n_ctx, facts.draft.n_ctx_train)
         draft = memory(facts.draft, config.for_draft_model(), draft_ctx, n_slots, gpu_shares)
     layout = f"{cells:,} cells shared by {n_slots}" if unified else f"{n_slots} x {cells:,} cells"
+    if start < n_slots:
+        layout += f", and those of {start} while it grows"
     if facts.state_values:
         layout = f"{layout} and states" if per_cell else f"{n_slots} states"
     gpus = tuple(_on_gpu(number, places, sorted_weights, kept, graph, draft) for number in range(len(gpu_shares)))
     moved = sum(gpu.weights for gpu in gpus) - sum(g.weights for g in (draft.gpus if draft else ()))
     kept_here = sum(n for n, place in zip(kept, places, strict=False) if place is None)
     copies = sum(n for n, place in zip(sorted_weights.copies, places, strict=False) if place is None)
-    compute = (graph if None in places else 0) + work + _logits(facts, config, n_slots)
+    compute = (graph if None in places else 0) + work + logits
     vocabulary = (facts.n_vocab * _TOKEN_BYTES if facts.file_bytes else 0) + facts.adapter_bytes + ENGINE_BYTES
     files = _in_files(facts, tuple(place is None for place in places), facts.file_bytes - moved)
     here = files.mapped if config.use_mmap else files.used

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from collections.abc import Sequence as ListLike
 
 from llamabatch.adapter_turns import AdapterTurns
@@ -46,9 +46,9 @@ class Scheduler:
     ) -> None:
         self.policy = policy
         self.limits = limits
-        self.sharing = Sharing(limits)
-        self._cells = self.sharing.cells
         self.most_slots = 1 if policy.one_slot else limits.n_slots
+        self.sharing = Sharing(limits, min(self.most_slots, limits.start_slots or limits.n_slots))
+        self._cells = self.sharing.cells
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.deadlines = Deadlines()
@@ -120,26 +120,35 @@ class Scheduler:
         return self._retire(sequence, (), sequence.abort(error))
 
     def wanted_slots(self) -> int | None:
-        """How many slots the context should have, where that is more than it has: few requests then take little memory
-        and time to start.
-
-        Growing loses all cells. Where nothing runs, the next power of two that is enough; where something does, the
-        most at once, so that running sequences are computed again once in an engine's life at most.
-        """
+        """How many slots the context should have, where that is more than it has: all at once, so that it grows once
+        in an engine's life."""
         needed = min(len(self.running) + len(self._waiting), self.most_slots)
         if needed <= self.slots.n_slots or not self.policy.entering(len(self.running), 1):
             return None
-        enough: int = 1 << (needed - 1).bit_length()
-        return self.most_slots if self.running else min(enough, self.most_slots)
+        return self.most_slots
 
-    def resize(self, n_slots: int) -> None:
-        """The context has been made anew with that many slots, and all cells are lost. No more than before means that
-        there is no memory for more."""
+    @property
+    def held_slots(self) -> list[int]:
+        """Slots with cells that somebody needs, rising: those of running sequences, what is kept, and what is still to
+        be copied from sequences that have just ended."""
+        running = {s.slot for s in self.running if s.num_computed and s.slot is not None}
+        return sorted(running | self._cells.kept.keys() | self.sharing.source_slots())
+
+    def grow(self, n_slots: int, carried: Set[int]) -> None:
+        """A context of that many slots has taken the place of the old one; no more than before means that there is no
+        memory for more.
+
+        Args:
+            carried: slots with the cells that they had. Where one of held_slots is missing, all is computed again.
+        """
         if n_slots <= self.slots.n_slots:
             self.most_slots = n_slots
-        for sequence in list(self.running):
-            self._preempt(sequence)
-        self.sharing.reset(n_slots)
+            return
+        if not carried >= set(self.held_slots):
+            for sequence in list(self.running):
+                self._preempt(sequence)
+            carried = frozenset()
+        self._cells.grow(n_slots, carried)
 
     def forget_adapter(self, name: str) -> None:
         """It is about to be unloaded, and another may take its name: what is kept of it is of no more use."""

@@ -19,6 +19,9 @@ PASS_IN_TOKENS = 18
 class Sharing:
     """Finds beginnings that need not be computed, and has them copied.
 
+    Args:
+        n_slots: that the context starts with.
+
     Attributes:
         cells: what the slots hold.
         num_shared_tokens: copied from running sequences.
@@ -26,8 +29,8 @@ class Sharing:
             of these.
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self.cells = Cells(1, limits)
+    def __init__(self, limits: Limits, n_slots: int) -> None:
+        self.cells = Cells(n_slots, limits)
         self.num_shared_tokens = 0
         self.num_prefix_hits = 0
         self.num_prefix_tokens = 0
@@ -37,15 +40,14 @@ class Sharing:
         # request id -> whose prefix it waits to copy, None if that one has lost its slot; how much of it
         self._sources: dict[str, tuple[Sequence | None, int]] = {}
 
-    def reset(self, n_slots: int) -> None:
-        """The context has been made anew."""
-        self.cells.reset(n_slots)
-        self._sources.clear()
-        self._restoring.clear()
-
     def waits(self, sequence: Sequence) -> bool:
         """Does it wait for another to compute what it will copy?"""
         return sequence.request.request_id in self._sources or sequence.request.request_id in self._restoring
+
+    def source_slots(self) -> set[int]:
+        """The slots of those whose prefix others wait to copy, as far as it is computed."""
+        sources = (source for source, _ in self._sources.values() if source is not None and source.num_computed)
+        return {source.slot for source in sources if source.slot is not None}
 
     def forget(self, sequence: Sequence) -> None:
         """It ended, or lost its slot: it looks again when it comes back."""

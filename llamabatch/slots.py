@@ -43,6 +43,11 @@ class SlotPool:
         self._leased.add(slot)
         return slot
 
+    def grow(self, n_slots: int) -> None:
+        """Adds free ids, up to n_slots - 1."""
+        self._free.extend(range(self.n_slots, n_slots))  # larger than all others: it stays a heap
+        self.n_slots = n_slots
+
     def release(self, slot: int) -> None:
         if slot not in self._leased:
             raise ValueError(f"slot {slot} is not leased")

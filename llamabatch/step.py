@@ -139,7 +139,8 @@ class Limits:
     """What a runner can take.
 
     Attributes:
-        n_slots: seq ids of the context at most; it starts with one and grows.
+        n_slots: seq ids of the context at most.
+        start_slots: of these, the seq ids that the context starts with; None: all. It grows once.
         n_batch: tokens in one call at most. n_ubatch: tokens in one pass over the weights at most.
         prefill_budget: prompt tokens a step at most while others wait for their next token, so that these go on.
         n_outputs: output rows in one call at most.
@@ -162,6 +163,7 @@ class Limits:
     can_shift: bool = True
     keeps_prefixes: bool = True
     prompt_rows: int = 64
+    start_slots: int | None = None
 
     @property
     def is_unified(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any
 
@@ -155,6 +156,23 @@ class Context:
         n_streams = 1 if self._unified else self.n_slots
         given = prefixes.give(self._lib, self.handle, slot, n_streams, state)
         return given and self.clear(slot, count) and self.length(slot) == count
+
+    def carry_over(self, slots: Iterable[int], target: Context) -> frozenset[int]:
+        """Copies the cells of these slots to a larger context in which the same slots are empty; returns those that
+        it took."""
+        slots = list(slots)
+        more = 0 if self._unified else target.n_slots - self.n_slots
+        sizes = [int(self._lib.llama_state_seq_get_size(self.handle, slot)) for slot in slots]
+        room = (ctypes.c_uint8 * (max(sizes, default=0) + 4 * more))()  # one for all: its pages are new but once
+        carried = set()
+        for slot in slots:
+            self._check(slot)
+            moved = prefixes.move(self._lib, self.handle, target.handle, slot, more, room)
+            if moved and target.length(slot) == self.length(slot):
+                carried.add(slot)
+            else:
+                target.clear(slot)
+        return frozenset(carried)
 
     def length(self, slot: int) -> int:
         """Tokens that the slot holds."""

@@ -1,8 +1,8 @@
 """A smaller model of the same vocabulary guesses what the larger one will say.
 
 Its context has a slot for each slot of the target's. What its cells hold is kept here, and compared with the sequences
-each time that guesses are asked for, so that nobody has to tell it of rejected guesses, moves between slots, preemption
-or a context that has grown: whatever differs is cut, copied from where it stands, or computed.
+each time that guesses are asked for, so that nobody has to tell it of rejected guesses, moves between slots, or
+preemption: whatever differs is cut, copied from where it stands, or computed.
 """
 
 from __future__ import annotations
@@ -79,8 +79,7 @@ class DraftModel:
         self._config = replace(config.for_draft_model(), n_ctx=self._n_ctx)
         self._n_threads = config.number("n_threads_batch")
         self._limits = Limits(n_slots, config.n_batch, config.number("n_ubatch"), config.n_batch)
-        self._most_slots = n_slots
-        self._context: Context | None = Context(model, self._config, 1)
+        self._context = Context(model, self._config, n_slots)
         self._batch = Batch(load(), config.n_batch)
         self._held: dict[int, _Held] = {}
         self._warned = False
@@ -89,9 +88,7 @@ class DraftModel:
             raise ConfigError(f"draft_model {model.path.name} cannot guess: llama.cpp gives its architecture no memory")
 
     def close(self) -> None:
-        if self._context is not None:
-            self._context.close()
-            self._context = None
+        self._context.close()
         self._model.close()
 
     def propose(self, sequences: ListLike[Sequence], n: int) -> list[list[int]]:
@@ -101,8 +98,7 @@ class DraftModel:
         if not spans:
             return [[] for _ in sequences]
         try:
-            context = self._with_slots(1 + max(span.slot for span in spans))
-            guessed = self._guess(context, self._caught_up(context, spans), n)
+            guessed = self._guess(self._context, self._caught_up(self._context, spans), n)
         except (_Failed, EngineError) as error:
             logger.log(logging.DEBUG if self._warned else logging.WARNING, "no guesses of the draft model: %s", error)
             self._warned = True
@@ -112,24 +108,10 @@ class DraftModel:
 
     # --- cells --------------------------------------------------------------------------------------------------
 
-    def _with_slots(self, needed: int) -> Context:
-        """The context, made anew and empty where it has too few slots; like the target's it starts with one."""
-        context = self._context
-        if context is None:
-            raise _Failed("its context was lost")
-        if needed > context.n_slots:
-            # as the target's: the most at once where something would have to be computed again
-            enough: int = self._most_slots if self._held else 1 << (needed - 1).bit_length()
-            context.close()
-            self._context, self._held = None, {}
-            context = self._context = Context(self._model, self._config, min(enough, self._most_slots))
-        return context
-
     def _forget(self) -> None:
         self._held.clear()
-        if self._context is not None:
-            for slot in range(self._context.n_slots):
-                self._context.clear(slot)
+        for slot in range(self._context.n_slots):
+            self._context.clear(slot)
 
     def _settle(self, context: Context, sequence: Sequence, slot: int) -> int:
         """How many of the sequence's first tokens the slot's cells hold, after cutting what is not of it."""

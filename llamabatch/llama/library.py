@@ -32,6 +32,7 @@ llama_logger = logging.getLogger("llamabatch.llama_cpp")
 ATTENTION_PATCH = "0003-flash-attention-decode.patch"
 ROWS_PATCH = "0006-repack-any-rows.patch"
 AMX_PATCH = "0007-amx-can-be-off.patch"
+CELLS_PATCH = "0009-cells-cost-nothing-until-used.patch"
 MARKER = "llamabatch_build.json"
 """The file that native_patches/build.py puts into the llama_cpp package: patches, flags, compiler."""
 
@@ -301,6 +302,11 @@ def extra_bufts_safe() -> bool:
 def has_fast_attention() -> bool:
     """Whether this build has our flash attention for CPUs."""
     return _has_patch(ATTENTION_PATCH)
+
+
+def has_lazy_cells() -> bool:
+    """Whether this build leaves the cells of a new context to the system, which gives zeros when they are used."""
+    return sys.platform == "linux" and _has_patch(CELLS_PATCH)
 
 
 def amx_can_be_off() -> bool:

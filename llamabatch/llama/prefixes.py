@@ -55,6 +55,24 @@ def fingerprint(path: Path) -> str:
     return digest.hexdigest()
 
 
+def move(lib: Any, source: Any, target: Any, slot: int, more_streams: int, room: ctypes.Array[ctypes.c_uint8]) -> bool:
+    """Copies a slot's cells into that slot, which is empty, of a context with so many more streams; False if llama.cpp
+    refuses, and then it stays empty.
+
+    Args:
+        room: large enough for the state, and four bytes for each further stream.
+    """
+    size = int(lib.llama_state_seq_get_size(source, slot))
+    whole = size + _WORD.size * more_streams
+    if whole > len(room) or int(lib.llama_state_seq_get_data(source, room, size, slot)) != size:
+        return False
+    # the streams come in their order, and those that the source does not have are the last: without cells
+    (n_streams,) = _WORD.unpack_from(room, 8)
+    _WORD.pack_into(room, 8, n_streams + more_streams)
+    ctypes.memset(ctypes.addressof(room) + size, 0, whole - size)
+    return int(lib.llama_state_seq_set_data(target, room, whole, slot)) == whole
+
+
 def take(lib: Any, handle: Any, slot: int) -> bytes:
     """What llama.cpp writes of a slot, without how many slots there are.
 

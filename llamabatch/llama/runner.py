@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +26,9 @@ from llamabatch.request import Sequence
 from llamabatch.step import Call, DecodeStatus, Limits, Restore, ScheduledBatch, Span, SpanResult
 
 logger = logging.getLogger(__name__)
+
+# A quarter of a core beside threads that compute: the cells of 32 slots of the 0.5B shape are zeroed in some seconds.
+_GROWTH_NICENESS = 5
 
 
 @dataclass
@@ -47,8 +56,8 @@ class RunnerCounts:
 class Runner:
     """Drives one context of one model. Not for use from two threads at once.
 
-    The context starts with one slot and grows when the scheduler says so: llama.cpp fills all cells with zeros when it
-    makes a context, which for 32 slots of 4,096 tokens takes longer than loading a small model.
+    The context has config.start_slots slots until the scheduler wants more. Then it has all: llama.cpp fills the cells
+    with zeros when it makes a context, which for 32 slots of 4,096 tokens may take longer than loading a small model.
     """
 
     def __init__(self, model: Model, config: EngineConfig, n_slots: int) -> None:
@@ -59,9 +68,13 @@ class Runner:
         self._n_ubatch = config.number("n_ubatch")
         self._config = config
         self.loaded: dict[str, bytes] = {}  # path of a prefix file -> its state
-        self._unflushed = False  # llama.cpp copies between slots when it decodes next
+        self._unflushed = False  # llama.cpp copies between slots, and moves positions, when it decodes next
         self._unfilled: set[int] = set()  # slots that should hold a saved prefix, and do not
-        self._context = Context(model, config, 1)
+        self._growth: _Growth | None = None
+        start = n_slots if config.start_slots == "auto" else min(config.start_slots, n_slots)
+        self._context = _largest_context(model, config, start)
+        if self._context.n_slots < start:
+            n_slots = start = self._context.n_slots
         if not self._context.has_memory:  # decoding would abort the process
             self._context.close()
             raise ConfigError(f"{model.path.name} cannot generate text: llama.cpp gives its architecture no memory")
@@ -80,9 +93,14 @@ class Runner:
             can_shift=plain and not model.has_window and self._context.can_shift and not model.scales_rope,
             keeps_prefixes=config.cache_prefix and plain and not model.has_window,
             prompt_rows=config.prompt_rows(model.n_vocab),
+            start_slots=start,
         )
+        self._can_carry = plain and not model.has_window  # others' states hold more than the cells of one cache
 
     def close(self) -> None:
+        if self._growth is not None:
+            self._growth.end()
+            self._growth = None
         self._context.close()
 
     def forget_adapter(self, name: str) -> None:
@@ -90,20 +108,33 @@ class Runner:
         if any(name == held for held, _ in self._context.adapters):
             self._context.set_adapters(())
 
-    def resize(self, n_slots: int) -> int:
-        """Makes the context anew, empty, with that many slots; as before where llama.cpp cannot. Returns how many.
+    def grow(self, n_slots: int, held: Iterable[int], *, wait: bool) -> tuple[int, frozenset[int]] | None:
+        """Puts a context of that many slots in the place of this one, with the cells that slots `held` have.
 
-        Raises:
-            EngineError: not even one like the old could be made; the engine is lost.
+        It is made on a thread beside the steps, which go on with the old one until it is there.
+
+        Args:
+            wait: return when it is there; otherwise None means not yet.
+
+        Returns:
+            How many slots there are now, as many as before where llama.cpp cannot make more, and which were carried
+            over.
         """
-        before = self._context.n_slots
-        self._context.close()  # first, so that both never stand in memory at once
+        if self._growth is None:
+            self._growth = _Growth(lambda: Context(self.model, self._config, n_slots))
+        if not wait and (self._unflushed or not self._growth.is_done):
+            return None
+        growth, self._growth = self._growth, None
         try:
-            self._context = Context(self.model, self._config, n_slots)
+            larger = growth.context()
         except EngineError as error:
-            logger.warning("%s; going on with %d", error, before)
-            self._context = Context(self.model, self._config, before)
-        return self._context.n_slots
+            logger.warning("%s; going on with %d", error, self._context.n_slots)
+            return self._context.n_slots, frozenset()
+        carries = self._can_carry and not self._unflushed
+        carried = self._context.carry_over(held, larger) if carries else frozenset[int]()
+        self._context.close()
+        self._context, self._unflushed = larger, False
+        return n_slots, carried
 
     def run(self, batch: ScheduledBatch) -> list[SpanResult]:
         """One result for each of batch.spans, in their order."""
@@ -116,6 +147,7 @@ class Runner:
                 (self._unfilled.add if copy.source in self._unfilled else self._unfilled.discard)(copy.target)
         for cut in batch.cuts:
             self._context.clear(cut.slot, cut.count)
+        self._unflushed = self._unflushed or bool(batch.shifts)
         for shift in batch.shifts:
             self._context.shift(shift.slot, shift.start, shift.count)
         run_call = self._run_filled if self._unfilled else self._run_call
@@ -234,6 +266,64 @@ class Runner:
             counts.prefill_passes += passes
 
 
+class _Growth:
+    """A larger context in the making, on a thread of its own: it is zeroed while others compute.
+
+    The thread gives way to those that compute where the system lets it: Linux, which has priorities of threads.
+    """
+
+    def __init__(self, make: Callable[[], Context]) -> None:
+        self._made: Future[Context] = Future()
+        self._make = make
+        threading.Thread(target=self._run, name="llamabatch-growth", daemon=True).start()
+
+    @property
+    def is_done(self) -> bool:
+        return self._made.done()
+
+    def context(self) -> Context:
+        """Waits for it. Raises EngineError where llama.cpp cannot make it."""
+        return self._made.result()
+
+    def end(self) -> None:
+        """Nobody wants it any more."""
+        if self._made.exception() is None:
+            self._made.result().close()
+
+    def _run(self) -> None:
+        try:
+            if sys.platform == "linux":
+                with contextlib.suppress(OSError):
+                    thread = threading.get_native_id()
+                    nice = os.getpriority(os.PRIO_PROCESS, thread) + _GROWTH_NICENESS
+                    os.setpriority(os.PRIO_PROCESS, thread, nice)
+            self._made.set_result(self._make())
+        except BaseException as error:
+            self._made.set_exception(error)
+
+
+def _largest_context(model: Model, config: EngineConfig, n_slots: int) -> Context:
+    """A context of that many slots, or of half as many, or a quarter...: what there is memory for.
+
+    Raises:
+        EngineError: of the first, where not even one slot can be made.
+    """
+    first: EngineError | None = None
+    slots = n_slots
+    while True:
+        try:
+            context = Context(model, config, slots)
+        except EngineError as error:
+            first = first or error
+            if slots == 1:
+                raise first from None
+            slots //= 2
+            continue
+        if first is not None:
+            logger.warning("%s; going on with %d", first, slots)
+        return context
+
+
 def _draw(sequence: Sequence) -> Draw:
     """Made once for a sequence, so that a step has little to do for each row."""
     draw: Draw = sequence.draw
@@ -264,7 +354,7 @@ class NoRunner:
     def forget_adapter(self, name: str) -> None:
         pass
 
-    def resize(self, n_slots: int) -> int:
+    def grow(self, n_slots: int, held: Iterable[int], *, wait: bool) -> tuple[int, frozenset[int]] | None:
         raise AssertionError("nothing is there to run")
 
     def run(self, batch: ScheduledBatch) -> list[SpanResult]:

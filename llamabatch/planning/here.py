@@ -67,7 +67,7 @@ def machine_here(config: EngineConfig) -> Machine:
     """This machine, with what llama.cpp can do on it."""
     repacks = config.extra_bufts == "on" or (config.extra_bufts == "auto" and library.extra_bufts_safe())
     features = library.repack_features() if repacks else frozenset[str]()
-    return Machine.here(library.gpu_count(), library.has_fast_attention(), features)
+    return Machine.here(library.gpu_count(), library.has_fast_attention(), features, library.has_lazy_cells())
 
 
 def _check_library_fits(config: EngineConfig, facts: ModelFacts) -> None:

@@ -103,7 +103,8 @@ def answer(question: Question) -> Report:
         least = replace(config, n_slots=1) if config.n_slots == "auto" else config
         roomy = replace(machine, available_bytes=_UNLIMITED, address_space=None, data_bytes=None, gpus=())
         asked = resolve(least, facts, roomy, profile)
-    many = asked.config  # "auto" took one slot after another only because one fits: the answer is about several
+    # "auto" took one slot after another only because one fits: the answer is about several, and all that there will be
+    many = replace(asked.config, start_slots="auto")
     if config.strategy == "auto":
         many = replace(many, strategy="batched")
     suits, because = strategy(asked, machine, profile, load, question.latency_ms)

@@ -20,7 +20,7 @@ N_CTX = 512
 MOST_OFF = 0.10
 _TIMEOUT_S = 900.0
 
-# One request is as long as its context, so that a pass is as large as it gets; the others leave room for it.
+# Each request is as long as its context, so that a pass is as large as it gets, and all cells are used.
 _CHILD = """
 import json, random, sys
 from pathlib import Path
@@ -29,10 +29,9 @@ from llamabatch.memory import PROCESS_BYTES
 model, options = sys.argv[1], json.loads(sys.argv[2])
 with LLM(model, profile=False, **options) as llm:
     plan = llm.plan
-    n_ctx, n_slots, n = plan.config.n_ctx, plan.config.n_slots, plan.config.instances
+    n_ctx, n_slots = plan.config.n_ctx, plan.config.n_slots
     rng = random.Random(0)
-    lengths = [n_ctx - 8] * n + [40] * (n_slots - n)
-    prompts = [[rng.randrange(10, 1500) for _ in range(length)] for length in lengths[:n_slots]]
+    prompts = [[rng.randrange(10, 1500) for _ in range(n_ctx - 8)] for _ in range(n_slots)]
     outputs = llm.generate(prompts, SamplingParams(max_tokens=8, ignore_eos=True))
     assert all(len(output.token_ids) == 8 for output in outputs)
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())

@@ -66,7 +66,7 @@ def test_it_follows_growth_moves_shared_prefixes_and_lost_slots(reference, asser
     params = [SamplingParams(temperature=0, max_tokens=rng.randrange(4, 60), ignore_eos=True) for _ in prompts]
     wanted = reference.generate([list(prompt) for prompt in prompts], params)
     finished = {}
-    with Engine(EngineConfig("tiny", n_slots=8, n_ctx=512, **ITSELF)) as engine:
+    with Engine(EngineConfig("tiny", n_slots=8, start_slots=2, n_ctx=512, **ITSELF)) as engine:
         drafter = engine._speculation._drafter
         computed, decode = [], drafter._decode
         drafter._decode = lambda context, struct: (computed.append(struct.n_tokens), decode(context, struct))

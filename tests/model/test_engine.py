@@ -2,12 +2,14 @@
 
 import ctypes
 import random
+import threading
 
 import pytest
 from conftest import mixed_conversations
 
 from llamabatch import Engine, EngineClosedError, EngineConfig, FinishReason, PromptError, Request, SamplingParams
 from llamabatch.llama.batch import Batch, count_passes
+from llamabatch.llama.context import Context
 from llamabatch.llama.library import load
 from llamabatch.llama.model import Model
 from llamabatch.model_file import resolve
@@ -175,11 +177,36 @@ def test_counted_passes_are_llama_cpps(unified):
         model.close()
 
 
+@pytest.mark.parametrize("options", [{}, {"kv": "unified", "kv_cells": 2048}], ids=["split", "unified"])
+def test_two_that_arrive_cost_those_that_run_nothing(options):
+    """With all slots from the start, and where the context grows: each token is computed once, in one pass a step."""
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    for start in ({}, {"start_slots": 8}):
+        with Engine(EngineConfig("tiny", n_slots=10, n_ctx=256, cache_prefix=False, **start, **options)) as engine:
+            assert engine._runner._context.n_slots == start.get("start_slots", 10)
+            for i in range(8):
+                engine.add(Request(f"r{i}", ids(engine, 20, seed=i), params))
+            for _ in range(20):
+                engine.step()
+            before = engine.stats()
+            for i in (8, 9):
+                engine.add(Request(f"r{i}", ids(engine, 16, seed=i), params))
+            while len(engine._scheduler.running) < 10:
+                running = {f"r{i}" for i in range(8)}
+                assert running <= {output.request_id for output in engine.step()}, "a running one has to wait"
+            outputs = finish(engine)
+            stats = engine.stats()
+            assert engine._runner._context.n_slots == 10
+        assert (stats.preemptions, len(outputs)) == (0, 10)
+        assert stats.prefill_tokens - before.prefill_tokens == 2 * 16
+        assert stats.decode_rows == 10 * 59
+
+
 def test_the_context_grows_and_loses_nothing(reference, greedy, assert_equal_by_the_rule):
     """Requests that come while others run need more slots: the running ones move to a larger context."""
     conversations = mixed_conversations(14, seed=21)
     wanted = reference.chat(conversations, greedy)
-    with Engine(EngineConfig("tiny", n_slots=16)) as engine:
+    with Engine(EngineConfig("tiny", n_slots=16, start_slots=2)) as engine:
         waiting = [Request(f"r{i}", output.prompt_token_ids, greedy) for i, output in enumerate(wanted)]
         finished, sizes = {}, set()
         while waiting or engine.has_work:
@@ -189,9 +216,50 @@ def test_the_context_grows_and_loses_nothing(reference, greedy, assert_equal_by_
                 if output.finished:
                     finished[output.request_id] = output.finished
             sizes.add(engine._runner._context.n_slots)
-        assert engine.stats().preemptions == 1
-    assert sizes == {1, 16}
+        assert engine.stats().preemptions == 0
+    assert sizes == {2, 16}
     assert_equal_by_the_rule([finished[f"r{i}"] for i in range(14)], wanted, least=0.9)
+
+
+def test_what_finished_requests_left_moves_with_the_context():
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    with Engine(EngineConfig("tiny", n_slots=8, start_slots=1, n_ctx=512)) as engine:
+        text = ids(engine, 200, seed=1)
+        engine.add(Request("first", text, params))
+        [first] = finish(engine).values()
+        for i in range(5):
+            engine.add(Request(f"r{i}", ids(engine, 20, seed=10 + i), params))
+        finish(engine)
+        assert engine._runner._context.n_slots == 8
+        before = engine.stats()
+        engine.add(Request("again", text, params))
+        [again] = finish(engine).values()
+        assert engine.stats().prefix_tokens - before.prefix_tokens >= 199
+        assert again.token_ids == first.token_ids
+
+
+def test_an_engine_may_be_closed_while_its_context_grows(monkeypatch):
+    """The larger context is still in the making, on its thread; nothing of it stays."""
+    made, release, closed = Context.__init__, threading.Event(), []
+
+    def slowly(self, model, config, n_slots):
+        if n_slots == 4:
+            assert release.wait(60)
+        made(self, model, config, n_slots)
+
+    close = Context.close
+    monkeypatch.setattr(Context, "__init__", slowly)
+    monkeypatch.setattr(Context, "close", lambda self: (closed.append(self.n_slots), close(self)))
+    with Engine(EngineConfig("tiny", n_slots=4, start_slots=1)) as engine:
+        for i in range(3):
+            engine.add(Request(f"r{i}", (5, 6, 7), SamplingParams(max_tokens=30, ignore_eos=True)))
+            if i == 0:
+                engine.step()
+        for _ in range(10):
+            assert [output.request_id for output in engine.step()] == ["r0"], "it goes on meanwhile"
+        release.set()
+    assert closed == [4, 1]
+    assert not [thread for thread in threading.enumerate() if thread.name == "llamabatch-growth"]
 
 
 def test_one_long_beside_many_short_in_a_unified_cache(reference):

@@ -394,7 +394,7 @@ def test_a_prefix_whose_source_ends_while_the_context_grows(llm, greedy):
     follower = [*long, *llm.tokenize(" What is the capital of France?")]
     wanted = llm.generate(follower, greedy)[0].token_ids
     for _ in range(5):
-        with LLM("tiny", n_slots=8) as fresh:
+        with LLM("tiny", n_slots=8, start_slots=1) as fresh:
             one = SamplingParams(temperature=0, max_tokens=1)
             got = []
             thread = threading.Thread(
@@ -406,7 +406,8 @@ def test_a_prefix_whose_source_ends_while_the_context_grows(llm, greedy):
         assert got[1].token_ids == wanted
 
 
-def test_a_context_that_cannot_grow_goes_on_with_what_there_is(greedy, monkeypatch):
+@pytest.mark.parametrize("start", [{}, {"start_slots": 1}])
+def test_a_context_that_cannot_grow_goes_on_with_what_there_is(start, greedy, monkeypatch, caplog):
     made = Context.__init__
 
     def small_memory(self, model, config, n_slots):
@@ -415,9 +416,10 @@ def test_a_context_that_cannot_grow_goes_on_with_what_there_is(greedy, monkeypat
         made(self, model, config, n_slots)
 
     monkeypatch.setattr(Context, "__init__", small_memory)
-    with LLM("tiny", n_slots=8) as llm:
+    with LLM("tiny", n_slots=8, instances=1, **start) as llm:
         outputs = llm.chat([HI] * 6, greedy)
         assert llm.stats().free_slots <= 2
+    assert f"no memory; going on with {1 if start else 2}" in caplog.text
     assert {o.text for o in outputs} == {outputs[0].text}
     assert outputs[0].error is None
 

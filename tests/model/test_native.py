@@ -134,6 +134,9 @@ def step(position):
         batch.token[row], batch.pos[row], batch.logits[row] = 5 + row, position, 1
         batch.n_seq_id[row], batch.seq_id[row][0] = 1, row
     assert llama.llama_decode(context, batch) == 0
+for position in range(80):  # cells take their memory when they are used
+    step(position)
+llama.llama_memory_clear(llama.llama_get_memory(context), False)
 for position in range(80):
     if position == 40:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -149,3 +152,46 @@ def test_a_step_asks_the_system_for_no_memory():
     done = run_child("-c", _FAULTS)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 400
+
+
+_CELLS = """
+import resource
+from llamabatch import EngineConfig, paths
+from llamabatch.llama.batch import Batch
+from llamabatch.llama.context import Context
+from llamabatch.llama.library import load
+from llamabatch.llama.model import Model
+from llamabatch.planning.here import plan
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() / 2**20
+
+def use(slots):
+    for slot in slots:
+        for start in range(0, 480, 16):
+            assert not context.decode(batch.fill_rows([5] * 16, list(range(start, start + 16)), [slot] * 16))
+    return context.logits(16)[-1].copy()
+
+config = plan(EngineConfig("tiny", n_slots=128, n_ctx=512, n_gpu_layers=0), paths.bundled_model()).config
+model, lib = Model(paths.bundled_model(), config), load()
+before = resident()
+context, batch = Context(model, config, 128), Batch(lib, config.n_batch)
+empty = resident() - before
+first = use(range(64))
+used = resident() - before
+lib.llama_memory_clear(lib.llama_get_memory(context.handle), True)
+cleared = resident() - before
+assert (use([0]) == first).all()
+print(empty, used, cleared)
+"""
+
+
+@pytest.mark.skipif(not library.has_lazy_cells(), reason="llama.cpp is not the patched build")
+def test_cells_take_memory_when_they_are_used_and_not_before():
+    """native_patches/0009: 128 slots of 512 cells, of which 64 are filled and then cleared by llama.cpp."""
+    done = run_child("-c", _CELLS)
+    assert done.returncode == 0, done.stderr
+    empty, used, cleared = map(float, done.stdout.split())
+    assert empty < 16
+    assert used - empty > 32
+    assert cleared < empty + 16

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from llamabatch import LLM, Engine, EngineConfig, Request, SamplingParams, native
+from llamabatch.llama.context import Context
 
 CHAT = [{"role": "user", "content": "Tell me a story about a fox."}]
 LIVELY = {"max_tokens": 40, "temperature": 2.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "ignore_eos": True}
@@ -68,12 +69,14 @@ def test_dry_ends_repetition(llm):
     assert repeated(dry) < repeated(plain)
 
 
-def test_what_they_remember_survives_a_context_that_is_lost(llm):
-    """The context grows while they run, so that all is computed again; tokens and mirostat's state are kept."""
+def test_what_they_remember_survives_a_context_that_is_lost(llm, monkeypatch):
+    """The context grows while they run and loses their cells: all is computed again; tokens and mirostat's state are
+    kept."""
+    monkeypatch.setattr(Context, "carry_over", lambda *_: frozenset())
     ids = tuple(llm.chat([CHAT], SamplingParams(max_tokens=1))[0].prompt_token_ids)
     texts = []
     for disturb in (False, True):
-        with Engine(EngineConfig("tiny", n_slots=8)) as engine:
+        with Engine(EngineConfig("tiny", n_slots=8, start_slots=1)) as engine:
             kinds = ["mirostat 1", "mirostat 2", "dry", "xtc"]
             for kind in kinds if disturb else []:
                 engine.add(Request(kind, ids, params(kind)))

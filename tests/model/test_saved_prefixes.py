@@ -56,7 +56,7 @@ def test_requests_that_begin_so_do_not_compute_it(saved, options, assert_equal_b
 
 def test_it_outlives_growth_and_eviction(saved):
     path, n_tokens, _ = saved
-    with LLM("tiny", instances=1, n_slots=2) as llm:
+    with LLM("tiny", instances=1, n_slots=2, start_slots=1) as llm:
         llm.load_prefix(path)
         for i in range(3):
             llm.generate([f"{i} {j} " + "something else altogether " * 20 for j in range(4)], GREEDY)

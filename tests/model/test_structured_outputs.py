@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from llamabatch import LLM, FinishReason, SamplingParams
 from llamabatch.llama import grammars
+from llamabatch.llama.context import Context
 from llamabatch.request import Request
 
 WILD = {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -205,14 +206,15 @@ def test_the_grammar_of_a_request_that_waits_can_be_aborted():
         assert llm.stats().waiting == 0
 
 
-def test_preempted_sequences_go_on_where_they_were(tmp_path):
-    """The context grows while one runs, which then is computed again."""
+def test_preempted_sequences_go_on_where_they_were(tmp_path, monkeypatch):
+    """The context grows while one runs, and its cells are lost, so that it is computed again."""
+    monkeypatch.setattr(Context, "carry_over", lambda *_: frozenset())
     form = "([a-f]{3} ){40}"  # long: the others must come while it runs
     path = write("llama", tmp_path / "llama.gguf")
     params = SamplingParams(structured_outputs={"regex": form}, seed=1, max_tokens=200, **WILD)
     with LLM(path, n_ctx=256, n_slots=8) as llm:
         alone = llm.generate("first", params)[0].text
-    with LLM(path, n_ctx=256, n_slots=8) as llm:
+    with LLM(path, n_ctx=256, n_slots=8, start_slots=1) as llm:
         stream = llm.stream("first", params)
         pieces = [next(stream), next(stream)]
         others = llm.generate([f"n {i}" for i in range(8)], params)

@@ -171,9 +171,9 @@ def test_the_command_writes_json_and_refuses_bad_input(cache):
 
 
 def test_slots_follow_the_queue():
-    """Few rows when few wait, all when many do: the context grows with the queue, and leases the lowest ids."""
+    """Few rows when few wait, all when many do: the context grows once, and leases the lowest ids."""
     params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0)
-    with LLM("tiny", strategy="batched", n_slots=16, n_ctx=256, profile=False) as llm:
+    with LLM("tiny", strategy="batched", n_slots=16, start_slots=3, n_ctx=256, profile=False) as llm:
 
         def rows_of(n):
             before = llm.stats()
@@ -183,10 +183,10 @@ def test_slots_follow_the_queue():
             rows = (after.decode_rows - before.decode_rows) / (after.decode_calls - before.decode_calls)
             return rows, llm._client.behind.ask(lambda engine: engine._runner._context.n_slots).result()
 
-        assert rows_of(1) == (1.0, 1)
+        assert rows_of(1) == (1.0, 3)
         rows, slots = rows_of(3)
         assert 2 < rows <= 3
-        assert slots == 4
+        assert slots == 3
         rows, slots = rows_of(64)
         assert 12 < rows <= 16
         assert slots == 16

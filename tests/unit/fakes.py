@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections.abc import Iterable
 
 from llamabatch.histogram import Histogram, Tally
 from llamabatch.logprobs import Logprob, RowLogprobs
@@ -68,6 +69,8 @@ class FakeRunner:
         no_room_every: every so many calls of several sequences find no cells, 0 for never; 1: no call does.
         bad_token: a span that holds this token fails.
         memory_for: slots that there is memory for, None for all.
+        growth_steps: steps for which a larger context is in the making while others run.
+        carries: a larger context takes the cells over.
     """
 
     def __init__(
@@ -76,21 +79,34 @@ class FakeRunner:
         no_room_every: int = 0,
         bad_token: int | None = None,
         memory_for: int | None = None,
+        growth_steps: int = 0,
+        carries: bool = True,
     ) -> None:
         self.limits = limits
-        self.cells: list[list[int]] = [[]]
+        n_slots = limits.n_slots if limits.start_slots is None else limits.start_slots
+        self.cells: list[list[int]] = [[] for _ in range(n_slots)]
         self.calls: list[Call] = []
         self.copied_tokens = 0
         self.loaded: dict[str, list[int]] = {}  # what a prefix file holds
         self._no_room_every = no_room_every
         self._bad_token = bad_token
         self._memory_for = memory_for
+        self._growth_steps = growth_steps
+        self._carries = carries
 
-    def resize(self, n_slots: int) -> int:
+    def grow(self, n_slots: int, held: Iterable[int], *, wait: bool) -> tuple[int, frozenset[int]] | None:
         assert len(self.cells) < n_slots <= self.limits.n_slots
+        if not wait and self._growth_steps:
+            self._growth_steps -= 1
+            return None
         n_slots = min(n_slots, self._memory_for or n_slots)
-        self.cells = [[] for _ in range(max(n_slots, len(self.cells)))]
-        return len(self.cells)
+        if n_slots <= len(self.cells):
+            return len(self.cells), frozenset()
+        carried = frozenset(held if self._carries else ())
+        assert all(self.cells[slot] for slot in carried)
+        kept = [cells if slot in carried else [] for slot, cells in enumerate(self.cells)]
+        self.cells = kept + [[] for _ in range(n_slots - len(kept))]
+        return n_slots, carried
 
     def run(self, batch: ScheduledBatch) -> list[SpanResult]:
         for restore in batch.restores:
@@ -200,7 +216,9 @@ def step(scheduler: Scheduler, runner: FakeRunner) -> list[SequenceOutput]:
     """One step, as Engine.step does it."""
     wanted = scheduler.wanted_slots()
     if wanted is not None:
-        scheduler.resize(runner.resize(wanted))
+        grown = runner.grow(wanted, scheduler.held_slots, wait=not scheduler.running)
+        if grown is not None:
+            scheduler.grow(*grown)
     batch = scheduler.schedule()
     outputs = scheduler.update(batch, runner.run(batch))
     scheduler.check_integrity()

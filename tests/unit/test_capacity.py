@@ -5,6 +5,7 @@ import pytest
 from llamabatch.capacity import memory, resolve
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, MemoryPlanError
+from llamabatch.graph_buffers import Widths
 from llamabatch.machine import Machine
 from llamabatch.model_facts import ModelFacts
 
@@ -61,6 +62,40 @@ def test_defaults():
     assert (config.strategy, config.flash_attn) == ("batched", "off")
     assert {"n_ctx", "n_slots", "strategy", "n_threads", "flash_attn"} <= plan.reasons.keys()
     assert "KV cache" in plan.describe()
+
+
+def start_of(config=None, facts=FACTS, machine=MACHINE):
+    plan = resolve(config or EngineConfig("m"), facts, machine)
+    return plan.config.start_slots, plan.config.n_slots, plan.reasons.get("start_slots", "")
+
+
+def test_a_context_starts_with_all_slots_where_they_are_asked_for_or_cost_nothing():
+    assert start_of(EngineConfig("m", n_slots=32)) == (32, 32, "n_slots is given")
+    assert start_of(machine=replace(MACHINE, lazy_cells=True))[:2] == (32, 32)
+    few = replace(FACTS, k_values=64, v_values=64)  # 32 slots of 1 MiB
+    assert start_of(facts=few) == (32, 32, "all: their cells are few")
+    for kind in ({"state_values": 10}, {"draft": few}, {"widths": Widths(896, 1000, 14, 896, 128, 4864, masks=2)}):
+        assert start_of(facts=replace(FACTS, **kind))[0] == start_of(facts=replace(FACTS, **kind))[1] > 8
+    on_gpu = Machine(8, 16 * GIB, n_gpus=1)  # which clears its own memory fast
+    assert start_of(machine=on_gpu)[:2] == (32, 32)
+    assert start_of(EngineConfig("m", n_gpu_layers=0), machine=on_gpu)[0] == 5
+
+
+def test_otherwise_it_starts_with_few_and_the_plan_counts_both():
+    assert start_of()[:2] == (5, 32)  # 48 MiB each
+    large = replace(FACTS, k_values=10 * FACTS.k_values, v_values=10 * FACTS.v_values)
+    assert start_of(facts=large)[0] == 1
+    assert start_of(EngineConfig("m", start_slots=9))[:2] == (9, 32)
+    assert start_of(EngineConfig("m", start_slots=9, n_slots=4))[:2] == (4, 4)
+    all_of_it, plan = (resolve(EngineConfig("m", n_slots=32, start_slots=n), FACTS, MACHINE) for n in (32, 5))
+    assert plan.memory.kv_cache - all_of_it.memory.kv_cache == 5 * 48 * 2**20
+    assert plan.memory.compute > all_of_it.memory.compute
+    assert "(32 x 4,096 cells, and those of 5 while it grows)" in plan.describe()
+    two = resolve(EngineConfig("m", n_slots=32, start_slots=5, instances=2), FACTS, MACHINE).part()
+    assert (two.n_slots, two.start_slots) == (16, 3)
+    for value in (0, 257, "all"):
+        with pytest.raises(ConfigError, match="start_slots"):
+            EngineConfig("m", start_slots=value)
 
 
 def test_flash_attention_where_it_is_fast():

@@ -1,6 +1,7 @@
 """Cells that finished sequences leave to later ones: who gets them, who has to give way, and that no text changes."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from fakes import FakeRunner, drain, expected_output, sequence, step
@@ -257,16 +258,22 @@ def test_a_loaded_prefix_fills_a_slot_and_others_copy_from_there():
     name=st.sampled_from(sorted(POLICIES)),
     n_slots=st.integers(1, 6),
     n_cells=st.sampled_from([None, None, 700, 1500]),
+    start_slots=st.integers(1, 6),
     memory_for=st.sampled_from([None, None, 1, 3]),
+    growth=st.sampled_from([(0, True), (1, True), (7, True), (2, False)]),
     no_room_every=st.sampled_from([0, 0, 5]),
     can_pad=st.booleans(),
 )
-def test_turns_of_many_chats_get_what_they_get_alone(seed, name, n_slots, n_cells, memory_for, no_room_every, can_pad):
+def test_turns_of_many_chats_get_what_they_get_alone(
+    seed, name, n_slots, n_cells, start_slots, memory_for, growth, no_room_every, can_pad
+):
     """Chats that go on from their whole text, from a part of it, or anew; aborts, preemption, growth and eviction. The
     runner checks each cell of each row."""
     rng = random.Random(seed)
     limits = Limits(n_slots, 256, 64, 32, n_cells=n_cells, can_pad=can_pad and n_cells is None)
-    scheduler, runner = engine(limits, name, memory_for=memory_for, no_room_every=no_room_every)
+    limits = replace(limits, start_slots=min(start_slots, n_slots))
+    faults = {"memory_for": memory_for, "growth_steps": growth[0], "carries": growth[1]}
+    scheduler, runner = engine(limits, name, no_room_every=no_room_every, **faults)
     texts = {chat: prompt_of(3 + chat % 3, rng.randrange(1, 150)) for chat in range(7)}
     if rng.random() < 0.5:
         scheduler.sharing.loaded["file"] = runner.loaded["file"] = list(prompt_of(3, 120))
@@ -292,6 +299,17 @@ def test_turns_of_many_chats_get_what_they_get_alone(seed, name, n_slots, n_cell
     for output in drain(scheduler, runner).values():
         check(output, asked)
     assert scheduler.slots.n_free == scheduler.slots.n_slots
+
+
+def test_what_is_kept_outlives_a_growing_context():
+    scheduler, runner = engine(replace(LIMITS, start_slots=2))
+    text = prompt_of(5, 100)
+    ask(scheduler, runner, sequence("kept", text, 1))
+    ask(scheduler, runner, *[sequence(f"{i}", (i + 1, 2), 1) for i in range(3)])
+    assert scheduler.slots.n_slots == 8
+    _, computed = ask(scheduler, runner, sequence("again", (*text, 3), 1))
+    assert computed <= 2
+    assert scheduler.sharing.num_prefix_tokens >= 99
 
 
 def check(output, asked):

@@ -124,7 +124,8 @@ def test_a_preempted_sequence_reads_no_row_twice():
 
 
 def test_the_context_may_grow_in_the_middle_of_a_prompt():
-    scheduler, runner = Scheduler(policy("batched"), replace(LIMITS, n_batch=16)), FakeRunner(LIMITS)
+    limits = replace(LIMITS, n_batch=16, start_slots=1)
+    scheduler, runner = Scheduler(policy("batched"), limits), FakeRunner(limits)
     scheduler.add(sequence("a", HEAD, 9, logprobs=1, prompt_logprobs=0))
     step(scheduler, runner)
     assert rows_read(runner) == 16

@@ -121,12 +121,14 @@ def test_without_shift_it_ends_where_n_ctx_does():
     n_slots=st.integers(1, 6),
     n_cells=st.sampled_from([None, None, 200]),
     no_room_every=st.sampled_from([0, 0, 5]),
+    carries=st.booleans(),
 )
-def test_a_shifted_text_does_not_depend_on_its_company(seed, name, n_slots, n_cells, no_room_every):
+def test_a_shifted_text_does_not_depend_on_its_company(seed, name, n_slots, n_cells, no_room_every, carries):
     """Shared beginnings, preemption, growth, aborts: what was computed again forgets at the same tokens."""
     rng = random.Random(seed)
-    limits = Limits(n_slots, 128, 64, 16, n_cells=n_cells, can_pad=n_cells is None)
-    scheduler, runner = Scheduler(policy(name), limits), FakeRunner(limits, no_room_every=no_room_every)
+    limits = Limits(n_slots, 128, 64, 16, n_cells=n_cells, can_pad=n_cells is None, start_slots=1)
+    scheduler = Scheduler(policy(name), limits)
+    runner = FakeRunner(limits, no_room_every=no_room_every, growth_steps=2, carries=carries)
     asked, finished = {}, {}
     for number in range(60):
         if number < 30 and rng.random() < 0.5:

@@ -229,7 +229,7 @@ def test_background_joins_one_step_in_sixty_and_stays_out_of_the_others_passes()
         step(scheduler, runner)
     for number in range(3):
         scheduler.add(long(f"background{number}", 100, prompt=60, group=1, background=True))
-    step(scheduler, runner)  # the context grows, and the talker is computed again
+    step(scheduler, runner)
     mixed, plain = 0, 0
     for _ in range(8 * (STEPS_BETWEEN + 1)):  # two for their prompts, five to learn what their rows cost, one more
         runner.calls.clear()
@@ -254,7 +254,6 @@ def test_long_prompts_and_background_share_their_turns():
     scheduler.add(long("talker", 480, group=0))
     for number in range(3):
         scheduler.add(long(f"background{number}", 400, prompt=100, group=1, background=True))
-    scheduler.add(long("the context grows for this one", 1, group=1))
     for _ in range(40):
         step(scheduler, runner)
     long_steps = []
@@ -269,8 +268,8 @@ def test_long_prompts_and_background_share_their_turns():
 
 
 def test_a_better_one_does_not_wait_for_a_prefix_that_a_background_one_computes():
-    head = tuple(range(1, 61)) * 4
-    limits = Limits(n_slots=8, n_batch=512, n_ubatch=128, prefill_budget=128)
+    head = tuple(range(1, 61)) * 6
+    limits = Limits(n_slots=8, n_batch=512, n_ubatch=512, prefill_budget=512)  # one turn computes it
     scheduler, runner = engine(limits=limits)
     scheduler.add(long("talker", 200, group=0))
     scheduler.add(sequence("behind", (*head, 5), 50, group=1, background=True))
@@ -463,7 +462,7 @@ def test_nobody_loses_a_slot_that_it_would_have_back_at_once():
     scheduler, runner = engine(limits=replace(LIMITS, n_slots=3, prefill_budget=16))
     first, second = twins(scheduler, runner)
     first.overtaken = second.overtaken = MAX_OVERTAKEN - PREEMPTION_COUNTS
-    before = scheduler.num_preemptions  # the context has grown
+    before = scheduler.num_preemptions
     scheduler.add(long("later", 10, group=3))
     done = drain(scheduler, runner, limit=2000)
     assert scheduler.num_preemptions == before

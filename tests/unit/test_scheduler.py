@@ -1,5 +1,6 @@
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 from fakes import VOCABULARY, FakeRunner, drain, expected_output, next_token, random_prompt, sequence, step
@@ -81,12 +82,20 @@ def test_arrivals_and_aborts_at_any_step_disturb_nobody(seed, name):
 @given(
     seed=st.integers(0, 2**32),
     name=st.sampled_from(sorted(POLICIES)),
+    start_slots=st.sampled_from([1, 1, 3]),
     memory_for=st.sampled_from([None, None, 1, 3]),
+    growth_steps=st.sampled_from([0, 1, 9]),
+    carries=st.sampled_from([True, True, False]),
+    keeps=st.booleans(),
 )
-def test_shared_heads_and_early_ends_while_the_context_grows(seed, name, memory_for):
+def test_shared_heads_and_early_ends_while_the_context_grows(
+    seed, name, start_slots, memory_for, growth_steps, carries, keeps
+):
     """Sources that end at their first token, followers that wait, and arrivals that make the context grow."""
     rng = random.Random(seed)
-    scheduler, runner = Scheduler(policy(name), LIMITS), FakeRunner(LIMITS, memory_for=memory_for)
+    limits = replace(LIMITS, start_slots=start_slots, keeps_prefixes=keeps)
+    runner = FakeRunner(limits, memory_for=memory_for, growth_steps=growth_steps, carries=carries)
+    scheduler = Scheduler(policy(name), limits)
     head = tuple(range(1, 100))
     asked, finished = {}, {}
     for number in range(30):
@@ -104,6 +113,66 @@ def test_shared_heads_and_early_ends_while_the_context_grows(seed, name, memory_
     for request_id, (prompt, most) in asked.items():
         assert list(finished[request_id].token_ids) == expected_output(prompt, most)
     assert scheduler.num_waiting == 0
+
+
+def grown(carries: bool = True, **options) -> tuple[Scheduler, FakeRunner, list[set[str]]]:
+    """Eight run on eight slots, and two more come: the larger context takes five steps to make. What each step from
+    then on brought, until all have ended."""
+    limits = Limits(n_slots=10, n_batch=128, n_ubatch=64, prefill_budget=32, start_slots=8, **options)
+    scheduler, runner = Scheduler(policy("batched"), limits), FakeRunner(limits, growth_steps=5, carries=carries)
+    for i in range(8):
+        scheduler.add(sequence(f"r{i}", (10 + i, 20), 60, ignore_eos=True))
+    for _ in range(20):
+        step(scheduler, runner)
+    for i in (8, 9):
+        scheduler.add(sequence(f"r{i}", (10 + i, 20), 60, group=i, ignore_eos=True))
+    told = []
+    while scheduler.has_work:
+        told.append({output.request_id for output in step(scheduler, runner)})
+    return scheduler, runner, told
+
+
+def computed_tokens(runner: FakeRunner) -> int:
+    return sum(span.length for call in runner.calls for span in call.spans)
+
+
+def test_a_context_grows_without_computing_anything_again():
+    scheduler, runner, told = grown()
+    assert len(runner.cells) == scheduler.slots.n_slots == 10
+    assert all({f"r{i}" for i in range(8)} <= names for names in told[:38]), "a running one has to wait"
+    assert {"r8", "r9"} <= told[6], "what comes waits for the larger context, and no longer"
+    assert scheduler.num_preemptions == 0
+    assert computed_tokens(runner) == 10 * (2 + 60 - 1), "each token once"
+
+
+def test_what_a_follower_waits_for_is_carried_over_although_its_source_has_ended():
+    limits = replace(LIMITS, start_slots=2, keeps_prefixes=False)
+    scheduler, runner = Scheduler(policy("batched"), limits), FakeRunner(limits)
+    head = tuple(range(1, 61))
+    scheduler.add(sequence("source", (*head, 3), 1))
+    scheduler.add(sequence("follower", (*head, 4), 1))
+    assert [output.request_id for output in step(scheduler, runner)] == ["source"]
+    for i in range(3):
+        scheduler.add(sequence(f"r{i}", (10 + i, 20), 9))
+    outputs = drain(scheduler, runner)
+    assert scheduler.slots.n_slots == 8
+    assert runner.copied_tokens == scheduler.sharing.num_shared_tokens == 60
+    assert list(outputs["follower"].token_ids) == expected_output((*head, 4), 1)
+
+
+def test_where_no_cells_can_be_carried_over_the_running_ones_are_computed_again():
+    scheduler, runner, _ = grown(carries=False, can_share=False)
+    assert scheduler.num_preemptions == 8
+    assert computed_tokens(runner) > 10 * (2 + 60 - 1) + 8 * 20
+
+
+def test_all_slots_are_there_from_the_start_unless_the_limits_say_otherwise():
+    for name in POLICIES:
+        scheduler = Scheduler(policy(name), LIMITS)
+        assert scheduler.slots.n_slots == (1 if policy(name).one_slot else 8)
+        for i in range(20):
+            scheduler.add(sequence(f"r{i}", (10 + i, 20)))
+        assert scheduler.wanted_slots() is None
 
 
 def test_a_failing_sequence_touches_nobody_else():
@@ -174,7 +243,6 @@ def test_long_prompts_go_in_chunks_while_others_talk():
     limits = Limits(n_slots=2, n_batch=128, n_ubatch=64, prefill_budget=32)
     scheduler, runner = Scheduler(policy("batched"), limits), FakeRunner(limits)
     scheduler.add(sequence("talker", (1, 2), 100, ignore_eos=True))
-    scheduler.add(sequence("other", (3, 4), 2, ignore_eos=True))  # so that the slots have grown
     for _ in range(3):
         step(scheduler, runner)
     scheduler.add(sequence("long", tuple(range(1, 201)), 2, group=1))  # another call
@@ -194,8 +262,6 @@ def talk(limits: Limits, prompts: dict[str, int], n_steps: int) -> list[int]:
     scheduler, runner = Scheduler(policy("batched"), limits), FakeRunner(limits)
     for name in ("a", "b"):
         scheduler.add(sequence(name, (1, 2), 400, ignore_eos=True))
-    for i in range(limits.n_slots - 2):  # so that the slots have grown
-        scheduler.add(sequence(f"{i}", (3, 4), 2, ignore_eos=True))
     for _ in range(4):
         step(scheduler, runner)
     for i, (name, length) in enumerate(prompts.items()):

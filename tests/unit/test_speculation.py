@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 from fakes import N_CTX, FakeRunner, drain, expected_output, expected_shifted, next_token, random_prompt, sequence, step
@@ -100,12 +101,16 @@ def test_right_wrong_and_half_right_guesses_change_no_text(
     right=st.sampled_from([0.0, 0.6, 1.0]),
     always=st.booleans(),
     memory_for=st.sampled_from([None, None, 3]),
+    growth_steps=st.sampled_from([0, 3]),
+    carries=st.booleans(),
 )
-def test_arrivals_aborts_and_growth_between_guesses(seed, name, right, always, memory_for):
+def test_arrivals_aborts_and_growth_between_guesses(seed, name, right, always, memory_for, growth_steps, carries):
     rng = random.Random(seed)
-    speculation = Speculation(Guesser(rng, right), LIMITS, 5, N_CTX, always)
-    scheduler = Scheduler(policy(name), LIMITS, speculation=speculation)
-    runner, asked, finished = FakeRunner(LIMITS, memory_for=memory_for), {}, {}
+    limits = replace(LIMITS, start_slots=2)
+    speculation = Speculation(Guesser(rng, right), limits, 5, N_CTX, always)
+    scheduler = Scheduler(policy(name), limits, speculation=speculation)
+    runner = FakeRunner(limits, memory_for=memory_for, growth_steps=growth_steps, carries=carries)
+    asked, finished = {}, {}
     for number in range(100):
         if number < 50 and rng.random() < 0.4:
             asked[f"r{number}"] = random_prompt(rng)
