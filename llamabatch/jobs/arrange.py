@@ -1,4 +1,4 @@
-"""An output written anew, without some of its rows or in another order: whole lines are copied, and renamed over it."""
+"""An output without some of its rows: what stands behind the first of them waits in the side file, and comes again."""
 
 from __future__ import annotations
 
@@ -7,72 +7,49 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from llamabatch.errors import ConfigError
-from llamabatch.jobs.files import AppendFile, Files, temporary
+from llamabatch.jobs.files import AppendFile
 from llamabatch.jobs.journal import ahead_of
 from llamabatch.jobs.lines import Line, has_error, lines_of
 from llamabatch.jobs.places import Places
-from llamabatch.jobs.side_file import Offsets
+from llamabatch.jobs.side_file import OwnFiles, lines_that_wait, waiting_line
 from llamabatch.jobs.survey import Bits
 
 
-def has_errors(path: Path) -> bool:
+def has_errors(path: Path, start: int) -> bool:
     """Has the output, or what waits beside it, rows that failed?"""
-    return any(line.number is not None and has_error(line.content) for _, line in _lines(path))
+    return any(line.number is not None and has_error(line.content) for _, line in _lines(path, start))
 
 
-def arrange(files: Files, path: Path, places: Places, *, in_order: bool, drop_errors: bool) -> None:
+def arrange(own: OwnFiles, kept: AppendFile, start: int, places: Places, *, in_order: bool, drop_errors: bool) -> None:
     """Keeps each row once, without lines that are damaged and, where told so, rows that failed.
 
-    In the order of the input what stands behind a gap goes to the side file. That is renamed first: until the output
-    is, too, it holds nothing that the output does not hold, or might.
+    The output keeps its lines up to the first that has to go, and stays the file that it is: whole lines behind that go
+    to the side file, and the output is cut when they are on disk. A process that ends in between leaves both.
+
+    Args:
+        start: where the lines begin.
 
     Raises:
         ConfigError: a line is of another shard.
         OutputError: writing fails.
     """
-    if in_order:
-        _in_order(files, path, places, drop_errors)
-    else:
-        _as_finished(files, path, places, drop_errors)
-
-
-def _in_order(files: Files, path: Path, places: Places, drop_errors: bool) -> None:
-    sources = [path, ahead_of(path)]
-    found = Offsets(0)
-    for source, line in _lines(path):
-        place = _kept(line, places, drop_errors)
-        if place is not None and found.get(place) is None:
-            found.put(place, 2 * line.offset + source)
-    with contextlib.ExitStack() as stack:
-        readers = [stack.enter_context(source.open("rb")) if source.exists() else None for source in sources]
-        targets = [
-            stack.enter_context(contextlib.closing(AppendFile(files, temporary(source), empty=True)))
-            for source in sources
-        ]
-        due = 0
-        for place, code in found.live():
-            reader = readers[code % 2]
-            assert reader is not None
-            reader.seek(code // 2)
-            targets[place != due].write(reader.readline())
-            due += place == due
-        for target in targets:
-            target.sync()
-    for written in reversed(sources):
-        files.rename(temporary(written), written)
-
-
-def _as_finished(files: Files, path: Path, places: Places, drop_errors: bool) -> None:
-    done = Bits()
-    with contextlib.closing(AppendFile(files, temporary(path), empty=True)) as target:
-        for _, line in _lines(path):
+    done, end, amid = Bits(), start, False
+    n_rows = 0
+    with contextlib.closing(own.begin("ahead")) as target:
+        for behind, line in _lines(kept.path, start):
             place = _kept(line, places, drop_errors)
-            if place is not None and place not in done:
-                done.add(place)
-                target.write(line.content)
-        target.sync()
-    files.rename(temporary(path), path)
-    files.remove(ahead_of(path))
+            amid = amid or behind or place is None or place in done or (in_order and place != n_rows)
+            if place is None or place in done:
+                continue
+            done.add(place)
+            if amid:
+                target.write(waiting_line(line.content))
+            else:
+                n_rows, end = n_rows + 1, line.offset + len(line.content)
+        own.place(target, ahead_of(kept.path), over=True)
+    if end < kept.size:
+        kept.truncate(end)
+    kept.sync()
 
 
 def _kept(line: Line, places: Places, drop_errors: bool) -> int | None:
@@ -84,9 +61,10 @@ def _kept(line: Line, places: Places, drop_errors: bool) -> int | None:
     return place
 
 
-def _lines(path: Path) -> Iterator[tuple[int, Line]]:
-    """Lines of the output (0) and of its side file (1)."""
-    for source, each in enumerate((path, ahead_of(path))):
-        if each.exists():
-            for line in lines_of(each):
-                yield source, line
+def _lines(path: Path, start: int) -> Iterator[tuple[bool, Line]]:
+    """Lines of the output, and then, behind them, of its side file."""
+    for line in lines_of(path, start) if path.exists() else ():
+        yield False, line
+    if ahead_of(path).exists():
+        for line in lines_that_wait(ahead_of(path)):
+            yield True, line

@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from llamabatch.errors import OutputError
-from llamabatch.jobs import endings
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF)  # some file systems sync no folders
-_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EISDIR)
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES, errno.EINVAL)
+_NOT_ALLOWED = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EISDIR, errno.EEXIST),
+    *(errno.ENAMETOOLONG, errno.ELOOP),
+)
+NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # and no wait for the end of a pipe
 _LOOK_S = 0.2
 
 
@@ -42,7 +46,7 @@ class Files:
         retry_s: float = 5.0,
         stopped: Callable[[], object] = lambda: False,
     ) -> None:
-        self._tell = tell
+        self.tell = tell
         self._patience_s = patience_s
         self._retry_s = retry_s
         self._stopped = stopped
@@ -68,6 +72,26 @@ class Files:
         self._patiently("rename", target, os.replace, source, target)
         self.sync_folder(target.parent)
 
+    def remove_lock(self, path: Path) -> None:
+        """If the system lets us: Windows removes no open file."""
+        with contextlib.suppress(OSError):
+            self._system("unlock", os.unlink, path)
+
+    def name(self, source: Path, target: Path) -> None:
+        """Renames a file to a name that nothing has yet. Raises FileExistsError: something has it."""
+        try:
+            self._patiently("link", target, os.link, source, target)
+        except OutputError as error:
+            cause = error.__cause__
+            if isinstance(cause, FileExistsError) or os.path.lexists(target):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
+            if not isinstance(cause, OSError) or cause.errno not in _NO_LINKS:
+                raise
+            self.rename(source, target)  # the file system has no links
+            return
+        self.remove(source)
+        self.sync_folder(target.parent)
+
     def sync_folder(self, folder: Path) -> None:
         if sys.platform == "win32":  # it opens no folders
             return
@@ -87,24 +111,13 @@ class Files:
         with contextlib.suppress(FileNotFoundError):
             self._once("remove", path, os.unlink, path)
 
-    def replace_with(self, path: Path, content: bytes) -> None:
-        """The whole file or none, and on disk when it returns."""
-        beside = temporary(path)
-        file = AppendFile(self, beside, empty=True)
-        try:
-            file.write(content)
-            file.sync()
-        finally:
-            file.close()
-        self.rename(beside, path)
-
     def _patiently(self, what: str, path: Path, function: Callable[..., Any], *args: Any) -> Any:
         started: float | None = None
         while True:
             try:
                 result = self._system(what, function, *args)
                 if started is not None:
-                    self._tell(f"there is room again on the disk of {path}")
+                    self.tell(f"there is room again on the disk of {path}")
                 return result
             except InterruptedError:
                 continue
@@ -113,7 +126,7 @@ class Files:
                     self._fail(what, path, error)
                 if started is None:
                     started = time.monotonic()
-                    self._tell(
+                    self.tell(
                         f"no room for {path} ({error.strerror}; {_free(path)}): the job waits up to "
                         f"{self._patience_s:g} s for some, and tries every {self._retry_s:g} s"
                     )
@@ -157,45 +170,79 @@ class Files:
 class AppendFile:
     """A file that grows at its end, and is on disk after sync().
 
+    Args:
+        new: it must not be there yet; else it must be. None: either. Links are not followed.
+
     Attributes:
+        path: its name, which follows a rename.
         size: bytes that are whole: what was interrupted in between is not counted, and is mended when it is opened
             again.
     """
 
-    def __init__(self, files: Files, path: Path, *, empty: bool = False) -> None:
+    def __init__(self, files: Files, path: Path, *, new: bool | None = None) -> None:
         self._files = files
         self.path = path
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if empty else 0)
-        self._fd = files.open(path, flags)
-        self.size = os.fstat(self._fd).st_size
-        self._dirty = self.size > 0  # whoever wrote it may have been killed before it reached the disk
+        made = not os.path.lexists(path) if new is None else new
+        flags = os.O_RDWR | os.O_APPEND | NO_FOLLOW | (os.O_CREAT | os.O_EXCL if made else 0)
+        self.fd = files.open(path, flags)
+        self.size = os.fstat(self.fd).st_size
+        self._dirty = self.size > 0  # an earlier process may have been killed before it reached the disk
 
     def write(self, data: bytes) -> None:
         """All of it. After an error nothing else may be written: it would follow half a line."""
         self._dirty = True
         left = memoryview(data)
         while left:
-            left = left[self._files.write(self._fd, left, self.path) :]
+            left = left[self._files.write(self.fd, left, self.path) :]
         self.size += len(data)
 
     def truncate(self, size: int) -> None:
-        self._files.truncate(self._fd, size, self.path)
+        self._files.truncate(self.fd, size, self.path)
         self.size, self._dirty = size, True
 
     def sync(self) -> None:
         if self._dirty:
-            self._files.sync(self._fd, self.path)
+            self._files.sync(self.fd, self.path)
             self._dirty = False
 
+    def change(self) -> str | None:
+        """What something else has done to the file or its name since it was opened; None: nothing. Raises OSError."""
+        status = os.fstat(self.fd)
+        try:
+            named = os.stat(self.path, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            named = None
+        if named is None or not os.path.samestat(status, named):
+            if status.st_nlink:
+                return MOVED
+            return REMOVED if named is None else REPLACED
+        if status.st_size < self.size:
+            return f"was cut from {self.size:,} to {status.st_size:,} bytes"
+        if status.st_size > self.size:
+            return f"has {status.st_size - self.size:,} bytes that something else has written"
+        return None
+
+    def copy_to(self, path: Path) -> None:
+        """What it holds, though its name be gone, as a new file. Raises OutputError."""
+        copy = AppendFile(self._files, path, new=True)
+        try:
+            os.lseek(self.fd, 0, os.SEEK_SET)
+            while data := os.read(self.fd, _COPIED):
+                copy.write(data)
+            copy.sync()
+        finally:
+            copy.close()
+
     def close(self) -> None:
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
             os.close(fd)
 
 
-def temporary(path: Path) -> Path:
-    """Where a file is written before it is renamed to `path`: in the same folder, so that a rename is enough."""
-    return path.with_name(path.name + endings.TEMPORARY)
+REMOVED = "was removed"
+REPLACED = "was replaced by another file"
+MOVED = "was moved"
+_COPIED = 2**20
 
 
 def _free(path: Path) -> str:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 # records() puts these first and last, so that a million lines are looked through in seconds
 _NUMBER = re.compile(rb'\{"(?:row": |id": "batch_req_)(\d{1,19})"?, ')
+_BEGINS = (b'{"row": ', b'{"id": "batch_req_')
 _NO_ERROR = b'"error": null}\n'
 
 
@@ -33,6 +34,11 @@ def number_of(line: bytes) -> int | None:
     return int(match[1]) if match and line.endswith(b"}\n") and b"\0" not in line else None
 
 
+def begins_as_row(begin: bytes) -> bool:
+    """Of the first bytes of a file: are they a job's line, or what is left of one?"""
+    return _NUMBER.match(begin) is not None or any(each.startswith(begin) for each in _BEGINS)
+
+
 def has_error(line: bytes) -> bool:
     """Of a line with a number: did its row fail?"""
     return not line.endswith(_NO_ERROR)
@@ -46,10 +52,11 @@ class Line(NamedTuple):
     number: int | None
 
 
-def lines_of(path: Path) -> Iterator[Line]:
-    """All lines of a file, the torn one at its end included. Raises OSError."""
-    offset = 0
+def lines_of(path: Path, start: int = 0) -> Iterator[Line]:
+    """All lines of a file from the byte `start` on, the torn one at its end included. Raises OSError."""
+    offset = start
     with path.open("rb") as file:
+        file.seek(start)
         for content in file:
             yield Line(offset, content, number_of(content))
             offset += len(content)

@@ -6,15 +6,18 @@ A Parquet file can be read only when it is whole, so that a job cannot go on wit
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamabatch.errors import ConfigError, SetupError
 from llamabatch.jobs import endings
-from llamabatch.jobs.files import AppendFile, Files, temporary
+from llamabatch.jobs.files import AppendFile
 from llamabatch.jobs.lines import lines_of, number_of, to_line
+from llamabatch.jobs.locks import lock_file
 from llamabatch.jobs.records import Shape
+from llamabatch.jobs.side_file import OwnFiles
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 _GROUP_ROWS = 10_000
 _GROUP_BYTES = 16 * 2**20  # of lines
 _PIECE_BYTES = 2**20
+_RANGE_BYTES = 16 * 2**20
 _JSON = ("logprobs", "prompt_logprobs", "response")  # columns that hold a text of JSON
 _ALWAYS = ("id", "custom_id", "response", "error")  # keys of records that may be None
 
@@ -59,27 +63,45 @@ def schema(shape: Shape) -> pa.Schema:
     )
 
 
-def convert(files: Files, source: Path, target: Path, shape: Shape) -> int:
-    """Lines to a Parquet file, a group of rows at a time; returns its bytes. Raises OutputError, OSError."""
+def convert(own: OwnFiles, source: Path, shape: Shape, *, over: bool) -> tuple[int, str]:
+    """Lines to a Parquet file, a group of rows at a time.
+
+    Args:
+        over: it takes the place of an earlier one.
+
+    Returns:
+        Its bytes, and the checksums of its ranges; see sums_of_ranges.
+
+    Raises:
+        OutputError, OSError: reading or writing fails.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     columns = schema(shape)
-    sink = _Sink(AppendFile(files, temporary(target), empty=True))
+    file = own.begin()
     try:
+        lock_file(file, own.out)  # before it takes the name of the output
+        sink = _Sink(file)
         with pq.ParquetWriter(sink, columns, compression="zstd") as writer:
-            for rows in _groups(source):
+            for rows in _groups(source, len(own.header("part"))):
                 writer.write_table(pa.Table.from_pylist(rows, schema=columns))
         sink.write_out()
-        sink.file.sync()
+        file.sync()
+        sums = sums_of_ranges(file.path)
+        own.place(file, own.out, over=over)
     finally:
-        sink.file.close()
-    size = sink.file.size
-    files.rename(temporary(target), target)
-    return size
+        file.close()
+    return file.size, sums
 
 
-def restore(files: Files, source: Path, target: Path) -> None:
+def sums_of_ranges(path: Path) -> str:
+    """Checksums of each 16 MiB of a file, as 8 hexadecimal digits each. Raises OSError."""
+    with path.open("rb") as file:
+        return "".join(f"{zlib.crc32(data):08x}" for data in iter(lambda: file.read(_RANGE_BYTES), b""))
+
+
+def restore(own: OwnFiles, source: Path, target: Path) -> None:
     """A Parquet file that a job has written, as lines again, so that the job can go on.
 
     Raises:
@@ -89,7 +111,7 @@ def restore(files: Files, source: Path, target: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    file = AppendFile(files, temporary(target), empty=True)
+    file = own.begin("part")
     try:
         with pq.ParquetFile(source) as parquet:
             for batch in parquet.iter_batches(1000):
@@ -98,12 +120,11 @@ def restore(files: Files, source: Path, target: Path) -> None:
                     if number_of(line) is None:
                         raise ConfigError(f"{source} is not the output of a job; give another name")
                     file.write(line)
-        file.sync()
+        own.place(file, target, over=True)
     except pa.ArrowException as error:
         raise ConfigError(f"{source} is no Parquet file, or is damaged ({error}); give another name") from error
     finally:
         file.close()
-    files.rename(temporary(target), target)
 
 
 class _Sink:
@@ -143,10 +164,10 @@ class _Sink:
         return False
 
 
-def _groups(source: Path) -> Iterator[list[dict[str, Any]]]:
+def _groups(source: Path, start: int) -> Iterator[list[dict[str, Any]]]:
     rows: list[dict[str, Any]] = []
     n_bytes = 0
-    for line in lines_of(source):
+    for line in lines_of(source, start):
         rows.append(_packed(json.loads(line.content)))
         n_bytes += len(line.content)
         if len(rows) == _GROUP_ROWS or n_bytes > _GROUP_BYTES:

@@ -1,17 +1,272 @@
-"""OUT.ahead: results that wait for an earlier row, so that the output can stay in the order of the input."""
+"""Files that a job keeps beside its output: each begins with the job's id, and no other file is written or removed.
+
+OUT.ahead holds results that wait for an earlier row, so that the output can stay in the order of the input. OUT.sums
+holds a checksum of each line of the output.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import stat
+import struct
+import zlib
 from array import array
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from llamabatch.jobs.files import AppendFile, Files, temporary
-from llamabatch.jobs.lines import has_error, lines_of
+from llamabatch.errors import ConfigError, OutputError
+from llamabatch.jobs import endings
+from llamabatch.jobs.files import NO_FOLLOW, AppendFile, Files
+from llamabatch.jobs.lines import Line, has_error, lines_of, number_of
 from llamabatch.jobs.places import Places
+
+Kind = Literal["ahead", "part", "sums"]
 
 _LEAST_GARBAGE = 4 * 2**20  # bytes of lines that are in the output already, before the file is made anew
 _TRIM = 65536
+_HEADER = re.compile(rb'\{"llamabatch": "(ahead|part|sums)", "job": "([0-9a-f]{16})"\}\n')
+_HEAD_BYTES = 64
+_LEAST_TORN = 16  # of a first line: as much of it as nothing else begins with
+_SUM = struct.Struct("<I")
+_PREFIX_BYTES = 9  # of a line that waits: its checksum in hexadecimal digits, and a blank
+
+
+def head(path: Path) -> bytes | None:
+    """The first bytes of a file; None: there is none.
+
+    Raises:
+        ConfigError: it is a link, a folder, a pipe, or cannot be read.
+    """
+    flags = os.O_RDONLY | NO_FOLLOW | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+    try:
+        if stat.S_ISLNK(os.lstat(path).st_mode):
+            raise foreign(path, "is a link")
+        fd = os.open(path, flags)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise foreign(path, f"cannot be read ({error.strerror})") from error
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise foreign(path, "is no regular file")
+        return os.read(fd, _HEAD_BYTES)
+    finally:
+        os.close(fd)
+
+
+def foreign(path: Path, why: str) -> ConfigError:
+    """The error for a file under a name that a job needs."""
+    return ConfigError(
+        f"{path} {why}, and a job of this output would keep a file of its own there; move it away, or give the output "
+        "another name"
+    )
+
+
+def job_of(path: Path, kind: Kind) -> str | None:
+    """The id of the job that keeps this file; None: it says of none, or is not there. Raises ConfigError as head."""
+    match = _HEADER.match(head(path) or b"")
+    return match[2].decode() if match and match[1] == kind.encode() else None
+
+
+@dataclass(frozen=True)
+class OwnFiles:
+    """The files of one job: made under names that nothing has, and removed only where they begin with the job's id.
+
+    Attributes:
+        files: the operating system.
+        out: the output.
+        job_id: 16 hexadecimal digits.
+    """
+
+    files: Files
+    out: Path
+    job_id: str
+
+    def header(self, kind: Kind) -> bytes:
+        """The first line of a file."""
+        return b'{"llamabatch": "%s", "job": "%s"}\n' % (kind.encode(), self.job_id.encode())
+
+    @property
+    def temporary(self) -> Path:
+        return endings.temporary(self.out, self.job_id)
+
+    def check(self, path: Path, kind: Kind) -> bool:
+        """Is the file there? Raises ConfigError: it is, and is not this job's."""
+        begin = head(path)
+        if begin is None:
+            return False
+        if not begin.startswith(self.header(kind)):
+            known = _HEADER.match(begin)
+            raise foreign(path, "is of another job" if known else "is not of this job")
+        return True
+
+    def remove_torn(self, path: Path, kind: Kind) -> None:
+        """The file, where it was cut within its first line. Raises ConfigError as check, OutputError."""
+        begin, due = head(path), self.header(kind)
+        if begin is not None and begin.startswith(due[:_LEAST_TORN]) and begin != due and due.startswith(begin):
+            self.files.remove(path)
+
+    def begin(self, kind: Kind | None = None) -> AppendFile:
+        """A new file under a name of its own, to be given its place by `place`. Raises OutputError."""
+        file = AppendFile(self.files, self.temporary, new=True)
+        try:
+            if kind is not None:
+                file.write(self.header(kind))
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def place(self, file: AppendFile, path: Path, *, over: bool) -> None:
+        """The name that a new file is to have, once it is whole and on disk.
+
+        Args:
+            over: it takes the place of this job's own file, if there is one; else nothing may be there.
+
+        Raises:
+            ConfigError: something else has the name.
+            OutputError: writing fails.
+        """
+        file.sync()
+        if over and os.path.lexists(path):
+            self.files.rename(file.path, path)
+        else:
+            try:
+                self.files.name(file.path, path)
+            except FileExistsError as error:
+                raise foreign(path, "has come to be just now") from error
+        file.path = path
+
+    def open(self, path: Path, kind: Kind) -> AppendFile:
+        """The job's file of that name, made if it is not there. Raises ConfigError as check, OutputError."""
+        if self.check(path, kind):
+            return AppendFile(self.files, path, new=False)
+        file = self.begin(kind)
+        try:
+            self.place(file, path, over=False)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def remove(self, path: Path, kind: Kind) -> None:
+        """If it is there. Raises ConfigError as check, OutputError."""
+        if self.check(path, kind):
+            self.files.remove(path)
+
+    def remove_temporary(self, manifest: bytes) -> None:
+        """What a job that was killed has left.
+
+        Args:
+            manifest: what the manifest of this job begins with.
+
+        Raises:
+            ConfigError: it is not of this job. OutputError.
+        """
+        begin = head(self.temporary)
+        if begin is None:
+            return
+        kinds: tuple[Kind, ...] = ("ahead", "part", "sums")
+        if not any(_same(begin, due) for due in (*map(self.header, kinds), manifest, _PARQUET)):
+            raise foreign(self.temporary, "is not of this job")
+        self.files.remove(self.temporary)
+
+
+_PARQUET = b"PAR1"
+
+
+def _same(begin: bytes, due: bytes) -> bool:
+    """As far as they go: a job may have been killed amid its first write."""
+    return begin[: len(due)] == due[: len(begin)]
+
+
+def checksum(line: bytes) -> int:
+    """Of a line, never 0: a crash of the system may leave zeros in place of what was written."""
+    return zlib.crc32(line) or 1
+
+
+class Checksums:
+    """OUT.sums: a checksum of each line of the output, 4 bytes a line, written before the line itself.
+
+    Args:
+        n_lines: those that the output has; what the file holds of others is cut off.
+    """
+
+    def __init__(self, own: OwnFiles, path: Path, n_lines: int) -> None:
+        self._own = own
+        self._file = own.open(path, "sums")
+        self._start = len(own.header("sums"))
+        size = self._start + n_lines * _SUM.size
+        if self._file.size > size:
+            try:
+                self._file.truncate(size)
+            except BaseException:
+                self._file.close()
+                raise
+
+    @staticmethod
+    def read(own: OwnFiles, path: Path) -> Iterator[int] | None:
+        """Those of the lines, in order; 0 where one is missing. None: there is no such file."""
+        return _sums(path, len(own.header("sums"))) if own.check(path, "sums") else None
+
+    @staticmethod
+    def make(own: OwnFiles, path: Path, lines: Iterator[bytes]) -> None:
+        """Anew, of all lines that are there."""
+        with contextlib.closing(own.begin("sums")) as file:
+            waiting = bytearray()
+            for line in lines:
+                waiting += _SUM.pack(checksum(line))
+                if len(waiting) >= _TRIM:
+                    file.write(bytes(waiting))
+                    waiting.clear()
+            if waiting:
+                file.write(bytes(waiting))
+            own.place(file, path, over=True)
+
+    def add(self, lines: list[bytes]) -> None:
+        self._file.write(b"".join(_SUM.pack(checksum(line)) for line in lines))
+
+    def sync(self) -> None:
+        self._file.sync()
+
+    @property
+    def file(self) -> AppendFile:
+        return self._file
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _sums(path: Path, start: int) -> Iterator[int]:
+    with path.open("rb") as file:
+        file.seek(start)
+        while data := file.read(_TRIM):
+            yield from (each[0] for each in _SUM.iter_unpack(data[: len(data) // _SUM.size * _SUM.size]))
+
+
+def waiting_line(line: bytes) -> bytes:
+    """A line of the output as OUT.ahead holds it."""
+    return b"%08x " % checksum(line) + line
+
+
+def line_that_waits(content: bytes) -> bytes | None:
+    """The line of the output; None: it is torn, or not as it was written."""
+    line = content[_PREFIX_BYTES:]
+    return line if content[:_PREFIX_BYTES] == b"%08x " % checksum(line) and line else None
+
+
+def lines_that_wait(path: Path) -> Iterator[Line]:
+    """All lines of OUT.ahead after the first; a torn or damaged one has no number. Raises OSError."""
+    for line in lines_of(path):
+        content = line_that_waits(line.content)
+        if content is not None:
+            yield Line(line.offset, content, number_of(content))
+        elif line.offset:
+            yield Line(line.offset, line.content, None)
 
 
 class Offsets:
@@ -58,10 +313,10 @@ class SideFile:
         n_errors: lines of rows that failed, among those that it held when it was opened and that wait.
     """
 
-    def __init__(self, files: Files, path: Path, places: Places, first: int) -> None:
-        self._files = files
+    def __init__(self, own: OwnFiles, path: Path, places: Places, first: int) -> None:
+        self._own = own
         self._path = path
-        self._file = AppendFile(files, path)
+        self._file = own.open(path, "ahead")
         self._reader = path.open("rb")
         self._offsets = Offsets(first)
         self._live_bytes = 0
@@ -73,14 +328,16 @@ class SideFile:
             raise
 
     def _load(self, places: Places, first: int) -> None:
-        end = 0
-        for line in lines_of(self._path):
-            if line.content.endswith(b"\n"):
+        end = len(self._own.header("ahead"))
+        for line in lines_that_wait(self._path):
+            if line.number is not None:
+                end = line.offset + _PREFIX_BYTES + len(line.content)
+            elif line.content.endswith(b"\n"):
                 end = line.offset + len(line.content)
             place = None if line.number is None else places.of(line.number)
             if place is not None and place >= first and self._offsets.get(place) is None:
                 self._offsets.put(place, line.offset)
-                self._live_bytes += len(line.content)
+                self._live_bytes += _PREFIX_BYTES + len(line.content)
                 self.n_errors += has_error(line.content)
         if end < self._file.size:
             self._file.truncate(end)
@@ -91,24 +348,36 @@ class SideFile:
     def __len__(self) -> int:
         return self._offsets.n
 
+    @property
+    def file(self) -> AppendFile:
+        return self._file
+
     def add(self, place: int, line: bytes) -> None:
         offset = self._file.size
-        self._file.write(line)
+        content = waiting_line(line)
+        self._file.write(content)
         self._offsets.put(place, offset)
-        self._live_bytes += len(line)
+        self._live_bytes += len(content)
 
     def look(self, place: int) -> bytes | None:
-        """The line of a place that waits."""
+        """The line of a place that waits. Raises OutputError: it is not there any more."""
         offset = self._offsets.get(place)
-        if offset is None:
-            return None
+        return None if offset is None else self._read(offset)
+
+    def _read(self, offset: int) -> bytes:
         self._reader.seek(offset)
-        return self._reader.readline()
+        line = line_that_waits(self._reader.readline())
+        if line is None:
+            raise OutputError(
+                f"{self._path}: something else has written to it while the job ran. What is in {self._own.out.name} "
+                "stays; run the same command again, which does the rest"
+            )
+        return line
 
     def drop(self, place: int, line: bytes) -> None:
         """The output has it. What is before it must be there too."""
         self._offsets.drop(place)
-        self._live_bytes -= len(line)
+        self._live_bytes -= _PREFIX_BYTES + len(line)
 
     @property
     def is_mostly_garbage(self) -> bool:
@@ -117,17 +386,13 @@ class SideFile:
 
     def compact(self, first: int) -> None:
         """Makes the file anew with what still waits. The output must be on disk before, up to the place `first`."""
-        beside = temporary(self._path)
-        file = AppendFile(self._files, beside, empty=True)
+        file = self._own.begin("ahead")
         offsets = Offsets(first)
         try:
             for place, offset in self._offsets.live():
-                self._reader.seek(offset)
-                line = self._reader.readline()
                 offsets.put(place, file.size)
-                file.write(line)
-            file.sync()
-            self._files.rename(beside, self._path)
+                file.write(waiting_line(self._read(offset)))
+            self._own.place(file, self._path, over=True)
         except BaseException:
             file.close()
             raise
@@ -141,7 +406,3 @@ class SideFile:
     def close(self) -> None:
         self._file.close()
         self._reader.close()
-
-    def remove(self) -> None:
-        self.close()
-        self._files.remove(self._path)

@@ -13,6 +13,7 @@ from llamabatch.jobs.manifest import model_identity
 from llamabatch.jobs.output import Output, OutputOptions
 from llamabatch.jobs.records import RecordOptions, record
 from llamabatch.jobs.rows import Row
+from llamabatch.jobs.side_file import OwnFiles
 from llamabatch.jobs.stream_output import StreamOutput, open_output
 from llamabatch.logprobs import Logprob
 from llamabatch.request import CompletionOutput, FinishReason, RequestOutput
@@ -97,7 +98,7 @@ def test_parquet_holds_all_that_lines_hold_and_becomes_lines_again(tmp_path, sha
         for n in range(9):
             output.done(row(n), result(n))
         assert not out.exists()
-        lines = (tmp_path / "out.parquet.part").read_bytes()
+        header, _, lines = (tmp_path / "out.parquet.part").read_bytes().partition(b"\n")
         output.finish()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out.parquet", "out.parquet.job.json"]
     with pq.ParquetFile(out) as file:
@@ -114,8 +115,8 @@ def test_parquet_holds_all_that_lines_hold_and_becomes_lines_again(tmp_path, sha
     else:
         assert json.loads(found[0]["response"])["body"]["choices"] == made["response"]["body"]["choices"]
         assert found[2]["error"] == {"code": "request_failed", "message": "no"}
-    parquet_output.restore(Files(), out, tmp_path / "lines")
-    again = [json.loads(line) for line in (tmp_path / "lines").read_bytes().splitlines()]
+    parquet_output.restore(OwnFiles(Files(), out, json.loads(header)["job"]), out, tmp_path / "lines")
+    again = [json.loads(line) for line in (tmp_path / "lines").read_bytes().splitlines()[1:]]
     assert again == [json.loads(line) for line in lines.splitlines()]
     with Output(out, {}, options) as output:
         assert (output.finished, output.n_before, output.n_errors_before) == (True, 9, 3)

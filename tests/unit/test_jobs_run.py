@@ -102,13 +102,16 @@ def test_an_engine_starts_for_the_first_row_that_is_good(tmp_path, engines):
     assert (counts.ok, counts.failed, numbers(out), len(engines[1])) == (2, 3, [0, 1, 2, 3, 4], 1)
 
 
-def test_rows_that_were_done_need_no_engine(tmp_path, engines):
+def test_rows_that_were_done_need_no_engine(tmp_path, engines, monkeypatch):
     """Killed after the last row was written, before the manifest said that the job had ended."""
     out = tmp_path / "out.jsonl"
     settings = Settings(source(tmp_path, 10), str(out))
-    run(settings)
     manifest = tmp_path / "out.jsonl.job.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"ending": None}))
+    with monkeypatch.context() as patch:
+        patch.setattr(Output, "_sums_of_lines", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(settings)
+    assert json.loads(manifest.read_text())["ending"] is None
     summary = run(settings)
     assert (summary.counts.done_before, summary.exit_code, len(engines[1])) == (10, 0, 1)
     assert json.loads(manifest.read_text())["ending"]["rows"] == 10
