@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,16 @@ def has_errors(path: Path, start: int) -> bool:
     return any(line.number is not None and has_error(line.content) for _, line in _lines(path, start))
 
 
-def arrange(own: OwnFiles, kept: AppendFile, start: int, places: Places, *, in_order: bool, drop_errors: bool) -> None:
+def arrange(
+    own: OwnFiles,
+    kept: AppendFile,
+    start: int,
+    places: Places,
+    *,
+    in_order: bool,
+    drop_errors: bool,
+    is_damaged: bool,
+) -> None:
     """Keeps each row once, without lines that are damaged and, where told so, rows that failed.
 
     The output keeps its lines up to the first that has to go, and stays the file that it is: whole lines behind that go
@@ -28,6 +38,8 @@ def arrange(own: OwnFiles, kept: AppendFile, start: int, places: Places, *, in_o
 
     Args:
         start: where the lines begin.
+        is_damaged: something else has written there, so that every line is read as JSON: two halves of lines may look
+            like one.
 
     Raises:
         ConfigError: a line is of another shard.
@@ -37,7 +49,7 @@ def arrange(own: OwnFiles, kept: AppendFile, start: int, places: Places, *, in_o
     n_rows = 0
     with contextlib.closing(own.begin("ahead")) as target:
         for behind, line in _lines(kept.path, start):
-            place = _kept(line, places, drop_errors)
+            place = None if is_damaged and not _is_json(line.content) else _kept(line, places, drop_errors)
             amid = amid or behind or place is None or place in done or (in_order and place != n_rows)
             if place is None or place in done:
                 continue
@@ -50,6 +62,13 @@ def arrange(own: OwnFiles, kept: AppendFile, start: int, places: Places, *, in_o
     if end < kept.size:
         kept.truncate(end)
     kept.sync()
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _kept(line: Line, places: Places, drop_errors: bool) -> int | None:

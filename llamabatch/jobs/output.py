@@ -266,16 +266,13 @@ class Output:
         assert self._journal is not None
         for file in self._journal.beside:
             change = file.change()
-            if change in (REMOVED, REPLACED):
-                saved = self._saved(file, file.path)
-                raise OutputError(
-                    f"{file.path} {change} while the job ran{saved or ', and is there again'}. What is in "
-                    f"{self._file.path} stays; run the same command again, which does the rest"
-                )
             if change is not None:
+                failure = self._saved(file, file.path) if change == REMOVED else None
+                again = "" if failure is None else failure or ", and is written again"
+                away = "" if change != REPLACED else f"move {file.path.name} away, and "
                 raise OutputError(
-                    f"{file.path} {change} while the job ran. What is in {self._file.path} stays; run the same command "
-                    "again, which does the rest"
+                    f"{file.path} {change} while the job ran{again}. What is in {self._file.path} stays; {away}run the "
+                    "same command again, which does the rest, or says what is wrong"
                 )
         change = self._file.change()
         if change is not None:
@@ -283,7 +280,7 @@ class Output:
 
     def _what_happened(self, file: AppendFile, change: str) -> str:
         assert self._journal is not None
-        rows = counted(self._journal.n_done - self._journal.n_waiting, "row")
+        rows = f"rows ({self._journal.n_done - self._journal.n_waiting:,})"
         message = f"{file.path} {change} while the job ran. "
         if change in (REMOVED, REPLACED):
             rescued = self._free_name(file.path)
@@ -300,7 +297,7 @@ class Output:
             message += "What is left in it stays; run the same command again, which does the rest, or says what is "
             message += "wrong with it"
         if self._journal.n_waiting:
-            message += f". {counted(self._journal.n_waiting, 'row')} wait in {ahead_of(file.path)}"
+            message += f". Rows that wait for an earlier one ({self._journal.n_waiting:,}) are in {ahead_of(file.path)}"
         return message
 
     def _saved(self, file: AppendFile, path: Path) -> str:
@@ -527,14 +524,20 @@ class Output:
             raise self._refuse(found.damage)
         drop_errors = self.options.retry_errors and has_errors(kept, self._start)
         if self._file is not None and (found.damage is not None or drop_errors):
-            arrange(own, self._file, self._start, self._places, in_order=self._in_order, drop_errors=drop_errors)
+            arrange(
+                own,
+                self._file,
+                self._start,
+                self._places,
+                in_order=self._in_order,
+                drop_errors=drop_errors,
+                is_damaged=found.damage is not None,
+            )
             found, is_recorded = self._survey(None), False
         if self._file is not None and found.size < self._file.size:
             self._file.truncate(found.size)
             if found.n_unrecorded:
-                lines = (
-                    f"{counted(found.n_unrecorded, 'line')} without a checksum, as a crash of the system leaves them"
-                )
+                lines = f"{counted(found.n_unrecorded, 'line')} without a checksum, as after a crash of the system"
                 self._files.tell(f"{kept}: {lines}, {'is' if found.n_unrecorded == 1 else 'are'} done again")
         if found.n_rows and (not is_recorded or damage is not None):
             Checksums.make(own, sums_of(kept), (line.content for line in lines_of(kept, self._start)))
@@ -612,10 +615,11 @@ def _most_bytes(folder: Path) -> int:
 
 def _name_of(fd: int) -> str:
     """Of a file that was moved, where the system tells."""
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:
-        return "the file that it was"
+    with contextlib.suppress(OSError):
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if os.path.samestat(os.stat(path), os.fstat(fd)):
+            return path
+    return "that file, wherever it is now"
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

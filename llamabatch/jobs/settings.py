@@ -53,7 +53,7 @@ class Settings:
             raise ConfigError("inputs is empty; name a file, a glob of files, or '-' for stdin")
         object.__setattr__(self, "inputs", tuple(os.fspath(each) for each in self.inputs))
         object.__setattr__(self, "output", os.fspath(self.output))
-        if not self.output:
+        if not self.output or "\0" in self.output:
             raise ConfigError(f"output is {show(self.output)}; give a file, or '-' for stdout")
         records = self.writing.records
         if not records.model:

@@ -18,10 +18,10 @@ from llamabatch.jobs.records import RecordOptions
 from tests.long.fake_job import FaultyFiles, Killed, check, check_beside, in_shard, is_bad, run
 
 HOLDS = (
-    "the k-th open, write, fsync, rename, link, truncate or remove of a job fails, for every k: an error or a full disk "
-    "stops it with a message, a full disk that gets room lets it go on, an interrupted call or a short write is not "
-    "noticed, and after it, as after a kill there, the same command finishes with each row once, at most one of them "
-    "computed twice"
+    "the k-th open, write, fsync, rename, link, truncate or remove of a job fails, for every k: an error or a full "
+    "disk stops it with a message, a full disk that gets room lets it go on, an interrupted call or a short write is "
+    "not noticed, and after it, as after a kill there, the same command finishes with each row once, at most one of "
+    "them computed twice"
 )
 TOTAL = 4802
 QUICK = 120

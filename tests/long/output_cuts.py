@@ -18,8 +18,9 @@ from llamabatch.jobs.records import RecordOptions
 from tests.long.fake_job import check, in_shard, run
 
 HOLDS = (
-    "an output, what waits beside it, its checksums, or the manifest, is cut at any byte of its last three lines, in the middle of a "
-    "job or after its end: the same command finishes with each row once; a cut manifest is named, and --force goes on"
+    "an output, what waits beside it, its checksums, or the manifest, is cut at any byte of its last three lines, in "
+    "the middle of a job or after its end: the same command finishes with each row once; a cut manifest is named, and "
+    "--force goes on"
 )
 TOTAL = 6381
 QUICK = 100
