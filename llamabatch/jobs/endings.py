@@ -11,7 +11,7 @@ PART = ".part"
 SUMS = ".sums"
 LOCK = ".lock"
 RESCUED = ".rescued"
-ALL = (MANIFEST, AHEAD, PART, SUMS, LOCK)
+ALL = (MANIFEST, AHEAD, PART, SUMS, LOCK, RESCUED)
 TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.tmp$")
 LONGEST = 13  # characters of an ending: of a manifest in being, of lines that wait beside a Parquet file's
 

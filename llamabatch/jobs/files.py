@@ -233,6 +233,10 @@ class AppendFile:
         finally:
             copy.close()
 
+    def reopen(self) -> None:
+        """After close(), under the name that it has now."""
+        self.fd = self._files.open(self.path, os.O_RDWR | os.O_APPEND | NO_FOLLOW)
+
     def close(self) -> None:
         if self.fd >= 0:
             fd, self.fd = self.fd, -1

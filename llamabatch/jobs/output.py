@@ -154,7 +154,7 @@ class Output:
         path = Path(os.path.realpath(path))
         kept = (path, part_of(path))
         beside = (*kept, *map(ahead_of, kept), *map(sums_of, kept), manifests.path_of(path), _lock_of(path))
-        found = {str(each) for each in beside}
+        found = {str(each) for each in (*beside, *(each.with_name(each.name + endings.RESCUED) for each in kept))}
         with contextlib.suppress(OSError):
             found |= {
                 str(path.with_name(name))

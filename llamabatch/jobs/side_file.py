@@ -11,6 +11,7 @@ import os
 import re
 import stat
 import struct
+import sys
 import zlib
 from array import array
 from collections.abc import Iterator
@@ -132,6 +133,8 @@ class OwnFiles:
             OutputError: writing fails.
         """
         file.sync()
+        if sys.platform == "win32":  # it renames no open file
+            file.close()
         if over and os.path.lexists(path):
             self.files.rename(file.path, path)
         else:
@@ -140,6 +143,8 @@ class OwnFiles:
             except FileExistsError as error:
                 raise foreign(path, "has come to be just now") from error
         file.path = path
+        if sys.platform == "win32":
+            file.reopen()
 
     def open(self, path: Path, kind: Kind) -> AppendFile:
         """The job's file of that name, made if it is not there. Raises ConfigError as check, OutputError."""
@@ -392,11 +397,11 @@ class SideFile:
             for place, offset in self._offsets.live():
                 offsets.put(place, file.size)
                 file.write(waiting_line(self._read(offset)))
+            self.close()  # Windows replaces no open file
             self._own.place(file, self._path, over=True)
         except BaseException:
             file.close()
             raise
-        self.close()
         self._file, self._offsets = file, offsets
         self._reader = self._path.open("rb")
 

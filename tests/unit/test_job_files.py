@@ -30,7 +30,7 @@ from tests.long.fake_job import FaultyFiles
 SAMPLES = Path(__file__).parents[1] / "data"
 
 
-def sample(tmp_path, name, version=1):
+def sample(tmp_path, name, version):
     return Path(shutil.copytree(SAMPLES / f"jobs_format_{version}" / name, tmp_path / name))
 
 
@@ -43,10 +43,11 @@ HALF_DONE = {
 }
 
 
+@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("name", HALF_DONE)
-def test_what_the_version_before_left_half_done_is_gone_on_with(name, tmp_path):
+def test_what_the_version_before_left_half_done_is_gone_on_with(name, version, tmp_path):
     out, options = HALF_DONE[name]
-    folder = sample(tmp_path, name)
+    folder = sample(tmp_path, name, version)
     computed = fake_job.run(folder / out, 40, options, seed=8)
     due = fake_job.in_shard(options, 40)
     assert len(due) - len(computed) == (9 if name == "shard" else 25)
@@ -58,9 +59,10 @@ def test_what_the_version_before_left_half_done_is_gone_on_with(name, tmp_path):
         fake_job.check(folder / out, 40, options)
 
 
+@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize(("name", "out"), [("ended", "out.jsonl"), ("ended-parquet", "out.parquet")])
-def test_what_the_version_before_has_ended_is_known_and_its_errors_are_done_again(name, out, tmp_path):
-    folder = sample(tmp_path, name)
+def test_what_the_version_before_has_ended_is_known_and_its_errors_are_done_again(name, out, version, tmp_path):
+    folder = sample(tmp_path, name, version)
     before = (folder / out).read_bytes()
     assert fake_job.run(folder / out, 40, OutputOptions()) == []
     assert (folder / out).read_bytes() == before
@@ -70,9 +72,10 @@ def test_what_the_version_before_has_ended_is_known_and_its_errors_are_done_agai
         fake_job.check(folder / out, 40, OutputOptions())
 
 
-def test_a_command_of_the_version_before_goes_on(tmp_path, monkeypatch):
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_command_of_the_version_before_goes_on(version, tmp_path, monkeypatch):
     monkeypatch.setattr(job, "connect", lambda config: FakeClient())
-    folder = sample(tmp_path, "command")
+    folder = sample(tmp_path, "command", version)
     monkeypatch.chdir(folder)
     summary = run(Settings("in.jsonl", "out.jsonl", model="model.bin"))
     assert (summary.counts.done_before, summary.counts.ok) == (25, 35)
