@@ -41,6 +41,7 @@ MAX_DEPTH = 100  # of lists in lists
 MAX_BITS = 2**14  # of a whole number
 MAX_VALUE = 2**27  # units of one value that is worked on as a whole
 _STEP, _NODE, _CALL, _ITEM, _HELD = 128, 48, 256, 64, 64
+_LETTER = 84  # of a text that becomes a list of letters: most are objects of their own
 _LOOK_EVERY = 2**20  # units between two looks at whether anyone still waits
 
 # No chat template needs them, and their cost cannot be told before they run.
@@ -246,12 +247,20 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.spend(_CALL + _shallow(piece))
         return piece
 
+    def spread(self, value: Any) -> Any:
+        """For `*value` and `**value` of a call, which copies it."""
+        if isinstance(value, _Items):
+            return list(value)
+        self.spend(_LETTER * len(value) if isinstance(value, str) else 2 * _shallow(value))
+        return value
+
     def concat(self, pieces: Any) -> str:  # type: ignore[override]  # a function there
         text = "".join(pieces)  # each piece is paid for
         self.spend(len(text))
         return text
 
     def getitem(self, obj: Any, argument: Any) -> Any:
+        self.spend(_CALL)  # filters walk long paths of attributes by it, and a miss takes microseconds
         if type(argument) is tuple:  # its hash is of all that it holds
             self.light(argument)
         return super().getitem(obj, argument)
@@ -266,7 +275,8 @@ class _Environment(ImmutableSandboxedEnvironment):
             if isinstance(times, int):
                 self.spend(_shallow(sequence) * max(0, times))
         else:
-            self.spend(_shallow(left) + _shallow(right))
+            is_escaped = isinstance(left, Markup) or isinstance(right, Markup)
+            self.spend((_shallow(left) + _shallow(right)) * (6 if is_escaped else 1))
         result = super().call_binop(context, operator, left, right)
         self.check_result(result)
         return result
@@ -314,6 +324,8 @@ class _Environment(ImmutableSandboxedEnvironment):
             for value in (*args, *kwargs.values()):
                 self.light(value)
             owner = getattr(obj, "__self__", None)
+            if isinstance(owner, Markup):  # it escapes them
+                self.light([*args, *kwargs.values()], 6)
             if owner is not None and (isinstance(owner, Markup) or not isinstance(obj, MethodType)):
                 self._pay_for_method(owner, obj.__name__, (*args, *kwargs.values()))
         result = super().call(context, obj, *args, **kwargs)
@@ -425,6 +437,18 @@ class _Generator(CodeGenerator):
             self.write(", ")
         self.write("))")
 
+    def signature(self, node: Any, frame: Frame, extra_kwargs: Any = None) -> None:
+        for spread in (node.dyn_args, node.dyn_kwargs):
+            if spread is not None:
+                self._wrapped[id(spread)] = "environment.spread("
+        super().signature(node, frame, extra_kwargs)
+
+    def visit_EvalContextModifier(self, node: nodes.EvalContextModifier, frame: Frame) -> None:
+        self.fail("autoescape is for HTML, and not for chat templates", node.lineno)
+
+    def visit_ScopedEvalContextModifier(self, node: nodes.ScopedEvalContextModifier, frame: Frame) -> None:
+        self.fail("autoescape is for HTML, and not for chat templates", node.lineno)
+
     def _lighten(self, node: nodes.Node, by: str = "light") -> None:
         is_constant = isinstance(node, nodes.Const) or (
             isinstance(node, (nodes.List, nodes.Tuple)) and all(isinstance(item, nodes.Const) for item in node.items)
@@ -504,8 +528,9 @@ def _replace(text: Any, values: tuple[Any, ...]) -> int:
 
 
 def _join(text: Any, values: tuple[Any, ...]) -> int:
-    n_items = len(values[0]) if values and isinstance(values[0], abc.Sized) else 0
-    return n_items * _shallow(text)
+    items = values[0] if values else None
+    letters = _LETTER * len(items) if isinstance(items, str) else 0
+    return letters + (len(items) if isinstance(items, abc.Sized) else 0) * _shallow(text)
 
 
 def _few(value: Any, values: tuple[Any, ...]) -> int:
@@ -563,8 +588,11 @@ _AT_ONCE = ("attr", "count", "d", "default", "first", "items", "last", "length",
 _FACTORS = {
     **dict.fromkeys(("sort", "dictsort", "groupby", "unique", "min", "max"), 24),
     **dict.fromkeys(("e", "escape", "forceescape", "urlencode", "tojson"), 12),
-    **dict.fromkeys(("title", "capitalize", "upper", "lower", "wordcount", "truncate"), 8),
+    **dict.fromkeys(("capitalize", "upper", "lower", "truncate"), 8),
 }
+_LETTER_BY_LETTER = (
+    *("batch", "groupby", "join", "max", "min", "slice", "sort", "sum", "title", "unique", "wordcount"),
+)
 _CHEAP_TESTS = (
     *("boolean", "callable", "defined", "escaped", "false", "float", "integer", "iterable", "mapping", "none"),
     *("number", "sameas", "sequence", "string", "true", "undefined"),
@@ -584,9 +612,11 @@ def _priced_filter(environment: _Environment, name: str, function: Callable[...,
             if isinstance(values[0], _Items) and name not in (*_LAZY, *_AT_ONCE, "string", "tojson"):
                 values[0] = list(values[0])
             if name == "list":
-                environment.spend(_shallow(values[0]) * (80 if isinstance(values[0], str) else 2))
+                environment.spend(_LETTER * len(values[0]) if isinstance(values[0], str) else 2 * _shallow(values[0]))
             elif name not in _LAZY and name not in _AT_ONCE:
                 environment.light(values[0], factor)
+                if isinstance(values[0], str) and name in _LETTER_BY_LETTER:
+                    environment.spend(_LETTER * len(values[0]))
             environment.spend(_growth(environment, name, values, kwargs))
         result = function(*before, *values, **kwargs)
         if isinstance(result, Iterator):

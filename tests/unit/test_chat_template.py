@@ -294,6 +294,20 @@ BOMBS = {
         "{% set ns = namespace(t='\U0001f600') %}{% for a in range(99) %}{% set ns.t = ns.t ~ ns.t %}{% endfor %}"
     ),
     "unique": "{% for a in range(99999) %}{{ range(99999)|unique|list|length }}{% endfor %}",
+    "a long path of attributes": (
+        "{% set ns = namespace() %}{% set ns.a = ns %}"
+        "{{ ([ns] * 99999)|map(attribute='a.' * 20000 ~ 'a')|list|length }}"
+    ),
+    "a long key to sort by": (
+        "{% set ns = namespace() %}{% set ns.a = ns %}{{ ([ns] * 9999)|sort(attribute='a.a,' * 20000 ~ 'a')|length }}"
+    ),
+    "a star call of a text": "{% macro m() %}{{ varargs|length }}{% endmacro %}{{ m(*('\U0001f600' * 30000000)) }}",
+    "a text joined": "{{ ','.join('\U0001f600' * 30000000)|length }}{{ ('\U0001f600' * 30000000)|join|length }}",
+    "words": "{{ ('a ' * 60000000)|wordcount }}",
+    "a title": "{{ ('a ' * 60000000)|title|length }}",
+    "escapes": "{% autoescape true %}{{ '&' * 100000000 }}{% endautoescape %}",
+    "escapes by Markup": "{{ (('' | safe) + '&' * 100000000)|length }}",
+    "escapes by Markup.join": "{{ (('' | safe).join(['&' * 100000000]))|length }}",
     "filter block": "{% for a in range(99) %}{% filter center(10**9) %}a{% endfilter %}{% endfor %}",
 }
 
