@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CLOSED = "the engine is closed"
+_UNTIDY = "the engine could not be ended in good order"
 _TRIES = 2  # to answer what is left when an engine ends
+
 
 class EngineClient(Protocol):
     """The one way to an engine. Safe to call from any thread.
@@ -164,6 +166,9 @@ class ThreadClient(InThisProcess):
     @property
     def up(self) -> bool:
         return self.alive
+
+    def revive(self) -> None:
+        """An engine of this process that has failed stays gone."""
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
         self._mailbox.put(Submit(requests, sink, stream))
@@ -340,11 +345,11 @@ class _Loop:
         try:
             for _ in range(_TRIES):  # a second one for what a first one could not do
                 for owned in list(self._in_flight.values()):
-                    with _logged():
+                    with said_only(_UNTIDY):
                         self._close(self._last_output(engine, owned.request, error))
         finally:
             self._answer_mailbox(reason)
-            with _logged():
+            with said_only(_UNTIDY):
                 engine.close()
 
     def _last_output(self, engine: Engine, request: Request, error: str | None) -> SequenceOutput:
@@ -357,7 +362,7 @@ class _Loop:
     def _answer_mailbox(self, reason: str) -> None:
         for command in self._mailbox.shut(reason):
             for _ in range(_TRIES):
-                with _logged():
+                with said_only(_UNTIDY):
                     _refuse(command, reason)
 
 
@@ -372,13 +377,13 @@ def _refuse(command: Command, reason: str) -> None:
 
 
 @contextlib.contextmanager
-def _logged() -> Iterator[None]:
-    """Keeps an exception from what comes after; the engine's thread is ending, and others are still to be answered."""
+def said_only(what: str) -> Iterator[None]:
+    """Logs an exception and keeps it from what comes after, because requests are still to be answered there."""
     try:
         yield
-    except BaseException:
+    except Exception:
         with contextlib.suppress(Exception):
-            logger.exception("the engine could not be ended in good order")
+            logger.exception(what)
 
 
 class _Depth(threading.local):
@@ -408,8 +413,8 @@ def tell(sink: Sink, outputs: list[SequenceOutput]) -> dict[str, str]:
 
 
 def tell_end(sink: Sink, output: SequenceOutput) -> None:
-    """Hands a sink the error or abort that ends a request; where the sink raises again, that is all that can be done."""
-    if _call(sink, [output]) is not None and output.finished is not None and output.finished.error is None:
+    """Hands a sink the error or abort that ends a request, and once more if the sink raises."""
+    if _call(sink, [output]) is not None:
         _call(sink, [output])
 
 

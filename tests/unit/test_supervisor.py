@@ -37,6 +37,7 @@ class FakeChild:
     def submit(self, requests, *, stream):
         for request in requests:
             self.sent.put(("submit", request, stream))
+        return {}
 
     def abort(self, request_ids):
         self.sent.put(("abort", *request_ids))
@@ -338,6 +339,9 @@ def test_the_router_keeps_the_figures_of_who_is_gone_and_gives_nothing_to_who_is
     class Member:
         alive = up = True
         given = 0
+
+        def revive(self):
+            pass
 
         def submit(self, requests, sink, *, stream=False):
             self.given += len(requests)
