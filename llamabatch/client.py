@@ -357,7 +357,7 @@ class _Loop:
             output = engine.abort(request.request_id, error)
         except BaseException:  # the failure may have left it in any state
             output = None
-        return output or failure(request, error or _CLOSED)
+        return failure(request, error or _CLOSED) if output is None or output.finished is None else output
 
     def _answer_mailbox(self, reason: str) -> None:
         for command in self._mailbox.shut(reason):

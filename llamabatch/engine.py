@@ -193,7 +193,7 @@ class Engine:
         ended = [self._abort_one(each, error) for each in self._fans.copies_of(request_id)]
         merged = self._fans.merge([output for output in ended if output is not None])
         self._fans.forget(request_id)  # not all of its copies had been made
-        return merged[-1] if merged else None
+        return merged[-1] if merged and merged[-1].finished is not None else None
 
     def _abort_one(self, request_id: str, error: str | None) -> SequenceOutput | None:
         if request_id in self._embeddings:
