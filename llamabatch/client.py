@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llamabatch.capacity import Plan
+from llamabatch.checks import counted
 from llamabatch.config import EngineConfig
 from llamabatch.engine import Engine
 from llamabatch.errors import EngineClosedError, EngineError, InputError, describe
@@ -266,8 +267,6 @@ class _Loop:
                     if self._watch is not None and outputs:
                         self._watch.last_token_s = time.perf_counter()
                     self._deliver(engine, outputs)
-                elif self._in_flight:
-                    raise EngineError(f"the engine has lost {len(self._in_flight)} requests: a bug of ours")
         except BaseException as error:  # of any kind: all are answered before this thread ends
             error_text = f"the engine failed: {describe(error)}"
             with contextlib.suppress(Exception):
@@ -281,8 +280,11 @@ class _Loop:
         """Carries out what is in the mailbox, waiting while there is nothing to compute, or for company; False at the
         end."""
         while True:
+            wait_s = engine.wait_s()
+            if wait_s is None and self._in_flight:  # else their callers would wait for ever
+                raise EngineError(f"the engine has lost {counted(len(self._in_flight), 'request')}: a bug of ours")
             try:
-                command = self._mailbox.get(engine.wait_s())
+                command = self._mailbox.get(wait_s)
             except queue.Empty:
                 return True
             if command is None:

@@ -383,6 +383,7 @@ def unload_adapter(engines: list[Engine], name: str) -> None:
 def import_the_rest() -> None:
     """Has all in memory that a later request may need: an import or a library that is loaded then could meet a process
     whose file descriptors are used up."""
+    import numpy.ctypeslib  # noqa: F401  # numpy imports it when it is first named
 
     import llamabatch.llama.grammars  # noqa: F401  # with llguidance, which `import llamabatch` leaves out
 
