@@ -55,7 +55,12 @@ class Fault:
         lib = library.load()
         for name in dir(lib):
             function = getattr(lib, name)
-            if name.startswith("llama_") and name not in _LEFT_OUT and callable(function) and not isinstance(function, type):
+            if (
+                name.startswith("llama_")
+                and name not in _LEFT_OUT
+                and callable(function)
+                and not isinstance(function, type)
+            ):
                 setattr(lib, name, self._wrapped(NATIVE + name, function))
 
     def _wrapped(self, name, function):

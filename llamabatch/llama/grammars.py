@@ -117,7 +117,9 @@ class Grammars:
             raise SamplingError(_refusal(structure, str(error))) from error
         except Exception as error:  # nothing is wrong with the grammar: descriptors or memory are used up, say
             logger.exception("a grammar could not be compiled")
-            raise EngineError(f"{structure.kind} of structured_outputs cannot be compiled: {describe(error)}") from error
+            raise EngineError(
+                f"{structure.kind} of structured_outputs cannot be compiled: {describe(error)}"
+            ) from error
         return compiled
 
     def _tokens(self) -> Any:

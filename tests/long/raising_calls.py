@@ -23,7 +23,9 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from raising_worker import ERRORS, VARIABLE, Fault
 
-HOLDS = "any call on the way of requests raises: each is answered, one is to blame or all fail, and the next call is too"
+HOLDS = (
+    "any call on the way of requests raises: each is answered, one is to blame or all fail, and the next call is too"
+)
 TOTAL = 3000
 QUICK = 50
 
@@ -91,8 +93,8 @@ def _check(kind: str, result: _Result, wanted: list[list[str]], error: type[Exce
         return
     failed = [output.error for output in result if output.error is not None]
     ours = [why for why in failed if " failed: " in why]  # of an engine or a supervisor, which answers all that it has
-    # what one of several instances gets of a call is handed over together
-    assert len(failed) <= 1 or failed == ours or (kind == "instances" and len({*failed}) == 1), failed
+    # what one of several engines gets of a call is handed over together
+    assert len(failed) <= 1 or failed == ours or (kind in ("threads", "instances") and len({*failed}) == 1), failed
     for output, texts in zip(result, wanted, strict=True):
         assert output.error is not None or _texts(output) == texts, (_texts(output), texts)
 
@@ -136,10 +138,8 @@ def _profile(client: Any, fault: Fault) -> None:
     threading.setprofile(fault)
     for each in getattr(client, "_clients", [client]):
         if hasattr(each, "ask"):
-            try:
+            with contextlib.suppress(EngineClosedError):
                 each.ask(lambda engine: sys.setprofile(fault)).result(_PATIENCE_S)
-            except EngineClosedError:
-                pass
 
 
 def _texts(output: RequestOutput) -> list[str]:

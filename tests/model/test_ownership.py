@@ -221,7 +221,8 @@ asked = [
     short,
     short | {"logprobs": 2, "prompt_logprobs": 1},
     short | {"n": 2, "best_of": 3, "temperature": 1, "stop": ["x"], "bad_words": ["b"]},
-    short | {"mirostat": 2, "temperature": 1}, short | {"dry_multiplier": 0.5, "xtc_probability": 0.5, "typical_p": 0.5},
+    short | {"mirostat": 2, "temperature": 1},
+    short | {"dry_multiplier": 0.5, "xtc_probability": 0.5, "typical_p": 0.5},
     short | {"structured_outputs": {"choice": ["yes", "no"]}},
     short | {"structured_outputs": {"regex": "[a-z]+"}},
 ]
