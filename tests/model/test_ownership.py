@@ -147,6 +147,7 @@ def test_a_failed_engine_answers_all_and_says_so(client, monkeypatch, error):
     client.submit(requests(client, "a", "b", n=2), told.put)
     assert entered.wait(PATIENCE_S)
     client.submit(requests(client, "c", "d"), told.put)
+    late = requests(client, "e")
     go_on.set()
     found = ends(told, 4)
     assert {output.error is not None for output in found.values()} == {True}
@@ -154,7 +155,7 @@ def test_a_failed_engine_answers_all_and_says_so(client, monkeypatch, error):
     deadline = time.monotonic() + PATIENCE_S
     while client.alive:
         assert time.monotonic() < deadline
-    for call in (lambda: client.submit(requests(client, "e"), told.put), client.stats, lambda: client.ask(id)):
+    for call in (lambda: client.submit(late, told.put), client.stats, lambda: client.ask(id)):
         with pytest.raises(EngineClosedError, match="the engine failed"):
             call()
 
@@ -167,10 +168,14 @@ def test_a_command_that_is_under_way_is_answered(client, monkeypatch):
         raise SystemExit(3)
 
     monkeypatch.setattr(client._engine, "add", fail)
+    late = requests(client, "c")
     client.submit(requests(client, "a", "b"), told.put)
     assert "the engine failed: SystemExit" in ends(told, 2)["b"].error
+    deadline = time.monotonic() + PATIENCE_S
+    while client.alive:
+        assert time.monotonic() < deadline
     with pytest.raises(EngineClosedError):
-        client.submit(requests(client, "c"), told.put)
+        client.submit(late, told.put)
 
 
 def test_a_lost_request_is_not_waited_for(client, monkeypatch):
