@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import replace
 
-from llamabatch.client import EngineClient, Sink
+from llamabatch.client import EngineClient, Sink, said_only
 from llamabatch.config import EngineConfig
 from llamabatch.errors import QueueFull
 from llamabatch.passing_client import PassingClient
@@ -47,7 +47,8 @@ class BoundedClient(PassingClient):
                 self._n_in_flight += request.params.n_copies
 
         def tell(outputs: list[SequenceOutput]) -> None:
-            self._forget(output.request_id for output in outputs if output.finished is not None)
+            with said_only("the length of the queue is wrong from here on"):
+                self._forget(output.request_id for output in outputs if output.finished is not None)
             sink(outputs)
 
         try:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from llamabatch import errors
 from llamabatch.config import EngineConfig
-from llamabatch.errors import EngineClosedError, EngineError
+from llamabatch.errors import EngineClosedError, EngineError, describe
 from llamabatch.heartbeat import Heartbeat
 from llamabatch.oom import oom_kills
 from llamabatch.programs import command
@@ -91,19 +91,45 @@ class Child:
                 stdout=subprocess.DEVNULL,  # stdout belongs to the parent's answer
                 env=os.environ | environment,
             )
-        self.pid = self._process.pid
-        self._wire = Wire(ours)
-        with contextlib.suppress(OSError):  # it ended at once; the reader says so
-            self._wire.send("init", pack_config(config))
-        self._reader = threading.Thread(target=self._read, name=f"llamabatch-child-{self.pid}", daemon=True)
-        self._reader.start()
+        try:
+            self.pid = self._process.pid
+            self._wire = Wire(ours)
+            with contextlib.suppress(OSError):  # it ended at once; the reader says so
+                self._wire.send("init", pack_config(config))
+            self._reader = threading.Thread(target=self._read, name=f"llamabatch-child-{self.pid}", daemon=True)
+            self._reader.start()
+        except BaseException:  # no thread can be started
+            self._process.kill()
+            self._process.wait()
+            ours.close()
+            raise
 
-    def submit(self, requests: list[Request], *, stream: bool) -> None:
-        """Those that do not come through are lost with the child, which its listener hears of."""
-        with contextlib.suppress(OSError):
-            for start in range(0, len(requests), _REQUESTS_A_MESSAGE):
-                part = requests[start : start + _REQUESTS_A_MESSAGE]
-                self._wire.send("submit", [pack_request(request) for request in part], stream)
+    def submit(self, requests: list[Request], *, stream: bool) -> dict[str, str]:
+        """Those that do not come through are lost with the child, which its listener hears of.
+
+        Returns:
+            Of each request that cannot be sent to any child: its id, and why.
+        """
+        refused: dict[str, str] = {}
+        for start in range(0, len(requests), _REQUESTS_A_MESSAGE):
+            part = requests[start : start + _REQUESTS_A_MESSAGE]
+            try:
+                packed = self._wire.pack("submit", [pack_request(request) for request in part], stream)
+            except Exception as error:
+                if len(part) == 1:
+                    refused[part[0].request_id] = describe(error)
+                else:
+                    for request in part:
+                        refused |= self.submit([request], stream=stream)
+                continue
+            self._send(packed)
+        return refused
+
+    def _send(self, packed: bytes) -> None:
+        try:
+            self._wire.send_packed(packed)
+        except OSError:  # it has ended; if not, it must, as nobody could tell what has come through
+            self._process.kill()
 
     def abort(self, request_ids: list[str]) -> None:
         with contextlib.suppress(OSError):
@@ -113,12 +139,12 @@ class Child:
         """Sends a message that has an answer: what the child says, or refuses it with; EngineClosedError if it ends."""
         answer: Future[Any] = Future()
         number = next(self._numbers)
+        packed = self._wire.pack(kind, number, *arguments)
         with self._lock:
             if self._ended:
                 raise EngineClosedError(f"the engine process ended: {self.how}")
             self._questions[number] = answer
-        with contextlib.suppress(OSError):  # it just died: the reader answers
-            self._wire.send(kind, number, *arguments)
+        self._send(packed)  # if it just died, the reader answers
         return answer
 
     def heartbeat(self, up: bool, restarts: int) -> Heartbeat:
@@ -164,8 +190,10 @@ class Child:
             self._process.kill()
         finally:
             self.busy = True
-            self._answer_all()
-            self._listener.is_gone(self)
+            try:
+                self._answer_all()
+            finally:
+                self._listener.is_gone(self)
 
     def _obey(self, message: list[Any]) -> None:
         kind = message[0]

@@ -12,15 +12,16 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llamabatch.capacity import Plan
+from llamabatch.checks import counted
 from llamabatch.config import EngineConfig
 from llamabatch.engine import Engine
-from llamabatch.errors import EngineClosedError
+from llamabatch.errors import EngineClosedError, EngineError, InputError, describe
 from llamabatch.heartbeat import Heartbeat
 from llamabatch.lifetime import Lifetime, settle
 from llamabatch.llama.model import Model
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
     from llamabatch.counting_client import CountingClient
 
 logger = logging.getLogger(__name__)
+
+_CLOSED = "the engine is closed"
+_UNTIDY = "the engine could not be ended in good order"
+_TRIES = 2  # to answer what is left when an engine ends
 
 
 class EngineClient(Protocol):
@@ -52,6 +57,8 @@ class EngineClient(Protocol):
         """Takes requests in. Each ends in exactly one output with `finished` set, be it an error.
 
         Args:
+            sink: must not raise. One that does gets the same outputs again, each alone, and the request whose output
+                makes it raise alone ends with that error, of which the sink is told once.
             stream: tell the sink of every token; otherwise of finished requests only.
 
         Raises:
@@ -161,6 +168,9 @@ class ThreadClient(InThisProcess):
     def up(self) -> bool:
         return self.alive
 
+    def revive(self) -> None:
+        """An engine of this process that has failed stays gone."""
+
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
         self._mailbox.put(Submit(requests, sink, stream))
 
@@ -220,15 +230,27 @@ class _EngineThread:
         return not self.thread.is_alive()
 
 
+@dataclass(frozen=True)
+class _Owned:
+    """A request that the engine has, and the call that it came with."""
+
+    request: Request
+    submit: Submit
+
+
 class _Loop:
-    """What the engine's thread does. It holds no reference to its client, so that a forgotten client is collected."""
+    """The engine's thread, which owns every request from submit to its last output: a request stands in the mailbox, in
+    the command being carried out (Submit.left), or in the table of those in flight, which it leaves when its sink has
+    its last output. So all can be answered whatever was raised, and wherever.
+
+    It holds no reference to its client, so that a forgotten client is collected.
+    """
 
     def __init__(self, make_engine: Callable[[], Engine], mailbox: Mailbox, watch: Watch | None) -> None:
         self._make_engine = make_engine
         self._mailbox = mailbox
         self._watch = watch
-        self._submits: dict[str, Submit] = {}
-        self._requests: dict[str, Request] = {}
+        self._in_flight: dict[str, _Owned] = {}
 
     def serve(self, started: Future[Engine]) -> None:
         try:
@@ -244,12 +266,13 @@ class _Loop:
                     outputs = engine.step()
                     if self._watch is not None and outputs:
                         self._watch.last_token_s = time.perf_counter()
-                    self._deliver(outputs)
-        except Exception as error:
-            logger.exception("the engine failed")
-            error_text = f"the engine failed: {error}"
-            if self._watch is not None:
-                self._watch.failed(error_text)
+                    self._deliver(engine, outputs)
+        except BaseException as error:  # of any kind: all are answered before this thread ends
+            error_text = f"the engine failed: {describe(error)}"
+            with contextlib.suppress(Exception):
+                logger.exception("the engine failed")
+                if self._watch is not None:
+                    self._watch.failed(error_text)
         finally:
             self._end(engine, error_text)
 
@@ -257,8 +280,11 @@ class _Loop:
         """Carries out what is in the mailbox, waiting while there is nothing to compute, or for company; False at the
         end."""
         while True:
+            wait_s = engine.wait_s()
+            if wait_s is None and self._in_flight:  # else their callers would wait for ever
+                raise EngineError(f"the engine has lost {counted(len(self._in_flight), 'request')}: a bug of ours")
             try:
-                command = self._mailbox.get(engine.wait_s())
+                command = self._mailbox.get(wait_s)
             except queue.Empty:
                 return True
             if command is None:
@@ -270,54 +296,96 @@ class _Loop:
             self._take_in(engine, command)
         elif isinstance(command, Abort):
             ended = [engine.abort(request_id) for request_id in command.request_ids]
-            self._deliver([output for output in ended if output is not None])
+            self._deliver(engine, [output for output in ended if output is not None])
         else:
             try:
                 command.answer.set_result(command.ask(engine))
-            except Exception as error:  # it is the asker's
+            except BaseException as error:  # it is the asker's
                 command.answer.set_exception(error)
 
     def _take_in(self, engine: Engine, command: Submit) -> None:
-        refused = []
-        for request in command.requests:
+        while command.left:
+            request = command.left[0]
+            if request.request_id in self._in_flight:
+                tell_end(command.sink, failure(request, f"request id {request.request_id!r} is already in flight"))
+                command.left.popleft()
+                continue
+            self._in_flight[request.request_id] = _Owned(request, command)
+            command.left.popleft()
             try:
                 engine.add(request)
-            except ValueError as error:  # PromptError, or an id that is in flight
-                refused.append(failure(request, str(error)))
-                continue
+            except Exception as error:
+                if not isinstance(error, InputError):
+                    logger.warning("a request could not be taken in", exc_info=True)
+                self._close(failure(request, describe(error)))
             finally:
                 self._mailbox.took(request)
-            self._submits[request.request_id] = command
-            self._requests[request.request_id] = request
-        if refused:
-            tell(command.sink, refused)
 
-    def _deliver(self, outputs: list[SequenceOutput]) -> None:
+    def _deliver(self, engine: Engine, outputs: list[SequenceOutput]) -> None:
         by_submit: dict[int, tuple[Sink, list[SequenceOutput]]] = {}
         for output in outputs:
-            command = self._submits[output.request_id]
-            if output.finished is not None:
-                del self._submits[output.request_id], self._requests[output.request_id]
-            if command.stream or output.finished is not None:
-                by_submit.setdefault(id(command), (command.sink, []))[1].append(output)
+            owned = self._in_flight.get(output.request_id)
+            if owned is not None and (owned.submit.stream or output.finished is not None):
+                by_submit.setdefault(id(owned.submit), (owned.submit.sink, []))[1].append(output)
         for sink, told in by_submit.values():
-            tell(sink, told)
+            failed = tell(sink, told)
+            for request_id, error in failed.items():
+                engine.abort(request_id, error)
+                self._close(failure(self._in_flight[request_id].request, error))
+            for output in told:
+                if output.finished is not None:
+                    self._in_flight.pop(output.request_id, None)
+
+    def _close(self, output: SequenceOutput) -> None:
+        """The last output of a request in flight that ended outside of a step."""
+        tell_end(self._in_flight[output.request_id].submit.sink, output)
+        del self._in_flight[output.request_id]
 
     def _end(self, engine: Engine, error: str | None) -> None:
         """Whatever happened: everybody who waits gets an answer, with what there is, and the memory is given back."""
-        for request in list(self._requests.values()):
-            try:
-                output = engine.abort(request.request_id, error)
-            except Exception:  # the failure may have left it in any state
-                output = None
-            self._deliver([output or failure(request, error or "the engine is closed")])
-        engine.close()
-        reason = error or "the engine is closed"
+        reason = error or _CLOSED
+        try:
+            for _ in range(_TRIES):  # a second one for what a first one could not do
+                for owned in list(self._in_flight.values()):
+                    with said_only(_UNTIDY):
+                        self._close(self._last_output(engine, owned.request, error))
+        finally:
+            self._answer_mailbox(reason)
+            with said_only(_UNTIDY):
+                engine.close()
+
+    def _last_output(self, engine: Engine, request: Request, error: str | None) -> SequenceOutput:
+        try:
+            output = engine.abort(request.request_id, error)
+        except BaseException:  # the failure may have left it in any state
+            output = None
+        return failure(request, error or _CLOSED) if output is None or output.finished is None else output
+
+    def _answer_mailbox(self, reason: str) -> None:
         for command in self._mailbox.shut(reason):
-            if isinstance(command, Submit):
-                tell(command.sink, [failure(request, reason) for request in command.requests])
-            elif isinstance(command, Question):
-                command.answer.set_exception(EngineClosedError(reason))
+            for _ in range(_TRIES):
+                with said_only(_UNTIDY):
+                    _refuse(command, reason)
+
+
+def _refuse(command: Command, reason: str) -> None:
+    """Answers what is left of a command that the engine will not carry out any more."""
+    if isinstance(command, Submit):
+        while command.left:
+            tell_end(command.sink, failure(command.left[0], reason))
+            command.left.popleft()
+    elif isinstance(command, Question) and not command.answer.done():
+        command.answer.set_exception(EngineClosedError(reason))
+
+
+@contextlib.contextmanager
+def said_only(what: str) -> Iterator[None]:
+    """Logs an exception and keeps it from what comes after, because requests are still to be answered there."""
+    try:
+        yield
+    except Exception:
+        with contextlib.suppress(Exception):
+            logger.exception(what)
 
 
 class _Depth(threading.local):
@@ -327,15 +395,44 @@ class _Depth(threading.local):
 _depth = _Depth()  # of the sinks that this thread is in
 
 
-def tell(sink: Sink, outputs: list[SequenceOutput]) -> None:
-    """A sink that raises must not take the engine and other people's requests down."""
+def tell(sink: Sink, outputs: list[SequenceOutput]) -> dict[str, str]:
+    """Hands outputs to a sink.
+
+    One that raises gets each output once more, alone, so that the outputs of a call do not suffer from one of them.
+
+    Returns:
+        Of each request whose output alone makes the sink raise: its id, and the error that it ends with.
+    """
+    if not outputs or (error := _call(sink, outputs)) is None:
+        return {}
+    if len(outputs) == 1:
+        return {outputs[0].request_id: error}
+    failed: dict[str, str] = {}
+    for output in outputs:
+        if output.request_id not in failed and (error := _call(sink, [output])) is not None:
+            failed[output.request_id] = error
+    return failed
+
+
+def tell_end(sink: Sink, output: SequenceOutput) -> None:
+    """Hands a sink the error or abort that ends a request, and once more if the sink raises."""
+    if _call(sink, [output]) is not None:
+        _call(sink, [output])
+
+
+def _call(sink: Sink, outputs: list[SequenceOutput]) -> str | None:
+    """None, or the error of a sink that raised, which must not take the engine and other requests down."""
     _depth.now += 1
     try:
         sink(outputs)
-    except Exception:
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise  # Ctrl-C, in a call whose own requests these are
         logger.exception("a result could not be delivered")
+        return f"the result could not be delivered: {describe(error)}"
     finally:
         _depth.now -= 1
+    return None
 
 
 def in_a_sink() -> bool:

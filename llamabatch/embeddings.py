@@ -7,7 +7,7 @@ from array import array
 
 from llamabatch.config import EngineConfig
 from llamabatch.embed_queue import EmbedQueue, longest_text
-from llamabatch.errors import ConfigError, EngineError
+from llamabatch.errors import ConfigError, InputError, describe
 from llamabatch.llama.embedder import Embedder
 from llamabatch.llama.model import Model
 from llamabatch.request import CompletionOutput, FinishReason, Request, RequestOutput, SequenceOutput, Timings
@@ -38,7 +38,7 @@ class Embeddings:
             raise ConfigError(f"{self._model.path.name} gives no embeddings: it is {self._model.cannot_embed}")
         check_text(request.prompt_token_ids, self._model.n_vocab, self._longest)
         if request.request_id in self._queue:
-            raise ValueError(f"request id {request.request_id!r} is already in flight")
+            raise InputError(f"request id {request.request_id!r} is already in flight")
         self._queue.add(request)
 
     def abort(self, request_id: str, error: str | None) -> SequenceOutput:
@@ -60,10 +60,10 @@ class Embeddings:
     def _run(self, requests: list[Request]) -> list[SequenceOutput]:
         try:
             vectors = self._embedder.run([r.prompt_token_ids for r in requests], requests[0].adapters)
-        except EngineError as error:
+        except Exception as error:
             if len(requests) > 1:  # so that only the culprit fails
                 return [output for request in requests for output in self._run([request])]
-            return [_finished(requests[0], FinishReason.ERROR, error=str(error))]
+            return [_finished(requests[0], FinishReason.ERROR, error=describe(error))]
         return [_finished(r, FinishReason.STOP, vector) for r, vector in zip(requests, vectors, strict=True)]
 
     def uses_adapter(self, name: str) -> bool:

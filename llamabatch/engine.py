@@ -8,11 +8,11 @@ from collections.abc import Sequence as ListLike
 from dataclasses import replace
 from typing import Any
 
-from llamabatch import prefix_file
+from llamabatch import native, prefix_file
 from llamabatch.adapters import check_known
 from llamabatch.config import EngineConfig
 from llamabatch.embeddings import Embeddings
-from llamabatch.errors import AdapterError, ConfigError, EngineClosedError, InputError
+from llamabatch.errors import AdapterError, ConfigError, EngineClosedError, EngineError, InputError, describe
 from llamabatch.fanout import Fans
 from llamabatch.llama import prefixes
 from llamabatch.llama.draft import DraftModel, open_draft
@@ -64,6 +64,7 @@ class Engine:
     def __init__(
         self, config: EngineConfig, *, model: Model | None = None, alone: bool = True, watch: Watch | None = None
     ) -> None:
+        import_the_rest()
         path = resolve_path(config.model) if model is None else model.path
         # before the load: what does not fit is refused with the sum, and nothing is left behind
         self.plan = plan(
@@ -101,23 +102,24 @@ class Engine:
         self._embeddings = Embeddings(self.model, self.config, watch)
         self._unready = Unready(self._enter)
         self._counts = RequestCounts()
+        self._damage: str | None = None  # why it cannot go on
         self._closed = False
 
     @property
     def has_work(self) -> bool:
         """Is any request unfinished?"""
-        return self._scheduler.has_work or bool(self._unready) or bool(self._embeddings)
+        return self._damage is not None or self._scheduler.has_work or bool(self._unready) or bool(self._embeddings)
 
     def wait_s(self) -> float | None:
         """How long the next step may wait for company, seconds: 0 where there is reason to compute at once, None where
         there is nothing to do. For those who drive the loop; `step` itself waits for a grammar only, and not long."""
-        wait_s = 0.0 if self._embeddings else self._scheduler.wait_s()
+        wait_s = 0.0 if self._embeddings or self._damage is not None else self._scheduler.wait_s()
         if self._unready:
             return _PATIENCE_S if wait_s is None else min(wait_s, _PATIENCE_S)
         return wait_s
 
     def add(self, request: Request) -> None:
-        """Takes a request in.
+        """Takes a request in. Whatever it raises, the engine goes on without that request.
 
         Raises:
             ConfigError: the model cannot generate, or gives no embeddings.
@@ -125,9 +127,25 @@ class Engine:
             AdapterError: an adapter is not loaded.
             SamplingError: the parameters name token ids outside the vocabulary, words that it cannot write, or what is
                 known to be a bad grammar.
-            ValueError: a request of that id is in flight.
+            InputError: a request of that id is in flight.
         """
         self._check_open()
+        if self._holds(request.request_id):
+            raise InputError(f"request id {request.request_id!r} is already in flight")
+        try:
+            self._add(request)
+        except BaseException as error:
+            try:
+                self._abort(request.request_id, describe(error))
+            except Exception:
+                self._damage = f"a request that failed could not be taken out: {describe(error)}"
+            raise
+
+    def _holds(self, request_id: str) -> bool:
+        parts = (self._fans, self._unready, self._embeddings, self._scheduler)
+        return any(request_id in part for part in parts)
+
+    def _add(self, request: Request) -> None:
         if request.adapters:
             check_known(request.adapters, self.model.adapters.names)
         if request.embed:
@@ -144,8 +162,6 @@ class Engine:
         check_logprobs(request.params, len(request.prompt_token_ids), n_ctx, request.score_from)
         recipe = self._recipes.of(request.params)
         request = replace(request, params=recipe.params)
-        if request.request_id in self._fans or request.request_id in self._unready:
-            raise ValueError(f"request id {request.request_id!r} is already in flight")
         structure = request.params.structure
         if structure is not None and self._watch is not None:  # what compiles it may end the process, too
             self._watch.admitted([request.request_id])
@@ -168,13 +184,17 @@ class Engine:
             error: None gives finish_reason "abort"; a text gives "error", for those who must say why.
         """
         self._check_open()
-        if request_id not in self._fans:
-            whole = self._abort_one(request_id, error)
-        else:
-            ended = [self._abort_one(each, error) for each in self._fans.copies_of(request_id)]
-            whole = self._fans.merge([output for output in ended if output is not None])[-1]
+        whole = self._abort(request_id, error)
         self._counts.note([whole] if whole is not None else [])
         return whole
+
+    def _abort(self, request_id: str, error: str | None) -> SequenceOutput | None:
+        if request_id not in self._fans:
+            return self._abort_one(request_id, error)
+        ended = [self._abort_one(each, error) for each in self._fans.copies_of(request_id)]
+        merged = self._fans.merge([output for output in ended if output is not None])
+        self._fans.forget(request_id)  # not all of its copies had been made
+        return merged[-1] if merged and merged[-1].finished is not None else None
 
     def _abort_one(self, request_id: str, error: str | None) -> SequenceOutput | None:
         if request_id in self._embeddings:
@@ -185,7 +205,7 @@ class Engine:
 
     def _enter(self, sequence: Sequence, compiled: Any) -> None:
         """Its grammar is compiled."""
-        from llamabatch.llama.guide import hold  # with a library that most do not need
+        from llamabatch.llama.guide import hold  # imported by now, see import_the_rest
 
         sequence.guide = hold(sequence.draw, compiled, self.model.n_vocab)
         self._scheduler.add(sequence)
@@ -194,6 +214,8 @@ class Engine:
         """One step: at most one chunk of each prompt and one token of each running sequence, and one pass of texts to
         embed."""
         self._check_open()
+        if self._damage is not None:
+            raise EngineError(self._damage)
         refused = self._unready.step(0.0 if self._scheduler.has_work else _PATIENCE_S) if self._unready else []
         embedded = self._embeddings.step(beside_others=self._scheduler.has_work) if self._embeddings else []
         outputs = refused + embedded
@@ -370,6 +392,16 @@ def unload_adapter(engines: list[Engine], name: str) -> None:
     for engine in engines:
         engine.forget_adapter(name)
     adapters.unload(name)
+
+
+def import_the_rest() -> None:
+    """Has all in memory that a later request may need: an import or a library that is loaded then could meet a process
+    whose file descriptors are used up."""
+    import numpy.ctypeslib  # noqa: F401  # numpy imports it when it is first named
+
+    import llamabatch.llama.grammars  # noqa: F401  # with llguidance, which `import llamabatch` leaves out
+
+    native.available()
 
 
 def check_can_speculate(config: EngineConfig, model: Model) -> None:

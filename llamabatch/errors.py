@@ -70,3 +70,11 @@ class EngineError(LlamaBatchError):
 
 class EngineClosedError(EngineError):
     """The engine was closed, or it died."""
+
+
+def describe(error: BaseException) -> str:
+    """The text of an error for the output of a request; the name of its type comes first unless it is one of ours."""
+    text = str(error)
+    if isinstance(error, LlamaBatchError) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

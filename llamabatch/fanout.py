@@ -60,6 +60,12 @@ class Fans:
         fan = self._fans[request_id]
         return [f"{request_id}\0{index}" for index in range(fan.n_copies) if index not in fan.finished]
 
+    def forget(self, request_id: str) -> None:
+        """Nothing more will come of this request, be it that some of its continuations never began."""
+        fan = self._fans.pop(request_id, None)
+        for index in range(0 if fan is None else fan.n_copies):
+            self._parents.pop(f"{request_id}\0{index}", None)
+
     def request_of(self, request_id: str) -> str:
         """The id of the request that a continuation belongs to; any other id as it is."""
         parent = self._parents.get(request_id)

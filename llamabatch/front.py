@@ -71,8 +71,8 @@ class Submission:
         """Notes what a step brought one of these requests; returns it with the index of its prompt."""
         index = self._indices[event.request_id]
         if event.finished is not None:
+            self._n_left -= self._outputs[index] is None  # a sink that raised is told again
             self._outputs[index] = event.finished
-            self._n_left -= 1
         return event if index == 0 else replace(event, prompt_index=index)
 
     def raise_refused(self, name: str) -> None:

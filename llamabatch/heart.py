@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import threading
 import time
 
@@ -10,6 +10,8 @@ from llamabatch.client import EngineClient
 from llamabatch.errors import EngineClosedError
 from llamabatch.parent import Parent
 from llamabatch.watch import Watch
+
+logger = logging.getLogger(__name__)
 
 BEAT_S = 1.0
 
@@ -37,11 +39,15 @@ class Heart:
 
     def _beat(self) -> None:
         told = None
-        with contextlib.suppress(OSError, EngineClosedError):  # the parent is gone, or the engine
-            while True:
+        while True:
+            try:
                 last = self._watch.last_token_s
                 self._parent.send("beat", None if last is None else time.perf_counter() - last)
                 if last != told:
                     self.tell_stats()
                     told = last
-                time.sleep(BEAT_S)
+            except (OSError, EngineClosedError):
+                return  # the parent is gone, or the engine
+            except Exception:  # without a beat the parent takes a healthy engine for one that hangs
+                logger.exception("a beat failed")
+            time.sleep(BEAT_S)

@@ -1,23 +1,31 @@
-"""The requests of one supervisor, safe from any thread: taken in, handed to its child, and told of to their callers."""
+"""The requests of one supervisor, safe from any thread: taken in, handed to its child, and told of to their callers.
+
+A request is owned here from submit until its sink has its last output; the ledger, which knows where it stands
+meanwhile, may let it go a little earlier. So what an exception has lost in between is still answered.
+"""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterable
 from typing import Any
 
 from llamabatch.child import Child
-from llamabatch.client import Sink, failure, tell
+from llamabatch.client import Sink, failure, tell, tell_end
 from llamabatch.deadlines import lateness
-from llamabatch.errors import InputError
+from llamabatch.errors import InputError, describe
 from llamabatch.ledger import FROM_OUTSIDE, Ledger
 from llamabatch.request import FinishReason, Request, SequenceOutput
 from llamabatch.ticket import Ticket
 from llamabatch.watch import Heir
 from llamabatch.wire import check_crosses, unpack_output
 
+logger = logging.getLogger(__name__)
+
 _ABORT, _ERROR = FinishReason.ABORT, FinishReason.ERROR
+_LOST = "an exception in this process has lost the request"
 
 
 class InFlight:
@@ -30,9 +38,15 @@ class InFlight:
     def __init__(self, lock: threading.RLock) -> None:  # type: ignore[valid-type]
         self._lock: Any = lock
         self._ledger = Ledger()
+        self._owned: dict[str, Ticket] = {}
+        self._unwanted: list[str] = []  # the child has them, and need not go on
 
-    def add(self, requests: list[Request], sink: Sink, stream: bool) -> list[SequenceOutput]:
-        """Takes requests in; returns the ends of those that are refused."""
+    def add(self, requests: list[Request], sink: Sink, stream: bool, added: list[Ticket]) -> list[SequenceOutput]:
+        """Takes requests in; returns the ends of those that are refused.
+
+        Args:
+            added: gets the others, one by one.
+        """
         refused = []
         with self._lock:
             for request in requests:
@@ -40,17 +54,32 @@ class InFlight:
                     check_crosses(request)
                     if request.request_id in self._ledger:
                         raise InputError(f"request id {request.request_id!r} is already in flight")
-                except InputError as error:
-                    refused.append(failure(request, str(error)))
-                else:
-                    self._ledger.add(request, sink, stream)
+                    added.append(self._ledger.add(request, sink, stream))
+                    self._owned[request.request_id] = added[-1]
+                except Exception as error:
+                    refused.append(failure(request, describe(error)))
         return refused
 
-    def take(self) -> list[Ticket]:
-        """Those that go into the child now."""
+    def take(self, only: list[Ticket] | None = None) -> list[Ticket]:
+        """Those that go into the child now, of all or of some."""
         with self._lock:
             self._ledger.clear(time.monotonic())
-            return self._ledger.take()
+            return self._ledger.take(only)
+
+    def send(self, child: Child | None, tickets: list[Ticket]) -> None:
+        """Hands them to the child; nothing without one. What cannot be sent ends as an error."""
+        if child is None or not tickets:
+            return
+        for stream in (False, True):
+            requests = [ticket.request for ticket in tickets if ticket.stream == stream]
+            refused = child.submit(requests, stream=stream) if requests else {}
+            for ticket in tickets:
+                error = refused.get(ticket.request.request_id)
+                if error is not None:
+                    self._end([ticket], _ERROR, error)
+        late = [ticket.request.request_id for ticket in tickets if ticket.aborted]
+        if late:  # before the child had heard of them
+            child.abort(late)
 
     def admitted(self, request_ids: list[str]) -> None:
         with self._lock:
@@ -58,21 +87,42 @@ class InFlight:
 
     def outputs(self, packed: list[list[Any]]) -> bool:
         """Tells of what the child has said; True if a request came to a good end."""
-        told, worked = [], False
-        with self._lock:
-            for item in packed:
-                ticket = self._ledger.get(item[0])
-                output = None if ticket is None else ticket.take(unpack_output(item, ticket.request))
-                if ticket is None or output is None:
-                    continue  # its submit was interrupted, or its caller knows that already
-                if output.finished is not None:
-                    self._ledger.end(ticket)
-                    worked = worked or output.finished.error is None
-                told.append((ticket, output))
-            if worked:
-                self._ledger.worked()
-        self._tell(told)
+        told: list[tuple[Ticket, SequenceOutput]] = []
+        worked = False
+        try:
+            with self._lock:
+                for item in packed:
+                    ticket = self._ledger.get(item[0])
+                    output = None if ticket is None else self._unpacked(item, ticket)
+                    if ticket is None or output is None:
+                        continue  # its submit was interrupted, or its caller knows that already
+                    told.append((ticket, output))
+                    if output.finished is not None:
+                        self._ledger.end(ticket)
+                        worked = worked or output.finished.error is None
+                if worked:
+                    self._ledger.worked()
+        finally:
+            self._tell(told)
         return worked
+
+    def _unpacked(self, item: list[Any], ticket: Ticket) -> SequenceOutput | None:
+        try:
+            return ticket.take(unpack_output(item, ticket.request))
+        except Exception as error:
+            logger.warning("an output could not be read", exc_info=True)
+            self._unwanted.append(ticket.request.request_id)
+            return _last_output(ticket, _ERROR, f"its output could not be read: {describe(error)}")
+
+    @property
+    def has_unwanted(self) -> bool:
+        return bool(self._unwanted)
+
+    def unwanted(self) -> list[str]:
+        """Ids of those that the child should be told to end, each once."""
+        with self._lock:
+            ids, self._unwanted = self._unwanted, []
+        return ids
 
     def abort(self, request_ids: Iterable[str]) -> list[str]:
         """Ends those that are in no child; returns those that one has."""
@@ -87,6 +137,8 @@ class InFlight:
             for ticket in tickets:
                 if self._ledger.get(ticket.request.request_id) is ticket:
                     self._ledger.end(ticket)
+                if self._owned.get(ticket.request.request_id) is ticket:
+                    del self._owned[ticket.request.request_id]
 
     def end_late(self) -> None:
         """Those in no child whose deadline has passed."""
@@ -100,6 +152,14 @@ class InFlight:
         """All that it had waits for the next one; a request that has killed too many ends."""
         with self._lock:
             culprits, aborted = self._ledger.died(time.monotonic(), FROM_OUTSIDE if from_outside else 1.0)
+            self._unwanted.clear()
+            known = {id(ticket) for ticket in (*culprits, *aborted)}
+            lost = [
+                ticket
+                for request_id, ticket in self._owned.items()
+                if request_id not in self._ledger and id(ticket) not in known and not ticket.aborted
+            ]
+        self._end(lost, _ERROR, _LOST)
         self._end(aborted, _ABORT)
         for ticket in culprits:
             self._end(
@@ -115,10 +175,12 @@ class InFlight:
             tickets = self._ledger.release()
         for (_, stream), group in _grouped(tickets).items():
             heir([ticket.request for ticket in group], group[0].sink, stream, reason)
+            self.forget(group)
 
     def end_all(self, reason: str) -> None:
         with self._lock:
-            tickets = self._ledger.clear_all()
+            self._ledger.clear_all()
+            tickets = list(self._owned.values())
         self._end([ticket for ticket in tickets if ticket.aborted], _ABORT)
         self._end([ticket for ticket in tickets if not ticket.aborted], _ERROR, reason)
 
@@ -135,14 +197,23 @@ class InFlight:
             return self._ledger.n_unsent
 
     def _end(self, tickets: list[Ticket], reason: FinishReason, error: str | None = None) -> None:
-        self._tell([(ticket, ticket.ended(reason, error)) for ticket in tickets])
+        self._tell([(ticket, _last_output(ticket, reason, error)) for ticket in tickets])
 
     def _tell(self, told: list[tuple[Ticket, SequenceOutput]]) -> None:
         by_sink: dict[int, tuple[Sink, list[SequenceOutput]]] = {}
         for ticket, output in told:
             by_sink.setdefault(id(ticket.sink), (ticket.sink, []))[1].append(output)
+        failed: dict[str, str] = {}
         for sink, outputs in by_sink.values():
-            tell(sink, outputs)
+            failed |= tell(sink, outputs)
+        for ticket, output in told:
+            error = failed.pop(ticket.request.request_id, None)
+            if error is not None:
+                tell_end(ticket.sink, failure(ticket.request, error))
+                with self._lock:
+                    self._unwanted.append(ticket.request.request_id)
+            if error is not None or output.finished is not None:
+                self.forget([ticket])
 
 
 def _grouped(tickets: list[Ticket]) -> dict[tuple[int, bool], list[Ticket]]:
@@ -153,14 +224,8 @@ def _grouped(tickets: list[Ticket]) -> dict[tuple[int, bool], list[Ticket]]:
     return groups
 
 
-def send(child: Child | None, tickets: list[Ticket]) -> None:
-    """Hands them to the child; nothing without one."""
-    if child is None or not tickets:
-        return
-    for stream in (False, True):
-        requests = [ticket.request for ticket in tickets if ticket.stream == stream]
-        if requests:
-            child.submit(requests, stream=stream)
-    late = [ticket.request.request_id for ticket in tickets if ticket.aborted]
-    if late:  # before the child had heard of them
-        child.abort(late)
+def _last_output(ticket: Ticket, reason: FinishReason, error: str | None) -> SequenceOutput:
+    try:
+        return ticket.ended(reason, error)
+    except Exception:  # what was told of it cannot be put together
+        return failure(ticket.request, error or _LOST)

@@ -54,15 +54,24 @@ class Ledger:
     def n_unsent(self) -> int:
         return len(self._unsent)
 
-    def add(self, request: Request, sink: Sink, stream: bool) -> None:
+    def add(self, request: Request, sink: Sink, stream: bool) -> Ticket:
         ticket = Ticket(request, sink, stream, self._n_added)
         self._n_added += 1
         self._tickets[request.request_id] = self._unsent[request.request_id] = ticket
+        return ticket
 
-    def take(self) -> list[Ticket]:
-        """Those that go into the child now, which they count as in from here on."""
-        if self._on_trial is not None:
+    def take(self, only: Iterable[Ticket] | None = None) -> list[Ticket]:
+        """Those that go into the child now, which they count as in from here on.
+
+        Args:
+            only: none but these; none of them while suspects are tried.
+        """
+        if self._on_trial is not None or (only is not None and self._suspects):
             return []
+        if only is not None:
+            taken = [ticket for ticket in only if self._unsent.pop(ticket.request.request_id, None) is not None]
+            self._inside.update((ticket.request.request_id, ticket) for ticket in taken)
+            return taken
         if self._suspects:
             self._on_trial = self._suspects.popleft()
             taken = [self._on_trial]
@@ -175,12 +184,13 @@ class Ledger:
             self.end(ticket)
         return free
 
-    def clear_all(self) -> list[Ticket]:
+    def clear_all(self) -> None:
         """Ends all."""
-        tickets = list(self._tickets.values())
-        for ticket in tickets:
-            self.end(ticket)
-        return tickets
+        for tickets in (self._tickets, self._unsent, self._inside):
+            tickets.clear()
+        self._suspects.clear()
+        self._on_trial = None
+        self._n_unexplained = 0
 
 
 def _number(ticket: Ticket) -> int:

@@ -1,12 +1,17 @@
-"""What callers' threads ask of the thread that owns an engine."""
+"""Commands of callers' threads to the thread that owns an engine.
+
+A command is the mailbox's until the next one is fetched, so that one which could not be carried out to its end is
+answered with those that still wait.
+"""
 
 from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from llamabatch.engine import Engine
@@ -21,6 +26,10 @@ class Submit:
     requests: list[Request]
     sink: Sink
     stream: bool
+    left: deque[Request] = field(init=False)  # not taken in yet
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "left", deque(self.requests))
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,7 @@ class Mailbox:
         self._lock = threading.Lock()
         self._home = Home()
         self._shut_because: str | None = None
+        self._current: Command | None = None  # being carried out
         self._n_put = 0  # continuations that came in, and of those how many
         self._n_taken = 0  # went on to the engine; each is counted by one side, so that neither waits for the other
 
@@ -79,17 +89,19 @@ class Mailbox:
 
     def get(self, wait_s: float | None) -> Command | None:
         """The next command, None at the end. Raises queue.Empty if none comes in that time; None: waits for ever."""
-        return self._queue.get(block=wait_s != 0, timeout=wait_s)
+        self._current = None
+        self._current = self._queue.get(block=wait_s != 0, timeout=wait_s)
+        return self._current
 
     @property
     def is_shut(self) -> bool:
         return self._shut_because is not None
 
     def shut(self, reason: str) -> list[Command]:
-        """Lets nothing more in; returns what had come in before."""
+        """Lets nothing more in; returns what had come in before, from the command that was being carried out on."""
         with self._lock:
             self._shut_because = reason
-        left: list[Command] = []
+        left: list[Command] = [] if self._current is None else [self._current]
         while not self._queue.empty():
             command = self._queue.get()
             if command is not None:

@@ -1,7 +1,7 @@
 """The compiled helper, native_patches/native/sampler.cpp: finds it, checks it, calls it. Nothing is loaded at import.
 
 hatch_build.py compiles it beside this file when llamabatch is installed. Where it is missing, everything works with
-numpy. `LLAMABATCH_NATIVE=0` in the environment leaves it out on purpose; it is read when the first token is sampled.
+numpy. `LLAMABATCH_NATIVE=0` in the environment leaves it out on purpose; it is read when a model is loaded.
 """
 
 from __future__ import annotations

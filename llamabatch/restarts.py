@@ -14,6 +14,8 @@ class RestartPolicy:
             child. 0: the first death is the last.
         first_s: how long the second restart in a row waits, seconds, the first waits for nothing; each one doubles it.
         longest_s: the longest of these waits.
+        retry_s: after the last of them a call may have one more child tried, not before so many seconds have passed;
+            each such child that dies without a result doubles it, up to longest_s. Not with `most` 0.
         hang_s: a child that gives no sign of life for so long is killed and replaced.
         start_s: the same, before its first sign of life: programs and libraries come from slow disks, too.
     """
@@ -21,6 +23,7 @@ class RestartPolicy:
     most: int = 8
     first_s: float = 0.25
     longest_s: float = 30.0
+    retry_s: float = 1.0
     hang_s: float = 30.0
     start_s: float = 300.0
 
@@ -41,10 +44,24 @@ class Restarts:
         self.total = 0
         self.in_a_row = 0
         self._policy = policy
+        self._retry_at: float | None = None
 
     def worked(self) -> None:
         """A request has come to a good end."""
         self.in_a_row = 0
+
+    def given_up(self, now: float) -> None:
+        """There is no child until a call asks for one."""
+        wait_s = self._policy.retry_s * 2.0 ** min(self.in_a_row - self._policy.most - 1, 32)
+        self._retry_at = now + min(wait_s, self._policy.longest_s) if self._policy.most else None
+
+    def retry_in(self, now: float) -> float | None:
+        """Seconds until a call may have another child tried; None: never."""
+        return None if self._retry_at is None else max(0.0, self._retry_at - now)
+
+    def retried(self) -> None:
+        """A call has asked for another child."""
+        self.total += 1
 
     def after_death(self) -> float | None:
         """How long to wait before the next child starts, seconds; None: there is none."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from llamabatch.affinity import Affinity
-from llamabatch.client import Sink, failure
-from llamabatch.errors import EngineClosedError, LlamaBatchError
+from llamabatch.client import Sink, failure, said_only, tell_end
+from llamabatch.errors import EngineClosedError, LlamaBatchError, describe
 from llamabatch.lifetime import Home
 from llamabatch.request import Request, SequenceOutput
 from llamabatch.stats import EngineStats
@@ -24,6 +25,9 @@ class Member(Protocol):
     @property
     def up(self) -> bool:
         """Does it compute them, or does it wait for an engine to take the place of one that died?"""
+
+    def revive(self) -> None:
+        """Tries for a new engine where it has none and has given up, if it is time for that; returns at once."""
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None: ...
 
@@ -61,6 +65,9 @@ class Router:
         self._home.check()
         shares: dict[int, list[Request]] = {}
         homes: dict[tuple[int, ...], int] = {}  # a prompt whose continuations are scored -> who computes it
+        for member in self._members:
+            if not member.up:
+                member.revive()
         with self._lock:
             alive = self._alive()
             best = [number for number in alive if self._members[number].up] or alive
@@ -75,17 +82,25 @@ class Router:
                 shares.setdefault(number, []).append(request)
 
         def tell(outputs: list[SequenceOutput]) -> None:
-            self._account(outputs)
+            with said_only("the load of an engine is wrong from here on"):
+                self._account(outputs)
             sink(outputs)
 
-        for number, share in shares.items():
-            try:
-                self._members[number].submit(share, tell, stream=stream)
-            except LlamaBatchError as error:  # the other shares go on
-                if self._members[number].alive:
-                    tell([failure(request, str(error)) for request in share])
-                else:  # it died a moment ago
+        sent: set[str] = set()
+        try:
+            for number, share in shares.items():
+                try:
+                    self._members[number].submit(share, tell, stream=stream)
+                except EngineClosedError as error:  # it died a moment ago
                     self.inherit(share, sink, stream, str(error))
+                except Exception as error:  # the other shares go on
+                    for request in share:
+                        tell_end(tell, failure(request, describe(error)))
+                sent.update(request.request_id for request in share)
+        except BaseException:  # interrupted: its caller waits for none of them
+            self.abort(sent)
+            self._account([failure(r, "interrupted") for r in requests if r.request_id not in sent])
+            raise
 
     def inherit(self, requests: list[Request], sink: Sink, stream: bool, reason: str) -> None:
         """Those that one had not begun which is gone for this reason go to the others."""
@@ -98,7 +113,8 @@ class Router:
         try:
             self.submit(requests, sink, stream=stream)
         except LlamaBatchError:  # there is no other
-            sink([failure(request, reason) for request in requests])
+            for request in requests:
+                tell_end(sink, failure(request, reason))
         with self._lock:
             self._moving -= ids
             taken_back = self._taken_back & ids
@@ -120,7 +136,8 @@ class Router:
 
     def stats(self) -> EngineStats:
         for number in self._alive():
-            self._told[number] = self._members[number].stats()
+            with contextlib.suppress(EngineClosedError):  # it has given up, and takes a call to try again
+                self._told[number] = self._members[number].stats()
         dead = (told.of_the_past() for told, member in zip(self._told, self._members, strict=True) if not member.alive)
         alive = (told for told, member in zip(self._told, self._members, strict=True) if member.alive)
         return sum((*dead, *alive), EngineStats())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
 from collections.abc import Callable, Set
 from collections.abc import Sequence as ListLike
@@ -9,11 +11,12 @@ from collections.abc import Sequence as ListLike
 from llamabatch.adapter_turns import AdapterTurns
 from llamabatch.compaction import moves
 from llamabatch.deadlines import Deadlines, complaint
+from llamabatch.errors import InputError, describe
 from llamabatch.logprobs import Told
 from llamabatch.packing import decode_calls, prefill_calls
 from llamabatch.policies import Policy
 from llamabatch.precedence import in_front, slots_of_kind, who_gives_way
-from llamabatch.request import FinishReason, Sequence, SequenceOutput
+from llamabatch.request import FinishReason, RequestOutput, Sequence, SequenceOutput
 from llamabatch.sharing import Sharing
 from llamabatch.slots import SlotPool
 from llamabatch.speculation import Speculation
@@ -21,6 +24,8 @@ from llamabatch.step import DecodeStatus, Limits, ScheduledBatch, Shift, Span, S
 from llamabatch.tallies import Tallies
 from llamabatch.turns import BACKGROUND_CHUNK, Turns
 from llamabatch.waiting import PREEMPTION_COUNTS, WaitingQueue
+
+logger = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -86,19 +91,29 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._sequences)
 
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._sequences
+
     def add(self, sequence: Sequence) -> None:
+        """Takes a sequence in; where that raises, nothing of it stays."""
         request_id = sequence.request.request_id
         if request_id in self._sequences:
-            raise ValueError(f"request id {request_id!r} is already in flight")
+            raise InputError(f"request id {request_id!r} is already in flight")
         if not self._sequences:
             self._first_s = self._clock()
+        with contextlib.ExitStack() as undo:
+            undo.callback(sequence.fail, "it could not be taken in")  # finished: queues pass it over
+            undo.callback(self._waiting.forget, sequence)
+            undo.callback(self._shifting.discard, sequence)
+            self.adapters.add(sequence.request)
+            undo.callback(self.adapters.remove, sequence.request)
+            if sequence.shifts:
+                self._shifting.add(sequence)
+            self._waiting.add(sequence)
+            self.deadlines.add(sequence)
+            undo.pop_all()
         self._sequences[request_id] = sequence
         self._n_background += sequence.background
-        self.adapters.add(sequence.request)
-        if sequence.shifts:
-            self._shifting.add(sequence)
-        self._waiting.add(sequence)
-        self.deadlines.add(sequence)
 
     def wait_s(self) -> float | None:
         """How long a step may wait for company, seconds: 0 where requests run or enough wait; None where there is
@@ -117,7 +132,12 @@ class Scheduler:
             return None
         if sequence.slot is None:
             self._waiting.forget(sequence)
-        return self._retire(sequence, (), sequence.abort(error))
+        try:
+            text = sequence.abort(error)
+        except Exception as failure:  # of its held-back text; it ends all the same
+            text = ""
+            sequence.fail(describe(failure))
+        return self._retire(sequence, (), text)
 
     def wanted_slots(self) -> int | None:
         """How many slots the context should have, where that is more than it has: all at once, so that it grows once
@@ -281,7 +301,10 @@ class Scheduler:
             self._preempt(max(reversed(self.running), key=lambda s: s.request.tier))
             self._is_full = True
         for span, result in zip(batch.spans, results, strict=True):
-            output = self._apply(span, result, now, alone)
+            try:
+                output = self._apply(span, result, now, alone)
+            except Exception as error:
+                output = self._failed(span.sequence, error)
             if output is not None:
                 outputs.append(output)
         for late in self.deadlines.missed(now):
@@ -328,6 +351,14 @@ class Scheduler:
             return output
         return SequenceOutput(sequence.request.request_id, accepted, text, logprobs=told)
 
+    def _failed(self, sequence: Sequence, error: Exception) -> SequenceOutput:
+        """Ends a sequence of which a result could not be applied; the others go on."""
+        if sequence.request.request_id not in self._sequences or sequence not in self.running:
+            raise error  # while it left: slots and queues may be wrong
+        logger.warning("the result of a step could not be applied to a request", exc_info=error)
+        sequence.fail(describe(error))
+        return self._retire(sequence, (), "")
+
     def _retire(self, sequence: Sequence, token_ids: tuple[int, ...], text: str, told: Told = None) -> SequenceOutput:
         request_id = sequence.request.request_id
         del self._sequences[request_id]
@@ -343,7 +374,7 @@ class Scheduler:
                 self._cells.vacate(sequence.slot)
             else:
                 self._cells.keep(sequence.slot, sequence)
-        return SequenceOutput(request_id, token_ids, text, sequence.output(), logprobs=told)
+        return SequenceOutput(request_id, token_ids, text, _output_of(sequence), logprobs=told)
 
     def _preempt(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
@@ -359,6 +390,13 @@ class Scheduler:
         self._cells.check_integrity()
         if sorted(s.slot for s in self.running if s.slot is not None) != sorted(self.slots.leased):
             raise ValueError("leased slots and running sequences differ")
+
+
+def _output_of(sequence: Sequence) -> RequestOutput:
+    try:
+        return sequence.output()
+    except Exception as error:  # of its text or logprobs; what else it has cannot be told apart any more
+        return RequestOutput.failed(sequence.request, sequence.error or describe(error))
 
 
 def _is_one_list(running: ListLike[Sequence]) -> bool:

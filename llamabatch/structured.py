@@ -5,6 +5,7 @@ Nothing is compiled here: that takes a vocabulary, and the time to refuse what i
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ MAX_CHARS = 2**18  # of a schema, a regex, a grammar, or all choices together
 KINDS = ("json", "regex", "choice", "grammar")
 ANY_OBJECT = '{"type": "object"}'
 
+_KEPT = 16  # structures that were found right
 _KEYS = (*KINDS, "json_object")
 _FORMATS = ("json_schema", "json_object", "text")
 
@@ -34,8 +36,10 @@ class Structure(NamedTuple):
 
 def structure(given: object) -> Structure | None:
     """The one form of everything that `structured_outputs` takes; None stays None. Raises SamplingError."""
-    if given is None or isinstance(given, Structure):
-        return given
+    if given is None:
+        return None
+    if isinstance(given, Structure):
+        return _checked(given) if isinstance(given.kind, str) and isinstance(given.text, str) else _plain(*given)
     if not isinstance(given, Mapping):
         raise SamplingError(f"structured_outputs is {show(given)}; give a mapping with one of {', '.join(_KEYS)}")
     if "type" in given and not any(key in given for key in KINDS):
@@ -52,7 +56,25 @@ def structure(given: object) -> Structure | None:
         if value is not True:
             raise SamplingError(f"json_object of structured_outputs is {show(value)}; give True or False")
         return Structure("json", ANY_OBJECT)
-    return Structure(key, _short_enough(key, _TEXTS[key](value)))
+    return _plain(key, value)
+
+
+def _plain(kind: object, value: object) -> Structure:
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise SamplingError(f"the kind of structured_outputs is {show(kind)}{nearest(show(kind), KINDS)}")
+    return Structure(kind, _short_enough(kind, _TEXTS[kind](value)))
+
+
+@functools.lru_cache(_KEPT)
+def _checked(given: Structure) -> Structure:
+    """Cached, as each copy of the parameters of a request comes here again with a text that is long."""
+    if given.kind != "choice":
+        return _plain(*given)
+    try:
+        choices = json.loads(_short_enough("choice", given.text))
+    except (ValueError, RecursionError) as error:
+        raise SamplingError(f"choice of structured_outputs is no JSON list: {error}") from error
+    return _plain("choice", choices)
 
 
 def _response_format(given: Mapping[Any, Any]) -> Structure | None:

@@ -6,7 +6,9 @@ children one after another and watches them; what a child says comes in on that 
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import queue
 import threading
 import time
@@ -19,9 +21,9 @@ from typing import Any
 from llamabatch.child import WORKER, Child, Listener
 from llamabatch.client import Sink, in_a_sink, tell
 from llamabatch.config import EngineConfig
-from llamabatch.errors import EngineClosedError, EngineError
+from llamabatch.errors import EngineClosedError, EngineError, describe
 from llamabatch.heartbeat import Heartbeat
-from llamabatch.in_flight import InFlight, send
+from llamabatch.in_flight import InFlight
 from llamabatch.lifetime import Home
 from llamabatch.loaded import Loaded
 from llamabatch.request import Request
@@ -77,7 +79,8 @@ class Supervisor:
         self._child: Child | None = None
         self._is_up = False  # the child takes requests
         self._closing = False
-        self._gone: str | None = None  # why there is no child any more, and will be none
+        self._gone: str | None = None  # why there is no child any more, and will be none unless a call brings one
+        self._has_ended = False  # the keeper has
         self._events: queue.SimpleQueue[tuple[str, Child | None]] = queue.SimpleQueue()
         self._started: Future[None] = Future()
         self._keeper = threading.Thread(target=self._keep, name="llamabatch-supervisor", daemon=True)
@@ -95,7 +98,8 @@ class Supervisor:
     @property
     def alive(self) -> bool:
         """Does it take requests, be it that they wait for the next child?"""
-        return self._gone is None
+        with self._lock:
+            return not self._closing and (self._gone is None or self._retry_in() == 0)
 
     @property
     def up(self) -> bool:
@@ -118,19 +122,25 @@ class Supervisor:
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
         """As EngineClient.submit."""
         self._home.check()
-        with self._lock:
-            self._check_alive()
-            refused = self._in_flight.add(requests, sink, stream)
-            child, taken = self._take()
-        if refused:
-            tell(sink, refused)
+        own: list[Ticket] = []
+        child = None
         try:
-            send(child, taken)
+            with self._lock:
+                self._revive()
+                refused = self._in_flight.add(requests, sink, stream, own)
+                child, taken = self._take(own)
+            tell(sink, refused)
+            self._in_flight.send(child, taken)
         except BaseException:
-            self._in_flight.forget(taken)
+            self._in_flight.forget(own)
             if child is not None:
-                child.abort([ticket.request.request_id for ticket in taken])
+                child.abort([ticket.request.request_id for ticket in own])
             raise
+
+    def revive(self) -> None:
+        """Has another child tried where there is none any more, if it is time for one; returns at once."""
+        with contextlib.suppress(EngineClosedError), self._lock:
+            self._revive()
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """As EngineClient.abort; what is in no child ends here and now."""
@@ -181,6 +191,7 @@ class Supervisor:
         """
         self._home.check()
         with self._changed:
+            self._revive()
             self._changed.wait_for(lambda: self._is_up or self._gone is not None)
             self._check_alive()
             child = self._child
@@ -250,7 +261,7 @@ class Supervisor:
         if self._in_flight.outputs(packed):
             with self._lock:
                 self._restarts.worked()
-        if was_trying:
+        if was_trying or self._in_flight.has_unwanted:
             self._events.put(("next", child))  # the keeper sends: this thread must go on reading
 
     # --- the keeper ---------------------------------------------------------------------------------------------
@@ -270,13 +281,18 @@ class Supervisor:
                 wait_s = self._restarts.after_death()
                 if wait_s is None:
                     reason = self._restarts.too_often(how)
-                    break
+                    logger.error("%s; there is no other one until a call asks for it", reason)
+                    if not self._give_up(reason):
+                        break
+                    reason = _CLOSED
+                    continue
                 logger.warning("the engine process ended: %s; another one is started", how)
                 self._bury()
                 self._wait(wait_s)
-        except Exception as error:
-            logger.exception("the supervisor failed")
-            reason = f"the supervisor failed: {error}"
+        except BaseException as error:  # of any kind: all are answered before this thread ends
+            reason = f"the supervisor failed: {describe(error)}"
+            with contextlib.suppress(Exception):
+                logger.exception("the supervisor failed")
         finally:
             self._stop(reason)
 
@@ -286,8 +302,9 @@ class Supervisor:
         config = self._config if is_first else replace(self._config, adapters=())
         try:
             child = self._start_child(config, self._environment, self._program, self)
-        except OSError as error:
-            return f"it could not be started: {error}", EngineError(f"no engine process could be started: {error}")
+        except Exception as error:  # descriptors, processes, threads or memory are used up
+            why = describe(error)
+            return f"it could not be started: {why}", EngineError(f"no engine process could be started: {why}")
         with self._lock:
             self._child = child
         if self._closing:
@@ -318,7 +335,10 @@ class Supervisor:
                 limit_s = self._policy.hang_s if child.beats else self._policy.start_s
                 if silence.look(child.heard, child.busy, time.monotonic()) > limit_s:
                     child.kill(f"it gave no sign of life for {limit_s:g} s")
-            send(*self._take())
+            unwanted = self._in_flight.unwanted()
+            if unwanted:
+                child.abort(unwanted)
+            self._in_flight.send(*self._take())
 
     def _tick_s(self) -> float:
         return _SHORT_TICK_S if self._in_flight.n_unsent else _TICK_S
@@ -357,25 +377,63 @@ class Supervisor:
             except queue.Empty:
                 self._in_flight.end_late()
 
+    def _give_up(self, reason: str) -> bool:
+        """Ends or gives away all requests, then waits until a call asks for another child; False: there is to be
+        none."""
+        self._bury()
+        with self._changed:
+            self._restarts.given_up(time.monotonic())
+            if self._retry_in() is None:
+                return False
+            self._gone = reason
+            self._changed.notify_all()
+        self._answer_all(reason)
+        while self._gone is not None and not self._closing:
+            self._events.get()
+        return not self._closing
+
     def _stop(self, reason: str) -> None:
         """Nobody may wait for ever."""
         with self._changed:
             self._gone = reason
+            self._has_ended = True
             self._changed.notify_all()
-        if not self._started.done():
-            self._started.set_exception(EngineClosedError(reason))
+        try:
+            if not self._started.done():
+                self._started.set_exception(EngineClosedError(reason))
+        finally:
+            self._answer_all(reason)
+
+    def _answer_all(self, reason: str) -> None:
         heir = None if self.heir is None or self._closing else self.heir()
-        if heir is not None:
-            self._in_flight.bequeath(heir, reason)
-        self._in_flight.end_all(reason)
+        try:
+            if heir is not None:
+                self._in_flight.bequeath(heir, reason)
+        finally:
+            self._in_flight.end_all(reason)
 
     # --- both ---------------------------------------------------------------------------------------------------
 
     def _check_alive(self) -> None:
         if self._gone is not None:
-            raise EngineClosedError(self._gone)
+            retry_in = self._retry_in()
+            when = "" if retry_in is None else f"; a call in {math.ceil(retry_in)} s tries another one"
+            raise EngineClosedError(self._gone + when)
         if self._closing:
             raise EngineClosedError(_CLOSED)
+
+    def _retry_in(self) -> float | None:
+        """Seconds until a call may bring another child; None: never."""
+        return None if self._closing or self._has_ended else self._restarts.retry_in(time.monotonic())
+
+    def _revive(self) -> None:
+        """Where there is no child any more, has the keeper start one if it is time for that. Raises
+        EngineClosedError."""
+        if self._gone is not None and self._retry_in() == 0:
+            self._gone = None
+            self._restarts.retried()
+            self._events.put(("revive", None))
+        self._check_alive()
 
     def _outlives(self, child: Child) -> bool:
         """Waits until this child has been buried; False if nothing comes after it."""
@@ -383,12 +441,12 @@ class Supervisor:
             self._changed.wait_for(lambda: self._child is not child or self._gone is not None)
             return self._gone is None
 
-    def _take(self) -> tuple[Child | None, list[Ticket]]:
-        """Whoever may go into the child now."""
+    def _take(self, only: list[Ticket] | None = None) -> tuple[Child | None, list[Ticket]]:
+        """Whoever may go into the child now, of all or of some."""
         with self._lock:
             if self._child is None or not self._is_up:
                 return None, []
-            return self._child, self._in_flight.take()
+            return self._child, self._in_flight.take(only)
 
 
 def _warn(answer: Future[Any]) -> None:

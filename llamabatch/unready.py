@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from llamabatch.deadlines import complaint
-from llamabatch.errors import InputError
+from llamabatch.errors import describe
 from llamabatch.request import Sequence, SequenceOutput
 
 Enter = Callable[[Sequence, Any], None]
@@ -66,12 +66,10 @@ class Unready:
                     self.num_missed += 1
                     failed.append(self.abort(request_id, complaint(sequence, now)))
                 continue
-            error = future.exception()
-            if error is None:
-                del self._waiting[request_id]
+            try:  # whatever it is, it is this request's error
                 self._enter(sequence, future.result())
-            elif isinstance(error, InputError):
-                failed.append(self.abort(request_id, str(error)))
+            except BaseException as error:
+                failed.append(self.abort(request_id, describe(error)))
             else:
-                raise error
+                del self._waiting[request_id]
         return failed

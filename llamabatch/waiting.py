@@ -133,5 +133,5 @@ class WaitingQueue:
         return sequence.number in self._members
 
     def _leave(self, sequence: Sequence) -> None:
-        assert sequence.number is not None
-        self._members.remove(sequence.number)
+        if sequence.number is not None:  # it may have failed on its way in
+            self._members.discard(sequence.number)

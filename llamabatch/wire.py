@@ -39,13 +39,22 @@ class Wire:
         _open.add(self)
 
     def send(self, *message: Any) -> None:
-        """Raises OSError when the other side is gone, EngineError for a message above the limit."""
-        data = msgpack.packb(message, unicode_errors="surrogatepass")
+        """Raises OSError when the other side is gone, and what `pack` raises."""
+        self.send_packed(self.pack(*message))
+
+    @staticmethod
+    def pack(*message: Any) -> bytes:
+        """Raises EngineError for a message above the limit, and what msgpack raises for what it cannot write."""
+        data: bytes = msgpack.packb(message, unicode_errors="surrogatepass")
         if len(data) > MAX_MESSAGE:
             raise EngineError(f"a message of {len(data)} bytes is too large; allowed are {MAX_MESSAGE}")
+        return _LENGTH.pack(len(data)) + data
+
+    def send_packed(self, data: bytes) -> None:
+        """Sends what `pack` gave. Raises OSError when the other side is gone."""
         with self._lock:
             try:
-                self._sock.sendall(_LENGTH.pack(len(data)) + data)
+                self._sock.sendall(data)
             except OSError:
                 raise
             except BaseException:  # interrupted: what is left of the message would be read as another one

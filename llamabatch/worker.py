@@ -8,10 +8,10 @@ import sys
 from typing import Any
 
 from llamabatch.client import EngineClient, connect_here
-from llamabatch.errors import EngineClosedError, EngineError, LlamaBatchError
+from llamabatch.errors import EngineClosedError, describe
 from llamabatch.heart import Heart
 from llamabatch.parent import Parent
-from llamabatch.request import FinishReason, RequestOutput, SequenceOutput
+from llamabatch.request import CompletionOutput, FinishReason, Request, RequestOutput, SequenceOutput
 from llamabatch.watch import Watch
 from llamabatch.wire import pack_output, unpack_config, unpack_request
 
@@ -31,8 +31,8 @@ def main(fd: int) -> None:
     heart = Heart(parent, watch)
     try:
         client = connect_here(unpack_config(first[1]).for_child(), watch)
-    except LlamaBatchError as error:
-        parent.send("failed", type(error).__name__, str(error))
+    except Exception as error:
+        parent.send("failed", type(error).__name__, describe(error))
         return
     parent.send("ready")
     heart.client = client
@@ -51,7 +51,7 @@ def _serve(parent: Parent, client: EngineClient, heart: Heart) -> None:
         if kind == "submit":
             packed, stream = rest
             try:
-                client.submit([unpack_request(request) for request in packed], tell, stream=stream)
+                client.submit(_unpacked(parent, packed), tell, stream=stream)
             except EngineClosedError:
                 return  # the engine failed; the end of this process tells those who wait
         elif kind == "abort":
@@ -60,25 +60,23 @@ def _serve(parent: Parent, client: EngineClient, heart: Heart) -> None:
             return
 
 
+def _unpacked(parent: Parent, packed: list[list[Any]]) -> list[Request]:
+    """The requests of a message; one that cannot be read ends as an error."""
+    requests = []
+    for each in packed:
+        try:
+            requests.append(unpack_request(each))
+        except Exception as error:
+            nothing = CompletionOutput(0, "", (), FinishReason.ERROR)
+            whole = RequestOutput(each[0], None, (), (nothing,), f"the request cannot be read: {describe(error)}")
+            tell_all(parent, [SequenceOutput(each[0], (), "", whole)])
+    return requests
+
+
 def tell_all(parent: Parent, outputs: list[SequenceOutput]) -> None:
-    """Sends outputs, each alone where together they are too large for a message; what is too large alone ends as an
-    error."""
-    try:
-        parent.send("outputs", [pack_output(output) for output in outputs])
-    except EngineError as error:
-        if len(outputs) > 1:
-            for output in outputs:
-                tell_all(parent, [output])
-        elif outputs[0].finished is not None:
-            parent.send("outputs", [pack_output(_without_content(outputs[0], outputs[0].finished, str(error)))])
-        else:
-            raise
-
-
-def _without_content(output: SequenceOutput, finished: RequestOutput, error: str) -> SequenceOutput:
-    nothing = tuple(type(c)(c.index, "", (), FinishReason.ERROR) for c in finished.outputs[:1])
-    whole = RequestOutput(finished.request_id, None, (), nothing, error, type(finished.timings)())
-    return SequenceOutput(output.request_id, (), "", whole)
+    """Sends outputs. What cannot be packed, or is too large for a message, is raised: client.tell then tries each alone
+    and ends as an error what cannot be sent alone."""
+    parent.send("outputs", [pack_output(output) for output in outputs])
 
 
 _QUESTIONS = ("load_adapter", "unload_adapter", "save_prefix", "load_prefix", "unload_prefix")
@@ -95,8 +93,8 @@ def _answer(parent: Parent, client: EngineClient, heart: Heart, kind: str, numbe
         parent.send("answer", number, answer)
     except EngineClosedError:
         return False
-    except LlamaBatchError as error:
-        parent.send("refused", number, type(error).__name__, str(error))
+    except Exception as error:
+        parent.send("refused", number, type(error).__name__, describe(error))
     return True
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from llamabatch.errors import EngineError
 from llamabatch.filled_params import FilledParams
 from llamabatch.llama import cuts, sampler_numpy
 from llamabatch.llama.processors import ProcessorError, processed
@@ -37,6 +38,7 @@ class Chain:
         self._params = params
         self._repeats = repeats
         self._num_known: int | None = None  # output tokens that DRY has seen; None: not even the prompt
+        self._is_torn = False  # of some tokens it has seen a part
         self._mus = [2 * params.mirostat_tau]  # mirostat's bound before each output token
 
     def sample(self, row: Floats, draw: Draw) -> int:
@@ -92,8 +94,11 @@ class Chain:
             return values
         if self._num_known != draw.index:
             start = 0 if self._num_known is None else self._num_known - draw.index  # counted from the end
+            if self._is_torn:
+                raise EngineError("DRY has lost count of the tokens, after an exception")
+            self._is_torn = True
             self._repeats.extend(draw.token_ids[start:])
-            self._num_known = draw.index
+            self._num_known, self._is_torn = draw.index, False
         values = values.copy() if values is row else values
         for token_id, length in self._repeats.lengths().items():
             values[token_id] -= self._dry_penalty(length)

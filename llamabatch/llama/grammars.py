@@ -14,11 +14,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import NoneType
 from typing import Any, Protocol
 
 import llguidance
 
-from llamabatch.errors import EngineClosedError, LlamaBatchError, SamplingError
+from llamabatch.errors import EngineClosedError, EngineError, LlamaBatchError, SamplingError, describe
 from llamabatch.llama import grammar_check
 from llamabatch.llama.guide import Compiled
 from llamabatch.programs import import_path
@@ -113,9 +114,13 @@ class Grammars:
                 raise SamplingError(_refusal(structure, compiled.error))
         except LlamaBatchError:
             raise
-        except Exception as error:  # so that whatever it is stays this request's error
-            logger.exception("a grammar could not be compiled")
+        except ValueError as error:
             raise SamplingError(_refusal(structure, str(error))) from error
+        except Exception as error:  # nothing is wrong with the grammar: descriptors or memory are used up, say
+            logger.exception("a grammar could not be compiled")
+            raise EngineError(
+                f"{structure.kind} of structured_outputs cannot be compiled: {describe(error)}"
+            ) from error
         return compiled
 
     def _tokens(self) -> Any:
@@ -233,7 +238,7 @@ class Trial:
             stderr=subprocess.DEVNULL,
         )
         if self._ask(self._names(), _START_SECONDS) is None:
-            raise SamplingError("structured_outputs: the process that tries grammars out cannot be started")
+            raise EngineError("structured_outputs: the process that tries grammars out cannot be started")
 
     def _ask(self, question: list[str], seconds: float) -> dict[str, str] | None:
         """None if there was no answer; then the process has ended."""
@@ -281,6 +286,8 @@ class Trial:
 def _is_stale(future: Future[Compiled], age_s: float) -> bool:
     if not future.done():
         return False
+    if future.cancelled() or not isinstance(future.exception(), (SamplingError, NoneType)):
+        return True  # the next request may find descriptors and memory again
     return age_s > _REMEMBER_BAD_S if future.exception() is not None else future.result().spent
 
 

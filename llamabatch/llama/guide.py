@@ -10,6 +10,7 @@ from typing import Any
 import llguidance
 import numpy as np
 
+from llamabatch.errors import describe
 from llamabatch.llama.grammar_check import reason
 from llamabatch.llama.masks import Masks, Words, n_words
 from llamabatch.llama.sampler import Draw
@@ -74,6 +75,10 @@ class Guide:
         self._taken = 0
         self._ready = -1  # the output token that _row is for
         self._row: Words | None = None
+
+    def fail(self, error: Exception) -> None:
+        """Ends this sequence with its next token; the other rows of the call go on."""
+        self.error = f"structured_outputs cannot be followed any further: {describe(error)}"
 
     def advance(self, index: int, token_ids: Sequence[int]) -> None:
         """Takes in the output tokens before `index`; token_ids ends with the last of them."""
@@ -149,14 +154,24 @@ class GuideRows:
         rows = self._rows
         width, start = rows.strides[0], rows.ctypes.data
         for guide, index, token_ids in guided:
-            guide.advance(index, token_ids)
+            try:
+                guide.advance(index, token_ids)
+            except Exception as error:
+                guide.fail(error)
         pairs = [(guide.matcher, at) for at, (guide, _, _) in enumerate(guided) if guide.error is None]
         if len(pairs) < _FEW or self._n_threads < 2:
             for matcher, at in pairs:
-                matcher.unsafe_compute_mask_ptr(start + at * width, width)
+                try:
+                    matcher.unsafe_compute_mask_ptr(start + at * width, width)
+                except Exception as error:
+                    guided[at][0].fail(error)
         else:
             if self._executor is None:
                 self._executor = llguidance.LLExecutor(min(self._n_threads, os.cpu_count() or 1))
             self._executor.unsafe_compute_mask_ptr(pairs, start, width, len(rows))
         for at, (guide, index, token_ids) in enumerate(guided):
-            guide.give(index, token_ids, rows[at])
+            try:
+                guide.give(index, token_ids, rows[at])
+            except Exception as error:
+                guide.fail(error)
+                guide.give(index, token_ids, rows[at])

@@ -29,7 +29,7 @@ def processed(row: Floats, processors: ListLike[LogitsProcessor], output: ListLi
         try:
             given = process(list(output), row.copy())
             made = np.asarray(given)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # SystemExit, too: it is raised on the engine's thread
             raise ProcessorError(
                 f"logits_processors: {name} raised {type(error).__name__}: {show(str(error))}"
             ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import sys
@@ -12,8 +13,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from llamabatch.config import EngineConfig
-from llamabatch.errors import ConfigError, EngineError
+from llamabatch.errors import ConfigError, EngineError, describe
 from llamabatch.llama.batch import Batch, count_passes
 from llamabatch.llama.context import Context, DecodeCode
 from llamabatch.llama.library import load
@@ -29,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 # A quarter of a core beside threads that compute: the cells of 32 slots of the 0.5B shape are zeroed in some seconds.
 _GROWTH_NICENESS = 5
+Logits = npt.NDArray[np.float32]
 
 
 @dataclass
@@ -181,6 +186,15 @@ class Runner:
         return None if self._unflushed else self._context.state(slot)
 
     def _run_call(self, call: Call) -> list[SpanResult]:
+        """What one of its spans raises is that span's error: the spans are then tried one by one."""
+        try:
+            return self._compute(call)
+        except Exception as error:
+            if len(call.spans) > 1:
+                logger.warning("a call failed; its rows are tried one by one", exc_info=True)
+            return self._one_by_one(call, describe(error))
+
+    def _compute(self, call: Call) -> list[SpanResult]:
         if call.adapters != self._context.adapters:
             self._context.set_adapters(call.adapters)
             self.counts.adapter_switches += 1
@@ -194,38 +208,45 @@ class Runner:
             guided = [span.sequence for span in outputs if span.sequence.guide is not None and span.output]
             if guided:
                 self._guide(guided)  # before the logits are asked for: a GPU may still be computing them
-            return self._verify(outputs) if call.n_guesses else self._sample(call, outputs)
+            read = self._verify if call.n_guesses else self._sample
+            if not outputs:
+                return [_result(span.sequence, None) for span in call.spans]
+            logits = self._context.logits(sum(map(_n_rows, outputs)))
+            try:
+                found = read(outputs, logits)
+            except Exception:  # each is read alone then: what its rows give does not depend on the others
+                logger.warning("the rows of a call could not be sampled together", exc_info=True)
+                ends = itertools.accumulate(map(_n_rows, outputs))
+                found = [
+                    _read_alone(read, span, logits[end - _n_rows(span) : end])
+                    for span, end in zip(outputs, ends, strict=True)
+                ]
+            results = dict(zip(map(id, outputs), found, strict=True))
+            return [results.get(id(span)) or _result(span.sequence, None) for span in call.spans]
         return self._recover(call, code)
 
-    def _sample(self, call: Call, outputs: list[Span]) -> list[SpanResult]:
+    def _sample(self, spans: list[Span], logits: Logits) -> list[SpanResult]:
         """Args:
-        outputs: the spans of the call that have output rows.
+        spans: those that have output rows; logits: their rows.
         """
         n_threads = self._config.number("n_threads_batch")
-        if any(span.sequence.logprobs is not None for span in outputs):
-            logits = self._context.logits(sum(span.prompt_rows + span.output for span in outputs))
-            told = dict(zip(map(id, outputs), sample_and_tell(logits, outputs, _draw, n_threads), strict=True))
-            return [_result(span.sequence, *told.get(id(span), (None,))) for span in call.spans]
-        tokens = {}
-        if outputs:
-            draws = [_draw(span.sequence) for span in outputs]
-            logits = self._context.logits(len(outputs))
-            chosen = sample_rows(logits, draws, n_threads)
-            tokens = dict(zip(map(id, outputs), chosen, strict=True))
-        return [_result(span.sequence, tokens.get(id(span))) for span in call.spans]
+        if any(span.sequence.logprobs is not None for span in spans):
+            told = sample_and_tell(logits, spans, _draw, n_threads)
+            return [_result(span.sequence, *each) for span, each in zip(spans, told, strict=True)]
+        tokens = sample_rows(logits, [_draw(span.sequence) for span in spans], n_threads)
+        return [_result(span.sequence, token) for span, token in zip(spans, tokens, strict=True)]
 
     def _guide(self, sequences: list[Sequence]) -> None:
         """The next masks of sequences that are held to a grammar."""
         if self._guide_rows is None:
-            from llamabatch.llama.guide import GuideRows  # with a library that most do not need
+            from llamabatch.llama.guide import GuideRows  # not at import, with its library
 
             self._guide_rows = GuideRows(self.model.n_vocab, self._config.number("n_threads_batch"))
         self._guide_rows.fill([(s.guide, s.num_output, s.token_ids) for s in sequences])
 
-    def _verify(self, spans: list[Span]) -> list[SpanResult]:
+    def _verify(self, spans: list[Span], logits: Logits) -> list[SpanResult]:
         """Samples the rows of a verify call; the cells of guesses that did not come true go."""
         draws, n_threads = [_draw(span.sequence) for span in spans], self._config.number("n_threads_batch")
-        logits = self._context.logits(sum(1 + len(span.draft or ()) for span in spans))
         accepted = accepted_tokens(logits, spans, draws, n_threads)
         told = tell_accepted(logits, spans, accepted, n_threads)
         results = []
@@ -245,9 +266,20 @@ class Runner:
         """
         if code is DecodeCode.NO_ROOM:
             return [SpanResult(DecodeStatus.NO_ROOM)] * len(call.spans)
-        whole = code is DecodeCode.INVALID or all(self._context.clear(span.slot, span.start) for span in call.spans)
+        return self._one_by_one(
+            call, f"llama_decode failed: {code.name.lower()} ({code.value})", is_whole=code is DecodeCode.INVALID
+        )
+
+    def _one_by_one(self, call: Call, error: str, is_whole: bool = False) -> list[SpanResult]:
+        """Computes the spans of a failed call each in a call of its own; one that failed alone ends with this error.
+
+        Args:
+            is_whole: nothing of the call was computed.
+        """
+        for slot in call.dummy_slots:
+            self._context.clear(slot)
+        whole = is_whole or all(self._context.clear(span.slot, span.start) for span in call.spans)
         if len(call.spans) == 1 or not whole:
-            error = f"llama_decode failed: {code.name.lower()} ({code.value})"
             return [SpanResult(DecodeStatus.FAILED, error=error)] * len(call.spans)
         return [
             result for span in call.spans for result in self._run_call(replace(call, spans=(span,), dummy_slots=()))
@@ -322,6 +354,19 @@ def _largest_context(model: Model, config: EngineConfig, n_slots: int) -> Contex
         if first is not None:
             logger.warning("%s; going on with %d", first, slots)
         return context
+
+
+def _n_rows(span: Span) -> int:
+    """Rows of logits that a span with outputs has."""
+    return span.prompt_rows + span.output if span.draft is None else 1 + len(span.draft)
+
+
+def _read_alone(read: Callable[[list[Span], Logits], list[SpanResult]], span: Span, rows: Logits) -> SpanResult:
+    try:
+        [result] = read([span], rows)
+    except Exception as error:
+        return SpanResult(DecodeStatus.FAILED, error=describe(error))
+    return result
 
 
 def _draw(sequence: Sequence) -> Draw:

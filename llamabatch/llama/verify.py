@@ -69,21 +69,23 @@ def _sample_in_turn(
     n_distinct = 0 if draw.counts is None else len(draw.counts.ids)
     first, n_known = draw.index, len(token_ids)
     tokens: list[int] = []
-    for number in range(len(rows)):
-        draw.index = first + number
-        if number and draw.masks is not None:
-            draw.mask = draw.masks.next(draw.index, token_ids)
-        [token] = sample_rows(rows[number : number + 1], [draw])
-        if token == NO_TOKEN:
-            break
-        tokens.append(token)
-        if number == len(guesses) or token != guesses[number]:
-            break
-        token_ids.append(token)
+    try:
+        for number in range(len(rows)):
+            draw.index = first + number
+            if number and draw.masks is not None:
+                draw.mask = draw.masks.next(draw.index, token_ids)
+            [token] = sample_rows(rows[number : number + 1], [draw])
+            if token == NO_TOKEN:
+                break
+            tokens.append(token)
+            if number == len(guesses) or token != guesses[number]:
+                break
+            if draw.counts is not None:
+                draw.counts.add(token)
+            token_ids.append(token)
+    finally:
         if draw.counts is not None:
-            draw.counts.add(token)
-    if draw.counts is not None:
-        draw.counts.take_back(token_ids[n_known:], n_distinct)
-    del token_ids[n_known:]
-    draw.index = first
+            draw.counts.take_back(token_ids[n_known:], n_distinct)
+        del token_ids[n_known:]
+        draw.index = first
     return tuple(tokens)

@@ -233,7 +233,7 @@ def test_an_engine_that_fails_is_replaced_as_one_that_dies():
     errors = {}
     while len(errors) < 7:
         errors.update((ended.request_id, ended.finished.error) for ended in events.get(timeout=60))
-    assert "at last with the engine failed: a bug of ours" in errors.pop("bug")
+    assert "at last with the engine failed: RuntimeError: a bug of ours" in errors.pop("bug")
     assert set(errors.values()) == {None}
     client.close()
 

@@ -284,10 +284,9 @@ def test_closing_leaves_no_process_behind(begun):
 
 def test_nothing_is_started_for_those_who_do_not_ask():
     code = (
-        "import sys, threading, psutil; from llamabatch import LLM\n"
+        "import psutil; from llamabatch import LLM\n"
         "with LLM('tiny', strategy='batched', n_slots=2) as llm:\n"
         "    llm.generate('x', {'max_tokens': 2})\n"
-        "    assert 'llguidance' not in sys.modules\n"
         "    assert not psutil.Process().children()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 
@@ -37,6 +38,7 @@ class FakeChild:
     def submit(self, requests, *, stream):
         for request in requests:
             self.sent.put(("submit", request, stream))
+        return {}
 
     def abort(self, request_ids):
         self.sent.put(("abort", *request_ids))
@@ -109,8 +111,11 @@ class World:
         self.told = queue.SimpleQueue()
         self.supervisor.start()
 
+    def newest(self):
+        return self._newest
+
     def child(self, started=True):
-        child = self.children.get(timeout=5)
+        child = self._newest = self.children.get(timeout=5)
         if started:
             child.start()
             until(lambda: self.supervisor.up)
@@ -339,6 +344,9 @@ def test_the_router_keeps_the_figures_of_who_is_gone_and_gives_nothing_to_who_is
         alive = up = True
         given = 0
 
+        def revive(self):
+            pass
+
         def submit(self, requests, sink, *, stream=False):
             self.given += len(requests)
 
@@ -422,3 +430,193 @@ def test_an_abort_reaches_a_request_that_is_moving():
     told = []
     router.inherit([Request("b", (1,))], told.extend, False, "why")
     assert told[0].finished.error == "why"
+
+
+# --- giving up is not for ever ------------------------------------------------------------------------------------
+
+
+AGAIN = replace(QUICK, retry_s=0.2, longest_s=2.0)
+
+
+def given_up(policy=AGAIN):
+    world = World(policy)
+    world.child()
+    world.submit("a")
+    for _ in range(3):
+        world.newest().die()
+        world.child(started=False)
+    world.newest().die("SIGILL")
+    assert "4 times in a row" in world.end_of("a").error
+    until(lambda: world.supervisor._gone is not None)
+    return world
+
+
+def test_a_call_brings_another_child_when_it_is_time_for_one():
+    world = given_up()
+    with pytest.raises(EngineClosedError, match="at last with while it started: SIGILL; a call in 1 s tries another"):
+        world.submit("early")
+    until(lambda: world.supervisor.alive)
+    assert not world.supervisor.up
+    assert world.children.empty()  # nobody has asked for one
+    world.submit("b", "c")
+    child = world.child()
+    assert child.got("submit", "submit") == ["b", "c"]
+    child.tell("b", 5)
+    assert world.end_of("b").token_ids == (5,)
+    child.die()  # counts from one again
+    child = world.child()
+    assert child.got("submit") == ["c"]
+    child.tell("c", 6)
+    assert world.end_of("c").error is None
+    world.supervisor.end()
+
+
+def test_a_question_brings_another_child_too():
+    world = given_up()
+    until(lambda: world.supervisor.alive)
+    answers = queue.SimpleQueue()
+    threading.Thread(target=lambda: answers.put(world.supervisor.ask("load_prefix", "p"))).start()
+    child = world.child()
+    [(_, answer)] = child.got("load_prefix")
+    answer.set_result(7)
+    assert answers.get(timeout=5) == 7
+    world.supervisor.end()
+
+
+def test_what_kills_each_child_fails_fast_and_later_and_later():
+    world = given_up()
+    before = world.supervisor.heartbeat.restarts
+    for number, wait_s in enumerate((0.4, 0.8)):
+        until(lambda: world.supervisor.alive)
+        world.submit(str(number))
+        world.child(started=False).die()  # one child, not four
+        assert f"{5 + number} times in a row" in world.end_of(str(number)).error
+        died = time.monotonic()
+        with pytest.raises(EngineClosedError, match="tries another"):
+            world.submit("early")
+        until(lambda: world.supervisor.alive)
+        assert time.monotonic() - died > wait_s - 0.1
+    assert world.children.empty()
+    assert world.supervisor.heartbeat.restarts == before + 2
+    world.supervisor.end()
+    with pytest.raises(EngineClosedError):
+        world.submit("late")
+
+
+def test_closing_ends_one_that_has_given_up():
+    world = given_up()
+    world.supervisor.ask_to_end()
+    world.supervisor.wait(time.monotonic() + 5)
+    assert world.supervisor.ended
+    assert not world.supervisor.alive
+
+
+def test_a_router_has_the_one_that_gave_up_try_again():
+    worlds = [given_up(), World()]
+    second = worlds[1].child()
+    router = Router([world.supervisor for world in worlds])
+    told = queue.SimpleQueue()
+    until(lambda: worlds[0].supervisor.alive)
+    router.submit([Request("x", (1,))], told.put)
+    assert second.got("submit") == ["x"]  # it goes to the one that is up
+    child = worlds[0].child()
+    router.submit([Request("y", (1,))], told.put)
+    assert child.got("submit") == ["y"]
+    for world in worlds:
+        world.supervisor.end()
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), RuntimeError("can't start new thread")])
+def test_a_child_that_cannot_be_started_counts_as_one_that_died(error):
+    world = World(AGAIN)
+    child = world.child()
+    start = world.supervisor._start_child
+
+    def fail(*arguments):
+        raise error
+
+    world.supervisor._start_child = fail
+    world.submit("a")
+    child.die()
+    assert "could not be started" in (told := world.end_of("a").error)
+    assert str(error) in told
+    world.supervisor._start_child = start
+    until(lambda: world.supervisor.alive)
+    world.submit("b")
+    child = world.child()
+    assert child.got("submit") == ["b"]
+    child.tell("b", 1)
+    assert world.end_of("b").error is None
+    world.supervisor.end()
+
+
+# --- what raises on the way ---------------------------------------------------------------------------------------
+
+
+def ends_of(world, n):
+    ends = {}
+    while len(ends) < n:
+        for output in world.told.get(timeout=5):
+            if output.finished is not None:
+                ends[output.request_id] = output.finished
+    return ends
+
+
+def test_what_cannot_be_sent_is_the_error_of_its_request(world, monkeypatch):
+    child = world.child()
+    monkeypatch.setattr(child, "submit", lambda requests, *, stream: {"b": "TypeError: no"})
+    world.submit("a", "b")
+    assert world.end_of("b").error == "TypeError: no"
+    child.tell("a", 1)
+    assert world.end_of("a").error is None
+
+
+def test_an_output_that_cannot_be_read_is_the_error_of_its_request(world):
+    child = world.child()
+    world.submit("a", "b")
+    child.got("submit", "submit")
+    child.listener.has_outputs(child, [["a", "not numbers", None, 5, 0, None]])
+    assert "its output could not be read: " in world.end_of("a").error
+    assert child.got("abort") == [("a",)]
+    child.tell("b", 1)
+    assert world.end_of("b").error is None
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), RecursionError()])
+def test_a_sink_that_raises_ends_its_request_and_no_other(world, error):
+    child = world.child()
+    told = queue.SimpleQueue()
+
+    def sink(outputs):
+        for output in outputs:
+            if output.request_id == "a" and output.finished is None:
+                raise error
+            told.put(output)
+
+    world.supervisor.submit([Request(name, (1,)) for name in "ab"], sink, stream=True)
+    child.got("submit", "submit")
+    both = [pack_output(SequenceOutput(name, (5,), "x")) for name in "ab"]
+    child.listener.has_outputs(child, both)
+    assert told.get(timeout=5).request_id == "b"
+    last = told.get(timeout=5)
+    assert last.request_id == "a"
+    assert f"the result could not be delivered: {type(error).__name__}" in last.finished.error
+    assert child.got("abort") == [("a",)]
+    child.tell("b", 6)
+    assert told.get(timeout=5).finished.error is None
+
+
+def test_what_an_exception_has_lost_is_answered_when_its_child_has_gone(world, monkeypatch):
+    child = world.child()
+    world.submit("a", "b")
+    child.got("submit", "submit")
+    monkeypatch.setattr("llamabatch.in_flight.InFlight._tell", lambda self, told: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        child.tell("a", 1)
+    monkeypatch.undo()
+    child.die()
+    assert "has lost the request" in world.end_of("a").error
+    child = world.child()
+    assert child.got("submit") == ["b"]
+    child.tell("b", 1)
+    assert world.end_of("b").error is None
