@@ -11,7 +11,7 @@ from typing import Any
 from llamabatch.errors import ConfigError, SetupError
 from llamabatch.histogram import Histogram
 from llamabatch.monitor.snapshot import Snapshot
-from llamabatch.paths import absolute
+from llamabatch.paths import absolute, shown
 
 PREFIX = "llamabatch:"
 
@@ -82,12 +82,12 @@ class MetricsFile:
         except ImportError as error:
             raise SetupError("a metrics file needs prometheus_client: pip install 'llamabatch[metrics]'") from error
         self.path = Path(absolute(path))
-        folder = self.path.parent
+        folder, given = self.path.parent, shown(self.path)
         if not folder.is_dir():
-            raise ConfigError(f"metrics_file is {str(path)!r}; there is no folder {str(folder)!r}")
+            raise ConfigError(f"metrics_file is {given!r}; there is no folder {shown(folder)!r}")
         if self.path.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-            why = "that is a folder" if self.path.is_dir() else f"the folder {str(folder)!r} cannot be written to"
-            raise ConfigError(f"metrics_file is {str(path)!r}; {why}")
+            why = "that is a folder" if self.path.is_dir() else f"the folder {shown(folder)!r} cannot be written to"
+            raise ConfigError(f"metrics_file is {given!r}; {why}")
         self.model = model
         self._snapshot: Snapshot | None = None
         self._registry = self._client.CollectorRegistry()
