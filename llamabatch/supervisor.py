@@ -151,10 +151,11 @@ class Supervisor:
             child.abort(inside)
 
     def stats(self) -> EngineStats:
-        """As EngineClient.stats: of all children together."""
+        """As EngineClient.stats: of all children together, also while there is none because it has given up."""
         self._home.check()
         with self._lock:
-            self._check_alive()
+            if self._gone is None or self._retry_in() is None:
+                self._check_alive()
             child = self._child if self._is_up else None
         if child is not None and not in_a_sink():  # whoever asks from one gets what was last told
             try:

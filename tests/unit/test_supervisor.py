@@ -206,9 +206,10 @@ def test_the_limit_of_restarts_ends_everything(world):
     child.die("SIGILL")
     assert "4 times in a row without a result, at last with while it started: SIGILL" in world.end_of("a").error
     until(lambda: not world.supervisor.alive)
-    for call in (lambda: world.submit("b"), world.supervisor.stats, lambda: world.supervisor.ask("load_prefix", "x")):
+    for call in (lambda: world.submit("b"), lambda: world.supervisor.ask("load_prefix", "x")):
         with pytest.raises(EngineClosedError, match="4 times in a row"):
             call()
+    assert world.supervisor.stats().restarts == 3  # monitors go on: it is not closed
 
 
 def test_a_result_sets_the_limit_back(world):
