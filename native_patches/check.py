@@ -32,7 +32,7 @@ GIGABYTES = 4.0
 TIMEOUT_S = 3600
 
 _KERNELS = ("flash_attention_check", "matmul_check")
-_ALL = (*_KERNELS, "decode_check", "sampler_check")
+_ALL = (*_KERNELS, "decode_check", "sampler_check", "tokenizer_check")
 _OPERATIONS = ("FLASH_ATTN_EXT", "MUL_MAT", "MUL_MAT_ID")
 _CMAKE = (
     *("-DLLAMA_BUILD_COMMON=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_TOOLS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF"),
@@ -197,7 +197,8 @@ def _run_program(check: Check, program: str, tree: Path, place: Path, log: Path)
         for step in _compile(check, program, tree, place):
             if run_logged(step, log, check.name) != 0:
                 return Result(check.name, program, "failed", f"does not compile, see the end of {log}")
-        command = [*check.run, place / program, *((MODEL,) if program == "decode_check" else ())]
+        arguments = {"decode_check": (MODEL,), "tokenizer_check": (tree / "src" / "llama-vocab.cpp",)}.get(program, ())
+        command = [*check.run, place / program, *arguments]
     status, output = _output(command, place / "bin")
     with open(log, "a", encoding="utf-8") as file:
         file.write("$ " + " ".join(map(str, command)) + "\n" + output)
@@ -209,9 +210,11 @@ def _run_program(check: Check, program: str, tree: Path, place: Path, log: Path)
 def _compile(check: Check, program: str, tree: Path, place: Path) -> tuple[list[str | Path], ...]:
     """The references in float64 are slow enough without a sanitizer: only what they check is watched."""
     compiler, object_file = check.compilers[1], place / f"{program}.o"
-    watched = check.compiler_flags if program == "sampler_check" else (*check.flags, "-O2")
-    include = [f"-I{tree / 'include'}", f"-I{tree / 'ggml' / 'include'}"]
-    libraries = ["-lllama"] if program == "decode_check" else []
+    # the code that these two check is compiled into them
+    inside = program in ("sampler_check", "tokenizer_check")
+    watched = check.compiler_flags if inside else (*check.flags, "-O2")
+    include = [f"-I{tree / folder}" for folder in ("include", "ggml/include", "src")]
+    libraries = ["-lllama"] if program in ("decode_check", "tokenizer_check") else []
     libraries = [] if program == "sampler_check" else [*libraries, "-lggml", "-lggml-cpu", "-lggml-base"]
     return (
         [
