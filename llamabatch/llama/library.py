@@ -32,6 +32,7 @@ llama_logger = logging.getLogger("llamabatch.llama_cpp")
 ATTENTION_PATCH = "0003-flash-attention-decode.patch"
 ROWS_PATCH = "0006-repack-any-rows.patch"
 AMX_PATCH = "0007-amx-can-be-off.patch"
+SPLITTING_PATCH = "0008-split-without-recursion.patch"
 MARKER = "llamabatch_build.json"
 """The file that native_patches/build.py puts into the llama_cpp package: patches, flags, compiler."""
 
@@ -307,6 +308,11 @@ def amx_can_be_off() -> bool:
     """Whether this CPU and this build have AMX kernels that are on and that `OnLoad.amx` could leave alone."""
     has_kernels = _told().get("AMX_INT8") == "1" and _cpu_has_amx()
     return has_kernels and not amx_is_off() and _has_patch(AMX_PATCH)
+
+
+def splits_without_recursion() -> bool:
+    """Whether this build tokenizes a long word without overflowing the stack."""
+    return _has_patch(SPLITTING_PATCH)
 
 
 def _has_patch(name: str) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,30 @@ if TYPE_CHECKING:
 
 _MAX_TEXT_BYTES = 64 * 2**20  # llama_tokenize takes 8 s for 20 MB, and its length is an int32
 
+_FAILED = -(2**31)  # what llama_tokenize returns for a text that it cannot tokenize
+
 _RANK = "4"  # LLAMA_POOLING_TYPE_RANK
+
+# A build without our patch splits text with std::regex, which calls itself for each character of a match: 325 bytes of
+# stack with libstdc++ at -O3. Other compilers may take more.
+_STACK_PER_CHARACTER = 1024
+_MAX_RUN = 260_000  # with it, a stack of 255 MiB
+_SHORT_RUN = 1_000  # any thread has the stack for it
+# time grows with the square of the run: "\s+$" and "(?=(\d{3})+(?!\d))"; 10,000 characters take about a second
+_MAX_RUN_OF = {"deepseek-llm": 10_000, "superbpe": 10_000}
+_SPACES = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+_RUNS = re.compile(rf"([{_SPACES}]+)|[^{_SPACES}]+")
+_RUNS_OF = {"exaone-moe": re.compile(r"()[^0-9!-/:-@\[-`{-~]+")}  # words with single spaces between are one match
+# Pre-tokenizers that llama.cpp splits without std::regex, or one character at a time.
+_NAMES = """
+a.x-4.0 chatglm-bpe codeshell command-r dbrx deepseek-r1-qwen exaone exaone4 f2llmv2 falcon-h1 falcon3 gemma4
+gigachat glm4 glm5 gpt-2 granite-docling granite-embed-multi-311m grok-2 hunyuan jais jina-de jina-es jina-v1-en
+jina-v2-code jina-v2-de jina-v2-es jina-v5-nano kimi-k2 kormo laguna lfm2 llama-bpe llama-v3 llama3 megrez mellum
+mellum2 midm-2.0 minerva-7b modern-bert mpt olmo phi-2 pixtral qwen2 qwen35 refact roberta-bpe sarvam-moe smaug-bpe
+smollm solar-open stablelm2 starcoder trillion
+"""
+_SPLIT_IN_PLACE = frozenset(_NAMES.split())
+_stack_size_lock = threading.Lock()  # threading.stack_size is the process's
 
 
 class Model:
@@ -70,6 +94,7 @@ class Model:
         self.vocab_handle = self._lib.llama_model_get_vocab(self.handle)
         self.metadata: Mapping[str, str] = self._read_metadata()
         self._special: dict[str, str] = {name: self._special_text(name) for name in ("bos", "eos")}
+        self._recursive_pre = self._which_pre_recurses()
         self.n_vocab = int(self._lib.llama_vocab_n_tokens(self.vocab_handle))
         self._pieces: dict[int, bytes] = {}
         self._named: dict[int, bytes] = {}
@@ -232,7 +257,8 @@ class Model:
                 strangers must not).
 
         Raises:
-            PromptError: the text is larger than 64 MiB.
+            PromptError: the text is larger than 64 MiB, has a word that this build of llama.cpp would not survive, or
+                takes more memory than there is.
             EngineClosedError: the model was closed.
         """
         data = text.encode("utf-8", errors="replace")
@@ -250,14 +276,38 @@ class Model:
             return self._tokenize(data, False, False)
 
     def _tokenize(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
+        if self._recursive_pre is None or len(data) <= _SHORT_RUN:
+            return self._tokenize_here(data, add_special, parse_special)
+        run = _longest_match(data.decode("utf-8", errors="replace"), self._recursive_pre)
+        if run <= _SHORT_RUN:
+            return self._tokenize_here(data, add_special, parse_special)
+        most = _MAX_RUN_OF.get(self._recursive_pre, _MAX_RUN)
+        if run > most:
+            raise PromptError(
+                f"the text has about {run:,} characters in a row without a place to split; allowed are up to {most:,} "
+                f"with the pre-tokenizer {self._recursive_pre!r} and a stock build of llama-cpp-python (`make setup` "
+                "in a checkout of llamabatch builds one without this limit)"
+            )
+        mebibytes = run * _STACK_PER_CHARACTER // 2**20 + 2
+        return _on_larger_stack(lambda: self._tokenize_here(data, add_special, parse_special), mebibytes)
+
+    def _tokenize_here(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
         room = len(data) + 8  # a token is at least one byte, but for BOS and a leading space
         for _ in range(2):
             tokens = (ctypes.c_int32 * room)()
             n = self._lib.llama_tokenize(self.vocab_handle, data, len(data), tokens, room, add_special, parse_special)
             if n >= 0:
                 return list(tokens[:n])
+            if n == _FAILED:
+                break
             room = -n
         raise PromptError(f"llama.cpp cannot tokenize this text of {len(data)} bytes")
+
+    def _which_pre_recurses(self) -> str | None:
+        """The pre-tokenizer, where this build splits for it with std::regex; None where a long word is no danger."""
+        pre = self.metadata.get("tokenizer.ggml.pre", "default")
+        byte_pairs = self.metadata.get("tokenizer.ggml.model") in ("gpt2", "hybriddna", "whitespace")
+        return None if not byte_pairs or pre in _SPLIT_IN_PLACE or library.splits_without_recursion() else pre
 
     def detokenize(self, token_ids: list[int], *, skip_special: bool = True) -> str:
         """Token ids to text as llama.cpp writes it; bytes that are no UTF-8 become U+FFFD.
@@ -314,6 +364,49 @@ class Model:
                 return buffer.raw[:n]
             room = -n
         raise AssertionError(f"llama_token_to_piece changed its mind about token {token_id}")
+
+
+def _longest_match(text: str, pre: str) -> int:
+    """Characters that one match of the pre-tokenizer spans at most: white space, then a word, then line breaks."""
+    spaces = words = 0
+    for found in _RUNS_OF.get(pre, _RUNS).finditer(text):
+        size = found.end() - found.start()
+        if found[1]:
+            spaces = max(spaces, size)
+        else:
+            words = max(words, size)
+    return spaces + words
+
+
+def _on_larger_stack(call: Callable[[], list[int]], mebibytes: int) -> list[int]:
+    """Run it in a thread with a stack of this size: a call cannot have another stack."""
+    results: list[list[int]] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="llamabatch-tokenize")
+    try:
+        with _stack_size_lock:
+            before = threading.stack_size(mebibytes * 2**20)
+            try:
+                thread.start()
+            finally:
+                threading.stack_size(before)
+    except (RuntimeError, ValueError) as error:
+        raise PromptError(f"the text needs a stack of {mebibytes} MiB, which is not to be had: {error}") from None
+    try:
+        thread.join()
+    except BaseException:  # Ctrl-C: the vocabulary must not go while it is in use
+        thread.join()
+        raise
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 def _place(lib: Any, params: Any, config: EngineConfig) -> Any:
