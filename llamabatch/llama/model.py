@@ -36,11 +36,12 @@ _RANK = "4"  # LLAMA_POOLING_TYPE_RANK
 _STACK_PER_CHARACTER = 1024
 _MAX_RUN = 260_000  # with it, a stack of 255 MiB
 _SHORT_RUN = 1_000  # any thread has the stack for it
-# time grows with the square of the run: "\s+$" and "(?=(\d{3})+(?!\d))"; 10,000 characters take about a second
-_MAX_RUN_OF = {"deepseek-llm": 10_000, "superbpe": 10_000}
+# time grows with the square of the run here: these take about a second
+_MAX_RUN_OF = {"deepseek-llm": 100_000, "jais-2": 60_000, "superbpe": 4_000}
 _SPACES = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _RUNS = re.compile(rf"([{_SPACES}]+)|[^{_SPACES}]+")
-_RUNS_OF = {"exaone-moe": re.compile(r"()[^0-9!-/:-@\[-`{-~]+")}  # words with single spaces between are one match
+# where words with single spaces between them are one match
+_SENTENCES = {"exaone-moe": re.compile(r"[^0-9!-/:-@\[-`{-~]+")}
 # Pre-tokenizers that llama.cpp splits without std::regex, or one character at a time.
 _NAMES = """
 a.x-4.0 chatglm-bpe codeshell command-r dbrx deepseek-r1-qwen exaone exaone4 f2llmv2 falcon-h1 falcon3 gemma4
@@ -369,13 +370,16 @@ class Model:
 def _longest_match(text: str, pre: str) -> int:
     """Characters that one match of the pre-tokenizer spans at most: white space, then a word, then line breaks."""
     spaces = words = 0
-    for found in _RUNS_OF.get(pre, _RUNS).finditer(text):
+    for found in _RUNS.finditer(text):
         size = found.end() - found.start()
         if found[1]:
             spaces = max(spaces, size)
         else:
             words = max(words, size)
-    return spaces + words
+    longest = spaces + words
+    if pre in _SENTENCES:
+        longest = max(longest, *(found.end() - found.start() for found in _SENTENCES[pre].finditer(text)), 0)
+    return longest
 
 
 def _on_larger_stack(call: Callable[[], list[int]], mebibytes: int) -> list[int]:

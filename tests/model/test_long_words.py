@@ -72,7 +72,8 @@ warnings.simplefilter("ignore")
 texts = [c * 40_000 for c in ("a", " ", "1", "!")]
 with LLM(os.path.abspath("m.gguf"), isolate=True) as llm:
     outputs = llm.generate([*texts, "hello"], SamplingParams(max_tokens=2, temperature=0))
-assert all("tokens" in str(output.error) for output in outputs[:-1]), [output.error for output in outputs]
+errors = [str(output.error) for output in outputs[:-1]]
+assert all("tokens" in error or "in a row" in error for error in errors), errors  # the latter from a stock build
 assert outputs[-1].error is None and outputs[-1].text
 """
     done = run_program("-c", program, folder=tmp_path)
@@ -169,10 +170,12 @@ def test_a_stock_build_refuses_what_it_would_not_survive(stock):
     for text in ("a" * 260_001, " " * 260_001 + "x", "hi " + "!" * 300_000):
         with pytest.raises(PromptError, match=r"up to 260,000 .*'tekken'.*make setup"):
             model.tokenize(text)
-    with pytest.raises(PromptError, match="up to 10,000"):
-        stock("superbpe").tokenize("1" * 10_001)
+    with pytest.raises(PromptError, match="up to 4,000"):
+        stock("superbpe").tokenize("1" * 4_001)
     with pytest.raises(PromptError, match="260,000"):
         stock("exaone-moe").tokenize("two words " * 30_000)
+    with pytest.raises(PromptError, match="260,000"):
+        stock("exaone-moe").tokenize("!" * 300_000)
     assert len(model.tokenize("two words\n" * 30_000)) > 30_000
     assert stock("llama-bpe").tokenize("a" * 300_000)
 

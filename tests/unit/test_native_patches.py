@@ -54,8 +54,9 @@ def test_every_patch_says_what_it_is_for(patch):
     assert source._changed_files(patch)
 
 
-def test_the_package_knows_the_amx_patch_by_its_name():
-    assert (source.PATCH_FOLDER / extra_bufts.PATCH).is_file()
+def test_the_package_knows_patches_by_their_names():
+    known = (extra_bufts.PATCH, library.ATTENTION_PATCH, library.ROWS_PATCH, library.AMX_PATCH, library.SPLITTING_PATCH)
+    assert all((source.PATCH_FOLDER / name).is_file() for name in known)
     assert MARKER == library.MARKER
 
 
