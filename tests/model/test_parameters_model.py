@@ -43,7 +43,7 @@ def test_a_processor_of_one_request_touches_no_other(llm):
             for f in (ban_evens, fail_later)
         ),
     ]
-    first, odd, failed = llm.chat([CHAT] * 3, several)
+    first, odd, failed = llm.chat([CHAT] * 3, several, errors="return")
     assert first.error is None
     assert all(token_id % 2 for token_id in odd.token_ids)
     assert failed.finish_reason is FinishReason.ERROR
@@ -54,7 +54,7 @@ def test_a_processor_of_one_request_touches_no_other(llm):
 def test_functions_are_refused_where_a_child_does_the_work(llm):
     params = SamplingParams(max_tokens=2, logits_processors=[lambda _, logits: logits])
     with LLM("tiny", isolate=True) as child:
-        refused, fine = child.generate(["Hello", "Hello"], [params, SamplingParams(max_tokens=2)])
+        refused, fine = child.generate(["Hello", "Hello"], [params, SamplingParams(max_tokens=2)], errors="return")
     assert "logits_processors" in refused.error
     assert fine.error is None
 
