@@ -103,6 +103,8 @@ class Submission:
         }
         self.n = self._n_left = len(items)
         if self._failures and (self.errors == "raise" or (self.errors == "warn" and len(self._failures) == self.n)):
+            for event in self.refused:
+                self._note(event)
             raise self._error()
 
     def take(self, events: ListLike[SequenceOutput]) -> Iterator[SequenceOutput]:
