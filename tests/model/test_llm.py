@@ -495,6 +495,20 @@ def test_ctrl_c_on_the_command_line():
     assert b"Traceback" not in errors
 
 
+def test_the_command_line_tells_a_refused_prompt_from_one_that_failed(tmp_path):
+    regex = 'structured_outputs={"regex": "(?=a)b"}'
+    for arguments, code, message in (([""], 2, "the prompt is empty"), (["hi", "-P", regex], 3, "look-around")):
+        command = [sys.executable, "-m", "llamabatch", "generate", *arguments]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, cwd=tmp_path, stdin=subprocess.DEVNULL
+        )
+        assert done.returncode == code
+        assert done.stdout.strip() == ""
+        assert done.stderr.count("\n") == 1
+        assert done.stderr.startswith("Error: ")
+        assert message in done.stderr
+
+
 def test_the_command_line_streams_text():
     command = [sys.executable, "-m", "llamabatch", "generate", "--chat", HI[0]["content"], "-t", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)

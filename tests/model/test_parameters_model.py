@@ -20,6 +20,8 @@ def test_300_bad_values_are_refused_and_the_engine_goes_on(llm):
     params = SamplingParams(temperature=0, max_tokens=5)
     before = llm.generate("Hello", params)[0].token_ids
     for name, value in BAD_VALUES:
+        if name == "logprobs" and value is True:  # in a mapping it is OpenAI's way to ask for them
+            continue
         with pytest.raises(SamplingError, match=name):
             llm.generate("Hello", {name: value})
     assert llm.generate("Hello", params)[0].token_ids == before
