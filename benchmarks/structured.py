@@ -63,7 +63,7 @@ def tokens_per_s(llm: LLM, form: dict[str, Any] | None, rows: int, n_tokens: int
         seed=rng.randrange(2**32),
     )
     start = time.perf_counter()
-    outputs = llm.generate(prompts, params)
+    outputs = llm.generate(prompts, params, errors="return")
     seconds = time.perf_counter() - start
     wrong = [out.error or out.text for out in outputs if len(out.token_ids) != n_tokens]
     if wrong:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
 
-from llamabatch.checks import counted, nearest, number, show
+from llamabatch.checks import counted, nearest, number, pairs, show, string
 from llamabatch.errors import AdapterError
 from llamabatch.paths import absolute
 
@@ -18,6 +17,7 @@ from llamabatch.paths import absolute
 AdapterSet = tuple[tuple[str, float], ...]
 
 MAX_SCALE = 1000.0
+MAX_ADAPTERS = 1024  # in a set
 MAX_NAME = 256  # characters
 
 
@@ -34,20 +34,19 @@ def adapter_set(adapters: object) -> AdapterSet:
     if adapters is None:
         return ()
     if isinstance(adapters, str):
-        adapters = {adapters: 1.0}
-    if isinstance(adapters, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in adapters):
-        pairs: list[tuple[Any, Any]] = list(adapters)
-    elif isinstance(adapters, Mapping):
-        pairs = list(adapters.items())
-    else:
+        adapters = ((adapters, 1.0),)
+    given = pairs(adapters, MAX_ADAPTERS + 1) if isinstance(adapters, (tuple, Mapping)) else None
+    if given is None:
         raise AdapterError(f"adapters is {show(adapters)}; give names and scales as {{'name': 1.0}}, or None")
-    for name, scale in pairs:
-        check_name(name)
-        number(AdapterError, f"the scale of adapter {name!r}", scale, -MAX_SCALE, MAX_SCALE)
-    names = [name for name, _ in pairs]
-    if len(set(names)) < len(names):
-        raise AdapterError(f"adapters names one twice: {show(names)}")
-    return tuple(sorted((name, float(scale)) for name, scale in pairs if scale))
+    if len(given) > MAX_ADAPTERS:
+        raise AdapterError(f"adapters holds more than {MAX_ADAPTERS}; at most that many are allowed")
+    scales: dict[str, float] = {}
+    for key, scale in given:
+        name = check_name(key)
+        if name in scales:
+            raise AdapterError(f"adapters names {name!r} twice")
+        scales[name] = float(number(AdapterError, f"the scale of adapter {name!r}", scale, -MAX_SCALE, MAX_SCALE))
+    return tuple(sorted((name, scale) for name, scale in scales.items() if scale))
 
 
 def adapter_sets(adapters: object, n: int) -> list[AdapterSet]:
@@ -61,10 +60,12 @@ def adapter_sets(adapters: object, n: int) -> list[AdapterSet]:
     return [adapter_set(each) for each in adapters]
 
 
-def check_name(name: object) -> None:
-    """Raises AdapterError for what cannot be the name of an adapter."""
-    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
-        raise AdapterError(f"the name of an adapter is {show(name)}; give a text of 1 to {MAX_NAME} characters")
+def check_name(given: object) -> str:
+    """The name of an adapter as a plain str. Raises AdapterError for what cannot be one."""
+    name = string(given)
+    if name is None or not 1 <= len(name) <= MAX_NAME:
+        raise AdapterError(f"the name of an adapter is {show(given)}; give a text of 1 to {MAX_NAME} characters")
+    return name
 
 
 def adapter_path(name: object, path: object) -> str:

@@ -21,7 +21,7 @@ from llamabatch.client import connect
 from llamabatch.config import EngineConfig
 from llamabatch.counting_client import CountingClient
 from llamabatch.errors import EngineClosedError, EngineError
-from llamabatch.front import Adapters, Front, OneAdapters, Params, Prompt, Submission
+from llamabatch.front import Adapters, ErrorPolicy, Front, OneAdapters, Params, Prompt, Submission
 from llamabatch.heartbeat import Heartbeat
 from llamabatch.monitored import monitor
 from llamabatch.request import RequestOutput, SequenceOutput
@@ -87,10 +87,15 @@ class AsyncLLM:
         return self._connecting.result().plan
 
     async def generate(
-        self, prompts: Prompt | ListLike[Prompt], params: Params = None, *, adapters: Adapters = None
+        self,
+        prompts: Prompt | ListLike[Prompt],
+        params: Params = None,
+        *,
+        adapters: Adapters = None,
+        errors: ErrorPolicy = "warn",
     ) -> list[RequestOutput]:
         """As LLM.generate; cancelling it aborts the requests."""
-        return await self._run(lambda front: front.prompts(prompts, params, adapters))
+        return await self._run(lambda front: front.prompts(prompts, params, adapters, errors))
 
     async def chat(
         self,
@@ -100,10 +105,11 @@ class AsyncLLM:
         tools: ListLike[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         adapters: Adapters = None,
+        errors: ErrorPolicy = "warn",
     ) -> list[RequestOutput]:
         """As LLM.chat; cancelling it aborts the requests."""
         options = ChatOptions(tools, chat_template_kwargs or {})
-        return await self._run(lambda front: front.conversations(conversations, params, options, adapters))
+        return await self._run(lambda front: front.conversations(conversations, params, options, adapters, errors))
 
     def stream(
         self,
@@ -113,10 +119,11 @@ class AsyncLLM:
         tools: ListLike[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         adapters: Adapters = None,
+        errors: ErrorPolicy = "warn",
     ) -> AsyncIterator[SequenceOutput]:
-        """As LLM.stream, for `async for`. What is wrong with an only prompt is raised by the first step of the loop."""
+        """As LLM.stream, for `async for`. What that raises at the call is raised by the first step of the loop."""
         options = ChatOptions(tools, chat_template_kwargs or {})
-        return self._events(lambda front: front.either(prompts, params, options, adapters), stream=True)
+        return self._events(lambda front: front.either(prompts, params, options, adapters, errors), stream=True)
 
     def as_completed(
         self,
@@ -126,19 +133,25 @@ class AsyncLLM:
         tools: ListLike[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         adapters: Adapters = None,
+        errors: ErrorPolicy = "warn",
     ) -> AsyncIterator[tuple[int, RequestOutput]]:
         """As LLM.as_completed, for `async for`."""
         options = ChatOptions(tools, chat_template_kwargs or {})
-        return self._completed(lambda front: front.either(prompts, params, options, adapters))
+        return self._completed(lambda front: front.either(prompts, params, options, adapters, errors))
 
     @overload
     async def score(
-        self, prompt: Prompt, continuations: ListLike[Prompt], *, adapters: OneAdapters = None
+        self,
+        prompt: Prompt,
+        continuations: ListLike[Prompt],
+        *,
+        adapters: OneAdapters = None,
+        errors: ErrorPolicy = ...,
     ) -> list[Score]: ...
 
     @overload
     async def score(
-        self, prompt: Pairs, continuations: None = None, *, adapters: OneAdapters = None
+        self, prompt: Pairs, continuations: None = None, *, adapters: OneAdapters = None, errors: ErrorPolicy = ...
     ) -> list[list[Score]]: ...
 
     async def score(
@@ -147,10 +160,11 @@ class AsyncLLM:
         continuations: ListLike[Prompt] | None = None,
         *,
         adapters: OneAdapters = None,
+        errors: ErrorPolicy = "warn",
     ) -> list[Score] | list[list[Score]]:
         """As LLM.score; cancelling it aborts the requests."""
         client = await self._client()
-        scoring = await self._on_thread(lambda: Scoring(client, prompt, continuations, adapters))
+        scoring = await self._on_thread(lambda: Scoring(client, prompt, continuations, adapters, errors))
         scores = scoring.scores(await self._run(lambda _: scoring.submission))
         return scores if continuations is None else scores[0]
 
@@ -160,11 +174,13 @@ class AsyncLLM:
         *,
         normalize: bool = False,
         adapters: Adapters = None,
+        errors: ErrorPolicy = "raise",
         return_errors: bool = False,
     ) -> list[Any]:
         """As LLM.embed; cancelling it aborts the requests."""
-        outputs = await self._run(lambda front: front.texts(texts, adapters, strict=not return_errors))
-        return vectors(outputs, normalize=normalize, return_errors=return_errors)
+        policy: ErrorPolicy = "return" if return_errors else errors
+        outputs = await self._run(lambda front: front.texts(texts, adapters, policy))
+        return vectors(outputs, normalize=normalize, errors=policy)
 
     async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """As LLM.tokenize, of one text."""
@@ -289,11 +305,12 @@ class AsyncLLM:
         call = _Call(await self._client(), asyncio.get_running_loop(), ask, stream)
         try:
             asked = await self._on_thread(call.start)
-            for event in asked.refused:
-                yield asked.take(event)
+            for event in asked.take(asked.refused):
+                yield event
             while not asked.done:
-                for event in await call.events.get():
-                    yield asked.take(event)
+                for event in asked.take(await call.events.get()):
+                    yield event
+            asked.conclude()
         finally:
             call.left = True
             if not call.done:

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
 import reprlib
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
+from typing import Any
 
 from llamabatch.errors import InputError
 
+_LONGEST_NAME = 100  # characters of an unknown name that are compared with the known ones
+_MOST_BITS = 1000  # Python refuses to print whole numbers of more than 4,300 digits
+
+
+class _Short(reprlib.Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        return f"a number of {x.bit_length()} bits" if x.bit_length() > _MOST_BITS else super().repr_int(x, level)
+
+
+_short = _Short()
+
 
 def show(value: object) -> str:
-    """A value for a message: short, whatever it is."""
+    """A value for a message: short and on one line, whatever it is."""
     try:
-        return reprlib.repr(value)
-    except ValueError:  # Python does not print whole numbers of more than 4,300 digits
-        return f"a number of {value.bit_length()} bits" if isinstance(value, int) else type(value).__name__
+        text = _short.repr(value)
+    except Exception:  # a caller's class can raise anything
+        return f"a {type(value).__name__}"
+    return " ".join(text.split()) if "\n" in text else text
 
 
 def counted(count: int, noun: str) -> str:
@@ -23,32 +39,99 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def integer(error: type[InputError], name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise error(f"{name} is {show(value)}; give a whole number from {low} to {high}")
+def integer(error: type[InputError], name: str, value: object, low: int, high: int, other: str = "") -> int:
+    """The value as a plain int; numpy's whole numbers count.
+
+    Args:
+        other: what else is allowed, for the message: ", or None".
+    """
+    whole = _plain(value)
+    if isinstance(whole, bool) or not isinstance(whole, int) or not low <= whole <= high:
+        raise error(f"{name} is {show(value)}; give a whole number from {low} to {high}{other}")
+    return whole
 
 
-def number(error: type[InputError], name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or abs(value) == math.inf:
-        raise error(f"{name} is {show(value)}; give a number from {low:g} to {high:g}")
-    if not low <= value <= high:
-        raise error(f"{name} is {show(value)}; it must lie from {low:g} to {high:g}")
+def number(error: type[InputError], name: str, value: object, low: float, high: float, other: str = "") -> float:
+    """The value as a plain float, or int; otherwise as `integer`."""
+    plain = _plain(value)
+    if isinstance(plain, bool) or not isinstance(plain, (int, float)) or plain != plain or abs(plain) == math.inf:
+        raise error(f"{name} is {show(value)}; give a number from {low:g} to {high:g}{other}")
+    if not low <= plain <= high:
+        raise error(f"{name} is {show(value)}; it must lie from {low:g} to {high:g}{other}")
+    return plain
 
 
-def boolean(error: type[InputError], name: str, value: object) -> None:
-    if not isinstance(value, bool):
+def boolean(error: type[InputError], name: str, value: object) -> bool:
+    """The value as a plain bool; numpy's count."""
+    plain = _plain(value)
+    if not isinstance(plain, bool):
         raise error(f"{name} is {show(value)}; give True or False")
+    return plain
 
 
-def choice(error: type[InputError], name: str, value: object, known: Iterable[str]) -> None:
+def choice(error: type[InputError], name: str, value: object, known: Iterable[str]) -> str:
+    """The value as a plain str, which is one of `known`."""
     names = list(known)
-    if not isinstance(value, str) or value not in names:
-        raise error(f"{name} is {show(value)}{nearest(str(value), names)}")
+    text = string(value)
+    if text is None or text not in names:
+        raise error(f"{name} is {show(value)}{nearest(show(value) if text is None else text, names)}")
+    return text
+
+
+def string(value: object) -> str | None:
+    """A text as a plain str, without what a subclass makes of it; None: it is no text."""
+    return str.__str__(value) if isinstance(value, str) else None
+
+
+def items(value: object, most: int) -> list[Any] | None:
+    """The first `most` items of a list, array, Series or the like; None for a text, a mapping, and what has no items
+    or raises where they are read."""
+    if isinstance(value, (str, bytes, bytearray, Mapping)) or not isinstance(value, Iterable):
+        return None
+    try:
+        return list(itertools.islice(value, most))
+    except Exception:  # an array without dimensions raises TypeError, a caller's class anything
+        return None
+
+
+def mapping(value: object) -> dict[Any, Any] | None:
+    """A mapping as a dict; None: it is none, or raises where it is read."""
+    try:
+        return dict(value) if isinstance(value, Mapping) else None
+    except Exception:  # a caller's class can raise anything
+        return None
+
+
+def pairs(value: object, most: int) -> list[tuple[Any, Any]] | None:
+    """The first `most` entries of a mapping, or of a container of pairs; None: it is neither."""
+    named = mapping(value)
+    entries = items(value if named is None else named.items(), most)
+    if entries is None:
+        return None
+    found = [pair for pair in (items(entry, 3) for entry in entries) if pair is not None and len(pair) == 2]
+    return [(first, second) for first, second in found] if len(found) == len(entries) else None
+
+
+def _plain(value: object) -> object:
+    """A number of numpy or of a subclass as Python's own; everything else as it is."""
+    if type(value) in (int, float, bool):
+        return value
+    numpy = sys.modules.get("numpy")  # not imported: there are no such numbers then
+    try:
+        if numpy is not None and isinstance(value, numpy.generic):
+            return value.item()
+        if isinstance(value, Integral):
+            return int(value)
+        if isinstance(value, Real):
+            return float(value)
+    except Exception:  # a caller's class can raise anything
+        return None
+    return value
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """The tail of a message about an unknown name: what is known, and which of it may have been meant."""
     names = list(known)
-    close = difflib.get_close_matches(name, names, n=1)
+    close = difflib.get_close_matches(name[:_LONGEST_NAME], names, n=1)
     meant = f"; did you mean {close[0]!r}?" if close else ""
     return f"{meant} (known: {', '.join(names)})" if len(names) <= 12 or not meant else meant

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypedDict
 
-from llamabatch.adapters import check_name
-from llamabatch.checks import boolean, choice, integer, nearest, number, show
+from llamabatch.adapters import MAX_ADAPTERS, check_name
+from llamabatch.checks import boolean, choice, integer, items, nearest, number, pairs, show, string
 from llamabatch.errors import ConfigError
 from llamabatch.paths import absolute, model_name
 from llamabatch.policies import POLICIES, STRATEGIES
@@ -27,6 +27,7 @@ MAX_CTX = 2**24
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ; seq ids beyond it abort the process
 MAX_BATCH = 2**17
 _DIGEST = re.compile("[0-9a-fA-F]{64}")
+_MOST_SHARES = 16  # GPUs
 SPECULATION = ("off", "lookup", "draft")
 MAX_DRAFT = 64
 # Logits of a call that checks guesses: with 152k tokens, 8 guesses for each of 32 slots take 175 MB.
@@ -100,20 +101,19 @@ class EngineConfig:
     profile: bool = _option(True, "let what `llamabatch tune` found for this model and machine fill in what is open")
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, str) or not self.model:
-            raise ConfigError(f"model is {show(self.model)}; give the path of a .gguf file, or 'tiny'")
-        choice(ConfigError, "strategy", self.strategy, STRATEGIES)
-        choice(ConfigError, "instance_strategy", self.instance_strategy, POLICIES)
+        self._keep("model", model_name(_path("model", self.model, "give the path of a .gguf file, or 'tiny'")))
         for name, low, high in _RANGES:
-            value = getattr(self, name)
-            if name not in _AUTO_NUMBERS or not (isinstance(value, str) and value == "auto"):
-                integer(ConfigError, name, value, low, high)
+            value, is_open = getattr(self, name), name in _AUTO_NUMBERS
+            if is_open and string(value) == "auto":
+                self._keep(name, "auto")
+            else:
+                self._keep(name, integer(ConfigError, name, value, low, high, ", or 'auto'" if is_open else ""))
         for name, known in _CHOICES:
-            choice(ConfigError, name, getattr(self, name), known)
+            self._keep(name, choice(ConfigError, name, getattr(self, name), known))
         if self.max_queue is not None:
-            integer(ConfigError, "max_queue", self.max_queue, 0, 2**31 - 1)
+            self._keep("max_queue", integer(ConfigError, "max_queue", self.max_queue, 0, 2**31 - 1, ", or None"))
         for name in ("cache_prefix", "preempt", "use_mmap", "isolate", "profile", "speculate_always"):
-            boolean(ConfigError, name, getattr(self, name))
+            self._keep(name, boolean(ConfigError, name, getattr(self, name)))
         if self.n_ubatch != "auto" and self.n_ubatch > self.n_batch:
             raise ConfigError(f"n_ubatch is {self.n_ubatch}; it must not exceed n_batch, {self.n_batch}")
         if self.n_slots != "auto" and self.n_slots > self.n_batch:
@@ -126,16 +126,22 @@ class EngineConfig:
         if self.type_v not in ("f32", "f16", "bf16") and self.flash_attn == "off":
             raise ConfigError(f"type_v is {self.type_v!r}, which needs flash attention; flash_attn is 'off'")
         self._check_speculation()
-        if self.sha256 is not None and not (isinstance(self.sha256, str) and _DIGEST.fullmatch(self.sha256)):
-            raise ConfigError(f"sha256 is {show(self.sha256)}; give 64 hexadecimal digits")
+        if self.sha256 is not None:
+            self._keep("sha256", string(self.sha256) or self.sha256)
+            if not isinstance(self.sha256, str) or not _DIGEST.fullmatch(self.sha256):
+                raise ConfigError(f"sha256 is {show(self.sha256)}; give 64 hexadecimal digits")
         if self.tensor_split is not None:
-            if not isinstance(self.tensor_split, tuple) or not 1 <= len(self.tensor_split) <= 16:
-                raise ConfigError(f"tensor_split is {show(self.tensor_split)}; give 1 to 16 shares")
-            for share in self.tensor_split:
-                number(ConfigError, "tensor_split", share, 0.0, 1e6)
-        _check_adapters(self.adapters)
-        for name, resolved in with_paths({name: getattr(self, name) for name in _PATHS}).items():
-            object.__setattr__(self, name, resolved)
+            shares = items(self.tensor_split, _MOST_SHARES + 1)
+            if shares is None or not 1 <= len(shares) <= _MOST_SHARES:
+                raise ConfigError(f"tensor_split is {show(self.tensor_split)}; give 1 to {_MOST_SHARES} shares")
+            found = tuple(float(number(ConfigError, "tensor_split", share, 0.0, 1e6)) for share in shares)
+            self._keep("tensor_split", found)
+        adapters = _checked_adapters(self.adapters)
+        self._keep("adapters", tuple((name, absolute(path)) for name, path in adapters))
+
+    def _keep(self, name: str, value: object) -> None:
+        if value is not getattr(self, name):
+            object.__setattr__(self, name, value)
 
     @classmethod
     def from_options(cls, model: str | os.PathLike[str], options: Mapping[str, Any]) -> EngineConfig:
@@ -143,20 +149,19 @@ class EngineConfig:
         known = [f.name for f in fields(cls) if f.name != "model"]
         for name in options:
             if name not in known:
-                raise ConfigError(f"there is no option {name!r}{nearest(name, known)}")
-        values = with_paths(options)
-        if isinstance(model, os.PathLike):
-            model = os.fspath(model)
+                raise ConfigError(f"there is no option {show(name)}{nearest(str(name), known)}")
+        values = dict(options)
         if isinstance(values.get("flash_attn"), bool):
             values["flash_attn"] = "on" if values["flash_attn"] else "off"
-        if isinstance(values.get("tensor_split"), list):
-            values["tensor_split"] = tuple(values["tensor_split"])
-        return cls(model, **values)
+        if "adapters" in values:
+            values["adapters"] = _checked_adapters(values["adapters"])
+        return cls(model, **values)  # type: ignore[arg-type]  # checked by __post_init__
 
     def _check_speculation(self) -> None:
+        if self.draft_model is not None:
+            path = _path("draft_model", self.draft_model, "give the path of a .gguf file")
+            self._keep("draft_model", model_name(path))
         draft = self.draft_model
-        if draft is not None and (not isinstance(draft, str) or not draft):
-            raise ConfigError(f"draft_model is {show(draft)}; give the path of a .gguf file")
         if self.speculate == "draft" and draft is None:
             raise ConfigError("speculate is 'draft', but draft_model is not given; give the path of a .gguf file")
         if self.speculate != "draft" and draft is not None:
@@ -196,41 +201,42 @@ def with_paths(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises ConfigError.
     """
     found = dict(options)
-    for name in _PATHS:
+    for name in ("model", "draft_model"):
         value = found.get(name)
-        if name == "adapters" and name in found:
-            found[name] = tuple((key, _resolved(path, absolute)) for key, path in _named_paths(value))
-        elif value is not None:
-            found[name] = _resolved(value, model_name)
+        if isinstance(value, (str, os.PathLike)) and value != "":
+            found[name] = model_name(_path(name, value, "give the path of a .gguf file"))
+    if "adapters" in found:
+        found["adapters"] = tuple((name, absolute(path)) for name, path in _checked_adapters(found["adapters"]))
     return found
 
 
-def _resolved(path: Any, resolve: Callable[[str], str]) -> Any:
-    text = os.fspath(path) if isinstance(path, os.PathLike) else path
-    return resolve(text) if isinstance(text, str) and text else text
-
-
-def _check_adapters(adapters: object) -> None:
-    if not isinstance(adapters, tuple) or not all(isinstance(each, tuple) and len(each) == 2 for each in adapters):
-        raise ConfigError(f"adapters is {show(adapters)}; give a tuple of pairs of a name and a path")
-    for name, path in adapters:
-        check_name(name)
-        if not isinstance(path, str) or not path:
-            raise ConfigError(f"the path of adapter {name!r} is {show(path)}; give the path of a .gguf file")
-    if len({name for name, _ in adapters}) < len(adapters):
-        raise ConfigError(f"adapters names one twice: {show([name for name, _ in adapters])}")
-
-
-def _named_paths(adapters: Any) -> tuple[tuple[str, str], ...]:
-    """{name: path}, or pairs of these, as pairs of texts."""
-    pairs = adapters.items() if isinstance(adapters, Mapping) else adapters
+def _path(name: str, given: object, cure: str) -> str:
+    """A path as a plain str. Raises ConfigError, whatever a caller's class does."""
     try:
-        return tuple((name, os.fspath(path)) for name, path in pairs)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"adapters is {show(adapters)}; give {{'name': 'path.gguf'}}") from error
+        text = string(os.fspath(given) if isinstance(given, os.PathLike) else given)
+    except Exception:
+        text = None
+    if not text:
+        raise ConfigError(f"{name} is {show(given)}; {cure}")
+    return text
 
 
-_PATHS = ("model", "draft_model", "adapters")
+def _checked_adapters(adapters: object) -> tuple[tuple[str, str], ...]:
+    """Pairs of a name and a path, as a tuple of tuples."""
+    given = pairs(adapters, MAX_ADAPTERS + 1)
+    if given is None:
+        raise ConfigError(f"adapters is {show(adapters)}; give {{'name': 'path.gguf'}}, or pairs of a name and a path")
+    if len(given) > MAX_ADAPTERS:
+        raise ConfigError(f"adapters holds more than {MAX_ADAPTERS}; at most that many are allowed")
+    found: dict[str, str] = {}
+    for key, path in given:
+        name = check_name(key)
+        if name in found:
+            raise ConfigError(f"adapters names {name!r} twice")
+        found[name] = _path(f"the path of adapter {name!r}", path, "give the path of a .gguf file")
+    return tuple(found.items())
+
+
 _RANGES = (
     ("n_slots", 1, MAX_SLOTS),
     ("start_slots", 1, MAX_SLOTS),
@@ -259,6 +265,8 @@ _AUTO_NUMBERS = (
     "instances",
 )
 _CHOICES = (
+    ("strategy", STRATEGIES),
+    ("instance_strategy", POLICIES),
     ("flash_attn", ("auto", "on", "off")),
     ("extra_bufts", ("auto", "on", "off")),
     ("trial", ("auto", "on", "off")),

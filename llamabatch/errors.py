@@ -15,13 +15,24 @@
     ├── OutputError                    a job's output cannot be written; what is written stays
     └── EngineError                    the engine itself
         └── EngineClosedError          a call after close(), or the engine died
+
+    PromptWarning (UserWarning)        some prompts of a call failed, and the others did not
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class LlamaBatchError(Exception):
-    """The root: `except LlamaBatchError` catches all that llamabatch raises on purpose."""
+    """The root: `except LlamaBatchError` catches all that llamabatch raises on purpose.
+
+    Attributes:
+        outputs: of an error that ends a call for a list of prompts: the RequestOutput of each prompt that had ended by
+            then, in its place, and None for each other; empty of every other error.
+    """
+
+    outputs: tuple[Any, ...] = ()
 
 
 class InputError(LlamaBatchError, ValueError):
@@ -70,6 +81,16 @@ class EngineError(LlamaBatchError):
 
 class EngineClosedError(EngineError):
     """The engine was closed, or it died."""
+
+
+class PromptWarning(UserWarning):
+    """Some prompts of a call failed. Each such output says why in `error`; the others are whole.
+
+    Attributes:
+        outputs: as in LlamaBatchError, for where warnings are made errors.
+    """
+
+    outputs: tuple[Any, ...] = ()
 
 
 def describe(error: BaseException) -> str:

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as ListLike
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
 from functools import partial
-from numbers import Integral
-from typing import Any, Protocol, TypeGuard
+from numbers import Integral, Real
+from typing import Any, Literal, Protocol, TypeGuard
 
 from llamabatch.adapters import AdapterSet, adapter_sets, check_known
 from llamabatch.capacity import Plan
 from llamabatch.chat import ChatOptions, Conversation, to_tokens
-from llamabatch.checks import counted, show
+from llamabatch.checks import choice, counted, items, show
 from llamabatch.client import failure
 from llamabatch.embed_queue import longest_text
-from llamabatch.errors import AdapterError, ConfigError, InputError, PromptError
+from llamabatch.errors import (
+    AdapterError,
+    ConfigError,
+    EngineError,
+    InputError,
+    LlamaBatchError,
+    PromptError,
+    PromptWarning,
+    SamplingError,
+)
 from llamabatch.llama.model import Model
+from llamabatch.logprobs import check_logprobs
 from llamabatch.request import Request, RequestOutput, SequenceOutput, new_group
-from llamabatch.request_checks import check_prompt, check_text, fitted
+from llamabatch.request_checks import check_params, check_prompt, check_text, fitted
 from llamabatch.sampling_params import SamplingParams
 
 Prompt = str | ListLike[int]
@@ -38,6 +50,9 @@ def new_id() -> str:
     return f"request-{next(_request_numbers)}"
 
 
+ErrorPolicy = Literal["warn", "raise", "return"]
+ERROR_POLICIES = ("warn", "raise", "return")
+
 _Ids = tuple[str | None, tuple[int, ...]]  # a prompt's text, where it has one, and its tokens
 _ToIds = Callable[[Any], _Ids]
 
@@ -47,39 +62,99 @@ class Refused:
     """A prompt of a list that cannot be run, in its place."""
 
     request: Request
-    error: str
+    error: InputError
 
 
 class Submission:
     """The requests of one call, in the order of its prompts, and what has come of them.
 
+    Args:
+        items: one for each prompt.
+        noun: "prompt", for messages.
+        errors: what a failure does. "warn": one warning when all have ended, and the first error raised where all
+            failed; "raise": the first is raised as soon as it is known; "return": neither.
+        label: the place of a prompt for messages, by its index; None: there is one prompt, which was not in a list.
+
     Attributes:
         n: how many prompts there are.
         requests: those to submit.
         refused: the events that end the others.
+
+    Raises:
+        InputError: `errors` is none of these; or prompts that cannot be run must be raised before any is run.
     """
 
-    def __init__(self, items: ListLike[Request | Refused]) -> None:
+    def __init__(
+        self,
+        items: ListLike[Request | Refused],
+        noun: str,
+        errors: ErrorPolicy,
+        label: Callable[[int], str] | None,
+    ) -> None:
+        self.errors = choice(InputError, "errors", errors, ERROR_POLICIES)
         self.requests = [item for item in items if isinstance(item, Request)]
-        self.refused = [failure(item.request, item.error) for item in items if isinstance(item, Refused)]
+        self.refused = [failure(item.request, str(item.error)) for item in items if isinstance(item, Refused)]
         requests = [item if isinstance(item, Request) else item.request for item in items]
+        self._noun = noun
+        self._label = label
         self._indices = {request.request_id: i for i, request in enumerate(requests)}
         self._outputs: list[RequestOutput | None] = [None] * len(items)
+        self._failures: dict[int, LlamaBatchError] = {
+            i: item.error for i, item in enumerate(items) if isinstance(item, Refused)
+        }
         self.n = self._n_left = len(items)
+        if self._failures and (self.errors == "raise" or (self.errors == "warn" and len(self._failures) == self.n)):
+            for event in self.refused:
+                self._note(event)
+            raise self._error()
 
-    def take(self, event: SequenceOutput) -> SequenceOutput:
-        """Notes what a step brought one of these requests; returns it with the index of its prompt."""
+    def take(self, events: ListLike[SequenceOutput]) -> Iterator[SequenceOutput]:
+        """Notes what a step brought these requests; gives it on with the index of its prompt.
+
+        Raises:
+            EngineError: one of them failed, and errors is "raise".
+        """
+        for event in [self._note(event) for event in events]:
+            if self.errors == "raise" and event.finished is not None and event.finished.error is not None:
+                raise self._error()
+            yield event
+
+    def _note(self, event: SequenceOutput) -> SequenceOutput:
         index = self._indices[event.request_id]
         if event.finished is not None:
             self._n_left -= self._outputs[index] is None  # a sink that raised is told again
             self._outputs[index] = event.finished
+            self._n_left -= 1
+            if event.finished.error is not None:
+                self._failures.setdefault(index, EngineError(event.finished.error))
         return event if index == 0 else replace(event, prompt_index=index)
 
-    def raise_refused(self, name: str) -> None:
-        """Raises PromptError for the first that cannot be run, named as one of the list `name`."""
-        for event in self.refused:
-            assert event.finished is not None
-            raise PromptError(f"{name}[{self._indices[event.request_id]}]: {event.finished.error}")
+    def conclude(self) -> None:
+        """All have ended: warns of those that failed, or raises the first error where all did; with errors="warn"."""
+        if self.errors != "warn" or not self._failures:
+            return
+        if len(self._failures) == self.n:
+            raise self._error()
+        first = min(self._failures)
+        message = (
+            f"{len(self._failures):,} of {counted(self.n, self._noun)} failed, first: "
+            f"{self._place(first)}{self._failures[first]}"
+        )
+        warning = PromptWarning(message)
+        warning.outputs = tuple(self._outputs)
+        warnings.warn(warning, stacklevel=_caller_level())
+
+    def _error(self) -> LlamaBatchError:
+        """What is raised: the error of the first that failed."""
+        first = min(self._failures)
+        cause = self._failures[first]
+        everyone = f"all {counted(self.n, self._noun)} failed, first: " if 1 < self.n == len(self._failures) else ""
+        error = type(cause)(f"{everyone}{self._place(first)}{cause}")
+        error.outputs = tuple(self._outputs)
+        return error
+
+    def _place(self, index: int) -> str:
+        return "" if self._label is None else f"{self._label(index)}: "
 
     @property
     def done(self) -> bool:
@@ -94,6 +169,14 @@ class Submission:
     def outputs(self) -> list[RequestOutput]:
         """One for each prompt; only when all are done."""
         return [output for output in self._outputs if output is not None]
+
+
+def _caller_level() -> int:
+    """The stacklevel with which the function that calls this one warns of the line that called llamabatch."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "llamabatch":
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 class Host(Protocol):
@@ -121,43 +204,55 @@ class Front:
         self._config = client.plan.config
         self._n_ctx = self._config.number("n_ctx")
 
-    def prompts(self, prompts: object, params: Params, adapters: Adapters = None) -> Submission:
-        """Of one prompt, or a list of them: texts or token ids. What is wrong with the only one is raised."""
-        alone = isinstance(prompts, str) or is_token_ids(prompts)
-        items = [prompts] if alone else listed("prompts", prompts)
-        return self._submission(items, params, adapters, self._prompt_ids, alone)
+    def prompts(
+        self, prompts: object, params: Params, adapters: Adapters = None, errors: ErrorPolicy = "warn"
+    ) -> Submission:
+        """Of one prompt, or a list of them: texts or token ids."""
+        given, alone = _texts_or_ids("prompts", prompts, "; conversations go to chat()")
+        return self._submission(given, params, adapters, self._prompt_ids, alone, errors)
 
     def conversations(
-        self, conversations: object, params: Params, options: ChatOptions, adapters: Adapters = None
+        self,
+        conversations: object,
+        params: Params,
+        options: ChatOptions,
+        adapters: Adapters = None,
+        errors: ErrorPolicy = "warn",
     ) -> Submission:
         """Of one conversation, or a list of them."""
         alone = is_conversation(conversations)
-        items = [conversations] if alone else listed("conversations", conversations)
-        return self._submission(items, params, adapters, partial(self._chat_ids, options), alone)
+        given = [conversations] if alone else listed("conversations", conversations)
+        if is_token_ids(given) or all_are(given, lambda item: isinstance(item, str) or is_token_ids(item)):
+            raise PromptError(
+                f"conversations holds {show(first_of(given))}; give [{{'role': 'user', 'content': …}}], or a list of "
+                "such lists; texts and token ids go to generate()"
+            )
+        to_ids = partial(self._chat_ids, options)
+        return self._submission(given, params, adapters, to_ids, alone, errors, name="conversations")
 
-    def either(self, prompts: object, params: Params, options: ChatOptions, adapters: Adapters = None) -> Submission:
+    def either(
+        self,
+        prompts: object,
+        params: Params,
+        options: ChatOptions,
+        adapters: Adapters = None,
+        errors: ErrorPolicy = "warn",
+    ) -> Submission:
         """Of one prompt or conversation, or a list that may hold both."""
         alone = isinstance(prompts, str) or is_token_ids(prompts) or is_conversation(prompts)
-        items = [prompts] if alone else listed("prompts", prompts)
-        return self._submission(items, params, adapters, partial(self._either_ids, options), alone)
+        given = [prompts] if alone else listed("prompts", prompts)
+        return self._submission(given, params, adapters, partial(self._either_ids, options), alone, errors)
 
-    def texts(self, texts: object, adapters: Adapters = None, *, strict: bool = True) -> Submission:
+    def texts(self, texts: object, adapters: Adapters = None, errors: ErrorPolicy = "raise") -> Submission:
         """Of one text to embed, or a list of them: texts or token ids.
-
-        Args:
-            strict: raise what is wrong with any of them.
 
         Raises:
             ConfigError: the model gives no embeddings.
         """
         if self._model.cannot_embed is not None:
             raise ConfigError(f"{self._model.path.name} gives no embeddings: it is {self._model.cannot_embed}")
-        alone = isinstance(texts, str) or is_token_ids(texts)
-        items = [texts] if alone else listed("texts", texts)
-        asked = self._submission(items, None, adapters, self._prompt_ids, alone and strict, embed=True)
-        if strict:
-            asked.raise_refused("texts")
-        return asked
+        given, alone = _texts_or_ids("texts", texts)
+        return self._submission(given, None, adapters, self._prompt_ids, alone, errors, name="texts", embed=True)
 
     def detokenize(self, token_ids: Any, skip_special_tokens: bool) -> str | list[str]:
         """As LLM.detokenize."""
@@ -176,16 +271,28 @@ class Front:
         raise PromptError(f"a prompt is a text or a list of token ids, not {show(prompt)}")
 
     def _chat_ids(self, options: ChatOptions, conversation: Any) -> _Ids:
-        return to_tokens(self._model, conversation, options, self._cancelled)
+        # a column of a Parquet file holds arrays of messages
+        messages = list(conversation) if is_conversation(conversation) else conversation
+        return to_tokens(self._model, messages, options, self._cancelled)
 
     def _either_ids(self, options: ChatOptions, prompt: object) -> _Ids:
         return self._chat_ids(options, prompt) if is_conversation(prompt) else self._prompt_ids(prompt)
 
     def _submission(
-        self, items: list[Any], params: Params, adapters: Adapters, to_ids: _ToIds, alone: bool, *, embed: bool = False
+        self,
+        items: list[Any],
+        params: Params,
+        adapters: Adapters,
+        to_ids: _ToIds,
+        alone: bool,
+        errors: ErrorPolicy,
+        *,
+        name: str = "prompts",
+        embed: bool = False,
     ) -> Submission:
         """Args:
-        alone: there is one prompt, which was not in a list: raise what is wrong with it.
+        alone: there is one prompt, which was not in a list.
+        name: of the argument that holds the prompts, for messages.
         """
         if not embed and self._model.cannot_generate is not None:
             raise ConfigError(f"{self._model.path.name} cannot generate text: it is {self._model.cannot_generate}")
@@ -197,24 +304,27 @@ class Front:
         for item, item_params, item_adapters in each:
             if self._cancelled is not None and self._cancelled():
                 raise CancelledError
-            text, error = item if isinstance(item, str) else None, None
-            request = Request(new_id(), (), item_params, text, arrival, group)
+            request = Request(new_id(), (), item_params, item if isinstance(item, str) else None, arrival, group)
             try:
                 text, ids = to_ids(item)
                 request = replace(request, prompt=text, prompt_token_ids=ids, adapters=item_adapters, embed=embed)
-                if embed:
-                    check_text(ids, self._model.n_vocab, longest_text(self._config))
-                else:
-                    request = fitted(request, self._n_ctx, self._model.vocabulary.bos)
-                    check_prompt(request.prompt_token_ids, self._model.n_vocab, self._n_ctx)
-                if item_adapters:
-                    check_known(item_adapters, self._client.adapters)
-            except (PromptError, AdapterError) as refusal:
-                if alone:
-                    raise
-                error = str(refusal)
-            requests.append(request if error is None else Refused(request, error))
-        return Submission(requests)
+                requests.append(self._checked(request))
+            except (PromptError, AdapterError, SamplingError) as refusal:
+                requests.append(Refused(request, refusal))
+        return Submission(requests, name.removesuffix("s"), errors, None if alone else lambda i: f"{name}[{i}]")
+
+    def _checked(self, request: Request) -> Request:
+        """The request as it can be run. Raises PromptError, AdapterError, SamplingError."""
+        if request.embed:
+            check_text(request.prompt_token_ids, self._model.n_vocab, longest_text(self._config))
+        else:
+            request = fitted(request, self._n_ctx, self._model.vocabulary.bos)
+            check_prompt(request.prompt_token_ids, self._model.n_vocab, self._n_ctx)
+            check_params(request.params, self._model.n_vocab)
+            check_logprobs(request.params, len(request.prompt_token_ids), self._n_ctx)
+        if request.adapters:
+            check_known(request.adapters, self._client.adapters)
+        return request
 
     def _adapters_for(self, n: int, adapters: Adapters) -> list[AdapterSet]:
         """One set for each prompt. What is wrong with that of all is raised."""
@@ -226,21 +336,67 @@ class Front:
 
 def is_token_ids(prompt: object) -> TypeGuard[ListLike[int]]:
     """A non-empty list, tuple or array of whole numbers is one prompt; a list of anything else is a list of them."""
-    if isinstance(prompt, (str, bytes, Mapping)) or not isinstance(prompt, Iterable) or isinstance(prompt, Iterator):
+    if isinstance(prompt, Iterator) or _is_table(prompt):
         return False
-    tokens = list(prompt)
-    return bool(tokens) and all(isinstance(t, Integral) and not isinstance(t, bool) for t in tokens)
+    tokens = items(prompt, sys.maxsize)
+    return bool(tokens) and all(isinstance(t, Integral) and not isinstance(t, bool) for t in tokens or ())
 
 
 def is_conversation(value: object) -> TypeGuard[Conversation]:
-    return isinstance(value, (list, tuple)) and bool(value) and isinstance(value[0], Mapping)
+    """A list, tuple or array whose first message is a mapping, and none of whose messages is a list of some kind."""
+    if isinstance(value, Iterator):
+        return False
+    messages = items(value, sys.maxsize) or []
+    return isinstance(first_of(messages), Mapping) and all(items(message, 0) is None for message in messages)
 
 
 def listed(name: str, values: object) -> list[Any]:
-    """The items of a list that a caller gave."""
-    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+    """The items of a list, array, Series, generator or the like that a caller gave."""
+    if _is_table(values):
+        raise PromptError(f"{name} is a table, a {type(values).__name__}; give one of its columns")
+    if isinstance(values, (str, bytes, bytearray, Mapping)) or not isinstance(values, Iterable):
         raise PromptError(f"{name} is {show(values)}; give one, or a list of them")
-    return list(values)
+    if getattr(values, "ndim", 1) == 0:
+        raise PromptError(f"{name} is {show(values)}, an array without dimensions; give one, or a list of them")
+    to_pylist = getattr(values, "to_pylist", None)  # of pyarrow, whose own items are not Python's
+    return list(to_pylist() if callable(to_pylist) else values)
+
+
+def _is_table(values: object) -> bool:
+    """A DataFrame or the like, whose items are the names of its columns."""
+    return hasattr(type(values), "columns")
+
+
+def _texts_or_ids(name: str, values: object, elsewhere: str = "") -> tuple[list[Any], bool]:
+    """The prompts of a call that takes texts or token ids; and whether there is one alone, which is in no list.
+
+    Raises:
+        PromptError: conversations were given, or rows of a table.
+    """
+    if isinstance(values, str) or is_token_ids(values):
+        return [values], True
+    given = listed(name, values)
+    if is_token_ids(given):  # they came out of a generator
+        return [given], True
+    if all_are(given, lambda item: isinstance(item, Mapping) or is_conversation(item)):
+        raise PromptError(f"{name} holds {show(first_of(given))}; give texts or token ids{elsewhere}")
+    return given, False
+
+
+def all_are(given: list[Any], are: Callable[[Any], bool]) -> bool:
+    """Of those items that are no empty cells of a table; False where all are."""
+    return first_of(given) is not None and all(are(item) for item in given if not _is_missing(item))
+
+
+def first_of(given: list[Any]) -> Any:
+    return next((item for item in given if not _is_missing(item)), None)
+
+
+def _is_missing(cell: object) -> bool:
+    """None, NaN, and what pandas has for them."""
+    if isinstance(cell, Real):
+        return bool(cell != cell)
+    return cell is None or type(cell).__name__ in ("NAType", "NaTType")
 
 
 def _params_for(items: list[Any], params: Params) -> list[SamplingParams]:

@@ -19,7 +19,7 @@ from llamabatch.client import connect
 from llamabatch.config import EngineConfig
 from llamabatch.counting_client import CountingClient
 from llamabatch.errors import LlamaBatchError, PromptError
-from llamabatch.front import Adapters, Front, OneAdapters, Params, Prompt, Submission
+from llamabatch.front import Adapters, ErrorPolicy, Front, OneAdapters, Params, Prompt, Submission
 from llamabatch.hub import fetch
 from llamabatch.lifetime import Home
 from llamabatch.monitored import Monitored
@@ -91,6 +91,7 @@ class LLM(SavedPrefixes, Monitored):
         params: Params = None,
         *,
         adapters: Adapters = None,
+        errors: ErrorPolicy = "warn",
         progress: bool = False,
     ) -> list[RequestOutput]:
         """Continues prompts.
@@ -101,18 +102,22 @@ class LLM(SavedPrefixes, Monitored):
                 each; None: the defaults.
             adapters: {name: scale} of loaded adapters (LLM(..., adapters=…), load_adapter): one for all, or a list
                 with one for each; None: the model as it is.
+            errors: what a prompt that fails does, be it refused or ended by an error. Its output has finish_reason
+                "error" and `error` set, and the others finish. "warn": one PromptWarning at the end; the first error is
+                raised if all failed, as an only prompt does. "raise": the first error is raised as soon as it is known,
+                and the rest is aborted. "return": neither. What is raised holds the outputs so far in `outputs`.
             progress: a progress bar on stderr, where that is a terminal.
 
         Returns:
-            One RequestOutput a prompt, in the order of the prompts. In a list, a prompt that cannot be run gives an
-            output with finish_reason "error" and `error` set, and the others finish.
+            One RequestOutput a prompt, in the order of the prompts.
 
         Raises:
-            PromptError: there is no prompt, or the only one (not in a list) cannot be run.
-            AdapterError: an adapter that is not loaded.
+            PromptError: there is no prompt, `prompts` is no list of them (but of conversations, say), or a prompt
+                cannot be run. SamplingError, AdapterError: its parameters or adapters. EngineError: it failed while it
+                ran.
             EngineClosedError: after close().
         """
-        return self._run(self._front.prompts(prompts, params, adapters), progress)
+        return self._run(self._front.prompts(prompts, params, adapters, errors), progress)
 
     def chat(
         self,
@@ -122,6 +127,7 @@ class LLM(SavedPrefixes, Monitored):
         tools: ListLike[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         adapters: Adapters = None,
+        errors: ErrorPolicy = "warn",
         progress: bool = False,
     ) -> list[RequestOutput]:
         """Answers conversations through the model's own chat template. As `generate`, but for:
@@ -134,9 +140,10 @@ class LLM(SavedPrefixes, Monitored):
 
         Raises:
             ConfigError: the model has no chat template.
+            PromptError: as for generate; texts are no conversations.
         """
         options = ChatOptions(tools, chat_template_kwargs or {})
-        return self._run(self._front.conversations(conversations, params, options, adapters), progress)
+        return self._run(self._front.conversations(conversations, params, options, adapters, errors), progress)
 
     def stream(
         self,
@@ -146,18 +153,23 @@ class LLM(SavedPrefixes, Monitored):
         tools: ListLike[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         adapters: Adapters = None,
+        errors: ErrorPolicy = "warn",
     ) -> Iterator[SequenceOutput]:
         """One prompt or conversation, or many at once, token by token as they come.
 
         Each piece tells the `prompt_index` that it belongs to; the last one of a prompt has `finished` set. It starts
         with the first piece that is asked for; leaving the loop aborts what still runs.
 
+        Args:
+            errors: as for generate. A prompt of a list that cannot be run is one piece, finished with its error; the
+                warning, or the error where all failed, comes after the last piece. Where it is known before anything
+                runs that an error is to be raised, the call raises it.
+
         Raises:
-            PromptError: there is no prompt, or the only one (not in a list) cannot be run. One of a list that cannot
-                be run is one piece, finished with its error.
+            PromptError: as for generate.
         """
         options = ChatOptions(tools, chat_template_kwargs or {})
-        return self._events(self._front.either(prompts, params, options, adapters), stream=True)
+        return self._events(self._front.either(prompts, params, options, adapters, errors), stream=True)
 
     def as_completed(
         self,
@@ -167,10 +179,11 @@ class LLM(SavedPrefixes, Monitored):
         tools: ListLike[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         adapters: Adapters = None,
+        errors: ErrorPolicy = "warn",
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Pairs of a prompt's index and its output, the first to finish first. Otherwise as `stream`."""
         options = ChatOptions(tools, chat_template_kwargs or {})
-        return self._completed(self._front.either(prompts, params, options, adapters))
+        return self._completed(self._front.either(prompts, params, options, adapters, errors))
 
     @overload
     def score(
@@ -180,6 +193,7 @@ class LLM(SavedPrefixes, Monitored):
         *,
         progress: bool = False,
         adapters: OneAdapters = None,
+        errors: ErrorPolicy = ...,
     ) -> list[Score]: ...
 
     @overload
@@ -190,6 +204,7 @@ class LLM(SavedPrefixes, Monitored):
         *,
         progress: bool = False,
         adapters: OneAdapters = None,
+        errors: ErrorPolicy = ...,
     ) -> list[list[Score]]: ...
 
     def score(
@@ -199,6 +214,7 @@ class LLM(SavedPrefixes, Monitored):
         *,
         progress: bool = False,
         adapters: OneAdapters = None,
+        errors: ErrorPolicy = "warn",
     ) -> list[Score] | list[list[Score]]:
         """How likely each continuation of a prompt is, for the model alone; nothing is sampled.
 
@@ -210,16 +226,18 @@ class LLM(SavedPrefixes, Monitored):
             continuations: texts or token ids.
             progress: a progress bar on stderr, where that is a terminal.
             adapters: {name: scale} of loaded adapters, for all of them.
+            errors: as for generate; what fails here is a continuation: it is empty, no token comes before it, or both
+                are longer than n_ctx. Its Score has `error` set and NaN for the logprob. A pair that is none, an empty
+                cell of a table, say, counts as one continuation.
 
         Returns:
             One Score a continuation, in their order; for pairs, a list of them for each pair.
 
         Raises:
-            PromptError: there is nothing to score, or one of the continuations of a single prompt cannot be scored:
-                it is empty, no token comes before it, or both are longer than n_ctx. In a list of pairs such a one has
-                `error` set, and the others are scored.
+            PromptError: there is nothing to score, `prompt` is no list of pairs, or a continuation cannot be scored.
+            ConfigError: the model is an encoder. AdapterError: an adapter that is not loaded.
         """
-        scoring = Scoring(self._client, prompt, continuations, adapters)
+        scoring = Scoring(self._client, prompt, continuations, adapters, errors)
         scores = scoring.scores(self._run(scoring.submission, progress))
         return scores if continuations is None else scores[0]
 
@@ -230,6 +248,7 @@ class LLM(SavedPrefixes, Monitored):
         *,
         normalize: bool = ...,
         adapters: Adapters = ...,
+        errors: Literal["raise"] = ...,
         return_errors: Literal[False] = ...,
         progress: bool = ...,
     ) -> list[Vector]: ...
@@ -241,7 +260,8 @@ class LLM(SavedPrefixes, Monitored):
         *,
         normalize: bool = ...,
         adapters: Adapters = ...,
-        return_errors: Literal[True],
+        errors: ErrorPolicy = ...,
+        return_errors: bool = ...,
         progress: bool = ...,
     ) -> list[Vector | LlamaBatchError]: ...
 
@@ -251,6 +271,7 @@ class LLM(SavedPrefixes, Monitored):
         *,
         normalize: bool = False,
         adapters: Adapters = None,
+        errors: ErrorPolicy = "raise",
         return_errors: bool = False,
         progress: bool = False,
     ) -> list[Any]:
@@ -260,7 +281,9 @@ class LLM(SavedPrefixes, Monitored):
             texts: one text or a list; each a str, or the token ids of one.
             normalize: scale each vector to length 1.
             adapters: as for `generate`.
-            return_errors: put a LlamaBatchError in the place of a text that cannot be run; otherwise it is raised.
+            errors: as for generate, but "raise" unless given; with "warn" and "return" a LlamaBatchError stands in the
+                place of a text that fails.
+            return_errors: True is short for errors="return".
             progress: a progress bar on stderr, where that is a terminal.
 
         Returns:
@@ -268,12 +291,14 @@ class LLM(SavedPrefixes, Monitored):
 
         Raises:
             ConfigError: the model gives no embeddings.
-            PromptError: a text is empty, or has more tokens than one pass takes: the smaller of n_ctx and n_batch.
+            PromptError: a text is empty, or has more tokens than one pass takes: the smaller of n_ctx and n_batch; or
+                `texts` is no list of texts.
             AdapterError: an adapter that is not loaded.
             EngineError: a pass failed. EngineClosedError: after close().
         """
-        asked = self._front.texts(texts, adapters, strict=not return_errors)
-        return vectors(self._run(asked, progress), normalize=normalize, return_errors=return_errors)
+        policy: ErrorPolicy = "return" if return_errors else errors
+        asked = self._front.texts(texts, adapters, policy)
+        return vectors(self._run(asked, progress), normalize=normalize, errors=policy)
 
     @overload
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]: ...
@@ -371,10 +396,11 @@ class LLM(SavedPrefixes, Monitored):
             self._client.submit(asked.requests, events.put, stream=stream)
             if asked.refused:
                 self._client.note_refused(asked.refused)
-            yield from map(asked.take, asked.refused)
+            yield from asked.take(asked.refused)
             while not asked.done:
                 home.check()
-                yield from map(asked.take, events.get())
+                yield from asked.take(events.get())
+            asked.conclude()
         finally:
             if not asked.done:
                 self._client.abort(asked.unfinished)

@@ -51,6 +51,16 @@ ALIASES = {
     "response_format": "structured_outputs",
 }
 
+# Names that others have among the parameters, and where the same is asked here.
+_ELSEWHERE = {
+    "stream": "stream is no parameter; call stream(...) in place of generate(...) or chat(...)",
+    **dict.fromkeys(("tools", "chat_template_kwargs"), "{0} is no parameter; give chat(..., {0}=…)"),
+    **dict.fromkeys(("adapters", "errors"), "{0} is no parameter; give generate(..., {0}=…) or chat(..., {0}=…)"),
+    **dict.fromkeys(("prompt", "messages"), "{0} is no parameter; it goes first: generate(prompt, params) or chat(…)"),
+    **dict.fromkeys(("grammar", "regex", "choice"), "{0} is no parameter; give structured_outputs={{'{0}': …}}"),
+    "json_schema": "json_schema is no parameter; give structured_outputs={{'json': …}}",
+}
+
 # None: as the model's GGUF says, else as llama.cpp does (filled_params.py).
 OPEN = (
     *("temperature", "top_k", "top_p", "min_p", "xtc_probability", "xtc_threshold"),
@@ -144,8 +154,9 @@ class SamplingParams:
         skip_special_tokens: leave the names of special tokens out of the text.
         structured_outputs: one of {"json": a schema (mapping, text or pydantic model class)}, {"regex": …},
             {"choice": [strings]}, {"grammar": in Lark's or llama.cpp's notation}, {"json_object": True}; or OpenAI's
-            response_format. The text is of this form whenever it ends with "stop". Kept as a Structure. Not with stop,
-            stop_token_ids, min_tokens or ignore_eos: the grammar alone says where its text may end.
+            response_format. The text is of this form whenever it ends with "stop", unless one of your stop strings
+            (stop_reason) cut it. Kept as a Structure. Not with stop_token_ids, min_tokens or ignore_eos: the form
+            alone says which token may end the text.
         logits_processors: called as f(output token ids, logits) before each token and all else; logits is a copy of
             the row, numpy float32 of shape (vocabulary,); what f returns is sampled. What it raises ends the request
             with an error. Not where a child process does the work.
@@ -202,19 +213,16 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name, (least, most) in _NUMBERS.items():
             if getattr(self, name) is not None or name not in OPEN:
-                number(SamplingError, name, getattr(self, name), least, most)
-        for name, (low, high) in _INTEGERS.items():
-            if getattr(self, name) is not None or name not in OPEN:
-                integer(SamplingError, name, getattr(self, name), low, high)
-        for name, (low, high) in _OPTIONAL_INTEGERS.items():
-            if getattr(self, name) is not None:
-                integer(SamplingError, name, getattr(self, name), low, high)
+                self._keep(name, number(SamplingError, name, getattr(self, name), least, most, _or_none(name)))
+        for name, (low, high) in (*_INTEGERS.items(), *_OPTIONAL_INTEGERS.items()):
+            if getattr(self, name) is not None or not _or_none(name):
+                self._keep(name, integer(SamplingError, name, getattr(self, name), low, high, _or_none(name)))
         for name in _BOOLEANS:
-            boolean(SamplingError, name, getattr(self, name))
+            self._keep(name, boolean(SamplingError, name, getattr(self, name)))
         if self.deadline_s is not None:
-            number(SamplingError, "deadline_s", self.deadline_s, 0.0, 1e9)
-        choice(SamplingError, "overflow", self.overflow, OVERFLOWS)
-        # the only normalisations: afterwards always tuples, so that parameters can be compared and hashed
+            self._keep("deadline_s", number(SamplingError, "deadline_s", self.deadline_s, 0.0, 1e9, ", or None"))
+        self._keep("overflow", choice(SamplingError, "overflow", self.overflow, OVERFLOWS))
+        # always tuples, so that parameters can be compared and hashed
         self._keep("stop", strings("stop", self.stop, MAX_STOPS))
         self._keep("bad_words", strings("bad_words", self.bad_words, MAX_BAD_WORDS, to_tokens=True))
         breakers = strings("dry_sequence_breakers", self.dry_sequence_breakers, MAX_STOPS, to_tokens=True)
@@ -227,7 +235,8 @@ class SamplingParams:
         self._check_together()
 
     def _keep(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
+        if value is not getattr(self, name):
+            object.__setattr__(self, name, value)
 
     def _check_together(self) -> None:
         if self.best_of is not None and self.best_of < self.n:
@@ -235,9 +244,12 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise SamplingError(f"min_tokens is {self.min_tokens}; it must not exceed max_tokens, {self.max_tokens}")
         if self.structured_outputs is not None:
-            for name in ("stop", "stop_token_ids", "min_tokens", "ignore_eos"):
+            for name in ("stop_token_ids", "min_tokens", "ignore_eos"):
                 if getattr(self, name):
-                    raise SamplingError(f"{name} does not go with structured_outputs, which say where the text ends")
+                    raise SamplingError(
+                        f"{name} is {show(getattr(self, name))} beside structured_outputs, which say what token may "
+                        f"end the text; leave {name} out"
+                    )
 
     @classmethod
     def from_options(cls, **options: object) -> SamplingParams:
@@ -314,6 +326,13 @@ class SamplingParams:
         return self.stop
 
 
+def _or_none(name: str) -> str:
+    """The tail of the allowed range of a field; empty where None is not allowed."""
+    if name == "max_tokens":
+        return ", or None: until the model stops or n_ctx is used up"
+    return ", or None" if name in OPEN or name in _OPTIONAL_INTEGERS else ""
+
+
 def named(options: Mapping[str, object], beside: Iterable[str] = ()) -> dict[str, object]:
     """Options from outside under the names of SamplingParams' own fields.
 
@@ -325,9 +344,11 @@ def named(options: Mapping[str, object], beside: Iterable[str] = ()) -> dict[str
         SamplingError: a name is unknown, or two mean one field.
     """
     values: dict[str, object] = {}
-    for given, value in options.items():
+    for given, value in _with_one_logprobs(options).items():
         name = ALIASES.get(given, given)
         if name not in _FIELDS:
+            if given in _ELSEWHERE and not beside:
+                raise SamplingError(_ELSEWHERE[given].format(given))
             known = [*_FIELDS, *ALIASES, *beside]
             where = "SamplingParams has no field" if not beside else "there is no field"
             raise SamplingError(f"{where} {show(given)}{nearest(given, known)}")
@@ -335,6 +356,18 @@ def named(options: Mapping[str, object], beside: Iterable[str] = ()) -> dict[str
             raise SamplingError(f"{name} is given twice, once as {given!r}; give it once")
         values[name] = value
     return values
+
+
+def _with_one_logprobs(options: Mapping[str, object]) -> Mapping[str, object]:
+    """In OpenAI's chats logprobs says whether there are any, and top_logprobs how many; here one number says both."""
+    wanted = options.get("logprobs", 0)
+    if not (wanted is None or isinstance(wanted, bool)):
+        return options
+    count = options.get("top_logprobs")
+    if wanted is False and count:
+        raise SamplingError(f"top_logprobs is {show(count)}, but logprobs is False; give True, or no top_logprobs")
+    rest = {name: value for name, value in options.items() if name not in ("logprobs", "top_logprobs")}
+    return {**rest, "logprobs": None if wanted is False else 0 if wanted and count is None else count}
 
 
 _FIELDS = tuple(field.name for field in fields(SamplingParams))

@@ -21,9 +21,7 @@ CROWDED = "others needed the cells of the prefix before they could be saved; try
 
 
 def tokens_to_save(output: RequestOutput) -> list[int]:
-    """The tokens of a prompt that has just been computed. Raises what save_prefix raises."""
-    if output.error is not None:
-        raise EngineError(output.error)
+    """The tokens of a prompt that has just been computed. Raises InputError for one that is too short."""
     if len(output.prompt_token_ids) < MIN_SHARED:
         count = len(output.prompt_token_ids)
         raise InputError(f"the prefix has {counted(count, 'token')}; at least {MIN_SHARED} are worth saving")

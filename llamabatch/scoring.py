@@ -5,15 +5,27 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from typing import Any
 
 from llamabatch.adapters import adapter_set, check_known
-from llamabatch.checks import show
+from llamabatch.checks import items, show
 from llamabatch.client import EngineClient
-from llamabatch.errors import PromptError
-from llamabatch.front import OneAdapters, Prompt, Refused, Submission, is_token_ids, listed, new_id
+from llamabatch.errors import ConfigError, PromptError
+from llamabatch.front import (
+    ErrorPolicy,
+    OneAdapters,
+    Prompt,
+    Refused,
+    Submission,
+    all_are,
+    first_of,
+    is_token_ids,
+    listed,
+    new_id,
+)
 from llamabatch.prefix import common_length
 from llamabatch.request import Request, RequestOutput, new_group
 from llamabatch.request_checks import check_prompt
@@ -69,65 +81,96 @@ class Scoring:
         prompt: a text or token ids; or, with `continuations` None, a list of (prompt, continuations).
         continuations: texts or token ids.
         adapters: what the model is to compute all of it with.
+        errors: as in Submission.
 
     Attributes:
         submission: to be run.
 
     Raises:
+        ConfigError: the model is an encoder.
         AdapterError: an adapter that is not loaded.
-        PromptError: nothing to score; or, unless it is a list of pairs, one that cannot be scored.
+        PromptError: nothing to score, or what cannot be scored and must be raised before the rest is.
     """
 
     def __init__(
-        self, client: EngineClient, prompt: object, continuations: object = None, adapters: OneAdapters = None
+        self,
+        client: EngineClient,
+        prompt: object,
+        continuations: object = None,
+        adapters: OneAdapters = None,
+        errors: ErrorPolicy = "warn",
     ) -> None:
         self._model = client.model
+        if self._model.cannot_generate is not None:
+            raise ConfigError(f"{self._model.path.name} cannot score texts: it is {self._model.cannot_generate}")
         self._n_ctx = client.plan.config.number("n_ctx")
         self._adapters = adapter_set(adapters)
         check_known(self._adapters, client.adapters)
-        self._strict = continuations is not None
-        pairs = [(prompt, continuations)] if self._strict else [_pair(item) for item in listed("prompt", prompt)]
-        if not pairs:
-            raise PromptError("there is nothing to score; give at least one (prompt, continuations)")
-        group, arrival = new_group(), time.perf_counter()
+        self._group, self._arrival = new_group(), time.perf_counter()
+        self._items: list[Request | Refused] = []
+        self._labels: list[str] = []
         self._lengths: list[int] = []  # continuations of each pair
-        items: list[Request | Refused] = []
-        for each_prompt, each_continuations in pairs:
-            wanted = listed("continuations", each_continuations)
-            if not wanted or is_token_ids(each_continuations):
-                raise PromptError(f"continuations is {show(each_continuations)}; give a list of texts or token ids")
-            head = self._head(each_prompt)
-            items += [self._item(each_prompt, head, continuation, arrival, group) for continuation in wanted]
-            self._lengths.append(len(wanted))
-        self._requests = [item if isinstance(item, Request) else item.request for item in items]
-        self.submission = Submission(items)
+        if continuations is not None:
+            self._add(prompt, _continuations(continuations), "")
+        else:
+            for number, pair in enumerate(_pairs(prompt)):
+                self._add_pair(pair, f"prompt[{number}]")
+        self._requests = [item if isinstance(item, Request) else item.request for item in self._items]
+        self.submission = Submission(self._items, "continuation", errors, self._labels.__getitem__)
 
     def scores(self, outputs: ListLike[RequestOutput]) -> list[list[Score]]:
         """One list a pair, from the outputs of the submission."""
         found = map(Score.of, self._requests, outputs)
         return [list(itertools.islice(found, length)) for length in self._lengths]
 
-    def _head(self, prompt: object) -> tuple[int, ...] | str:
-        """The tokens of a prompt, or why it is none."""
-        if isinstance(prompt, str):
-            return tuple(self._model.tokenize(prompt))
-        if is_token_ids(prompt):
-            return tuple(map(int, prompt))
-        return f"a prompt is a text or a list of token ids, not {show(prompt)}"
+    def _add_pair(self, pair: object, label: str) -> None:
+        parts = items(pair, 3)
+        if parts is None or len(parts) != 2:
+            error = PromptError(f"it is {show(pair)}; give (prompt, continuations)")
+        else:
+            try:
+                self._add(parts[0], _continuations(parts[1]), f"{label}, ")
+                return
+            except PromptError as refusal:
+                error = refusal
+        self._items.append(self._refused(None, error))
+        self._labels.append(label)
+        self._lengths.append(1)
+
+    def _add(self, prompt: object, continuations: list[Any], label: str) -> None:
+        head = self._head(prompt)
+        for number, continuation in enumerate(continuations):
+            text = prompt + continuation if isinstance(prompt, str) and isinstance(continuation, str) else None
+            self._items.append(self._item(prompt, head, continuation, text))
+            self._labels.append(f"{label}continuations[{number}]")
+        self._lengths.append(len(continuations))
+
+    def _head(self, prompt: object) -> tuple[int, ...] | PromptError:
+        """The tokens of a prompt, or what is wrong with it."""
+        try:
+            if isinstance(prompt, str):
+                return tuple(self._model.tokenize(prompt))
+            if is_token_ids(prompt):
+                return tuple(map(int, prompt))
+        except PromptError as refusal:
+            return refusal
+        return PromptError(f"a prompt is a text or a list of token ids, not {show(prompt)}")
 
     def _item(
-        self, prompt: Any, head: tuple[int, ...] | str, continuation: Any, arrival: float, group: int
+        self, prompt: Any, head: tuple[int, ...] | PromptError, continuation: Any, text: str | None
     ) -> Request | Refused:
-        text = prompt + continuation if isinstance(prompt, str) and isinstance(continuation, str) else None
+        if isinstance(head, PromptError):
+            return self._refused(text, head)
         try:
-            if isinstance(head, str):
-                raise PromptError(head)
             ids, first = self._tokens(prompt, head, continuation)
-            return Request(new_id(), ids, _PARAMS, text, arrival, group, score_from=first, adapters=self._adapters)
-        except PromptError as error:
-            if self._strict:
-                raise
-            return Refused(Request(new_id(), (), _PARAMS, text, arrival, group), str(error))
+        except PromptError as refusal:
+            return self._refused(text, refusal)
+        return Request(
+            new_id(), ids, _PARAMS, text, self._arrival, self._group, score_from=first, adapters=self._adapters
+        )
+
+    def _refused(self, text: str | None, error: PromptError) -> Refused:
+        return Refused(Request(new_id(), (), _PARAMS, text, self._arrival, self._group), error)
 
     def _tokens(self, prompt: Any, head: tuple[int, ...], continuation: Any) -> tuple[tuple[int, ...], int]:
         """Prompt and continuation, and the first token that is scored.
@@ -155,7 +198,20 @@ class Scoring:
         return ids, first
 
 
-def _pair(item: object) -> tuple[object, object]:
-    if not isinstance(item, (tuple, list)) or len(item) != 2:
-        raise PromptError(f"prompt holds {show(item)}; without continuations give a list of (prompt, continuations)")
-    return item[0], item[1]
+def _pairs(given: object) -> list[Any]:
+    """The list of (prompt, continuations) that stands in place of one prompt. Raises PromptError."""
+    pairs = listed("prompt", given)
+    if not pairs:
+        raise PromptError("there is nothing to score; give at least one (prompt, continuations)")
+    if is_token_ids(pairs) or all_are(pairs, lambda pair: isinstance(pair, (str, Mapping)) or is_token_ids(pair)):
+        raise PromptError(
+            f"prompt holds {show(first_of(pairs))}; without continuations give a list of (prompt, continuations)"
+        )
+    return pairs
+
+
+def _continuations(given: object) -> list[Any]:
+    wanted = listed("continuations", given)
+    if not wanted or is_token_ids(wanted):
+        raise PromptError(f"continuations is {show(given)}; give a list of texts or token ids")
+    return wanted

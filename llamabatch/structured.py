@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from llamabatch.checks import nearest, show
+from llamabatch.checks import items, mapping, nearest, show, string
 from llamabatch.errors import SamplingError
 
 MAX_CHARS = 2**18  # of a schema, a regex, a grammar, or all choices together
@@ -20,6 +21,7 @@ ANY_OBJECT = '{"type": "object"}'
 _KEPT = 16  # structures that were found right
 _KEYS = (*KINDS, "json_object")
 _FORMATS = ("json_schema", "json_object", "text")
+_UNWRITABLE = re.compile("[\0\ud800-\udfff]")  # UTF-8 or the notation of a grammar cannot hold these
 
 
 class Structure(NamedTuple):
@@ -39,104 +41,111 @@ def structure(given: object) -> Structure | None:
     if given is None:
         return None
     if isinstance(given, Structure):
-        return _checked(given) if isinstance(given.kind, str) and isinstance(given.text, str) else _plain(*given)
-    if not isinstance(given, Mapping):
+        return _checked(given)
+    asked = mapping(given)
+    if asked is None:
         raise SamplingError(f"structured_outputs is {show(given)}; give a mapping with one of {', '.join(_KEYS)}")
-    if "type" in given and not any(key in given for key in KINDS):
-        return _response_format(given)
-    asked = {key: value for key, value in given.items() if value is not None and value is not False}
+    if "type" in asked and not any(key in asked for key in KINDS):
+        return _response_format(asked)
+    asked = {key: value for key, value in asked.items() if value is not None and value is not False}
     for key in asked:
-        if key not in _KEYS:
+        if not isinstance(key, str) or string(key) not in _KEYS:
             raise SamplingError(f"structured_outputs has no {show(key)}{nearest(show(key), _KEYS)}")
     if len(asked) != 1:
         names = ", ".join(asked) or "nothing"
         raise SamplingError(f"structured_outputs holds {names}; give exactly one of {', '.join(_KEYS)}")
-    [(key, value)] = asked.items()
+    [(key, value)] = ((str.__str__(key), value) for key, value in asked.items())
     if key == "json_object":
         if value is not True:
             raise SamplingError(f"json_object of structured_outputs is {show(value)}; give True or False")
         return Structure("json", ANY_OBJECT)
-    return _plain(key, value)
+    return Structure(key, _short_enough(key, _TEXTS[key](value)))
 
 
-def _plain(kind: object, value: object) -> Structure:
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise SamplingError(f"the kind of structured_outputs is {show(kind)}{nearest(show(kind), KINDS)}")
-    return Structure(kind, _short_enough(kind, _TEXTS[kind](value)))
+def _checked(given: Structure) -> Structure:
+    """A Structure made by hand, whose text may be what `structured_outputs` takes, or one of another process."""
+    kind, text = string(given.kind), string(given.text)
+    if kind is None or kind not in KINDS:
+        raise SamplingError(f"the kind of structured_outputs is {show(given.kind)}; give one of {', '.join(KINDS)}")
+    return Structure(kind, _short_enough(kind, _TEXTS[kind](given.text))) if text is None else _read(kind, text)
 
 
 @functools.lru_cache(_KEPT)
-def _checked(given: Structure) -> Structure:
+def _read(kind: str, text: str) -> Structure:
     """Cached, as each copy of the parameters of a request comes here again with a text that is long."""
-    if given.kind != "choice":
-        return _plain(*given)
-    try:
-        choices = json.loads(_short_enough("choice", given.text))
-    except (ValueError, RecursionError) as error:
-        raise SamplingError(f"choice of structured_outputs is no JSON list: {error}") from error
-    return _plain("choice", choices)
+    content: object = text
+    if kind == "choice":
+        try:
+            content = json.loads(_short_enough(kind, text))
+        except (ValueError, RecursionError) as error:
+            raise SamplingError(f"choice of structured_outputs is no JSON list: {error}") from error
+    return Structure(kind, _short_enough(kind, _TEXTS[kind](content)))
 
 
-def _response_format(given: Mapping[Any, Any]) -> Structure | None:
+def _response_format(given: dict[Any, Any]) -> Structure | None:
     """OpenAI's response_format, and llama_cpp.Llama's, which has the schema beside the type."""
-    kind = given["type"]
-    if kind not in _FORMATS:
-        raise SamplingError(f"the type of structured_outputs is {show(kind)}{nearest(show(kind), _FORMATS)}")
+    kind = string(given["type"])
+    if kind is None or kind not in _FORMATS:
+        shown = show(given["type"])
+        raise SamplingError(f"the type of structured_outputs is {shown}{nearest(shown, _FORMATS)}")
     if kind == "text":
         return None
     if kind == "json_object":
         schema = given.get("schema")
         return Structure("json", ANY_OBJECT) if schema is None else structure({"json": schema})
-    inner = given.get("json_schema")
-    if not isinstance(inner, Mapping) or inner.get("schema") is None:
+    inner = mapping(given.get("json_schema"))
+    if inner is None or inner.get("schema") is None:
         raise SamplingError('structured_outputs of type "json_schema" needs {"json_schema": {"schema": …}}')
     return structure({"json": inner["schema"]})
 
 
 def _schema_text(given: object) -> str:
-    make = getattr(given, "model_json_schema", None)
-    if callable(make):  # a pydantic model class
+    if not isinstance(given, (str, Mapping)):
         try:
-            given = make()
+            make = getattr(given, "model_json_schema", None)
+            given = make() if callable(make) else given  # a pydantic model class
         except Exception as error:  # whatever pydantic finds wrong with the class
             raise SamplingError(f"json of structured_outputs has no JSON schema: {error}") from error
-    if isinstance(given, str):
-        _short_enough("json", given)
+    text = string(given)
+    if text is not None:
         try:
-            given = json.loads(given)
+            given = json.loads(_short_enough("json", text))
         except (ValueError, RecursionError) as error:
             raise SamplingError(f"json of structured_outputs is no JSON: {error}") from error
-    if given is True:
-        given = {}
-    if not isinstance(given, Mapping):
+    schema = {} if given is True else mapping(given)
+    if schema is None:
         raise SamplingError(f"json of structured_outputs is {show(given)}; give a schema or a pydantic model class")
     try:
-        return json.dumps(dict(given), allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
+        return json.dumps(schema, allow_nan=False)
+    except Exception as error:  # what is within can be of any class
         raise SamplingError(f"json of structured_outputs cannot be written as JSON: {error}") from error
 
 
 def _plain_text(kind: str, given: object) -> str:
-    if not isinstance(given, str):
+    text = string(given)
+    if text is None:
         raise SamplingError(f"{kind} of structured_outputs is {show(given)}; give a string")
-    return _writable(kind, given)
+    return _writable(kind, text)
 
 
-def _writable(kind: str, given: str) -> str:
+def _writable(kind: str, text: str) -> str:
     """No empty text, and none that UTF-8 or a grammar's notation cannot hold."""
-    if not given or "\0" in given or any("\ud800" <= c <= "\udfff" for c in given):
-        raise SamplingError(f"{kind} of structured_outputs has {show(given)}; give a text without zeros and surrogates")
-    return given
+    if not text or _UNWRITABLE.search(text):
+        raise SamplingError(f"{kind} of structured_outputs has {show(text)}; give a text without zeros and surrogates")
+    return text
 
 
 def _choices(given: object) -> str:
-    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, (list, tuple)) or not given:
+    choices = items(given, MAX_CHARS)
+    if not choices:
         raise SamplingError(f"choice of structured_outputs is {show(given)}; give a list of strings")
-    for each in given:
-        if not isinstance(each, str):
+    texts = []
+    for each in choices:
+        text = string(each)
+        if text is None:
             raise SamplingError(f"choice of structured_outputs holds {show(each)}; give strings")
-        _writable("choice", each)
-    return json.dumps(given)
+        texts.append(_writable("choice", text))
+    return json.dumps(texts)
 
 
 _TEXTS = {

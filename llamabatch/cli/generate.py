@@ -13,7 +13,6 @@ from llamabatch.cli.options import engine_options, model_option
 from llamabatch.cli.sampling_options import adapters_of, lora_option, sampling_options
 from llamabatch.errors import PromptError
 from llamabatch.llm import LLM
-from llamabatch.request import FinishReason, SequenceOutput
 from llamabatch.sampling_params import SamplingParams
 
 
@@ -43,10 +42,7 @@ def generate(
         interrupts.careful()
         if show_plan:
             tell(llm.plan.describe())
-        last = _print(llm, _conversation(text, system) if chat else text, params, scales)
-    if last.finished is not None and last.finished.finish_reason is FinishReason.ERROR:
-        tell(f"Error: {last.finished.error}")
-        click.get_current_context().exit(3)
+        _print(llm, _conversation(text, system) if chat else text, params, scales)
 
 
 def _conversation(text: str, system: str | None) -> list[dict[str, str]]:
@@ -54,13 +50,14 @@ def _conversation(text: str, system: str | None) -> list[dict[str, str]]:
     return [*before, {"role": "user", "content": text}]
 
 
-def _print(llm: LLM, prompt: Any, params: SamplingParams, adapters: dict[str, float] | None) -> SequenceOutput:
-    """Writes the pieces as they come, or several continuations one after another; returns the last piece, which holds
-    the whole output."""
-    for piece in llm.stream(prompt, params, adapters=adapters):
-        if params.n == 1:
-            click.echo(piece.text, nl=False)
-    if params.n > 1 and piece.finished is not None:
-        click.echo("\n\n".join(completion.text for completion in piece.finished.outputs), nl=False)
-    click.echo()
-    return piece
+def _print(llm: LLM, prompt: Any, params: SamplingParams, adapters: dict[str, float] | None) -> None:
+    """Writes the pieces as they come, or several continuations one after another. Raises what LLM.stream raises."""
+    pieces = llm.stream(prompt, params, adapters=adapters)
+    try:
+        for piece in pieces:
+            if params.n == 1:
+                click.echo(piece.text, nl=False)
+            elif piece.finished is not None:
+                click.echo("\n\n".join(completion.text for completion in piece.finished.outputs), nl=False)
+    finally:
+        click.echo()

@@ -53,11 +53,16 @@ def to_llguidance(kind: str, text: str) -> str:
         return matcher.grammar_from_regex(text)
     if kind == "choice":
         # one terminal: as many rules would make each step slow, or too many
-        words = " | ".join(json.dumps(each, ensure_ascii=False) for each in json.loads(text))
+        words = " | ".join(_quoted(each) for each in json.loads(text))
         return matcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {words}\n")
     if not is_lark_syntax(text):
         text = _ESCAPE.sub(_plain, text)
     return llguidance.grammar_from("gbnf", text)  # takes Lark as it is
+
+
+def _quoted(text: str) -> str:
+    """A string of Lark, which is one of JSON but for U+007F: Lark's lexer takes that one as an escape only."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _plain(escape: re.Match[str]) -> str:

@@ -226,7 +226,7 @@ def _sampling() -> Iterator[Kind]:
     yield _bad("a name nobody knows", "there is no field 'adapter'", prompt="a", adapter="b")
     for name, value in {
         "temperature": -1, "top_p": 1.5, "min_p": "0.1", "top_k": 2.5, "n": 0, "max_tokens": 0, "min_tokens": -1,
-        "seed": -1, "stop": 5, "stop_token_ids": "a", "bad_words": [""], "logit_bias": {"a": 1}, "logprobs": True,
+        "seed": -1, "stop": 5, "stop_token_ids": "a", "bad_words": [""], "logit_bias": {"a": 1}, "logprobs": -1,
         "ignore_eos": 1, "repetition_penalty": 0, "presence_penalty": 3, "frequency_penalty": [], "priority": "high",
         "deadline_s": -1, "overflow": "drop", "mirostat": 3, "structured_outputs": {"jso": {}},
         "logits_processors": ["f"],
@@ -236,7 +236,11 @@ def _sampling() -> Iterator[Kind]:
     yield _bad("a field under two names", "max_tokens is given twice", prompt="a", max_tokens=4, n_predict=4)
     yield _bad("more at least than at most", "must not exceed max_tokens", prompt="a", min_tokens=9, max_tokens=4)
     yield _bad(
-        "a schema with stop", "stop does not go with", prompt="a", stop="b", structured_outputs={"json_object": True}
+        "a schema with ignore_eos",
+        "ignore_eos is True beside structured_outputs",
+        prompt="a",
+        ignore_eos=True,
+        structured_outputs={"json_object": True},
     )
     yield _bad(
         "a schema that is a number", "json of structured_outputs is 5", prompt="a", structured_outputs={"json": 5}

@@ -94,7 +94,8 @@ def _answer(llm: LLM, prompt: list[int] | str) -> bool:
     """Is it written on from, or made a vector? Numbers without sense may give logits that are none: an error, too."""
     answered = False
     with contextlib.suppress(LlamaBatchError):  # an encoder, or more than n_ctx tokens
-        [output] = llm.generate([prompt], SamplingParams(max_tokens=MOST_TOKENS, temperature=0, ignore_eos=True))
+        params = SamplingParams(max_tokens=MOST_TOKENS, temperature=0, ignore_eos=True)
+        [output] = llm.generate([prompt], params, errors="return")
         assert output.error or len(output.token_ids) == MOST_TOKENS, output
         answered = True
     with contextlib.suppress(LlamaBatchError):

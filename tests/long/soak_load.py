@@ -170,7 +170,7 @@ class Caller:
     def bad_prompts(self) -> None:
         bad = [self._rng.choice(["", [10**6], "word " * 2000, [], [-1]]) for _ in range(2)]
         self._count.ask(4)
-        outputs = self._llm.generate([bad[0], self.prompt(), bad[1], self.prompt()], self.params())  # type: ignore[list-item]
+        outputs = self._llm.generate([bad[0], self.prompt(), bad[1], self.prompt()], self.params(), errors="return")  # type: ignore[list-item]
         assert [outputs[i].finish_reason for i in (0, 2)] == [FinishReason.ERROR] * 2
         self._count.outputs(outputs)
         try:
@@ -183,7 +183,7 @@ class Caller:
         n = self._rng.randrange(1, 4)
         params = SamplingParams(max_tokens=200, ignore_eos=True, deadline_s=self._rng.random() * 0.1)
         self._count.ask(n)
-        self._count.outputs(self._llm.generate([self.prompt() for _ in range(n)], params))
+        self._count.outputs(self._llm.generate([self.prompt() for _ in range(n)], params, errors="return"))
 
     def look(self) -> None:
         stats = self._llm.stats()

@@ -296,7 +296,8 @@ def test_encoders_embed_and_are_refused_for_generation(tmp_path, kind, changes, 
     with LLM(path, **options) as llm:
         with pytest.raises(ConfigError, match=rf"model.gguf cannot generate text: .*an encoder \({kind}\)"):
             llm.generate("Hello")
-        assert "cannot generate text" in llm.score("Hello", [" world"])[0].error
+        with pytest.raises(ConfigError, match=rf"model.gguf cannot score texts: .*an encoder \({kind}\)"):
+            llm.score("Hello", [" world"])
         assert llm.embed("Hello")[0].shape == (N_EMBD,)
 
 

@@ -16,8 +16,10 @@ from llamabatch import (
     EngineError,
     FinishReason,
     InputError,
+    LlamaBatchError,
     ModelFileError,
     PromptError,
+    PromptWarning,
     QueueFull,
     SamplingParams,
     chat_template,
@@ -50,7 +52,7 @@ def test_gives_what_llm_gives(sync, greedy):
     async def main():
         async with AsyncLLM("tiny", n_slots=8) as llm:
             assert llm.plan.config.n_slots == 8
-            texts = [o.text for o in await llm.generate(["Once upon a time", "", "The sea"], greedy)]
+            texts = [o.text for o in await llm.generate(["Once upon a time", "", "The sea"], greedy, errors="return")]
             [answer] = await llm.chat(HI, {"temperature": 0, "max_tokens": 48})
             pieces = [p async for p in llm.stream(["Once upon a time", HI], greedy)]
             done = [pair async for pair in llm.as_completed(["a", "b"], SamplingParams(max_tokens=3))]
@@ -61,12 +63,46 @@ def test_gives_what_llm_gives(sync, greedy):
             return texts, answer.text, pieces, done
 
     texts, answer, pieces, done = asyncio.run(main())
-    expected = [o.text for o in sync.generate(["Once upon a time", "", "The sea"], greedy)]
+    expected = [o.text for o in sync.generate(["Once upon a time", "", "The sea"], greedy, errors="return")]
     assert texts == expected
     assert answer == sync.chat(HI, greedy)[0].text
     assert "".join(p.text for p in pieces if p.prompt_index == 0) == expected[0]
     assert "".join(p.text for p in pieces if p.prompt_index == 1) == answer
     assert {index for index, _ in done} == {0, 1}
+
+
+def test_failures_are_told_as_llm_tells_them():
+    one = SamplingParams(max_tokens=1)
+
+    async def main():
+        async with AsyncLLM("tiny", n_slots=4) as llm:
+            with pytest.warns(PromptWarning, match=r"^1 of 2 prompts failed, first: prompts\[1\]: ") as warned:
+                outputs = await llm.generate(["a", None], one)
+            assert warned[0].filename == __file__
+            assert [output.error is None for output in outputs] == [True, False]
+            with pytest.warns(PromptWarning, match="1 of 2 conversations failed"):
+                await llm.chat([HI, None], one)
+            for call in (llm.stream, llm.as_completed):
+                with pytest.warns(PromptWarning, match="1 of 2 prompts failed") as warned:
+                    assert len([piece async for piece in call(["a", None], one)]) == 2
+                assert warned[0].filename == __file__
+                for prompts, errors in ((["a", None], "raise"), ([None], "warn")):
+                    with pytest.raises(PromptError, match=r"^prompts\["):
+                        [piece async for piece in call(prompts, one, errors=errors)]
+            with pytest.warns(PromptWarning, match=r"1 of 2 continuations failed, first: continuations\[1\]"):
+                assert [score.error is None for score in await llm.score("a", [" b", ""])] == [True, False]
+            assert (await llm.generate([None], errors="return"))[0].error is not None
+            assert (await llm.chat([None], errors="return"))[0].error is not None
+            assert isinstance((await llm.embed([None], errors="return"))[0], LlamaBatchError)
+            for call in (llm.generate, llm.chat, llm.embed):
+                with pytest.raises(PromptError, match=r"\[0\]: "):
+                    await call([None])
+            with pytest.raises(PromptError, match=r"conversations go to chat\(\)"):
+                await llm.generate(HI, errors="return")
+            with pytest.warns(PromptWarning, match="1 of 2 texts failed"):
+                assert isinstance((await llm.embed(["a", None], errors="warn"))[1], LlamaBatchError)
+
+    asyncio.run(main())
 
 
 def test_many_tasks_share_batches(greedy):
@@ -286,9 +322,9 @@ def test_the_loop_goes_on_while_a_megabyte_is_tokenized_and_while_the_model_is_l
         loading = ticker
         async with llm:
             async with Ticker() as ticker:
-                [output] = await llm.generate([text])
+                [output] = await llm.generate([text], errors="return")
                 assert "n_ctx allows" in output.error
-                await llm.generate([text, text, "x"], SamplingParams(max_tokens=2))
+                await llm.generate([text, text, "x"], SamplingParams(max_tokens=2), errors="return")
             return loading, ticker
 
     loading, tokenizing = asyncio.run(main())

@@ -93,7 +93,7 @@ def test_a_child_that_dies_is_replaced_and_its_requests_go_on():
 def test_without_restarts_a_killed_child_is_an_error_for_those_in_flight_and_no_hang():
     client = ChildClient(EngineConfig("tiny", n_slots=2), policy=NO_RESTART)
     llm = front(client)
-    result = in_background(lambda: llm.generate(["a", "b", "c"], LONG))
+    result = in_background(lambda: llm.generate(["a", "b", "c"], LONG, errors="return"))
     computing(client)
     os.kill(client.pids[0], signal.SIGKILL)
     got = result()

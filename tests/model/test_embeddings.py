@@ -12,7 +12,17 @@ from adapter_files import write_lora
 from architectures import N_EMBD, write, write_bert
 from conftest import questions
 
-from llamabatch import LLM, ConfigError, Engine, EngineConfig, LlamaBatchError, PromptError, Request, SamplingParams
+from llamabatch import (
+    LLM,
+    ConfigError,
+    Engine,
+    EngineConfig,
+    LlamaBatchError,
+    PromptError,
+    PromptWarning,
+    Request,
+    SamplingParams,
+)
 from llamabatch.async_llm import AsyncLLM
 from llamabatch.paths import bundled_model
 
@@ -95,6 +105,11 @@ def test_one_bad_text_is_one_error(bert):
         assert [isinstance(v, LlamaBatchError) for v in vectors] == [False, True, True, True, False, True]
         assert "outside the vocabulary" in str(vectors[2])
         assert "tokens; an embedding takes 1 to 512" in str(vectors[3])
+        assert list(map(str, llm.embed(texts, errors="return"))) == list(map(str, vectors))
+        with pytest.warns(PromptWarning, match=r"^4 of 6 texts failed, first: texts\[1\]: the prompt is empty"):
+            assert list(map(str, llm.embed(texts, errors="warn"))) == list(map(str, vectors))
+        with pytest.raises(PromptError, match=r"^all 2 texts failed, first: "):
+            llm.embed(["", None], errors="warn")
         for i in (1, 2, 3, 5):
             with pytest.raises(PromptError, match=r"texts\[1\]: "):
                 llm.embed(["Hello", texts[i]])

@@ -293,6 +293,6 @@ def test_outputs_too_large_for_a_message_go_one_by_one_or_are_errors():
     outputs = front(client).generate(["a", "b", "c", "d"], SamplingParams(max_tokens=100, ignore_eos=True))
     assert [output.error for output in outputs] == [None] * 4
     params = SamplingParams(max_tokens=400, ignore_eos=True, logprobs=10)
-    [output] = front(client).generate("a", params)
+    [output] = front(client).generate("a", params, errors="return")
     assert "too large" in output.error
     client.close()

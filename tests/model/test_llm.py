@@ -8,6 +8,8 @@ import sys
 import textwrap
 import threading
 import time
+import warnings
+from array import array
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from llamabatch import (
     InputError,
     ModelFileError,
     PromptError,
+    PromptWarning,
     SamplingParams,
     lifetime,
 )
@@ -87,12 +90,204 @@ def test_timings(llm):
 
 
 def test_a_bad_prompt_in_a_list_is_one_failed_output(llm, greedy):
-    outputs = llm.generate(["good", "", [10**9], [-1], 5, [1] * 5000, "good"], greedy)
+    outputs = llm.generate(["good", "", [10**9], [-1], 5, [1] * 5000, "good"], greedy, errors="return")
     assert [o.finish_reason is FinishReason.ERROR for o in outputs] == [False, True, True, True, True, True, False]
     assert "empty" in outputs[1].error
     assert "1000000000" in outputs[2].error
     assert "5000 tokens; n_ctx allows" in outputs[5].error
     assert outputs[0].text == outputs[6].text
+
+
+NO_LIST_OF_PROMPTS = [
+    HI, [HI], [HI, HI], tuple(HI), [None, HI], [None, *HI], [float("nan"), *HI], np.array(HI), np.array([HI]),
+    HI[0], {"prompt": ["a"]}, [{"prompt": "a"}, {"prompt": "b"}], None, 5, b"ab", True, object(),
+    np.array(1), np.array("a"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("errors", ["warn", "raise", "return"])
+def test_a_container_of_the_wrong_shape_is_raised_at_once(llm, errors):
+    for prompts in NO_LIST_OF_PROMPTS:
+        with pytest.raises(PromptError, match=r"prompts (holds|is) "):
+            llm.generate(prompts, errors=errors)
+        with pytest.raises(PromptError, match=r"texts (holds|is) "):
+            llm.embed(prompts, errors=errors)
+    with pytest.raises(PromptError, match="prompts holds"):
+        llm.generate(iter(HI), errors=errors)
+    no_conversations = ("hi", ["hi", "ho"], [None, "hi"], [5, 6], [[5, 6], [7]], np.array(["hi"]), HI[0], None, 5)
+    for texts in no_conversations:
+        with pytest.raises(PromptError, match=r"conversations (holds|is) "):
+            llm.chat(texts, errors=errors)
+    with pytest.raises(InputError, match=r"errors is 'ignore' \(known: warn, raise, return\)"):
+        llm.generate("a", errors="ignore")
+    with pytest.raises(PromptError, match=r"conversations go to chat\(\)"):
+        llm.generate(HI, errors=errors)
+    with pytest.raises(PromptError, match=r"texts and token ids go to generate\(\)"):
+        llm.chat(["hi"], errors=errors)
+
+
+class Series:
+    """Like pandas': numbered cells, whose own equality is an array."""
+
+    def __init__(self, cells):
+        self.array = cells
+
+    def __iter__(self):
+        return iter(self.array)
+
+    def __len__(self):
+        return len(self.array)
+
+    def __eq__(self, other):
+        raise ValueError("the truth value of a Series is ambiguous")
+
+    __hash__ = None
+
+
+class NAType:
+    """Like pandas'."""
+
+    def __bool__(self):
+        raise TypeError("boolean value of NA is ambiguous")
+
+
+class Table(Series):
+    @property
+    def columns(self):
+        return self.array
+
+
+def test_columns_of_tables_are_lists_of_prompts(llm):
+    one = SamplingParams(max_tokens=1)
+    ids = llm.tokenize("Once upon a time")
+    cells = ["Once", ids, tuple(ids), np.array(ids)]
+    mixed = np.empty(4, object)
+    mixed[:] = cells
+    named = dict(zip("abcd", cells, strict=True))
+    for container in (cells, tuple(cells), mixed, Series(cells), iter(cells), (c for c in cells), named.values()):
+        outputs = llm.generate(container, one)
+        assert [len(output.prompt_token_ids) for output in outputs] == [1, *[len(ids)] * 3]
+    for alone in (ids, tuple(ids), np.array(ids), Series(ids), iter(ids), array("i", ids)):
+        [output] = llm.generate(alone, one)
+        assert list(output.prompt_token_ids) == ids
+    assert len(llm.generate(np.array([ids, ids]), one)) == 2
+    assert len(llm.generate(np.array(["a", "b"]), one)) == 2
+    messages = np.empty(1, object)
+    messages[:] = HI
+    for conversations in (messages, Series(HI), [messages, HI], Series([messages]), iter([HI]), {"a": HI}.values()):
+        outputs = llm.chat(conversations, one)
+        assert {output.prompt for output in outputs} == {llm.chat(HI, one)[0].prompt}
+    for call in (llm.generate, llm.chat, llm.embed, llm.score, llm.stream, llm.as_completed):
+        for table in (Table(["a", "b"]), Table([0, 1])):
+            with pytest.raises(PromptError, match="is a table, a Table; give one of its columns"):
+                call(table)
+
+
+def test_columns_of_arrow_are_lists_of_prompts(llm):
+    pyarrow = pytest.importorskip("pyarrow")
+    one = SamplingParams(max_tokens=1)
+    for column in (pyarrow.array(["a", None]), pyarrow.table({"x": ["a", None]})["x"]):
+        assert [output.error is None for output in llm.generate(column, one, errors="return")] == [True, False]
+    ids = llm.tokenize("Once upon a time")
+    assert list(llm.generate(pyarrow.array(ids), one)[0].prompt_token_ids) == ids
+    with pytest.raises(PromptError, match="prompts is a table"):
+        llm.generate(pyarrow.table({"x": ["a"]}))
+
+
+WRONG_CELLS = [None, float("nan"), np.float32("nan"), NAType(), 5, 5.5, b"a", "", [], [-1], [10**9], [[5]], [None],
+               {"a": 1}, HI, object(), np.array(1), True, [1, "a"]]  # fmt: skip
+
+
+def test_a_wrong_cell_is_its_own_failure_and_told_in_one_warning(llm):
+    one = SamplingParams(max_tokens=1)
+    prompts = ["a", *(each for cell in WRONG_CELLS for each in (cell, "b"))]
+    with pytest.warns(PromptWarning) as warned:
+        outputs = llm.generate(Series(prompts), one)
+    assert [output.error is None for output in outputs] == [i % 2 == 0 for i in range(len(prompts))]
+    n, first = len(WRONG_CELLS), "prompts[1]: a prompt is a text or a list of token ids, not None"
+    assert [str(each.message) for each in warned] == [f"{n} of {2 * n + 1} prompts failed, first: {first}"]
+    assert warned[0].filename == __file__
+    assert warned[0].message.outputs == tuple(outputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert llm.generate(prompts, one, errors="return")[1].error == outputs[1].error
+    before = llm.stats().submitted
+    with pytest.raises(PromptError, match=r"^prompts\[1\]: a prompt is a text or a list of token ids, not None$"):
+        llm.generate(prompts, one, errors="raise")
+    assert llm.stats().submitted == before, "something was run first"
+
+
+def test_a_wrong_cell_among_conversations_is_its_own_failure(llm):
+    cells = [None, float("nan"), "hi", 5, [5], HI[0], [], [{"role": "user"}], [None], [*HI, "hi"], [[HI]]]
+    one = SamplingParams(max_tokens=1)
+    with pytest.warns(PromptWarning, match=r"^11 of 12 conversations failed, first: conversations\[1\]: a "):
+        outputs = llm.chat([HI, *cells], one)
+    assert [output.error is None for output in outputs] == [True, *[False] * 11]
+    assert all(llm.chat([cell, HI], one, errors="return")[0].error for cell in cells if cell is not cells[5])
+
+
+@pytest.mark.parametrize("prompts", [[None], [float("nan")], [""], [[10**9]], ["", None]])
+def test_where_all_fail_the_first_error_is_raised_with_the_outputs(llm, prompts):
+    everyone = r"all 2 prompts failed, first: " if len(prompts) > 1 else ""
+    with pytest.raises(PromptError, match=rf"^{everyone}prompts\[0\]: "):
+        llm.generate(prompts)
+    with pytest.raises(PromptError, match=rf"^{everyone}prompts\[0\]: "):
+        list(llm.as_completed(prompts))
+    with pytest.raises(PromptError, match=rf"^{everyone}prompts\[0\]: "):
+        llm.stream(prompts)  # at the call
+    assert [o.finish_reason for o in llm.generate(prompts, errors="return")] == [FinishReason.ERROR] * len(prompts)
+    assert len(list(llm.as_completed(prompts, errors="return"))) == len(prompts)
+
+
+def test_what_fails_while_it_runs_is_a_failure_like_any_other():
+    def fails(token_ids, logits):
+        if len(token_ids) == 2:
+            raise RuntimeError("enough")
+        return logits
+
+    good, long = SamplingParams(max_tokens=1), SamplingParams(max_tokens=900, ignore_eos=True)
+    bad = SamplingParams(max_tokens=9, ignore_eos=True, logits_processors=[fails])
+    with LLM("tiny", n_slots=4, instances=1) as llm:
+        with pytest.warns(PromptWarning, match=r"^1 of 3 prompts failed, first: prompts\[1\]: .*: 'enough'"):
+            outputs = llm.generate(["a", "b", "c"], [good, bad, good])
+        assert [len(output.token_ids) for output in outputs] == [1, 2, 1]
+        with pytest.raises(EngineError, match=r"^[^\[]*RuntimeError: 'enough'") as only:
+            llm.generate("b", bad)
+        assert [len(output.token_ids) for output in only.value.outputs] == [2], "what it had generated is lost"
+        with pytest.raises(EngineError, match=r"^prompts\[1\]: .*RuntimeError: 'enough'") as raised:
+            llm.generate(["a", "b", "c"], [good, bad, long], errors="raise")
+        done, failed, running = raised.value.outputs
+        assert (len(done.token_ids), len(failed.token_ids), running) == (1, 2, None)
+        until = time.monotonic() + 10
+        while llm.stats().in_flight and time.monotonic() < until:
+            time.sleep(0.001)
+        assert llm.stats().aborted == 1
+
+
+def test_streams_tell_of_failures_after_their_last_piece(llm):
+    one = SamplingParams(max_tokens=1)
+    for call in (llm.stream, llm.as_completed):
+        pieces = call(["a", ""], one)
+        told = [next(pieces), next(pieces)]  # and no warning yet
+        assert sorted(piece[0] if call == llm.as_completed else piece.prompt_index for piece in told) == [0, 1]
+        with pytest.warns(PromptWarning, match=r"^1 of 2 prompts failed, first: prompts\[1\]: the prompt is") as warned:
+            assert list(pieces) == []
+        assert warned[0].filename == __file__
+    for call in (llm.stream, llm.as_completed):
+        assert len(list(call(["a", ""], one, errors="return"))) == 2
+        with pytest.raises(PromptError, match=r"^prompts\[1\]: "):
+            call(["a", ""], one, errors="raise")
+        for _ in call(["a", ""], one):  # left early: nobody asked how it ends
+            break
+
+
+def test_one_empty_cell_costs_one_warning_of_many_rows():
+    with LLM("tiny", n_slots=8) as llm:
+        prompts = [[5]] * 10_000
+        prompts[4321] = None
+        with pytest.warns(PromptWarning, match=r"^1 of 10,000 prompts failed, first: prompts\[4321\]: "):
+            outputs = llm.generate(prompts, SamplingParams(max_tokens=1))
+    assert [i for i, output in enumerate(outputs) if output.error] == [4321]
 
 
 @pytest.mark.parametrize("prompts", [[], "", [-1], [10**9]])
@@ -116,7 +311,7 @@ def test_stream_gives_the_whole_text_in_pieces(llm, greedy):
 
 def test_stream_of_many_tells_whose_each_piece_is(llm, greedy):
     prompts = ["Once upon a time", HI, "", "The sea"]
-    pieces = list(llm.stream(prompts, greedy))
+    pieces = list(llm.stream(prompts, greedy, errors="return"))
     wanted = [llm.generate("Once upon a time", greedy)[0].text, llm.chat(HI, greedy)[0].text, "",
               llm.generate("The sea", greedy)[0].text]  # fmt: skip
     for index, text in enumerate(wanted):
@@ -300,6 +495,20 @@ def test_ctrl_c_on_the_command_line():
     assert b"Traceback" not in errors
 
 
+def test_the_command_line_tells_a_refused_prompt_from_one_that_failed(tmp_path):
+    regex = 'structured_outputs={"regex": "(?=a)b"}'
+    for arguments, code, message in (([""], 2, "the prompt is empty"), (["hi", "-P", regex], 3, "look-around")):
+        command = [sys.executable, "-m", "llamabatch", "generate", *arguments]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, cwd=tmp_path, stdin=subprocess.DEVNULL
+        )
+        assert done.returncode == code
+        assert done.stdout.strip() == ""
+        assert done.stderr.count("\n") == 1
+        assert done.stderr.startswith("Error: ")
+        assert message in done.stderr
+
+
 def test_the_command_line_streams_text():
     command = [sys.executable, "-m", "llamabatch", "generate", "--chat", HI[0]["content"], "-t", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
@@ -332,25 +541,19 @@ def test_a_fork_of_the_host_program_ends():
     "prompts", [None, 5, {"a": 1}, b"ab", object(), iter(()), True, [[10**5000]], [{"role": "user", "content": "x"}]]
 )
 def test_prompts_of_the_wrong_type(llm, prompts):
-    try:
-        outputs = llm.generate(prompts)
-    except PromptError:
-        return
-    assert [o.finish_reason for o in outputs] == [FinishReason.ERROR]
+    with pytest.raises(PromptError):
+        llm.generate(prompts)
 
 
 @pytest.mark.parametrize("conversations", [None, 5, "hi", {"role": "user", "content": "x"}, b"x", [5], ["hi"]])
 def test_conversations_of_the_wrong_type(llm, conversations):
-    try:
-        outputs = llm.chat(conversations)
-    except PromptError:
-        return
-    assert {o.finish_reason for o in outputs} == {FinishReason.ERROR}
+    with pytest.raises(PromptError):
+        llm.chat(conversations)
 
 
 @pytest.mark.parametrize("content", [None, 5, ["x"]])
 def test_content_that_the_template_cannot_use_is_that_prompts_error(llm, content, greedy):
-    good, bad = llm.chat([HI, [{"role": "user", "content": content}]], greedy)
+    good, bad = llm.chat([HI, [{"role": "user", "content": content}]], greedy, errors="return")
     assert good.error is None
     assert "refuses" in bad.error or "content" in bad.error
 

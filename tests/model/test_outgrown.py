@@ -73,7 +73,7 @@ def test_company_changes_nothing():
 @pytest.mark.parametrize("options", [{"type_k": "q8_0", "flash_attn": "on"}, {"type_k": "q4_0", "flash_attn": "on"}])
 def test_a_cache_that_cannot_shift_is_refused_by_name(options):
     with LLM("tiny", **{**SMALL, **options}) as llm:
-        output = llm.generate([[500, 501]], SHIFT)[0]
+        output = llm.generate([[500, 501]], SHIFT, errors="return")[0]
         assert output.finish_reason is FinishReason.ERROR
         assert "overflow is 'shift', which this engine cannot do" in output.error
         assert llm.generate([[500, 501]], SamplingParams(max_tokens=3, ignore_eos=True))[0].error is None

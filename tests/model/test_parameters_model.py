@@ -20,6 +20,8 @@ def test_300_bad_values_are_refused_and_the_engine_goes_on(llm):
     params = SamplingParams(temperature=0, max_tokens=5)
     before = llm.generate("Hello", params)[0].token_ids
     for name, value in BAD_VALUES:
+        if name == "logprobs" and value is True:  # in a mapping it is OpenAI's way to ask for them
+            continue
         with pytest.raises(SamplingError, match=name):
             llm.generate("Hello", {name: value})
     assert llm.generate("Hello", params)[0].token_ids == before
@@ -43,7 +45,7 @@ def test_a_processor_of_one_request_touches_no_other(llm):
             for f in (ban_evens, fail_later)
         ),
     ]
-    first, odd, failed = llm.chat([CHAT] * 3, several)
+    first, odd, failed = llm.chat([CHAT] * 3, several, errors="return")
     assert first.error is None
     assert all(token_id % 2 for token_id in odd.token_ids)
     assert failed.finish_reason is FinishReason.ERROR
@@ -54,7 +56,7 @@ def test_a_processor_of_one_request_touches_no_other(llm):
 def test_functions_are_refused_where_a_child_does_the_work(llm):
     params = SamplingParams(max_tokens=2, logits_processors=[lambda _, logits: logits])
     with LLM("tiny", isolate=True) as child:
-        refused, fine = child.generate(["Hello", "Hello"], [params, SamplingParams(max_tokens=2)])
+        refused, fine = child.generate(["Hello", "Hello"], [params, SamplingParams(max_tokens=2)], errors="return")
     assert "logits_processors" in refused.error
     assert fine.error is None
 

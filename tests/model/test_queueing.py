@@ -55,7 +55,7 @@ def test_past_its_deadline_a_request_ends_with_the_text_so_far(options):
         llm.generate("a", ONE)
         start = time.perf_counter()
         late = SamplingParams(max_tokens=2000, ignore_eos=True, deadline_s=0.2)
-        outputs = llm.generate(["a", "b", "c"], [late, late, LONG])
+        outputs = llm.generate(["a", "b", "c"], [late, late, LONG], errors="return")
         ended = [output for output in outputs if output.error is not None]
         assert len(ended) == 2
         assert all(output.finish_reason is FinishReason.ERROR for output in ended)
@@ -73,7 +73,8 @@ def test_past_its_deadline_a_request_ends_with_the_text_so_far(options):
 
 def test_a_deadline_counts_for_each_continuation():
     with LLM("tiny", n_slots=4) as llm:
-        [output] = llm.generate("a", SamplingParams(max_tokens=2000, ignore_eos=True, deadline_s=0.1, n=2))
+        late = SamplingParams(max_tokens=2000, ignore_eos=True, deadline_s=0.1, n=2)
+        [output] = llm.generate("a", late, errors="return")
         assert "DeadlineExceeded" in output.error
         assert len(output.outputs) == 2
         assert llm.stats().missed_deadlines == 2

@@ -56,7 +56,7 @@ def test_the_repetition_penalty_looks_at_the_prompt_and_the_others_do_not(llm):
 
 def test_ids_outside_the_vocabulary_fail_their_own_request(llm):
     good, bad = SamplingParams(max_tokens=2), SamplingParams(max_tokens=2, logit_bias={1_000_000: 1.0})
-    first, second = llm.generate(["a", "a"], [good, bad])
+    first, second = llm.generate(["a", "a"], [good, bad], errors="return")
     assert first.error is None
     assert second.finish_reason is FinishReason.ERROR
     assert "logit_bias has token id 1000000" in second.error

@@ -8,7 +8,18 @@ from adapter_files import write_lora
 from conftest import MAX_GAP, questions
 from test_logprobs import Raw
 
-from llamabatch import LLM, AdapterError, AsyncLLM, Engine, EngineConfig, PromptError, Request, SamplingParams, Score
+from llamabatch import (
+    LLM,
+    AdapterError,
+    AsyncLLM,
+    Engine,
+    EngineConfig,
+    PromptError,
+    PromptWarning,
+    Request,
+    SamplingParams,
+    Score,
+)
 
 LONG = " ".join(questions()[:8])
 ANSWERS = [" Paris.", " London.", " It is a city", " a", " The red dog ran home"]
@@ -137,7 +148,7 @@ def test_token_ids_are_taken_as_they_are(llm):
         (5.5, [" b"], "a prompt is a text or a list of token ids, not 5.5"),
         ("a", [(2**31,)], "token id 2147483648 is outside the vocabulary"),
         ("a", [" dog" * 2000], "n_ctx allows 1 to 1024"),
-        ([("a", [" b"], 3)], None, "give a list of \\(prompt, continuations\\)"),
+        ([("a", [" b"], 3)], None, "give \\(prompt, continuations\\)"),
         ([], None, "there is nothing to score"),
     ],
 )
@@ -147,13 +158,38 @@ def test_what_cannot_be_scored_is_refused(llm, prompt, continuations, message):
 
 
 def test_one_of_many_that_cannot_be_scored_is_its_own_error(llm):
-    (good, empty), [bad] = llm.score([("Once upon", [" a time", ""]), (5.5, [" b"])])
+    (good, empty), [bad] = llm.score([("Once upon", [" a time", ""]), (5.5, [" b"])], errors="return")
     assert good.error is None
     assert good.logprob < 0
     for score, message in (empty, "no token of its own"), (bad, "a prompt is a text"):
         assert math.isnan(score.logprob)
         assert (score.is_greedy, score.token_ids) == (False, ())
         assert message in score.error
+
+
+def test_continuations_that_cannot_be_scored_are_told_in_one_warning(llm):
+    with pytest.warns(PromptWarning, match=r"^2 of 3 continuations failed, first: continuations\[0\]: ") as warned:
+        scores = llm.score("Once upon", ["", " a time", None])
+    assert warned[0].filename == __file__
+    assert [score.error is None for score in scores] == [False, True, False]
+    with pytest.raises(PromptError, match=r"^continuations\[2\]: a continuation is a text or a list"):
+        llm.score("Once upon", [" a", " b", None], errors="raise")
+    with pytest.raises(PromptError, match=r"^all 2 continuations failed, first: "):
+        llm.score(None, [" a", " b"])
+    assert [score.error is None for score in llm.score(None, [" a", " b"], errors="return")] == [False, False]
+
+
+def test_an_empty_cell_among_pairs_is_its_own_failure(llm):
+    pairs = [("Once", [" a"]), None, float("nan"), ("Once", None), ("Once", []), ("Once", " a"), (None, [" a", " b"]),
+             ("Once", [" a", None])]  # fmt: skip
+    with pytest.warns(PromptWarning, match=r"^8 of 10 continuations failed, first: prompt\[1\]: it is None; give"):
+        scores = llm.score(pairs)
+    assert [[score.error is None for score in each] for each in scores] == [
+        [True], [False], [False], [False], [False], [False], [False, False], [True, False],
+    ]  # fmt: skip
+    for wrong in (["a", "b"], [[5, 6], [7]], [{"a": 1}], "a", 5, {"a": 1}):
+        with pytest.raises(PromptError, match=r"prompt (holds|is) "):
+            llm.score(wrong, errors="return")
 
 
 def test_a_child_process_scores_the_same():

@@ -41,8 +41,9 @@ def settled(llm):
 def test_all_requests_are_counted_by_how_they_ended(llm):
     before = llm.stats()
     prompts = ["Once", "", [5, 10**6], list(range(1, 5000)), "a", "b"]
-    outputs = llm.generate(prompts, SamplingParams(max_tokens=9, ignore_eos=True))
-    outputs += llm.generate(["x"] * 6, SamplingParams(max_tokens=3000, ignore_eos=True, deadline_s=0.05))
+    outputs = llm.generate(prompts, SamplingParams(max_tokens=9, ignore_eos=True), errors="return")
+    late = SamplingParams(max_tokens=3000, ignore_eos=True, deadline_s=0.05)
+    outputs += llm.generate(["x"] * 6, late, errors="return")
     outputs += llm.generate(["q", "r"], SamplingParams(n=3, max_tokens=5, temperature=1.0, ignore_eos=True))
     llm.embed(["one text", "another"])
     for _ in llm.stream(["s", "t", "u"], LONG):

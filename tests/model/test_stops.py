@@ -70,7 +70,7 @@ def test_masks_that_leave_nothing_fail_their_own_request(llm):
     (end,) = one(llm, max_tokens=400).token_ids[-1:]
     good = SamplingParams(max_tokens=3)
     bad = SamplingParams(max_tokens=3, allowed_token_ids=[end], min_tokens=2)
-    first, second = llm.chat([CHAT, CHAT], [bad, good])
+    first, second = llm.chat([CHAT, CHAT], [bad, good], errors="return")
     assert first.finish_reason is FinishReason.ERROR
     assert "no token may come" in first.error
     assert second.error is None
@@ -78,7 +78,7 @@ def test_masks_that_leave_nothing_fail_their_own_request(llm):
 
 def test_ids_that_the_model_does_not_have_fail_their_own_request(llm):
     bad, good = SamplingParams(stop_token_ids=[1_000_000]), SamplingParams(max_tokens=2)
-    first, second = llm.generate(["a", "a"], [bad, good])
+    first, second = llm.generate(["a", "a"], [bad, good], errors="return")
     assert "stop_token_ids has token id 1000000" in first.error
     assert second.error is None
 

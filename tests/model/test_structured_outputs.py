@@ -138,7 +138,7 @@ def test_other_parameters_work_before_the_mask(noise):
         params = SamplingParams(bad_words=[letter], **grammar)
         assert noise.generate("x", params)[0].text == other
     refused = noise.generate(
-        ["x", "y"], [SamplingParams(bad_words=["a", "b"], **grammar), SamplingParams(max_tokens=2)]
+        ["x", "y"], [SamplingParams(bad_words=["a", "b"], **grammar), SamplingParams(max_tokens=2)], errors="return"
     )
     assert "exclude all" in refused[0].error
     assert refused[1].error is None
@@ -172,11 +172,8 @@ def test_a_hostile_grammar_stalls_and_breaks_nobody(noise):
     bad = {"json": {"type": "integer", "multipleOf": 1_234_577}}
     chain = {"json": {"$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(5000)}, "$ref": "#/$defs/d0"}}
     outputs = []
-    asked = threading.Thread(
-        target=lambda: outputs.extend(
-            noise.generate(["x", "y"], [SamplingParams(structured_outputs=form) for form in (bad, chain)])
-        )
-    )
+    refused = [SamplingParams(structured_outputs=form) for form in (bad, chain)]
+    asked = threading.Thread(target=lambda: outputs.extend(noise.generate(["x", "y"], refused, errors="return")))
     long = SamplingParams(max_tokens=400, ignore_eos=True, seed=0)
     times = []
     asked.start()
@@ -225,13 +222,28 @@ def test_preempted_sequences_go_on_where_they_were(tmp_path, monkeypatch):
         assert "".join(piece.text for piece in pieces) == alone
 
 
+def test_a_stop_string_cuts_a_form_and_says_so(noise):
+    params = {"structured_outputs": {"regex": "[a-f]{8},[a-f]{8}"}, "max_tokens": 40, "seed": 3}
+    [whole] = noise.generate("x", SamplingParams(**params))
+    assert re.fullmatch("[a-f]{8},[a-f]{8}", whole.text)
+    assert whole.outputs[0].stop_reason in noise._client.model.eog_ids
+    [cut] = noise.generate("x", SamplingParams(stop=[",", "z"], **params))
+    assert (cut.text, cut.finish_reason, cut.outputs[0].stop_reason) == (whole.text[:8], FinishReason.STOP, ",")
+    [other] = noise.generate("x", SamplingParams(stop="z", **params))
+    assert other.token_ids == whole.token_ids
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    [left] = noise.generate("x", SamplingParams(structured_outputs={"json": schema}, stop=":", max_tokens=60, seed=1))
+    assert left.outputs[0].stop_reason == ":"
+    assert left.text.startswith("{")
+
+
 def test_a_child_process_compiles_for_itself():
     with LLM("tiny", isolate=True, n_slots=2) as llm:
         params = [
             SamplingParams(structured_outputs=form, **WILD)
             for form in ({"json": Address}, {"choice": ["left", "right"]}, {"regex": "(?=a)"})
         ]
-        outputs = llm.generate(["a", "b", "c"], params)
+        outputs = llm.generate(["a", "b", "c"], params, errors="return")
         Address.model_validate_json(outputs[0].text)
         assert outputs[1].text in ("left", "right")
         assert "look-around" in outputs[2].error

@@ -1,19 +1,28 @@
 """SamplingParams and EngineConfig: checked once, refused by name with value and range."""
 
+import contextlib
+import functools
 import itertools
+import random
 import time
 from dataclasses import FrozenInstanceError, fields, replace
+from decimal import Decimal
+from enum import IntEnum
+from fractions import Fraction
 from typing import get_type_hints
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamabatch import ConfigError, EngineConfig, LlamaBatchError, SamplingError
+from llamabatch import AdapterError, ConfigError, EngineConfig, InputError, LlamaBatchError, SamplingError
+from llamabatch.adapters import adapter_set, adapter_sets
 from llamabatch.config import EngineOptions
 from llamabatch.filled_params import DEFAULTS, FilledParams, defaults_of, fill
 from llamabatch.request_checks import check_params
 from llamabatch.sampling_params import ALIASES, OPEN, SamplingParams
+from llamabatch.structured import Structure
 from llamabatch.token_counts import TokenCounts
 
 BAD_NUMBERS = [float("nan"), float("inf"), -float("inf"), -0.1, 1e300, "1", True, [], 2**64]
@@ -184,6 +193,199 @@ def test_advice_of_a_model_that_cannot_be_is_left_out(caplog):
     assert {record.args[0] for record in caplog.records} == {f"general.sampling.{name}" for name in bad}
     below = defaults_of({"general.sampling.temp": "-1", "general.sampling.top_k": "-40"})
     assert (below["temperature"], below["top_k"]) == (0, 0)
+
+
+class Raises:
+    """Raises for whatever is asked of it."""
+
+    def _raise(self, *args):
+        raise RuntimeError("hostile")
+
+    __repr__ = __eq__ = __ne__ = __len__ = __iter__ = __getitem__ = __hash__ = __bool__ = __float__ = __index__ = _raise
+    __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __call__ = __int__ = __fspath__ = keys = items = _raise
+
+
+class RaisingList(Raises, list):
+    __hash__ = None
+
+
+class RaisingTuple(Raises, tuple): ...
+
+
+class RaisingDict(Raises, dict):
+    __hash__ = None
+
+
+class RaisingText(Raises, str): ...
+
+
+class RaisingInt(Raises, int): ...
+
+
+class RaisingFloat(Raises, float): ...
+
+
+class RaisingSchema:
+    @property
+    def model_json_schema(self):
+        raise RuntimeError("hostile")
+
+
+class Digits(IntEnum):
+    TWO = 2
+
+
+def _loop(make):
+    made = make()
+    if isinstance(made, dict):
+        made["items"] = made
+    else:
+        made.append(made)
+    return made
+
+
+DEEP = functools.reduce(lambda inner, _: [inner], range(5000), "x")
+HOSTILE_LEAVES = [
+    10**5000, -(10**5000), 2**63, 2**31, -1, 0, 1, 3, float("nan"), float("inf"), -float("inf"), 1e308, -0.0, 5e-324,
+    0.5, True, False, None, "", "x", "auto", "\0", "\ud800", "\x7f", "x" * 100_000, b"x",
+    bytearray(5), memoryview(b"x"),
+    1j, Fraction(1, 3), Fraction(10**400), Decimal("NaN"), Decimal(2), Digits.TWO, object, object(), Ellipsis, print,
+    itertools.count(), itertools.repeat("x"), itertools.repeat(("a", "b")), range(10**9), iter([1, 2]), {1, 2}, DEEP,
+    Raises(), Raises, RaisingList([1]), RaisingTuple((1, 2)), RaisingDict(json={}),
+    RaisingText("json"), RaisingText("x"),
+    RaisingInt(3), RaisingFloat(0.5), RaisingSchema(), [Raises()], {"json": Raises()}, {Raises: Raises()}, _loop(list),
+    _loop(dict), {"json": _loop(dict)}, {"json": DEEP}, {"json": {"const": 10**5000}}, {"json": RaisingDict(a=1)},
+    {"json": RaisingSchema()}, {"json": {"a": RaisingText("x")}}, {"choice": itertools.repeat("x")}, {10**5000: 1},
+    {"type": Raises()}, {"type": "json_schema", "json_schema": RaisingDict(schema={})}, {"regex": RaisingText("a")},
+    Structure("json", {"type": "object"}), Structure(Raises(), "x"), Structure("regex", None), Structure([], []),
+    np.array(1), np.array(0.5), np.array([1, 2]), np.array([0.5]), np.array(["x"]), np.array([[1, 2]]), np.array([]),
+    np.array([None, Raises()], object), np.array("x"), np.array(True), np.float16("nan"), np.float32(0.5), np.int8(3),
+    np.uint64(2**64 - 1), np.longdouble(2), np.bool_(True), np.str_("x"), np.datetime64("NaT"), np.complex64(1),
+]  # fmt: skip
+
+
+def _hostile(rng, depth=3):
+    """A value out of a seed: hypothesis prints what it draws, and these cannot be printed."""
+    kind = rng.randrange(6) if depth else 0
+    if kind < 3:
+        return rng.choice(HOSTILE_LEAVES)
+    within = [_hostile(rng, depth - 1) for _ in range(rng.randrange(4))]
+    if kind < 5:
+        return within if kind == 3 else tuple(within)
+    return {rng.choice(["json", "type", "regex", "choice", "name", 1, 10**5000]): each for each in within}
+
+
+def _hostile_values(rng, names):
+    return {name: _hostile(rng) for name in rng.sample(names, rng.randrange(1, 4))}
+
+
+PLAIN = (int, float, bool, str, tuple, Structure, type(None))
+FIELDS = [f.name for f in fields(SamplingParams)]
+OPTIONS = [f.name for f in fields(EngineConfig)]
+
+
+def _refused_or_plain(make, values):
+    start = time.thread_time()
+    try:
+        made = make(**values)
+    except InputError as refusal:  # SamplingError, ConfigError, and AdapterError for its names
+        message = str(refusal)
+        if len(message.encode()) > 1500:
+            raise AssertionError(f"a message of {len(message)} characters") from refusal
+    else:
+        for name, value in vars(made).items():
+            assert type(value) in PLAIN, name  # so that it can be hashed and sent to another process
+            for each in value if isinstance(value, tuple) and name != "logits_processors" else ():
+                assert type(each) in PLAIN, name
+        assert getattr(made, "logits_processors", ()) or isinstance(hash(made), int)
+    assert time.thread_time() - start < 2, values.keys()
+
+
+@settings(max_examples=1500, deadline=None)
+@given(st.integers(0, 2**64))
+def test_hostile_values_are_refused_in_our_words(seed):
+    rng = random.Random(seed)
+    values = _hostile_values(rng, FIELDS)
+    _refused_or_plain(SamplingParams, values)
+    _refused_or_plain(SamplingParams.from_options, values)
+    model, values = _hostile(rng), _hostile_values(rng, OPTIONS[1:])
+    _refused_or_plain(EngineConfig, {"model": "tiny"} | values)
+    _refused_or_plain(lambda **options: EngineConfig.from_options(model, options), values)
+
+
+def test_each_field_takes_each_hostile_value():
+    for value in HOSTILE_LEAVES:
+        for name in FIELDS:
+            if not (name in OF_IDS and isinstance(value, (range, itertools.count))):
+                _refused_or_plain(SamplingParams, {name: value})
+        for name in OPTIONS:
+            _refused_or_plain(EngineConfig, {"model": "tiny", name: value})
+        for make in (adapter_set, lambda given: [adapter_sets([given], 1)]):
+            with contextlib.suppress(AdapterError):
+                assert isinstance(make(value), (tuple, list))
+
+
+def test_values_that_python_cannot_print_are_named_with_their_range():
+    with pytest.raises(SamplingError, match=r"overflow is a number of 16610 bits .*refuse, truncate, shift"):
+        SamplingParams(overflow=10**5000)
+    with pytest.raises(SamplingError, match=r"allowed_token_ids is array\(1\); give a list of token ids"):
+        SamplingParams(allowed_token_ids=np.array(1))
+    with pytest.raises(ConfigError, match=r"n_ctx is a number of 16610 bits; give .* from 32 to .* or 'auto'"):
+        EngineConfig("tiny", n_ctx=10**5000)
+
+
+def test_numbers_of_numpy_are_taken_as_pythons_own():
+    given = SamplingParams(
+        top_k=np.int64(7), temperature=np.float32(0.5), ignore_eos=np.bool_(True), stop_token_ids=np.array([3, 1]),
+        logit_bias={np.int32(2): np.float64(-1)}, stop=np.array(["a", "b"]),
+    )  # fmt: skip
+    wanted = SamplingParams(
+        top_k=7, temperature=0.5, ignore_eos=True, stop_token_ids=[3, 1], logit_bias={2: -1.0}, stop=["a", "b"]
+    )
+    assert given == wanted
+    assert {type(given.top_k), type(given.stop_ids[0])} == {int}
+    config = EngineConfig("tiny", n_slots=np.int64(3), tensor_split=np.array([3, 1]), use_mmap=np.bool_(False))
+    assert config == EngineConfig("tiny", n_slots=3, tensor_split=(3.0, 1.0), use_mmap=False)
+    assert type(config.n_slots) is int
+
+
+def test_max_tokens_says_what_none_means():
+    for value in (-1, 0):
+        with pytest.raises(SamplingError, match=f"max_tokens is {value}; .* or None: until the model stops or n_ctx"):
+            SamplingParams(max_tokens=value)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"logprobs": True, "top_logprobs": 2}, 2), ({"logprobs": True, "top_logprobs": None}, 0),
+        ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 0}, 0), ({"logprobs": False}, None),
+        ({"logprobs": None}, None),
+        ({"logprobs": False, "top_logprobs": None}, None), ({"logprobs": False, "top_logprobs": 0}, None),
+        ({"top_logprobs": 3}, 3), ({"logprobs": None, "top_logprobs": 3}, 3), ({"logprobs": 4}, 4),
+    ],
+)  # fmt: skip
+def test_logprobs_as_openai_asks_for_them(given, wanted):
+    assert SamplingParams.from_options(**given).logprobs == wanted
+
+
+def test_logprobs_that_contradict_each_other():
+    with pytest.raises(SamplingError, match="top_logprobs is 2, but logprobs is False"):
+        SamplingParams.from_options(logprobs=False, top_logprobs=2)
+    with pytest.raises(SamplingError, match="logprobs is given twice"):
+        SamplingParams.from_options(logprobs=3, top_logprobs=2)
+    with pytest.raises(SamplingError, match="logprobs is 5000"):
+        SamplingParams.from_options(logprobs=True, top_logprobs=5000)
+
+
+def test_what_is_asked_elsewhere_is_refused_with_the_place():
+    for value in (True, False):
+        with pytest.raises(SamplingError, match=r"stream is no parameter; call stream\(\.\.\.\)"):
+            SamplingParams.from_options(stream=value)
+    with pytest.raises(SamplingError, match=r"give chat\(\.\.\., tools=…\)"):
+        SamplingParams.from_options(tools=[])
+    with pytest.raises(SamplingError, match=r"give structured_outputs=\{'regex': …\}"):
+        SamplingParams.from_options(regex="a")
 
 
 def test_names_of_other_libraries():

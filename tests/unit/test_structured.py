@@ -108,6 +108,9 @@ DEEP = "[" * 100_000
         ({"choice": []}, "give a list of strings"),
         ({"choice": [1]}, "holds 1; give strings"),
         ({"choice": ["a", ""]}, "choice of structured_outputs has ''"),
+        (Structure("json", {"type": "object"}), "json of structured_outputs is .*give a string"),
+        (Structure("jsn", "{}"), "is of the kind 'jsn'; give one of json"),
+        (Structure("regex", "a" * (MAX_CHARS + 1)), "characters; allowed"),
         ({"type": "json"}, "did you mean 'json_object'|json_schema"),
         ({"type": "json_schema"}, "needs"),
     ],
@@ -117,10 +120,19 @@ def test_everything_else_is_refused_by_name(given, words):
         SamplingParams(structured_outputs=given)
 
 
-@pytest.mark.parametrize("other", [{"stop": "x"}, {"stop_token_ids": [1]}, {"min_tokens": 2}, {"ignore_eos": True}])
-def test_what_would_end_the_text_elsewhere_is_refused(other):
-    with pytest.raises(SamplingError, match=f"{next(iter(other))} does not go with structured_outputs"):
+@pytest.mark.parametrize("other", [{"stop_token_ids": [1]}, {"min_tokens": 2}, {"ignore_eos": True}])
+def test_tokens_that_would_end_the_text_elsewhere_are_refused(other):
+    with pytest.raises(SamplingError, match=f"{next(iter(other))} is .* beside structured_outputs, which say"):
         SamplingParams(structured_outputs={"regex": "a"}, **other)
+
+
+def test_a_stop_string_goes_beside_a_form():
+    params = SamplingParams(structured_outputs={"regex": "a"}, stop="x")
+    assert (params.stop_strings, params.structure) == (("x",), Structure("regex", "a"))
+
+
+def test_choices_may_come_in_an_array():
+    assert structure({"choice": np.array(["yes", "no"])}) == structure({"choice": ["yes", "no"]})
 
 
 # --- compiling ----------------------------------------------------------------------------------------------------
@@ -263,6 +275,13 @@ def test_random_walks_through_random_schemas_are_valid(compiler, schema, seed):
     text = walk(compiler, random.Random(seed), json=schema)
     if text is not None:
         assert _is_valid(json.loads(text), schema), text
+
+
+def test_a_choice_may_hold_every_character_of_ascii(compiler):
+    """Lark's lexer takes U+007F as an escape only."""
+    for character in map(chr, range(1, 128)):
+        text = f"a{character}b"
+        assert walk(compiler, random.Random(0), choice=[text]) == text
 
 
 def test_a_text_may_be_empty(compiler):
