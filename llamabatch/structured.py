@@ -66,7 +66,7 @@ def _checked(given: Structure) -> Structure:
     """A Structure made by hand, whose text may be what `structured_outputs` takes, or one of another process."""
     kind, text = string(given.kind), string(given.text)
     if kind is None or kind not in KINDS:
-        raise SamplingError(f"the kind of structured_outputs is {show(given.kind)}; give one of {', '.join(KINDS)}")
+        raise SamplingError(f"the kind of structured_outputs is {show(given.kind)}{nearest(show(given.kind), KINDS)}")
     return Structure(kind, _short_enough(kind, _TEXTS[kind](given.text))) if text is None else _read(kind, text)
 
 

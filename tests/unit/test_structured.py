@@ -108,8 +108,6 @@ DEEP = "[" * 100_000
         ({"choice": []}, "give a list of strings"),
         ({"choice": [1]}, "holds 1; give strings"),
         ({"choice": ["a", ""]}, "choice of structured_outputs has ''"),
-        (Structure("json", {"type": "object"}), "json of structured_outputs is .*give a string"),
-        (Structure("jsn", "{}"), "is of the kind 'jsn'; give one of json"),
         (Structure("regex", "a" * (MAX_CHARS + 1)), "characters; allowed"),
         ({"type": "json"}, "did you mean 'json_object'|json_schema"),
         ({"type": "json_schema"}, "needs"),
