@@ -124,7 +124,6 @@ class Submission:
         if event.finished is not None:
             self._n_left -= self._outputs[index] is None  # a sink that raised is told again
             self._outputs[index] = event.finished
-            self._n_left -= 1
             if event.finished.error is not None:
                 self._failures.setdefault(index, EngineError(event.finished.error))
         return event if index == 0 else replace(event, prompt_index=index)
