@@ -19,7 +19,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # generic 
     """Adds the library to the wheel, and leaves it in the tree for editable installs."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        path = f"llamabatch/{helper.LIBRARY}"
+        path = f"llamabatch/sampling/{helper.LIBRARY}"
         problem = helper.compile_library(Path(self.root) / path)
         if problem:
             self.app.display_warning(f"The sampler was not compiled, numpy takes its place: {problem}")

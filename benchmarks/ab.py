@@ -23,7 +23,7 @@ import click
 from benchmarks import places
 from benchmarks.pairs import Side, compare, options
 from benchmarks.process import PeerFailure, environment
-from llamabatch.paths import cache_dir
+from llamabatch.utils.paths import cache_dir
 from native_patches.tools import make_folder, run_logged
 
 COMPARED = ("burst", "ragged", "tiny")

@@ -24,7 +24,7 @@ from benchmarks.peers.child import LlamaLoop, Ours
 from benchmarks.peers.servers import LcpServer, LlamaServer, XLlamaCpp
 from benchmarks.process import ended_by_signals, environment
 from benchmarks.workloads import WORKLOADS, Workload
-from llamabatch.machine import Machine
+from llamabatch.planning.machine import Machine
 
 PEERS = (report.OURS, report.BEST, report.DEFAULTS, "xllamacpp", "llama-cpp-python server", report.LOOP, report.LIMIT)
 QUICK_PEERS = (report.OURS, report.BEST, report.LOOP)

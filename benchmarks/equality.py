@@ -22,16 +22,17 @@ from rich.console import Console
 from rich.table import Table
 
 from llamabatch import LLM, EngineConfig, RequestOutput, SamplingParams
-from llamabatch.adapters import AdapterSet
-from llamabatch.chat import Conversation, to_tokens
+from llamabatch.engine.resolve_config import plan
+from llamabatch.gguf.resolve import resolve
 from llamabatch.llama.batch import Batch
 from llamabatch.llama.context import Context, DecodeCode
 from llamabatch.llama.library import load
 from llamabatch.llama.model import Model
-from llamabatch.model_file import resolve
-from llamabatch.planning.here import plan
-from llamabatch.request import Request, Sequence
-from llamabatch.step import Call, Span
+from llamabatch.request.adapters import AdapterSet
+from llamabatch.request.chat import Conversation, to_tokens
+from llamabatch.request.request import Request
+from llamabatch.request.sequence import Sequence
+from llamabatch.scheduler.output import Call, ScheduledSpan
 
 HELDOUT = Path(__file__).parents[1] / "models" / "heldout.jsonl"
 GREEDY = SamplingParams(temperature=0, max_tokens=48)
@@ -72,7 +73,7 @@ class LogitGap:
         sequence = Sequence(Request("gap", token_ids), self._model.vocabulary, 10**6)
         self._context.clear(0)
         self._context.set_adapters(adapters)
-        struct, _ = self._batch.fill(Call((Span(sequence, 0, 0, len(token_ids), True),)))
+        struct, _ = self._batch.fill(Call((ScheduledSpan(sequence, 0, 0, len(token_ids), True),)))
         if self._context.decode(struct) is not DecodeCode.OK:
             raise RuntimeError("llama_decode failed")
         second, best = np.partition(self._context.logits(1)[0], -2)[-2:]

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 
 from benchmarks.places import ROOT
-from llamabatch.compare.machine import MachineFacts
-from llamabatch.cpu import cpu_flags
+from llamabatch.planning.cpu import cpu_flags
+from llamabatch.tools.machine_facts import MachineFacts
 
 _INSTRUCTIONS = ("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512", "amx", "asimd", "sve", "i8mm", "bf16")
 

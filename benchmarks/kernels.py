@@ -30,12 +30,12 @@ from benchmarks.facts import command_line, facts
 from benchmarks.kernels_plot import NO_AMX, PATCHED, STOCK, STOCK_OFF, Point
 from benchmarks.places import ROOT, installed_build, log_folder, synth_model
 from benchmarks.process import Program, ended_by_signals, environment
-from llamabatch import chat
+from llamabatch.gguf.resolve import resolve
 from llamabatch.llama import library
 from llamabatch.llama.environment import OnLoad, environment_defaults
 from llamabatch.llama.model import Model
-from llamabatch.model_facts import ModelFacts
-from llamabatch.model_file import resolve
+from llamabatch.planning.model_facts import ModelFacts
+from llamabatch.request import chat
 from native_patches import build, stock
 from native_patches.tools import main_guard
 

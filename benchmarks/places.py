@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.peers.base import Model
-from llamabatch import synth
+from llamabatch.gguf.resolve import resolve
 from llamabatch.llama import library
 from llamabatch.llama.model import Model as LoadedModel
-from llamabatch.model_file import resolve
-from llamabatch.paths import cache_dir
+from llamabatch.tools import synth
+from llamabatch.utils.paths import cache_dir
 from native_patches import build, source
 from native_patches.programs import PROGRAMS, folder, programs
 from native_patches.tools import SetupFailure, lock, make_folder, run_logged

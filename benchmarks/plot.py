@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from benchmarks.report import BEST, DEFAULTS, LIMIT, LOOP, OURS, median_gap, median_tps
 from benchmarks.rounds import Series
-from llamabatch.compare.figures import seconds, significant
-from llamabatch.compare.style import INK
+from llamabatch.utils.format import seconds, significant
+from llamabatch.utils.plotting import INK
 
 STYLE = {
     "font.size": 9.5, "axes.titlesize": 11, "axes.titleweight": "bold",

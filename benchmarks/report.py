@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.rounds import Series
-from llamabatch.compare.figures import seconds, significant
+from llamabatch.utils.format import seconds, significant
 
 OURS, BEST, DEFAULTS, LOOP, LIMIT = "ours", "llama-server, best flags", "llama-server", "Llama loop", "limit"
 SCHEMA_VERSION = 1

@@ -21,13 +21,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from llamabatch import SamplingParams, native
-from llamabatch.cpu import cpu_name
-from llamabatch.filled_params import FilledParams, fill
-from llamabatch.llama import sampler_numpy
+from llamabatch import SamplingParams
 from llamabatch.llama.library import load
-from llamabatch.llama.sampler import Draw
-from llamabatch.token_counts import TokenCounts
+from llamabatch.planning.cpu import cpu_name
+from llamabatch.request.token_counts import TokenCounts
+from llamabatch.sampling import native, numpy_sampler
+from llamabatch.sampling.defaults import FilledParams, fill
+from llamabatch.sampling.sampler import SamplerState
 
 VOCABULARIES = {"1k": 1_120, "32k": 32_000, "152k": 152_064}
 PENALTIES = {"repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.2}
@@ -89,10 +89,10 @@ def measure(n_vocab: int, options: dict[str, Any], n_rows: int, rounds: int) -> 
     for token_id in history:
         assert counts is not None
         counts.add(token_id)
-    draws = [Draw(params, seed, counts=counts) for seed in range(n_rows)]
+    draws = [SamplerState(params, seed, counts=counts) for seed in range(n_rows)]
     chain = Chain(params, n_vocab, history)
     ways: dict[str, Callable[[], object]] = {
-        "numpy": lambda: [sampler_numpy.sample_row(row, draw) for row, draw in zip(rows, draws, strict=True)],
+        "numpy": lambda: [numpy_sampler.sample_row(row, draw) for row, draw in zip(rows, draws, strict=True)],
         "llama.cpp": lambda: [chain.sample(row) for row in rows],
     }
     if native.available():

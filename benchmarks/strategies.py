@@ -25,10 +25,11 @@ from rich.console import Console
 from rich.table import Table
 
 from llamabatch import EngineConfig, Request, SamplingParams
-from llamabatch.child_client import ChildClient, RouterClient
-from llamabatch.compare.machine import MachineFacts
-from llamabatch.compare.measure import BASELINE, BASELINE_PROGRAM
-from llamabatch.request import SequenceOutput, new_group
+from llamabatch.client.process_client import ChildClient, RouterClient
+from llamabatch.request.outputs import SequenceOutput
+from llamabatch.request.request import new_group
+from llamabatch.tools.compare.measure import BASELINE, BASELINE_PROGRAM
+from llamabatch.tools.machine_facts import MachineFacts
 
 STRATEGIES = (BASELINE, "sequential", "length-sorted", "interleaved", "static", "batched", "multi-instance", "auto")
 Client = ChildClient | RouterClient

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from llamabatch import LLM, SamplingParams
-from llamabatch.cpu import cpu_name
+from llamabatch.planning.cpu import cpu_name
 
 RECORD = {
     "type": "object",

@@ -17,7 +17,7 @@ import threading
 from dataclasses import dataclass
 
 from llamabatch import LLM, SamplingParams
-from llamabatch.stats import percentile
+from llamabatch.engine.stats import percentile
 
 LIMIT = 1.2
 

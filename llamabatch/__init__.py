@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from llamabatch.utils.version import __version__
+
 TYPE_CHECKING = False  # typing itself takes longer to import than all the rest
 if TYPE_CHECKING:
-    from llamabatch.async_llm import AsyncLLM
     from llamabatch.config import EngineConfig
-    from llamabatch.engine import Engine
+    from llamabatch.engine.engine import Engine
+    from llamabatch.entrypoints.async_llm import AsyncLLM
+    from llamabatch.entrypoints.llm import LLM
+    from llamabatch.entrypoints.scoring import Score
     from llamabatch.errors import (
         AdapterError,
         ConfigError,
@@ -23,13 +27,10 @@ if TYPE_CHECKING:
         SamplingError,
         SetupError,
     )
-    from llamabatch.llm import LLM
-    from llamabatch.logprobs import Logprob
-    from llamabatch.request import CompletionOutput, FinishReason, Request, RequestOutput, SequenceOutput, Timings
-    from llamabatch.sampling_params import SamplingParams
-    from llamabatch.scoring import Score
-
-__version__ = "0.1.0"
+    from llamabatch.request.logprobs import Logprob
+    from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, Timings
+    from llamabatch.request.request import Request
+    from llamabatch.request.sampling_params import SamplingParams
 
 __all__ = [
     "LLM",
@@ -65,7 +66,10 @@ __all__ = [
 # Imported when they are asked for: the command line takes over signals first, and asyncio and numpy are not for all.
 _NAMES = {
     "config": ("EngineConfig",),
-    "engine": ("Engine",),
+    "engine.engine": ("Engine",),
+    "entrypoints.async_llm": ("AsyncLLM",),
+    "entrypoints.llm": ("LLM",),
+    "entrypoints.scoring": ("Score",),
     "errors": (
         "AdapterError",
         "ConfigError",
@@ -82,19 +86,16 @@ _NAMES = {
         "SamplingError",
         "SetupError",
     ),
-    "llm": ("LLM",),
-    "logprobs": ("Logprob",),
-    "request": (
+    "request.logprobs": ("Logprob",),
+    "request.outputs": (
         "CompletionOutput",
         "FinishReason",
-        "Request",
         "RequestOutput",
         "SequenceOutput",
         "Timings",
     ),
-    "sampling_params": ("SamplingParams",),
-    "scoring": ("Score",),
-    "async_llm": ("AsyncLLM",),
+    "request.request": ("Request",),
+    "request.sampling_params": ("SamplingParams",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 

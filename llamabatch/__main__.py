@@ -1,6 +1,6 @@
 """`python -m llamabatch`, and the command `llamabatch`."""
 
-from llamabatch import interrupts
+from llamabatch.utils import interrupts
 
 
 def main() -> None:

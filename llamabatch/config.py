@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypedDict
 
-from llamabatch.adapters import MAX_ADAPTERS, check_name
-from llamabatch.checks import boolean, choice, integer, items, nearest, number, pairs, show, string
 from llamabatch.errors import ConfigError
-from llamabatch.paths import absolute, model_name
-from llamabatch.policies import POLICIES, STRATEGIES
+from llamabatch.request.adapters import MAX_ADAPTERS, check_name
+from llamabatch.scheduler.policies import POLICIES, STRATEGIES
+from llamabatch.utils.checks import boolean, choice, integer, items, nearest, number, pairs, show, string
+from llamabatch.utils.paths import absolute, model_name
 
 Auto = Literal["auto"]
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from llamabatch.cpu import cpu_flags
+from llamabatch.planning.cpu import cpu_flags
 from native_patches import source
 from native_patches.plan import jobs
 from native_patches.tools import cache_dir, lock, main_guard, make_folder, require_space, run_logged, say

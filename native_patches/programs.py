@@ -17,16 +17,7 @@ from pathlib import Path
 
 from native_patches import source
 from native_patches.plan import MARKER, Plan, jobs
-from native_patches.tools import (
-    SetupFailure,
-    cache_dir,
-    explain,
-    lock,
-    make_folder,
-    require_space,
-    run_logged,
-    say,
-)
+from native_patches.tools import SetupFailure, cache_dir, explain, lock, make_folder, require_space, run_logged, say
 
 PROGRAMS = ("llama-server", "llama-batched-bench")
 GIGABYTES = 3.0

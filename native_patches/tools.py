@@ -19,7 +19,7 @@ class SetupFailure(Exception):
 
 
 def cache_dir() -> Path:
-    """The folder outside the checkout for what is built once; llamabatch.paths.cache_dir is the same folder."""
+    """The folder outside the checkout for what is built once; llamabatch.utils.paths.cache_dir is the same folder."""
     override = os.environ.get("LLAMABATCH_CACHE")
     if override:
         return Path(override).expanduser()

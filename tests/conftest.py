@@ -10,7 +10,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from llamabatch import profile_store
+from llamabatch.planning import profile_store
 
 # The same examples each time, however slow the machine: `--hypothesis-profile search` looks for others.
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -1,4 +1,4 @@
-"""A child program as llamabatch.worker, in which one call raises once: see tests/long/raising_calls.py."""
+"""A child program as llamabatch.client.worker, in which one call raises once: see tests/long/raising_calls.py."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import llamabatch
-from llamabatch import worker
+from llamabatch.client import worker
 from llamabatch.llama import library
 
 VARIABLE = "RAISING_WORKER"

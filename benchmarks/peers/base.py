@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from benchmarks.process import PeerFailure, neighbour
 from benchmarks.workloads import Job, Workload
-from llamabatch.compare.processes import PeakMemory
+from llamabatch.tools.processes import PeakMemory
 
 SAMPLING = {"temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.0}
 LOAD_TIMEOUT_S = 120.0

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.peers.base import LOAD_TIMEOUT_S, SAMPLING, Result, Setup, gaps, measure
 from benchmarks.process import Program
 from benchmarks.workloads import N_SLOTS, Job, Workload
-from llamabatch.machine import Machine
+from llamabatch.planning.machine import Machine
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 

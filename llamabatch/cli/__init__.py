@@ -18,8 +18,8 @@ from typing import Any
 
 import click
 
-from llamabatch import interrupts
 from llamabatch.errors import InputError, LlamaBatchError
+from llamabatch.utils import interrupts
 
 COMMANDS = ("generate", "run", "plan", "compare", "tune", "top", "doctor", "synth")
 
@@ -99,7 +99,7 @@ def _narrow() -> dict[str, Any]:
 
 def tell(text: str, *, err: bool = True) -> None:
     """Prints sentences to stderr or stdout, wrapped between words where that is a terminal."""
-    from llamabatch.stdout import for_terminal  # with rich; most commands have nothing to tell
+    from llamabatch.utils.console import for_terminal  # with rich; most commands have nothing to tell
 
     click.echo(for_terminal(text, sys.stderr if err else sys.stdout), err=err)
 

@@ -6,13 +6,72 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from llamabatch import interrupts
 from llamabatch.cli.options import File, engine_options, model_option
-from llamabatch.compare.output import check, write
-from llamabatch.compare.progress import StderrProgress
-from llamabatch.compare.run import Settings, run
-from llamabatch.policies import STRATEGIES
+from llamabatch.scheduler.policies import STRATEGIES
+from llamabatch.tools.compare.document import document
+from llamabatch.tools.compare.report import Report
+from llamabatch.tools.compare.run import Settings, run
+from llamabatch.tools.compare.table import show
+from llamabatch.utils import interrupts
+from llamabatch.utils.checks import counted
+from llamabatch.utils.console import check, console, sentence, write_json
+from llamabatch.utils.format import seconds
+from llamabatch.utils.progress import HasBar
+
+
+def write(report: Report, json_file: Path | None, plot_file: Path | None) -> None:
+    """The table to stdout, unless JSON goes there; JSON and picture to their files."""
+    if str(json_file) != "-":
+        show(report, console())
+    write_json(document(report), json_file)
+    if plot_file is not None:
+        from llamabatch.tools.compare.plot import draw  # matplotlib is optional, and takes a second to import
+
+        draw(report, plot_file)
+
+
+# ----------------------------------------------------------------------------------------------------
+# How far a comparison is, on stderr: a bar on a terminal, else a line for each run that is over.
+
+
+class StderrProgress(HasBar):
+    """The Progress of the command line; a context manager."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._label, self._total = "", 0
+        if self._console.is_terminal:
+            self._bar = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                console=self._console,
+                transient=True,
+            )
+
+    def start(self, label: str, total: int) -> None:
+        self._label, self._total = label, total
+        if self._bar is not None:
+            self._task = self._bar.add_task(escape(label), total=total)
+
+    def advance(self) -> None:
+        if self._bar is not None:
+            self._bar.advance(self._task)
+
+    def end(self, wall_s: float | None, error: str | None) -> None:
+        if self._bar is not None:
+            self._bar.remove_task(self._task)
+        if wall_s is not None:
+            sentence(self._console, f"{self._label}: {counted(self._total, 'request')} in {seconds(wall_s)}")
+        else:
+            sentence(self._console, f"{self._label}: failed: {error}")
+
 
 _FILE = File()
 

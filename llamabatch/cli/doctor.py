@@ -6,8 +6,8 @@ import json
 
 import click
 
-from llamabatch.checks import counted
-from llamabatch.doctor import Report, Status, examine
+from llamabatch.tools.doctor import Report, Status, examine
+from llamabatch.utils.checks import counted
 
 _LEAST_DETAIL = 40  # columns that a detail needs beside its name
 _UNWRAPPED = 100_000
@@ -34,7 +34,7 @@ def _print(report: Report) -> None:
     """Name, status and detail beside each other, or below where the terminal is narrow; unwrapped where it is none."""
     from rich.text import Text
 
-    from llamabatch.stdout import Stdout, wrapped
+    from llamabatch.utils.console import Stdout, wrapped
 
     console = Stdout()
     width = max(len(check.name) for check in report.checks)

@@ -7,13 +7,12 @@ from typing import Any
 
 import click
 
-from llamabatch import interrupts
 from llamabatch.cli import tell
-from llamabatch.cli.options import engine_options, model_option
-from llamabatch.cli.sampling_options import adapters_of, lora_option, sampling_options
+from llamabatch.cli.options import adapters_of, engine_options, lora_option, model_option, sampling_options
+from llamabatch.entrypoints.llm import LLM
 from llamabatch.errors import PromptError
-from llamabatch.llm import LLM
-from llamabatch.sampling_params import SamplingParams
+from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.utils import interrupts
 
 
 @click.command(short_help="Continue one prompt and stream the text to stdout.")

@@ -8,9 +8,25 @@ from typing import Any
 import click
 
 from llamabatch.cli.options import AutoInt, File, engine_options, model_option
-from llamabatch.compare.output import check
-from llamabatch.planning.output import write
-from llamabatch.planning.run import Question, answer, size_in_bytes
+from llamabatch.tools.plan.report import Report, document
+from llamabatch.tools.plan.run import Question, answer, size_in_bytes
+from llamabatch.tools.plan.table import show
+from llamabatch.utils.console import check, console, write_json
+
+# ----------------------------------------------------------------------------------------------------
+# Where a report goes: the terminal or JSON on stdout, a picture.
+
+
+def write(report: Report, as_json: bool, plot_file: Path | None) -> None:
+    """The tables, or the document, to stdout; the picture to its file."""
+    if as_json:
+        write_json(document(report), Path("-"))
+    else:
+        show(report, console())
+    if plot_file is not None:
+        from llamabatch.tools.plan.plot import draw  # matplotlib is optional, and takes a second to import
+
+        draw(report, plot_file)
 
 
 @click.command(short_help="Tell what fits in memory, before anything is loaded.")

@@ -8,19 +8,18 @@ from typing import Any
 import click
 
 from llamabatch.cli import tell
-from llamabatch.cli.options import File, engine_options, model_option
-from llamabatch.cli.sampling_options import adapters_of, lora_option, sampling_options
-from llamabatch.compare.output import check, write_json
+from llamabatch.cli.options import File, adapters_of, engine_options, lora_option, model_option, sampling_options
 from llamabatch.errors import OutputError
 from llamabatch.jobs.job import JobInterrupted, preview
 from llamabatch.jobs.job import run as run_job
-from llamabatch.jobs.output import ORDERS, OutputOptions
+from llamabatch.jobs.output.output import ORDERS, OutputOptions
+from llamabatch.jobs.output.records import SHAPES, RecordOptions
 from llamabatch.jobs.progress import StderrProgress
-from llamabatch.jobs.records import SHAPES, RecordOptions
 from llamabatch.jobs.rows import ReadOptions
 from llamabatch.jobs.settings import Settings
 from llamabatch.jobs.summary import Summary
-from llamabatch.sampling_params import SamplingParams
+from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.utils.console import check, write_json
 
 _FILE = File()
 

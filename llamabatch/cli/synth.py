@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from llamabatch import interrupts
-from llamabatch import synth as library
 from llamabatch.cli.options import File
-from llamabatch.paths import shown
+from llamabatch.tools import synth as library
+from llamabatch.utils import interrupts
+from llamabatch.utils.paths import shown
 
 
 @click.command(short_help="Write random weights in the shape of a real model.")

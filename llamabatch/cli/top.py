@@ -9,9 +9,9 @@ import time
 
 import click
 
-from llamabatch import interrupts
 from llamabatch.cli import tell
 from llamabatch.errors import InputError
+from llamabatch.utils import interrupts
 
 
 @click.command(short_help="Watch running jobs, live in the terminal.")
@@ -30,7 +30,7 @@ def top(what: str | None, once: bool, as_json: bool, every: float) -> None:
     from rich.live import Live
 
     from llamabatch.monitor.top import draw, figures, find
-    from llamabatch.stdout import Stdout
+    from llamabatch.utils.console import Stdout
 
     found = find(what)
     context = click.get_current_context()

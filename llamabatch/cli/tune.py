@@ -7,14 +7,74 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from llamabatch import interrupts
 from llamabatch.cli.options import File, engine_options, model_option
-from llamabatch.compare.output import check
 from llamabatch.config import EngineConfig
-from llamabatch.tuning.output import write
-from llamabatch.tuning.progress import StderrProgress
-from llamabatch.tuning.run import NORMAL_S, QUICK_S, Settings, run
+from llamabatch.tools.tune.report import Report, document
+from llamabatch.tools.tune.run import NORMAL_S, QUICK_S, Settings, run
+from llamabatch.tools.tune.table import show
+from llamabatch.utils import interrupts
+from llamabatch.utils.console import check, console, sentence, write_json
+from llamabatch.utils.progress import HasBar
+
+# ----------------------------------------------------------------------------------------------------
+# Where a report goes: the terminal, a JSON file, a picture.
+
+
+def write(report: Report, json_file: Path | None, plot_file: Path | None) -> None:
+    """The table to stdout, unless JSON goes there; JSON and picture to their files."""
+    if str(json_file) != "-":
+        show(report, console())
+    write_json(document(report), json_file)
+    if plot_file is not None:
+        from llamabatch.tools.tune.plot import draw  # matplotlib is optional, and takes a second to import
+
+        draw(report, plot_file)
+
+
+# ----------------------------------------------------------------------------------------------------
+# How far tuning is, on stderr: a bar on a terminal, and a line for each part that is over.
+
+
+class StderrProgress(HasBar):
+    """The Progress of the command line; a context manager."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._title, self._share, self._done, self._before = "", 0.0, 0.0, 0.0
+        if self._console.is_terminal:
+            self._bar = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TaskProgressColumn(),
+                TimeElapsedColumn(),
+                console=self._console,
+                transient=True,
+            )
+            self._task = self._bar.add_task("loading", total=1.0)
+
+    def start(self, title: str, share: float) -> None:
+        self._title, self._share, self._done = title, share, 0.0
+        self._show()
+
+    def advance(self, share: float) -> None:
+        self._done = min(1.0, self._done + share)
+        self._show()
+
+    def end(self, outcome: str) -> None:
+        self._before += self._share
+        self._share = 0.0
+        sentence(self._console, f"{self._title}: {outcome}")
+
+    def _show(self) -> None:
+        if self._bar is not None:
+            completed = self._before + self._share * self._done
+            self._bar.update(self._task, description=escape(self._title), completed=completed)
+
 
 _FILE = File()
 # what tuning does not choose, and what decides its figures

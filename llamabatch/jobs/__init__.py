@@ -9,8 +9,8 @@
 """
 
 from llamabatch.jobs.job import JobInterrupted, preview, run
-from llamabatch.jobs.output import OutputOptions
-from llamabatch.jobs.records import RecordOptions
+from llamabatch.jobs.output.output import OutputOptions
+from llamabatch.jobs.output.records import RecordOptions
 from llamabatch.jobs.rows import ReadOptions
 from llamabatch.jobs.settings import Settings
 from llamabatch.jobs.summary import Summary

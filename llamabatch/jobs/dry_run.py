@@ -7,24 +7,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from llamabatch.capacity import Plan
 from llamabatch.config import EngineConfig
+from llamabatch.engine.resolve_config import plan
+from llamabatch.engine.validation import check_params
 from llamabatch.errors import InputError
+from llamabatch.gguf.resolve import resolve as resolve_path
 from llamabatch.jobs.feed import Feed, Refused
-from llamabatch.jobs.quantiles import Quantiles
 from llamabatch.jobs.rows import BadRow, Row
 from llamabatch.llama.model import Model
-from llamabatch.llama.recipe import Recipes
-from llamabatch.logprobs import check_logprobs
-from llamabatch.model_file import resolve as resolve_path
-from llamabatch.planning.here import plan
-from llamabatch.request import Request
-from llamabatch.request_checks import check_params
+from llamabatch.planning.capacity import Plan
+from llamabatch.request.logprobs import check_logprobs
+from llamabatch.request.request import Request
+from llamabatch.sampling.prepared_params import PreparedParamsCache
+from llamabatch.utils.histogram import Quantiles
 
 _MOST_ERRORS = 20
 
 
-class PaperEngine:
+class DryRunEngine:
     """What a Feed needs of an engine: the plan, and the vocabulary of the model. It computes nothing."""
 
     def __init__(self, config: EngineConfig) -> None:
@@ -35,7 +35,7 @@ class PaperEngine:
             self.model.close()
             raise
         self.adapters = [name for name, _ in config.adapters]
-        self._recipes = Recipes(self.model)
+        self._recipes = PreparedParamsCache(self.model)
 
     def check(self, request: Request) -> None:
         """What an engine would refuse when it takes the request in. Raises InputError."""
@@ -126,7 +126,7 @@ class DryRun:
 _TOLD = ("strategy", "instances", "n_slots", "n_ctx", "kv", "n_threads", "n_threads_batch")
 
 
-def dry_run(engine: PaperEngine, rows: Iterator[Row | BadRow], adapters: Mapping[str, float] | None) -> DryRun:
+def dry_run(engine: DryRunEngine, rows: Iterator[Row | BadRow], adapters: Mapping[str, float] | None) -> DryRun:
     """Takes every row as far as its tokens."""
     found = DryRun(engine.plan)
     feed = Feed(engine, rows, 1, engine.plan.config.number("n_ctx"), 0, adapters)

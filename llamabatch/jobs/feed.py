@@ -2,15 +2,77 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
+from llamabatch.entrypoints.input_processor import Host, InputProcessor
 from llamabatch.errors import InputError
-from llamabatch.front import Front, Host
 from llamabatch.jobs.rows import BadRow, Row
-from llamabatch.jobs.seeds import seed_of
-from llamabatch.request import Request, new_group
+from llamabatch.request.request import Request, new_group
+
+# ----------------------------------------------------------------------------------------------------
+# Reading ahead of a loop that must not wait.
+
+
+T = TypeVar("T")
+
+_ROWS_AHEAD = 64
+
+
+class ReadAhead(Generic[T]):
+    """An iterator over what a slow one gives, such as a terminal or a pipe: None where there is nothing yet.
+
+    A thread of its own waits for the input. Nobody waits for that thread: it may be blocked for ever.
+    """
+
+    def __init__(self, slow: Iterator[T]) -> None:
+        self._ready: queue.Queue[tuple[T | None, Exception | None]] = queue.Queue(_ROWS_AHEAD)
+        self._thread = threading.Thread(target=self._read, args=(slow,), name="llamabatch-input", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[T | None]:
+        return self
+
+    def __next__(self) -> T | None:
+        try:
+            item, error = self._ready.get_nowait()
+        except queue.Empty:
+            return None
+        if error is not None:
+            self._ready.put((None, error))  # whoever asks again gets the same answer
+            raise error
+        return item
+
+    def _read(self, slow: Iterator[T]) -> None:
+        try:
+            for item in slow:
+                self._ready.put((item, None))
+        except Exception as error:
+            self._ready.put((None, error))
+        else:
+            self._ready.put((None, StopIteration()))
+
+
+# ----------------------------------------------------------------------------------------------------
+# Which seed a row draws with: of the job's seed and the row's number alone, so that a run that goes on draws
+# alike.
+
+
+_MASK = 2**64 - 1
+
+
+def seed_of(job_seed: int, number: int) -> int:
+    """The number-th output of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)
+    with the job's seed: 0 .. 2**64 - 1, without a pattern between neighbours."""
+    z = (job_seed + (number + 1) * 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
 
 _LEAST_GROUP = 64  # rows that a strategy has to choose from, however few the slots
 _PIECE = 32  # rows that are tokenized before the engine gets them
@@ -64,7 +126,7 @@ class Feed:
         adapters: Mapping[str, float] | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> None:
-        self._front = Front(host, cancelled)
+        self._front = InputProcessor(host, cancelled)
         self._rows = rows
         self._seed = seed
         self._adapters = adapters

@@ -12,37 +12,34 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from llamabatch.bounded_client import slots_of
-from llamabatch.capacity import Plan
-from llamabatch.checks import counted
-from llamabatch.client import EngineClient, connect
-from llamabatch.compare.figures import duration
+from llamabatch.client.base import EngineClient
+from llamabatch.client.connect import connect
+from llamabatch.client.middleware import slots_of
+from llamabatch.engine.resolve_config import plan as plan_of
 from llamabatch.errors import LlamaBatchError
-from llamabatch.jobs import sources
-from llamabatch.jobs.ahead import Ahead
-from llamabatch.jobs.counts import Counts
-from llamabatch.jobs.dry_run import DryRun, PaperEngine, dry_run
-from llamabatch.jobs.feed import Feed
-from llamabatch.jobs.files import Files
-from llamabatch.jobs.loop import Loop
-from llamabatch.jobs.manifest import look, model_identity, path_of
-from llamabatch.jobs.output import Output
-from llamabatch.jobs.progress import Progress, Silent
-from llamabatch.jobs.reader import Reader
+from llamabatch.gguf.resolve import resolve
+from llamabatch.jobs.dry_run import DryRun, DryRunEngine, dry_run
+from llamabatch.jobs.feed import Feed, ReadAhead
+from llamabatch.jobs.input import sources
+from llamabatch.jobs.input.reader import Reader
+from llamabatch.jobs.input.sources import Source, Total
+from llamabatch.jobs.loop import Loop, Stop
+from llamabatch.jobs.output.files import Files
+from llamabatch.jobs.output.manifest import look, model_identity, path_of
+from llamabatch.jobs.output.output import Output
+from llamabatch.jobs.output.stream import STDOUT, StreamOutput, open_output
+from llamabatch.jobs.progress import JobStatus, Progress, Silent
 from llamabatch.jobs.rows import BadRow, Row
 from llamabatch.jobs.settings import Settings
-from llamabatch.jobs.sources import Source
-from llamabatch.jobs.standings import Standings
-from llamabatch.jobs.stopping import Stop
-from llamabatch.jobs.stream_output import STDOUT, StreamOutput, open_output
+from llamabatch.jobs.stats import Counts
 from llamabatch.jobs.summary import Summary
-from llamabatch.jobs.total import Total
-from llamabatch.model_file import resolve
 from llamabatch.monitor.energy import EnergyMeter
-from llamabatch.monitor.metrics import MetricsFile
 from llamabatch.monitor.monitor import Monitor
-from llamabatch.paths import shown
-from llamabatch.planning.here import plan as plan_of
+from llamabatch.monitor.prometheus import MetricsFile
+from llamabatch.planning.capacity import Plan
+from llamabatch.utils.checks import counted
+from llamabatch.utils.format import duration
+from llamabatch.utils.paths import shown
 
 _LOOK_S = 0.5
 
@@ -100,7 +97,7 @@ def preview(settings: Settings) -> DryRun:
         What `run` raises before it computes anything, but for what is wrong with the output.
     """
     with (
-        contextlib.closing(PaperEngine(settings.config)) as engine,
+        contextlib.closing(DryRunEngine(settings.config)) as engine,
         contextlib.closing(Reader(_sources(settings), settings.reading)) as rows,
     ):
         return dry_run(engine, rows, settings.adapters)
@@ -115,7 +112,7 @@ class _Job:
         self._progress = progress
         self._stop = stop
         self._counts = Counts()
-        self._standing = Standings(self._counts)
+        self._standing = JobStatus(self._counts)
         self._load_s = self._run_s = 0.0
         self._energy_j: float | None = None
         self._plan: Plan | None = None
@@ -208,7 +205,7 @@ class _Job:
         settings, config = self._settings, client.plan.config
         is_stream = any(source.is_stream for source in found)
         read: Iterator[Row | BadRow] = chain([first], reader)
-        rows: Iterator[Row | BadRow | None] = Ahead(read) if is_stream else read
+        rows: Iterator[Row | BadRow | None] = ReadAhead(read) if is_stream else read
         seed = output.seed if settings.seed is None else settings.seed
         feed = Feed(
             client, rows, slots_of(config), config.number("n_ctx"), seed, settings.adapters, self._stop.__bool__

@@ -12,13 +12,12 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, PercentFormatter
 
-from llamabatch.checks import counted
-from llamabatch.compare.figures import duration, significant
-from llamabatch.compare.plot import STYLE, tidy
-from llamabatch.compare.style import INK, OURS, tint
-from llamabatch.jobs.quantiles import Quantiles
+from llamabatch.jobs.stats import Point
 from llamabatch.jobs.summary import Summary
-from llamabatch.jobs.timeline import Point
+from llamabatch.utils.checks import counted
+from llamabatch.utils.format import duration, significant
+from llamabatch.utils.histogram import Quantiles
+from llamabatch.utils.plotting import INK, OURS, STYLE, tidy, tint
 
 _BLUE, _GREEN, _PINK, _GREY = "#0072B2", "#009E73", "#CC79A7", "#777777"
 _REASONS = {"stop": _GREEN, "length": _BLUE, "embedded": _PINK, "failed": OURS}

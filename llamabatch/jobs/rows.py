@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from llamabatch.chat import ChatOptions, Conversation
-from llamabatch.checks import choice, integer, show
 from llamabatch.errors import ConfigError
-from llamabatch.sampling_params import SamplingParams
+from llamabatch.request.chat import ChatOptions, Conversation
+from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.utils.checks import choice, integer, show
 
 Task = Literal["completion", "chat", "embedding"]
 TASKS: tuple[Task, ...] = ("completion", "chat", "embedding")
@@ -111,3 +111,19 @@ class ReadOptions:
         """Is a row of this number of the shard, and below the limit?"""
         i, n = self.shard
         return number % n == i - 1 and (self.limit is None or number < self.limit)
+
+
+class Seen(NamedTuple):
+    """What has been read: rows by their numbers, those of other shards included.
+
+    Attributes:
+        starts: numbers of the first rows of the inputs so far; the last one is being read.
+        n_rows: of all of these.
+        share: of the input that is being read, 0 to 1: up to the end of its last row; None: not known.
+        ended: there are no other rows.
+    """
+
+    starts: tuple[int, ...] = ()
+    n_rows: int = 0
+    share: float | None = None
+    ended: bool = False

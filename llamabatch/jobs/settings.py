@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from llamabatch.checks import integer, number, show
 from llamabatch.config import EngineConfig, with_paths
 from llamabatch.errors import ConfigError
-from llamabatch.jobs import sources
-from llamabatch.jobs.output import OutputOptions
+from llamabatch.jobs.input import sources
+from llamabatch.jobs.output.output import OutputOptions
+from llamabatch.jobs.output.stream import STDOUT
 from llamabatch.jobs.rows import ReadOptions
-from llamabatch.jobs.stream_output import STDOUT
-from llamabatch.paths import absolute
+from llamabatch.utils.checks import integer, number, show
+from llamabatch.utils.paths import absolute
 
 
 @dataclass(frozen=True)

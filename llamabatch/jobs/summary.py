@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from llamabatch.checks import counted
-from llamabatch.compare.figures import duration, seconds, significant
-from llamabatch.jobs.counts import Cost, Counts, spread
-from llamabatch.jobs.quantiles import Quantiles
-from llamabatch.jobs.timeline import Timeline
+from llamabatch.jobs.stats import Cost, Counts, Timeline, spread
+from llamabatch.utils.checks import counted
+from llamabatch.utils.format import duration, seconds, significant
+from llamabatch.utils.histogram import Quantiles
 
 
 @dataclass(frozen=True)

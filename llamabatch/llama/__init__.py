@@ -1,1 +1,3 @@
-"""The only room that touches llama.cpp: everything native is called from here."""
+"""The only room that touches llama.cpp: library, model, context, batch, model_runner. Imports `sampling` and what
+stands below it.
+"""

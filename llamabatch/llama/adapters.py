@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from llamabatch.adapter_file import read_adapter
-from llamabatch.adapters import AdapterSet, adapter_path, check_known, check_name
 from llamabatch.errors import AdapterError, EngineError, ModelFileError
+from llamabatch.gguf.adapter import read_adapter
 from llamabatch.llama import library
+from llamabatch.request.adapters import AdapterSet, adapter_path, check_known, check_name
 
 
 class Adapters:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from llamabatch.step import Call, Span
+from llamabatch.scheduler.output import Call, ScheduledSpan
 
 
 class Batch:
@@ -32,7 +32,7 @@ class Batch:
             logits=_pointer(self._outputs, ctypes.c_int8),
         )
 
-    def fill(self, call: Call) -> tuple[Any, list[Span]]:
+    def fill(self, call: Call) -> tuple[Any, list[ScheduledSpan]]:
         """The C struct of a call, and the spans that have output rows, in the order of the rows."""
         if call.is_decode and not call.dummy_slots:
             return self._fill_rows(call.spans)
@@ -60,7 +60,7 @@ class Batch:
         self._struct.n_tokens = at
         return self._struct, outputs
 
-    def _fill_draft(self, at: int, span: Span, draft: tuple[int, ...]) -> None:
+    def _fill_draft(self, at: int, span: ScheduledSpan, draft: tuple[int, ...]) -> None:
         """A known token, the guesses behind it, and any tokens in the rest of the span, which are no outputs."""
         known, end = at + 1 + len(draft), at + span.length
         self._tokens[at] = span.sequence.token_ids[span.start + span.shift]
@@ -80,7 +80,7 @@ class Batch:
         self._struct.n_tokens = n
         return self._struct
 
-    def _fill_rows(self, spans: tuple[Span, ...]) -> tuple[Any, list[Span]]:
+    def _fill_rows(self, spans: tuple[ScheduledSpan, ...]) -> tuple[Any, list[ScheduledSpan]]:
         """The same for one row a sequence, which is most calls, in few operations."""
         self.fill_rows(
             [span.sequence.token_ids[span.start + span.shift] for span in spans],
@@ -101,9 +101,9 @@ class Batch:
         return self._struct
 
 
-def _in_slot_order(call: Call) -> list[tuple[int, Span | None]]:
+def _in_slot_order(call: Call) -> list[tuple[int, ScheduledSpan | None]]:
     """llama.cpp's split cache takes consecutive rising ids into one pass."""
-    rows: list[tuple[int, Span | None]] = [(span.slot, span) for span in call.spans]
+    rows: list[tuple[int, ScheduledSpan | None]] = [(span.slot, span) for span in call.spans]
     rows += [(slot, None) for slot in call.dummy_slots]
     return sorted(rows, key=lambda row: row[0])
 

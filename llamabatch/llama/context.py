@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llamabatch.adapters import AdapterSet
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, EngineError
-from llamabatch.llama import library, prefixes
+from llamabatch.llama import kv_state, library
 from llamabatch.llama.model import Model
+from llamabatch.request.adapters import AdapterSet
 
 _FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 _CELL_PADDING = 256
@@ -66,8 +66,8 @@ class Context:
         params.n_threads = config.number("n_threads")
         params.n_threads_batch = config.number("n_threads_batch")
         params.flash_attn_type = _FLASH_ATTN[config.flash_attn]
-        params.type_k = prefixes.type_number(lib, config.type_k)
-        params.type_v = prefixes.type_number(lib, config.type_v)
+        params.type_k = kv_state.type_number(lib, config.type_k)
+        params.type_v = kv_state.type_number(lib, config.type_v)
         params.kv_unified = self._unified
         params.no_perf = True
         library.recent_complaints()
@@ -148,13 +148,13 @@ class Context:
     def state(self, slot: int) -> bytes:
         """What a slot holds, to be kept or saved."""
         self._check(slot)
-        return prefixes.take(self._lib, self.handle, slot)
+        return kv_state.take(self._lib, self.handle, slot)
 
     def restore(self, slot: int, state: bytes, count: int) -> bool:
         """Fills a slot with the first `count` tokens of a state; False if llama.cpp refuses it."""
         self._check(slot)
         n_streams = 1 if self._unified else self.n_slots
-        given = prefixes.give(self._lib, self.handle, slot, n_streams, state)
+        given = kv_state.give(self._lib, self.handle, slot, n_streams, state)
         return given and self.clear(slot, count) and self.length(slot) == count
 
     def carry_over(self, slots: Iterable[int], target: Context) -> frozenset[int]:
@@ -167,7 +167,7 @@ class Context:
         carried = set()
         for slot in slots:
             self._check(slot)
-            moved = prefixes.move(self._lib, self.handle, target.handle, slot, more, room)
+            moved = kv_state.move(self._lib, self.handle, target.handle, slot, more, room)
             if moved and target.length(slot) == self.length(slot):
                 carried.add(slot)
             else:

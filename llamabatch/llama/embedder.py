@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from llamabatch.adapters import AdapterSet
 from llamabatch.config import EngineConfig
-from llamabatch.embed_queue import MAX_TEXTS
 from llamabatch.errors import EngineError
 from llamabatch.llama import library
 from llamabatch.llama.batch import Batch
 from llamabatch.llama.model import Model
+from llamabatch.request.adapters import AdapterSet
+
+MAX_TEXTS = 64  # in a pass: each is a sequence of the context
+
 
 _PADDING = 256  # llama.cpp rounds cells up to this
 

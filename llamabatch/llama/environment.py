@@ -36,7 +36,7 @@ def environment_defaults(model_bytes: int | None, measured: OnLoad = NOTHING_MEA
     which costs 60 % to 90 % of the speed once any other process wants a core. Short spins cost nothing where a
     step takes milliseconds; a model below 64 MB has steps of microseconds and needs the longer spin.
     `GGML_NO_BACKTRACE`: without it an abort inside ggml starts a debugger.
-    `GGML_CPU_AMX`: see `OnLoad`. `measured`: on this machine (llamabatch/profile.py), instead of these rules.
+    `GGML_CPU_AMX`: see `OnLoad`. `measured`: on this machine (llamabatch/planning/profile.py), instead of these rules.
     """
     small = model_bytes is not None and model_bytes < _SMALL_MODEL_BYTES
     rule = 3000 if small else 1000

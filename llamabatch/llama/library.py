@@ -11,7 +11,6 @@ import collections
 import ctypes
 import importlib
 import itertools
-import json
 import logging
 import sys
 import threading
@@ -22,9 +21,10 @@ from types import ModuleType
 from typing import Any
 
 from llamabatch.errors import EngineError, SetupError
-from llamabatch.lifetime import Home, in_forks
+from llamabatch.llama.abi_check import check_layout
+from llamabatch.llama.build_info import build_marker, library_dir
 from llamabatch.llama.environment import NOTHING_MEASURED, OnLoad, amx_is_off, is_mapped, prepared
-from llamabatch.llama.layout import check_layout
+from llamabatch.utils.lifetime import ForkGuard, in_forks
 
 logger = logging.getLogger(__name__)
 llama_logger = logging.getLogger("llamabatch.llama_cpp")
@@ -34,14 +34,15 @@ ROWS_PATCH = "0006-repack-any-rows.patch"
 AMX_PATCH = "0007-amx-can-be-off.patch"
 SPLITTING_PATCH = "0008-split-without-recursion.patch"
 CELLS_PATCH = "0009-cells-cost-nothing-until-used.patch"
-MARKER = "llamabatch_build.json"
+
+
 """The file that native_patches/build.py puts into the llama_cpp package: patches, flags, compiler."""
 
 INSTALL_CURE = "run `make setup` in a checkout of llamabatch, or `pip install --force-reinstall llama-cpp-python`"
 
 _lock = threading.Lock()
 _module: ModuleType | None = None
-_home = Home()  # of what llama_backend_init set up
+_home = ForkGuard()  # of what llama_backend_init set up
 _amx_off = False  # because the environment said so when llama.cpp was loaded
 
 
@@ -65,7 +66,7 @@ def load(model_bytes: int | None = None, measured: OnLoad = NOTHING_MEASURED) ->
                 if amx_is_off():
                     names = _extra_buffers(module)
                     _amx_off = names is not None and "AMX" not in names
-            _module, _home = module, Home()
+            _module, _home = module, ForkGuard()
         return _module
 
 
@@ -229,23 +230,6 @@ def library_info() -> LibraryInfo:
     )
 
 
-def library_dir(module: ModuleType) -> Path:
-    """The folder of the libllama in use; `LLAMA_CPP_LIB_PATH` may have moved it out of the package."""
-    return Path(module.llama_cpp._lib._name).resolve().parent
-
-
-def build_marker(module: ModuleType) -> Mapping[str, Any] | None:
-    """What native_patches wrote about this build, or None: a stock build, or libraries from another place."""
-    package = Path(str(module.__file__)).resolve().parent
-    if library_dir(module) != package / "lib":
-        return None
-    try:
-        marker = json.loads((package / MARKER).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return marker if isinstance(marker, dict) else None
-
-
 def _devices(module: ModuleType) -> tuple[Device, ...]:
     """ggml's devices. Its functions are reached through libllama, which links to them; none where that fails."""
     library = module.llama_cpp._lib
@@ -294,10 +278,10 @@ def _text(raw: bytes | None) -> str:
 
 
 def extra_bufts_safe() -> bool:
-    """Whether a model may be loaded with llama.cpp's extra buffer types; see llamabatch/llama/extra_bufts.py."""
-    from llamabatch.llama import extra_bufts
+    """Whether a model may be loaded with llama.cpp's extra buffer types; see llamabatch/llama/extra_buffers.py."""
+    from llamabatch.llama import extra_buffers
 
-    return extra_bufts.safe(load())
+    return extra_buffers.safe(load())
 
 
 def has_fast_attention() -> bool:
@@ -352,7 +336,7 @@ def _told() -> dict[str, str]:
 
 
 def _cpu_has_amx() -> bool:
-    from llamabatch.cpu import cpu_flags
+    from llamabatch.planning.cpu import cpu_flags
 
     return "amx_int8" in cpu_flags()
 

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineClosedError, ModelFileError, PromptError
-from llamabatch.gguf_header import read_front
-from llamabatch.lifetime import Home
+from llamabatch.gguf.header import read_front
+from llamabatch.gguf.resolve import file_bytes
 from llamabatch.llama import library
 from llamabatch.llama.adapters import Adapters
-from llamabatch.llama.profiles import profile_for
-from llamabatch.model_file import file_bytes
-from llamabatch.trial import ensure_loadable
-from llamabatch.vocabulary import Vocabulary
+from llamabatch.llama.tuned_load import profile_for
+from llamabatch.llama.vetting import ensure_loadable
+from llamabatch.request.detokenizer import Vocabulary
+from llamabatch.utils.lifetime import ForkGuard
 
 if TYPE_CHECKING:
-    from llamabatch.llama.grammars import Grammars
+    from llamabatch.sampling.grammar_compiler import Grammars
 
 _MAX_TEXT_BYTES = 64 * 2**20  # llama_tokenize takes 8 s for 20 MB, and its length is an int32
 
@@ -75,7 +75,7 @@ class Model:
         if vocab_only:
             config = None
         self._lock = threading.Lock()
-        self._home = Home()
+        self._home = ForkGuard()
         self._owners = 1
         profile = profile_for(path, config) if config is not None else None  # first: it sets how the library is loaded
         self._lib = library.load(file_bytes(path))
@@ -174,7 +174,7 @@ class Model:
         with self._lock:
             self._check_owned()
             if self._grammars is None:
-                from llamabatch.llama.grammars import Grammars  # with a library that most do not need
+                from llamabatch.sampling.grammar_compiler import Grammars  # with a library that most do not need
 
                 self._grammars = Grammars(self)
             return self._grammars

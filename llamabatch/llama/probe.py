@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from llamabatch import paths
 from llamabatch.llama import library
+from llamabatch.utils import paths
 
 _BATCH_SIZES = (1, 8)  # llama.cpp has separate kernels for one row and for several
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from llamabatch.gpu_memory import text, visible
+from llamabatch.planning.nvml import text, visible
 
 
 @dataclass(frozen=True)

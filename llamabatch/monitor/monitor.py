@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol
 
-from llamabatch import checks
+from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import ConfigError, EngineClosedError
-from llamabatch.monitor.machine import MachineSampler
-from llamabatch.monitor.metrics import MetricsFile
+from llamabatch.monitor.host import MachineSampler
+from llamabatch.monitor.prometheus import MetricsFile
 from llamabatch.monitor.snapshot import Snapshot
 from llamabatch.monitor.status import StatusFile
-from llamabatch.stats import EngineStats
+from llamabatch.utils import checks
 
 logger = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llamabatch.monitor.machine import MachineSample
-from llamabatch.stats import EngineStats
+from llamabatch.engine.stats import EngineStats
+from llamabatch.monitor.host import MachineSample
 
 
 @dataclass(frozen=True)

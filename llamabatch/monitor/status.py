@@ -17,11 +17,11 @@ from typing import Any
 
 import psutil
 
+from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import InputError
-from llamabatch.monitor.machine import MachineSample
+from llamabatch.monitor.host import MachineSample
 from llamabatch.monitor.snapshot import Snapshot
-from llamabatch.paths import cache_dir
-from llamabatch.stats import EngineStats
+from llamabatch.utils.paths import cache_dir
 
 WINDOW_S = 30.0  # over which `top` shows rates and percentiles
 _HISTORY = 60  # speeds kept for the curve

@@ -13,12 +13,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from llamabatch.compare.figures import duration, seconds, significant
+from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import InputError
-from llamabatch.histogram import Histogram
 from llamabatch.monitor.status import Status, read, running
-from llamabatch.paths import absolute
-from llamabatch.stats import EngineStats
+from llamabatch.utils.format import duration, seconds, significant
+from llamabatch.utils.histogram import Histogram
+from llamabatch.utils.paths import absolute
 
 _BARS = "▁▂▃▄▅▆▇█"
 _BAR_WIDTH = 14

@@ -1,1 +1,3 @@
-"""What fits, before anything is loaded: `llamabatch plan`, and what an engine asks before it loads."""
+"""What the machine has, the memory that a model needs, what "auto" becomes, tuned profiles. Imports `config` and
+what stands below it.
+"""

@@ -1,5 +1,5 @@
 // Log probabilities of a row's own tokens: of the logits as they are, before bias, penalties, masks and temperature.
-// Included by sampler.cpp; llamabatch/llama/logprobs.py is the same in numpy, to 1e-6.
+// Included by sampler.cpp; llamabatch/sampling/row_logprobs.py is the same in numpy, to 1e-6.
 
 #pragma once
 

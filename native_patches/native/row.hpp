@@ -9,7 +9,7 @@
 
 #include "kernels.hpp"
 
-// --- the interface; llamabatch/native.py has the same layout --------------------------------------------------------
+// --- the interface; llamabatch/sampling/native.py has the same layout --------------------------------------------------------
 
 extern "C" {
 struct lb_params {

@@ -1,6 +1,6 @@
 // Samples all rows of a step from the logits where they lie. C++17, a plain C interface, no dependencies.
 //
-// llamabatch/llama/sampler_numpy.py is the same in numpy, and both must choose the same tokens on every machine. So
+// llamabatch/sampling/numpy_sampler.py is the same in numpy, and both must choose the same tokens on every machine. So
 // there is one order of steps, float32 arithmetic without contraction (-ffp-contract=off), one exponential written
 // out below, and weights that are whole numbers: exp(x - top) * 2^33, rounded. Sums of whole numbers up to 2^53,
 // that is of 2^20 tokens, are exact in doubles whatever their order, so that vector width, threads and numpy cannot

@@ -20,12 +20,12 @@ import resource, sys
 import psutil
 import llamabatch
 from llamabatch import LLM, EngineConfig, SamplingParams
-from llamabatch.capacity import resolve
+from llamabatch.planning.capacity import resolve
 from llamabatch.errors import MemoryPlanError
-from llamabatch.machine import Machine
-from llamabatch.memory import MIB
-from llamabatch.model_facts import ModelFacts
-from llamabatch.model_file import resolve as find
+from llamabatch.planning.machine import Machine
+from llamabatch.planning.memory import MIB
+from llamabatch.planning.model_facts import ModelFacts
+from llamabatch.gguf.resolve import resolve as find
 
 share, before = float(sys.argv[1]), sys.argv[2] == "before"
 options = {"n_slots": 4, "n_ctx": 1024, "strategy": "batched", "kv": "split", "flash_attn": "on", "profile": False}

@@ -6,9 +6,9 @@ import json
 from functools import cache
 from pathlib import Path
 
-from llamabatch.jobs.reader import read
+from llamabatch.jobs.input.reader import read
+from llamabatch.jobs.input.sources import find
 from llamabatch.jobs.rows import BadRow, Row
-from llamabatch.jobs.sources import find
 from tests.long.bad_kinds import EARLIER, Kind, all_kinds
 
 HOLDS = (

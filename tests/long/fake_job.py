@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from llamabatch.jobs.files import FULL, Files
-from llamabatch.jobs.lines import to_line
-from llamabatch.jobs.output import Output, OutputOptions
-from llamabatch.jobs.records import RecordOptions, record, refusal
+from llamabatch.jobs.output.files import FULL, Files
+from llamabatch.jobs.output.lines import to_line
+from llamabatch.jobs.output.output import Output, OutputOptions
+from llamabatch.jobs.output.records import RecordOptions, record, refusal
 from llamabatch.jobs.rows import BadRow, Row
-from llamabatch.request import CompletionOutput, FinishReason, RequestOutput
+from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput
 
 SETTINGS = {"model": {"name": "none.gguf", "size": 1}, "sampling": {"temperature": 0.0}}
 WINDOW = 6  # rows in flight

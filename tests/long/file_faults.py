@@ -12,9 +12,9 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from llamabatch.errors import OutputError
-from llamabatch.jobs import side_file
-from llamabatch.jobs.output import OutputOptions
-from llamabatch.jobs.records import RecordOptions
+from llamabatch.jobs.output import journal
+from llamabatch.jobs.output.output import OutputOptions
+from llamabatch.jobs.output.records import RecordOptions
 from tests.long.fake_job import FaultyFiles, Killed, check, check_beside, in_shard, is_bad, run
 
 HOLDS = (
@@ -142,11 +142,11 @@ def _failed(number: int) -> bool:
 
 
 def _run(scenario: Scenario, out: Path, files: FaultyFiles, computed: list[int]) -> None:
-    least, side_file._LEAST_GARBAGE = side_file._LEAST_GARBAGE, 0 if scenario.small else 2**20
+    least, journal._LEAST_GARBAGE = journal._LEAST_GARBAGE, 0 if scenario.small else 2**20
     try:
         run(out, _ROWS, scenario.options, files, computed=computed)
     finally:
-        side_file._LEAST_GARBAGE = least
+        journal._LEAST_GARBAGE = least
 
 
 def _fails(scenario: Scenario, out: Path, files: FaultyFiles, computed: list[int]) -> bool:

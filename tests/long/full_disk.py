@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from llamabatch.errors import OutputError
-from llamabatch.jobs.files import Files
-from llamabatch.jobs.output import Output, OutputOptions
+from llamabatch.jobs.output.files import Files
+from llamabatch.jobs.output.output import Output, OutputOptions
 
 HOLDS = (
     "a disk of 1 MB fills up under a job: it says so, and stops, or waits and goes on when there is room; what was "

@@ -8,10 +8,11 @@ import random
 import signal
 from pathlib import Path
 
-from llamabatch.child_client import ChildClient
+from llamabatch.client.process_client import ChildClient
 from llamabatch.config import EngineConfig
-from llamabatch.request import Request, SequenceOutput
-from llamabatch.sampling_params import SamplingParams
+from llamabatch.request.outputs import SequenceOutput
+from llamabatch.request.request import Request
+from llamabatch.request.sampling_params import SamplingParams
 
 HOLDS = "child killed by SIGKILL, SIGSEGV or SIGABRT with 8 in flight: all finish, none twice"
 TOTAL = 50

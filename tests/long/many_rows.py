@@ -17,8 +17,8 @@ _A_ROW = 64
 
 _PROGRAM = """
 import resource, sys
-from llamabatch.jobs.reader import read
-from llamabatch.jobs.sources import find
+from llamabatch.jobs.input.reader import read
+from llamabatch.jobs.input.sources import find
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 before = peak()
 count = sum(row.number == i and row.id == f"row {i}" for i, row in enumerate(read(find(sys.argv[1:]))))

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from llamabatch.synth import find_shape, write_model
+from llamabatch.tools.synth import find_shape, write_model
 
 HOLDS = "the peak of a process that fills all slots lies within 10 % of the one that was predicted from the header"
 SLOTS = (1, 8, 32)
@@ -25,7 +25,7 @@ _CHILD = """
 import json, random, sys
 from pathlib import Path
 from llamabatch import LLM, SamplingParams
-from llamabatch.memory import PROCESS_BYTES
+from llamabatch.planning.memory import PROCESS_BYTES
 model, options = sys.argv[1], json.loads(sys.argv[2])
 with LLM(model, profile=False, **options) as llm:
     plan = llm.plan

@@ -13,12 +13,12 @@ QUICK = 1
 
 _ROWS = (20_000, 20_000, 1_000_000, 1_000_000)
 _MOST_BYTES = 32 * 2**20
-_FAKES = Path(__file__).parents[1] / "unit"
+_ROOT = Path(__file__).parents[2]
 
 _PROGRAM = """
 import resource, sys
 sys.path.insert(0, sys.argv[4])
-from jobs_fakes import FakeClient
+from tests.unit.jobs_fakes import FakeClient
 from llamabatch.jobs import OutputOptions, Settings, job, run
 job.connect = lambda config: FakeClient(kept=0)
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -36,7 +36,7 @@ def case(number: int, folder: Path) -> None:
     files = [_rows(folder / name, n) for name, n in (("first.jsonl", 2000), ("whole.jsonl", _ROWS[number]))]
     order = ("input", "finished")[number % 2]
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, *map(str, files), order, str(_FAKES)],
+        [sys.executable, "-c", _PROGRAM, *map(str, files), order, str(_ROOT)],
         capture_output=True,
         text=True,
         timeout=800,

@@ -7,17 +7,15 @@ import itertools
 import os
 import random
 import struct
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-sys.path.append(str(Path(__file__).parents[1] / "model"))
-from architectures import write
-
-from llamabatch import LLM, LlamaBatchError, SamplingParams, paths
-from llamabatch.gguf_walk import START, Walk
+from llamabatch import LLM, LlamaBatchError, SamplingParams
+from llamabatch.gguf.reader import START, Walk
+from llamabatch.utils import paths
+from tests.model.architectures import write
 
 HOLDS = "the process lives, and the file is refused with one of our errors or answers a request"
 TOTAL = 500

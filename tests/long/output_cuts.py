@@ -13,8 +13,8 @@ from typing import NamedTuple
 import pytest
 
 from llamabatch.errors import ConfigError
-from llamabatch.jobs.output import OutputOptions
-from llamabatch.jobs.records import RecordOptions
+from llamabatch.jobs.output.output import OutputOptions
+from llamabatch.jobs.output.records import RecordOptions
 from tests.long.fake_job import check, in_shard, run
 
 HOLDS = (

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import queue
 import random
-import sys
 from pathlib import Path
 
-from llamabatch.child_client import ChildClient
+from llamabatch.client.process_client import ChildClient
 from llamabatch.config import EngineConfig
-from llamabatch.request import Request, SequenceOutput
-from llamabatch.sampling_params import SamplingParams
+from llamabatch.request.outputs import SequenceOutput
+from llamabatch.request.request import Request
+from llamabatch.request.sampling_params import SamplingParams
+from tests.workers.poisoned_worker import POISON
 
 HOLDS = "a request that always kills the engine, among 1,000: 999 results and 1 error, at most 3 restarts"
 TOTAL = 3
 QUICK = 1
 
 _N = 1000
-_PROGRAM = "poisoned_worker"  # beside this folder
+_PROGRAM = "tests.workers.poisoned_worker"
 
 
 def case(number: int, folder: Path) -> None:
     """The place of the culprit is drawn by the number."""
-    tests = str(Path(__file__).parents[1])
-    if tests not in sys.path:
-        sys.path.append(tests)
-    from poisoned_worker import POISON
-
     rng = random.Random(number)
     culprit = rng.randrange(_N)
     params = SamplingParams(max_tokens=4, ignore_eos=True, temperature=0)

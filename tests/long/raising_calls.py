@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from llamabatch import LLM, EngineClosedError, LlamaBatchError, RequestOutput, SamplingParams
-from llamabatch.child_client import ChildClient
+from llamabatch.client.middleware import CountingClient
+from llamabatch.client.process_client import ChildClient
 from llamabatch.config import EngineConfig
-from llamabatch.counting_client import CountingClient
 
 sys.path.append(str(Path(__file__).parents[1]))
 

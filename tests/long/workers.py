@@ -15,7 +15,7 @@ from types import TracebackType
 
 import psutil
 
-from llamabatch.programs import command
+from llamabatch.utils.subprogram import command
 from tests.long import figures
 from tests.long.figures import ROOT, Figure
 from tests.long.state import Outcome, now

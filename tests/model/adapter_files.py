@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from llamabatch import paths
+from llamabatch.utils import paths
 
 
 def shapes() -> tuple[str, int, dict[str, tuple[int, int]]]:

@@ -13,7 +13,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from llamabatch.model_file import resolve
+from llamabatch.gguf.resolve import resolve
 
 N_VOCAB = 2048
 N_EMBD = 64

@@ -9,14 +9,14 @@ from functools import partial
 import gguf
 import numpy as np
 import pytest
-from adapter_files import write_control_vector, write_lora
 from click.testing import CliRunner
-from conftest import mixed_conversations, questions
 
 from benchmarks.equality import LogitGap
 from llamabatch import LLM, AdapterError, ConfigError, ModelFileError, SamplingParams
-from llamabatch.adapters import adapter_set
 from llamabatch.cli import cli
+from llamabatch.request.adapters import adapter_set
+from tests.model.adapter_files import write_control_vector, write_lora
+from tests.model.conftest import mixed_conversations, questions
 
 GREEDY = SamplingParams(temperature=0, max_tokens=32)
 SETS = [None, {"a": 1.0}, {"b": 0.7}, {"a": 0.5, "b": 0.5}, {"v": 1.0}, {"a": 1.0, "v": -0.5}]

@@ -9,13 +9,13 @@ import gguf
 import llama_cpp
 import numpy as np
 import pytest
-from architectures import KINDS, N_EMBD, WINDOW, write, write_bert
 
 from llamabatch import LLM, ConfigError, EngineConfig, FinishReason, SamplingParams
+from llamabatch.engine.resolve_config import plan
 from llamabatch.llama.context import Context
 from llamabatch.llama.model import Model
-from llamabatch.llama.runner import Runner
-from llamabatch.planning.here import plan
+from llamabatch.llama.model_runner import ModelRunner
+from tests.model.architectures import KINDS, N_EMBD, WINDOW, write, write_bert
 
 GENERATING = ["llama", "gemma2", "qwen2moe", "deepseek2", "mamba", "rwkv7", "jamba", "granitehybrid", "lfm2"]
 RECURRENT = ["mamba", "rwkv7", "jamba", "granitehybrid", "lfm2"]
@@ -310,7 +310,7 @@ def test_every_kind_is_tested():
 def test_no_prefix_is_copied_and_no_row_padded_without_cells_to_cut(models, kind):
     config = EngineConfig(str(models(kind)), strategy="batched", n_slots=2, n_ctx=N_CTX, profile=False)
     model = Model(models(kind), config)
-    runner = Runner(model, plan(config, model.path).config, 2)
+    runner = ModelRunner(model, plan(config, model.path).config, 2)
     assert not runner.limits.can_share
     assert runner.limits.can_pad is (kind == "gemma2")
     runner.close()

@@ -22,8 +22,8 @@ from llamabatch import (
     PromptWarning,
     QueueFull,
     SamplingParams,
-    chat_template,
 )
+from llamabatch.request import chat_template
 
 HI = [{"role": "user", "content": "What is the capital of France?"}]
 LONG = SamplingParams(max_tokens=900, ignore_eos=True)

@@ -13,7 +13,7 @@ from benchmarks.peers.child import LlamaLoop, Ours
 from benchmarks.places import describe_model
 from benchmarks.process import PeerFailure, environment
 from benchmarks.workloads import Shape, Workload
-from llamabatch.model_file import resolve
+from llamabatch.gguf.resolve import resolve
 from tests.processes import Started
 
 SMALL = Workload("tiny", "tiny", tuple(Shape(16 + i, 4 + i) for i in range(12)), n_ctx=256, loop_every=3)

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from llamabatch.model_file import resolve
+from llamabatch.gguf.resolve import resolve
 
 MODELS = Path(__file__).parents[2] / "models"
 

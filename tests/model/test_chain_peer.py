@@ -6,14 +6,14 @@ import math
 import numpy as np
 import pytest
 
-from llamabatch.filled_params import fill
-from llamabatch.llama.chain import Chain
+from llamabatch.gguf.resolve import resolve
 from llamabatch.llama.library import load
 from llamabatch.llama.model import Model
-from llamabatch.llama.sampler import Draw, distribution
-from llamabatch.model_file import resolve
-from llamabatch.repeats import Repeats, breaker_tokens
-from llamabatch.sampling_params import SamplingParams
+from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.sampling.defaults import fill
+from llamabatch.sampling.dry import DryPenalty, breaker_tokens
+from llamabatch.sampling.sampler import SamplerState, distribution
+from llamabatch.sampling.sampler_chain import Chain
 
 PLAIN = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}
 BREAKERS = ("\n", ":", '"', "*")
@@ -78,7 +78,7 @@ def random_row(rng, sizes=(50, 500, 3000, 32_000)):
 
 
 def ours(row, params):
-    ids, probabilities = distribution(row, Draw(params, 0))
+    ids, probabilities = distribution(row, SamplerState(params, 0))
     return dict(zip(ids.tolist(), probabilities.tolist(), strict=True))
 
 
@@ -156,7 +156,7 @@ def test_dry(lib, model, breakers, window, seed):
     dry = lib.llama_sampler_init_dry(model.vocab_handle, params.dry_multiplier, *sizes, raw, len(breakers))
     peer = Peer(lib, [dry, lib.llama_sampler_init_dist(1)])
     tails = breaker_tokens(breakers, model.n_vocab, model.all_bytes, model.tokenize_bytes)
-    draw = Draw(params, 0, repeats=Repeats(tails, params.dry_allowed_length, window))
+    draw = SamplerState(params, 0, repeats=DryPenalty(tails, params.dry_allowed_length, window))
     tokens, n_prompt, changed = text_with_repeats(rng, model), 30, 0
     peer.accept(tokens[:n_prompt])
     for count in range(n_prompt, len(tokens)):
@@ -165,7 +165,7 @@ def test_dry(lib, model, breakers, window, seed):
         ids, probabilities = distribution(row, draw)
         wanted, _ = peer.apply(row)
         assert_same(dict(zip(ids.tolist(), probabilities.tolist(), strict=True)), wanted)
-        changed += bool((distribution(row, Draw(SamplingParams(**PLAIN), 0))[1] != probabilities).any())
+        changed += bool((distribution(row, SamplerState(SamplingParams(**PLAIN), 0))[1] != probabilities).any())
         peer.accept([tokens[count]])
     peer.close()
     assert changed or params.dry_allowed_length > 2
@@ -190,7 +190,7 @@ def test_mirostat(lib, version, seed):
         else lib.llama_sampler_init_mirostat_v2(seed, *tuning)
     )
     peer = Peer(lib, [lib.llama_sampler_init_temp(params.temperature), sampler])
-    draw, sizes = Draw(params, 0), set()
+    draw, sizes = SamplerState(params, 0), set()
     for index in range(60):
         row = rng.normal(0, rng.choice([1.0, 3.0]), n_vocab).astype(np.float32)
         draw.index = index
@@ -211,7 +211,7 @@ def test_mirostat_holds_the_surprise(lib):
     for version, temperature in [(1, 1.0), (2, 1.0), (2, 1.5)]:
         params = fill(SamplingParams(mirostat=version, mirostat_tau=3.0, mirostat_eta=0.2, temperature=temperature))
         rng, chain, sum_ = np.random.default_rng(0), Chain(params), 0.0
-        draw = Draw(params, 5)
+        draw = SamplerState(params, 5)
         draw.chain = chain
         for index in range(400):
             draw.index = index

@@ -13,14 +13,14 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from conftest import mixed_conversations
 
 from llamabatch import LLM, ConfigError, EngineClosedError, FinishReason, MemoryPlanError, SamplingParams
-from llamabatch.child import Child
-from llamabatch.child_client import ChildClient, RouterClient
+from llamabatch.client.process_client import ChildClient, RouterClient
+from llamabatch.client.restart_policy import NO_RESTART
+from llamabatch.client.spawn import Child
 from llamabatch.config import EngineConfig
-from llamabatch.request import Request
-from llamabatch.restarts import NO_RESTART
+from llamabatch.request.request import Request
+from tests.model.conftest import mixed_conversations
 
 LONG = SamplingParams(max_tokens=900, temperature=0, ignore_eos=True)
 
@@ -153,8 +153,8 @@ def test_no_orphan_after_any_death_of_the_parent(how):
 
 def a_parent(code):
     """A program, and its child when that has been started."""
-    tests = str(Path(__file__).parents[1])
-    code = f"import sys; sys.path.insert(0, {tests!r})\n" + textwrap.dedent(code)
+    root = str(Path(__file__).parents[2])
+    code = f"import sys; sys.path.insert(0, {root!r})\n" + textwrap.dedent(code)
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert parent.stderr.readline() == b"loading\n"
     [child] = psutil.Process(parent.pid).children()
@@ -162,9 +162,9 @@ def a_parent(code):
 
 
 SLOW_LOAD = """
-    from llamabatch.child_client import ChildClient
+    from llamabatch.client.process_client import ChildClient
     from llamabatch.config import EngineConfig
-    ChildClient(EngineConfig("tiny"), "slow_worker")
+    ChildClient(EngineConfig("tiny"), "tests.workers.slow_worker")
 """
 
 
@@ -242,14 +242,14 @@ def test_doubled_ids_and_odd_text_cross_the_wire(greedy):
 
 
 def test_a_long_list_goes_in_many_messages(monkeypatch):
-    monkeypatch.setattr("llamabatch.wire.MAX_MESSAGE", 400_000)
+    monkeypatch.setattr("llamabatch.client.wire.MAX_MESSAGE", 400_000)
     with LLM("tiny", isolate=True, n_slots=16) as llm:
         outputs = llm.generate([[5] * 200] * 600, SamplingParams(max_tokens=1))
     assert {o.error for o in outputs} == {None}
 
 
 def test_close_ends_a_child_that_hangs_with_a_full_pipe(monkeypatch):
-    monkeypatch.setattr("llamabatch.child_client._CLOSE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("llamabatch.client.process_client._CLOSE_TIMEOUT_S", 1.0)
     client = ChildClient(EngineConfig("tiny", n_slots=2))
     os.kill(client.pids[0], signal.SIGSTOP)
     requests = [Request(f"r{i}", (5,) * 500, LONG) for i in range(3000)]
@@ -283,11 +283,11 @@ def test_a_fork_of_the_parent_leaves_the_children_alone():
 
 def test_a_kill_from_outside_is_told_from_one_for_want_of_memory(monkeypatch):
     kills = iter([3, 3, 3, 4])
-    monkeypatch.setattr("llamabatch.child.oom_kills", lambda: next(kills))
+    monkeypatch.setattr("llamabatch.client.spawn.oom_kills", lambda: next(kills))
     for wanted in (True, False):
         gone = queue.SimpleQueue()
         listener = SimpleNamespace(is_gone=gone.put)
-        child = Child(EngineConfig("tiny"), {}, "slow_worker", listener)
+        child = Child(EngineConfig("tiny"), {}, "tests.workers.slow_worker", listener)
         os.kill(child.pid, signal.SIGKILL)
         assert gone.get(timeout=20) is child
         assert (child.how, child.from_outside) == ("SIGKILL", wanted)

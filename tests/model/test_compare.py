@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from llamabatch import LLM, SamplingParams
-from llamabatch.compare.measure import BASELINE
-from llamabatch.compare.run import Settings, run
-from llamabatch.policies import STRATEGIES
+from llamabatch.scheduler.policies import STRATEGIES
+from llamabatch.tools.compare.measure import BASELINE
+from llamabatch.tools.compare.run import Settings, run
 
 QUESTIONS = [
     "What is the capital of France?",

@@ -4,14 +4,14 @@ import json
 import random
 from types import SimpleNamespace
 
-import architectures
 import pytest
-from conftest import GREEDY, HELDOUT, mixed_conversations
 
 from llamabatch import LLM, ConfigError, Engine, EngineConfig, ModelFileError, Request, SamplingParams
-from llamabatch.llama.draft import check_draft
-from llamabatch.model_file import resolve
-from llamabatch.planning.here import plan
+from llamabatch.engine.resolve_config import plan
+from llamabatch.gguf.resolve import resolve
+from llamabatch.llama.draft_model import check_draft
+from tests.model import architectures
+from tests.model.conftest import GREEDY, HELDOUT, mixed_conversations
 
 # one thread: what is tested is the bookkeeping, and a second one mostly waits in a model of this size
 ITSELF = {"speculate": "draft", "draft_model": "tiny", "speculate_always": True, "n_threads_batch": 1}

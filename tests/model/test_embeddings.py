@@ -8,9 +8,6 @@ import threading
 import gguf
 import numpy as np
 import pytest
-from adapter_files import write_lora
-from architectures import N_EMBD, write, write_bert
-from conftest import questions
 
 from llamabatch import (
     LLM,
@@ -23,8 +20,11 @@ from llamabatch import (
     Request,
     SamplingParams,
 )
-from llamabatch.async_llm import AsyncLLM
-from llamabatch.paths import bundled_model
+from llamabatch.entrypoints.async_llm import AsyncLLM
+from llamabatch.utils.paths import bundled_model
+from tests.model.adapter_files import write_lora
+from tests.model.architectures import N_EMBD, write, write_bert
+from tests.model.conftest import questions
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 TEXTS = ["Hello world", "Once upon a time there was a dog.", "a", *questions()[:20], "The sea was calm. " * 12]

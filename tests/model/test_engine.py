@@ -5,16 +5,16 @@ import random
 import threading
 
 import pytest
-from conftest import mixed_conversations
 
 from llamabatch import Engine, EngineClosedError, EngineConfig, FinishReason, PromptError, Request, SamplingParams
+from llamabatch.gguf.resolve import resolve
 from llamabatch.llama.batch import Batch, count_passes
 from llamabatch.llama.context import Context
 from llamabatch.llama.library import load
 from llamabatch.llama.model import Model
-from llamabatch.model_file import resolve
-from llamabatch.request import Sequence
-from llamabatch.step import Call, Span
+from llamabatch.request.sequence import Sequence
+from llamabatch.scheduler.output import Call, ScheduledSpan
+from tests.model.conftest import mixed_conversations
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_counted_passes_are_llama_cpps(unified):
             spans = []
             for slot, length in zip(slots, lengths, strict=True):
                 sequence = Sequence(Request("r", tuple([5] * length)), model.vocabulary, 256)
-                spans.append(Span(sequence, slot, 0, length, True))
+                spans.append(ScheduledSpan(sequence, slot, 0, length, True))
             free = [s for s in range(16) if s not in slots]
             dummies = () if unified else rng.sample(free, rng.randrange(0, len(free) + 1))
             call = Call(tuple(spans), tuple(dummies))

@@ -1,9 +1,9 @@
 """The rule of equality: company, strategy and prefix sharing do not change a greedy text."""
 
 import pytest
-from conftest import mixed_conversations
 
 from llamabatch import LLM, SamplingParams
+from tests.model.conftest import mixed_conversations
 
 
 @pytest.fixture(scope="module")

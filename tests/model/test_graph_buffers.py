@@ -6,15 +6,15 @@ import os
 import re
 
 import pytest
-from architectures import KINDS, write
 
-from llamabatch.gguf_header import read_header
-from llamabatch.graph_buffers import graph_bytes
+from llamabatch.gguf.header import read_header
+from llamabatch.gguf.resolve import resolve
 from llamabatch.llama import library
-from llamabatch.model_facts import ModelFacts
-from llamabatch.model_file import resolve
-from llamabatch.synth import SHAPES, Shape, _tensors, _write_header, write_model
-from llamabatch.weights import weights
+from llamabatch.planning.compute_buffers import graph_bytes
+from llamabatch.planning.memory import weights
+from llamabatch.planning.model_facts import ModelFacts
+from llamabatch.tools.synth import SHAPES, Shape, _tensors, _write_header, write_model
+from tests.model.architectures import KINDS, write
 
 MIB = 2**20
 SMALL = Shape("qwen2", 4, 256, 1024, 4, 2, 64, 4096, 4096, 1e6, 1e-6, tied=True)

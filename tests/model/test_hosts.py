@@ -120,8 +120,8 @@ def test_made_anew_many_times():
         llm.close()
         gc.collect()
         del llm
-        import llamabatch.lifetime
-        llamabatch.lifetime.settle()
+        import llamabatch.utils.lifetime
+        llamabatch.utils.lifetime.settle()
         print(threading.active_count(), len(os.listdir("/proc/self/fd")) < 40 if os.path.exists("/proc") else True)
     """
     assert run(code) == ["1", "True"]
@@ -274,7 +274,7 @@ def test_a_pool_of_forks():
 @if_forks
 def test_a_new_one_in_a_fork_needs_no_lock_of_the_parent():
     code = """
-        from llamabatch.llama import extra_bufts, library
+        from llamabatch.llama import extra_buffers as extra_bufts, library
         LLM("tiny", n_slots=2).close()
         with library._lock, library._forwarder.lock, extra_bufts._lock:
             pid = os.fork()

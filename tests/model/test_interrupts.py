@@ -83,7 +83,7 @@ def run_code(code, folder, signum):
 
 def test_native_code_does_not_hold_it_up(tmp_path):
     code = (
-        "from llamabatch import interrupts; interrupts.guard()\n"
+        "from llamabatch.utils import interrupts; interrupts.guard()\n"
         "import ctypes; print('ready', flush=True); ctypes.CDLL(None).sleep(20)"
     )
     returncode, _, err, seconds = run_code(code, tmp_path, signal.SIGTERM)
@@ -93,9 +93,9 @@ def test_native_code_does_not_hold_it_up(tmp_path):
 
 SLOW_MODULE = "import time\nfor _ in range(150):\n    time.sleep(0.01)\nwhole = True\n"
 IMPORTING = """
-from llamabatch import interrupts
+from llamabatch.utils import interrupts
 interrupts.guard()
-from llamabatch.jobs.stopping import Stop
+from llamabatch.jobs.loop import Stop
 stop = Stop()
 try:
     {start}
@@ -120,7 +120,7 @@ def test_no_exception_is_raised_inside_an_import(start, came, tmp_path):
 def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
     code = (
         "import signal, time; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-        "from llamabatch import interrupts; interrupts.guard()\n"
+        "from llamabatch.utils import interrupts; interrupts.guard()\n"
         "print('ready', flush=True); time.sleep(1); print('lived')"
     )
     assert run_code(code, tmp_path, signal.SIGHUP)[:3] == (0, "lived\n", "")

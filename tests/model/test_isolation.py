@@ -9,16 +9,16 @@ import time
 
 import numpy as np
 import pytest
-from adapter_files import write_lora
-from held_worker import VARIABLE
-from poisoned_worker import BUG, POISON
 
 from llamabatch import LLM, EngineClosedError, EngineError, FinishReason, SamplingParams
-from llamabatch.child_client import ChildClient
+from llamabatch.client.middleware import CountingClient
+from llamabatch.client.process_client import ChildClient
+from llamabatch.client.restart_policy import RestartPolicy
 from llamabatch.config import EngineConfig
-from llamabatch.counting_client import CountingClient
-from llamabatch.request import Request
-from llamabatch.restarts import RestartPolicy
+from llamabatch.request.request import Request
+from tests.model.adapter_files import write_lora
+from tests.workers.held_worker import VARIABLE
+from tests.workers.poisoned_worker import BUG, POISON
 
 SHORT = SamplingParams(max_tokens=5)
 
@@ -30,7 +30,9 @@ def front(client):
 
 
 def poisoned(n_slots=4, **policy):
-    return ChildClient(EngineConfig("tiny", n_slots=n_slots, n_ctx=512), "poisoned_worker", RestartPolicy(**policy))
+    return ChildClient(
+        EngineConfig("tiny", n_slots=n_slots, n_ctx=512), "tests.workers.poisoned_worker", RestartPolicy(**policy)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,7 @@ def isolated(hold):
     config = EngineConfig("tiny", isolate=True, n_slots=4, n_ctx=1024, kv="split")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, str(hold))  # for children that come later, too
-        with front(CountingClient(ChildClient(config, "held_worker"))) as llm:
+        with front(CountingClient(ChildClient(config, "tests.workers.held_worker"))) as llm:
             yield llm
 
 
@@ -289,7 +291,7 @@ def test_a_sink_that_takes_long_is_no_hang_of_the_child():
 
 
 def test_outputs_too_large_for_a_message_go_one_by_one_or_are_errors():
-    client = ChildClient(EngineConfig("tiny", n_slots=4, n_ctx=512), "short_wire_worker")
+    client = ChildClient(EngineConfig("tiny", n_slots=4, n_ctx=512), "tests.workers.short_wire_worker")
     outputs = front(client).generate(["a", "b", "c", "d"], SamplingParams(max_tokens=100, ignore_eos=True))
     assert [output.error for output in outputs] == [None] * 4
     params = SamplingParams(max_tokens=400, ignore_eos=True, logprobs=10)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llamabatch.llama import library
+from llamabatch.llama import build_info, library
 
 SOURCES = Path(__file__).parents[2] / "native_patches" / "tests"
 COMPILER = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
@@ -18,7 +18,7 @@ COMPILER = next((path for name in ("c++", "g++", "clang++") if (path := shutil.w
 @pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
 @pytest.mark.skipif(not library.has_fast_attention(), reason="llama.cpp is not the patched build")
 def test_types_shapes_and_threads(tmp_path, name):
-    libraries = library.library_dir(library.load())
+    libraries = build_info.library_dir(library.load())
     program = tmp_path / "check"
     include = Path(sysconfig.get_path("platlib")) / "include"
     command = [

@@ -13,7 +13,6 @@ from array import array
 
 import numpy as np
 import pytest
-from conftest import mixed_conversations
 
 from llamabatch import (
     LLM,
@@ -28,11 +27,12 @@ from llamabatch import (
     PromptError,
     PromptWarning,
     SamplingParams,
-    lifetime,
 )
 from llamabatch.config import KV_TYPES
+from llamabatch.gguf.resolve import resolve
 from llamabatch.llama.context import Context
-from llamabatch.model_file import resolve
+from llamabatch.utils import lifetime
+from tests.model.conftest import mixed_conversations
 
 HI = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -442,7 +442,7 @@ def test_a_forgotten_llm_gives_its_thread_back(begun):
         llm.generate("x", SamplingParams(max_tokens=1))
         del llm
         gc.collect()
-    lifetime.settle()  # a collection waits for nobody
+    lifetime.reap_collected()  # a collection waits for nobody
     assert not begun.threads()
 
 
@@ -630,7 +630,7 @@ def test_a_context_that_cannot_grow_goes_on_with_what_there_is(start, greedy, mo
 def test_ctrl_c_while_a_model_loads_leaves_no_thread():
     code = """
         import _thread, threading, time
-        from llamabatch import LLM, engine
+        from llamabatch import LLM; from llamabatch.engine import engine
         load = engine.Model.__init__
         def slow(self, *args):
             _thread.interrupt_main()

@@ -5,11 +5,12 @@ import math
 
 import numpy as np
 import pytest
-from conftest import MAX_GAP, questions
 
-from llamabatch import LLM, Engine, EngineConfig, Request, SamplingParams, native
+from llamabatch import LLM, Engine, EngineConfig, Request, SamplingParams
+from llamabatch.gguf.resolve import resolve
 from llamabatch.llama.library import load
-from llamabatch.model_file import resolve
+from llamabatch.sampling import native
+from tests.model.conftest import MAX_GAP, questions
 
 ASKS = SamplingParams(temperature=0, max_tokens=24, logprobs=5, prompt_logprobs=3, ignore_eos=True)
 
@@ -160,7 +161,7 @@ def test_those_who_do_not_ask_pay_nothing(monkeypatch):
     def fail(*_args: object) -> None:
         raise AssertionError("logprobs were read")
 
-    monkeypatch.setattr("llamabatch.llama.runner.sample_and_tell", fail)
+    monkeypatch.setattr("llamabatch.llama.model_runner.sample_and_tell", fail)
     with Engine(EngineConfig("tiny", n_slots=2)) as engine:
         engine.add(Request("r", tuple(engine.model.tokenize("Once upon a time")), SamplingParams(max_tokens=5)))
         while engine.has_work:

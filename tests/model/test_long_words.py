@@ -13,11 +13,12 @@ from pathlib import Path
 import gguf
 import pytest
 
-from llamabatch import LLM, paths
+from llamabatch import LLM
 from llamabatch.errors import PromptError
-from llamabatch.llama import library
+from llamabatch.llama import build_info, library
 from llamabatch.llama import model as model_module
 from llamabatch.llama.model import Model
+from llamabatch.utils import paths
 from native_patches import source
 from native_patches.tools import cache_dir
 
@@ -137,7 +138,7 @@ def test_words_are_those_of_std_regex(tmp_path):
             if member.name.startswith(wanted) and member.isfile():
                 archive.extract(member, tmp_path)
     source.apply(source.PATCH_FOLDER / library.SPLITTING_PATCH, tmp_path / source.FILE_NAME.removesuffix(".tar.gz"))
-    libraries, tree, program = library.library_dir(library.load()), tmp_path / top, tmp_path / "check"
+    libraries, tree, program = build_info.library_dir(library.load()), tmp_path / top, tmp_path / "check"
     include = [f"-I{tree / folder}" for folder in ("include", "ggml/include", "src")]
     command = [COMPILER, "-O2", "-std=c++17", "-pthread", *include, str(CHECK), "-o", str(program), f"-L{libraries}"]
     subprocess.run([*command, "-lllama", "-lggml", "-lggml-base"], check=True, timeout=300)

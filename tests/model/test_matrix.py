@@ -6,10 +6,10 @@ import threading
 
 import numpy as np
 import pytest
-from adapter_files import write_control_vector, write_lora
-from conftest import MAX_GAP, questions
 
 from llamabatch import LLM, SamplingError, SamplingParams
+from tests.model.adapter_files import write_control_vector, write_lora
+from tests.model.conftest import MAX_GAP, questions
 
 SCHEMA = {
     "type": "object",

@@ -6,10 +6,11 @@ import sys
 
 import pytest
 
-from llamabatch import doctor, paths
 from llamabatch.errors import SetupError
-from llamabatch.llama import extra_bufts, layout, library
+from llamabatch.llama import abi_check, build_info, extra_buffers, library
 from llamabatch.llama.environment import environment_defaults
+from llamabatch.tools import doctor
+from llamabatch.utils import paths
 
 
 def run_child(*arguments, **options):
@@ -42,10 +43,10 @@ def test_what_is_loaded_is_told():
 
 
 def test_the_patched_build_names_its_patches():
-    marker = library.build_marker(library.load())
+    marker = build_info.build_marker(library.load())
     if marker is None:
         pytest.skip("a stock build of llama-cpp-python")
-    assert extra_bufts.PATCH in marker["patches"]
+    assert extra_buffers.PATCH in marker["patches"]
     assert marker["key"][:8] in library.library_info().binding_version
 
 
@@ -103,7 +104,7 @@ def test_a_struct_of_another_size_is_noticed(change, monkeypatch):
     struct = type("llama_context_params", (llama.llama_context_params.__base__,), {"_fields_": fields})
     monkeypatch.setattr(llama, "llama_context_params", struct)
     with pytest.raises(SetupError, match="not as large"):
-        layout.check_layout(llama)
+        abi_check.check_layout(llama)
 
 
 def test_the_doctor_finds_nothing_that_keeps_llamabatch_from_working():
@@ -115,13 +116,13 @@ HOST_PATCH = "0005-host-work-of-a-step.patch"
 
 
 def patches():
-    return (library.build_marker(library.load()) or {}).get("patches", {})
+    return (build_info.build_marker(library.load()) or {}).get("patches", {})
 
 
 _FAULTS = """
 import resource, llama_cpp
 from llamabatch.llama import library
-from llamabatch import paths
+from llamabatch.utils import paths
 llama = library.load()
 model = llama.llama_model_load_from_file(str(paths.bundled_model()).encode(), llama.llama_model_default_params())
 params = llama.llama_context_default_params()
@@ -156,12 +157,12 @@ def test_a_step_asks_the_system_for_no_memory():
 
 _CELLS = """
 import resource
-from llamabatch import EngineConfig, paths
+from llamabatch import EngineConfig; from llamabatch.utils import paths
 from llamabatch.llama.batch import Batch
 from llamabatch.llama.context import Context
 from llamabatch.llama.library import load
 from llamabatch.llama.model import Model
-from llamabatch.planning.here import plan
+from llamabatch.engine.resolve_config import plan
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() / 2**20

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from llamabatch import LLM, EngineConfig, FinishReason, PromptError, SamplingParams
+from llamabatch.gguf.resolve import resolve
 from llamabatch.llama.library import load
 from llamabatch.llama.model import Model
-from llamabatch.model_file import resolve
 
 N_CTX = 64
 SMALL = {"n_ctx": N_CTX, "n_slots": 8, "instances": 1, "strategy": "batched", "flash_attn": "off"}

@@ -9,10 +9,10 @@ import time
 import pytest
 
 from llamabatch import LLM, EngineClosedError, SamplingParams
-from llamabatch.client import ThreadClient
+from llamabatch.client.thread_client import ThreadClient
 from llamabatch.config import EngineConfig
-from llamabatch.request import Request
-from llamabatch.structured import Structure
+from llamabatch.request.request import Request
+from llamabatch.request.structured_outputs import Structure
 from tests.long import raising_calls
 
 PATIENCE_S = 60
@@ -239,7 +239,7 @@ assert len(llm.embed(["a text"])) == 1
 assert llm.score("Once", [" upon"])[0].logprob < 0
 assert list(llm.stream("Once", short))[-1].finished.error is None
 llm.stats()
-from llamabatch import native
+from llamabatch.sampling import native
 assert native.available() or "loaded" not in native.why_not(), native.why_not()
 free(held)
 assert llm.generate("Once", asked[-1])[0].error is None  # nothing is remembered of it
@@ -253,10 +253,10 @@ CHILD = (
     + """
 import signal, time
 from llamabatch import EngineClosedError
-from llamabatch.child_client import ChildClient
+from llamabatch.client.process_client import ChildClient
 from llamabatch.config import EngineConfig
-from llamabatch.counting_client import CountingClient
-from llamabatch.restarts import RestartPolicy
+from llamabatch.client.middleware import CountingClient
+from llamabatch.client.restart_policy import RestartPolicy
 policy = RestartPolicy(most=3, first_s=0.01, longest_s=0.5, retry_s=0.1)
 llm = LLM.__new__(LLM)
 llm._client = CountingClient(ChildClient(EngineConfig("tiny", n_slots=4, n_ctx=256), policy=policy))

@@ -5,7 +5,7 @@ import pytest
 
 from llamabatch import LLM, FinishReason, SamplingError, SamplingParams
 from tests.model.architectures import write
-from tests.unit.test_parameters import BAD_VALUES
+from tests.unit.request.test_sampling_params import BAD_VALUES
 
 CHAT = [{"role": "user", "content": "Tell me a story about a fox."}]
 

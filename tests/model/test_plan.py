@@ -10,16 +10,16 @@ from click.testing import CliRunner
 
 from llamabatch import LLM, Engine, EngineConfig
 from llamabatch.cli import cli
+from llamabatch.engine import resolve_config
 from llamabatch.errors import ConfigError, InputError, MemoryPlanError
+from llamabatch.gguf.resolve import resolve
 from llamabatch.llama import model as model_module
-from llamabatch.machine import Machine
-from llamabatch.model_facts import ModelFacts
-from llamabatch.model_file import resolve
-from llamabatch.planning import here
-from llamabatch.planning.advice import strategy
-from llamabatch.planning.run import Question, answer, size_in_bytes
-from llamabatch.profile import Profile, ProfileKey, Stair
-from llamabatch.synth import Shape, write_model
+from llamabatch.planning.machine import Machine
+from llamabatch.planning.model_facts import ModelFacts
+from llamabatch.planning.profile import Profile, ProfileKey, Stair
+from llamabatch.tools.plan.advice import strategy
+from llamabatch.tools.plan.run import Question, answer, size_in_bytes
+from llamabatch.tools.synth import Shape, write_model
 from tests.long import address_space, memory_prediction
 from tests.long.memory_prediction import MOST_OFF, measure
 
@@ -41,7 +41,7 @@ def test_the_predicted_peak_is_the_measured_one(models, quant, n_slots):
     found = measure(str(models[quant]), {"n_slots": n_slots, "n_ctx": 1024})
     assert found["ratio"] == pytest.approx(1, abs=MOST_OFF), found
     repacking = {"Q8_0": {"amx", "rows", "neon"}, "Q4_K_M": {"amx", "avx2", "neon"}}[quant]
-    assert (found["plan"]["copies"] > 0) == bool(repacking & here.machine_here(EngineConfig("m")).features)
+    assert (found["plan"]["copies"] > 0) == bool(repacking & resolve_config.machine_here(EngineConfig("m")).features)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
@@ -169,7 +169,7 @@ def test_nothing_is_loaded(monkeypatch):
 
 
 def _little(monkeypatch):
-    monkeypatch.setattr(here, "machine_here", lambda config: Machine(2, 64 * MIB))
+    monkeypatch.setattr(resolve_config, "machine_here", lambda config: Machine(2, 64 * MIB))
     return {"profile": False}
 
 
@@ -183,15 +183,15 @@ def test_who_reads_stdout_may_leave(arguments):
 
 
 def test_auto_takes_what_fits(monkeypatch):
-    monkeypatch.setattr(here, "machine_here", lambda config: Machine(1, 64 * MIB, fast_attention=True))
+    monkeypatch.setattr(resolve_config, "machine_here", lambda config: Machine(1, 64 * MIB, fast_attention=True))
     with LLM("tiny", n_slots="auto", profile=False, kv="split") as llm:
         assert 1 <= llm.plan.config.n_slots < 8
         assert llm.plan.total_bytes <= 32 * MIB
         one_more = replace(llm.plan.config, n_slots=llm.plan.config.n_slots + 1)
-    from llamabatch.capacity import planned
+    from llamabatch.planning.capacity import planned
 
     assert planned(ModelFacts.read(resolve("tiny")), one_more, Machine(1, 64 * MIB)).total_bytes > 32 * MIB
-    monkeypatch.setattr(here, "machine_here", lambda config: Machine(1, 16 * MIB))
+    monkeypatch.setattr(resolve_config, "machine_here", lambda config: Machine(1, 16 * MIB))
     with pytest.raises(MemoryPlanError, match="= "):
         LLM("tiny", n_slots="auto", profile=False)
 
@@ -251,7 +251,7 @@ def test_which_strategy_suits():
 
 def test_the_picture(tmp_path):
     pytest.importorskip("matplotlib")
-    from llamabatch.planning.plot import figure
+    from llamabatch.tools.plan.plot import figure
 
     done = run("--plot", tmp_path / "plan.png", "--slots", 8)
     assert done.exit_code == 0
@@ -265,7 +265,9 @@ def test_the_picture(tmp_path):
 def test_the_library_is_not_needed_to_read_a_header(tmp_path):
     """How the facts come about: no llama_cpp, and no numpy beyond what the package itself imports."""
     code = (
-        "import sys\nfrom llamabatch.model_facts import ModelFacts\nfrom llamabatch.model_file import resolve\n"
+        "import sys\n"
+        "from llamabatch.planning.model_facts import ModelFacts\n"
+        "from llamabatch.gguf.resolve import resolve\n"
         "assert ModelFacts.read(resolve('tiny')).n_layer == 6\nassert 'llama_cpp' not in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -1,9 +1,9 @@
 """The prefix cache on the bundled model: what it saves, and that texts stay those of requests that ran alone."""
 
 import pytest
-from conftest import mixed_conversations, questions
 
 from llamabatch import LLM, SamplingParams
+from tests.model.conftest import mixed_conversations, questions
 
 ONE = {"instances": 1, "n_slots": 8, "strategy": "batched"}
 

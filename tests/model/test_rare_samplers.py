@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from llamabatch import LLM, Engine, EngineConfig, Request, SamplingParams, native
+from llamabatch import LLM, Engine, EngineConfig, Request, SamplingParams
 from llamabatch.llama.context import Context
+from llamabatch.sampling import native
 
 CHAT = [{"role": "user", "content": "Tell me a story about a fox."}]
 LIVELY = {"max_tokens": 40, "temperature": 2.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "ignore_eos": True}

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import questions
 
 from llamabatch import LLM, SamplingParams
 from llamabatch.jobs import ReadOptions, Settings, run
 from tests.long import kill_resume
+from tests.model.conftest import questions
 
 GREEDY = ("-t", "0", "-n", "8")
 

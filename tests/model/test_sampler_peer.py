@@ -5,12 +5,12 @@ import ctypes
 import numpy as np
 import pytest
 
-from llamabatch import native
-from llamabatch.filled_params import fill
 from llamabatch.llama.library import load
-from llamabatch.llama.sampler import Draw, distribution
-from llamabatch.sampling_params import SamplingParams
-from llamabatch.token_counts import TokenCounts
+from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.request.token_counts import TokenCounts
+from llamabatch.sampling import native
+from llamabatch.sampling.defaults import fill
+from llamabatch.sampling.sampler import SamplerState, distribution
 
 
 @pytest.fixture(params=["compiled", "numpy"], autouse=True)
@@ -73,7 +73,7 @@ def test_same_candidates_same_probabilities(seed, edits):
             **changes,
         )
     )
-    ids, probabilities = distribution(row, Draw(params, 0, counts=counts))
+    ids, probabilities = distribution(row, SamplerState(params, 0, counts=counts))
     got = dict(zip(ids.tolist(), probabilities.tolist(), strict=True))
     wanted = peer(load(), row, params, output)
     if params.top_p < 1 and params.top_k == 0:

@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from llamabatch import LLM, FinishReason, SamplingParams, native
+from llamabatch import LLM, FinishReason, SamplingParams
+from llamabatch.sampling import native
 
 CHAT = [{"role": "user", "content": "Tell me a story about a fox."}]
 

@@ -92,12 +92,12 @@ def test_files_that_do_not_fit_are_refused_by_name(saved, tmp_path):
 
 
 def test_a_file_of_another_model_or_version_is_refused(saved, tmp_path):
-    from llamabatch.llama import prefixes
-    from llamabatch.prefix_file import read, write
+    from llamabatch.engine.prefix_file import read, write
+    from llamabatch.llama import kv_state
 
     path, _, _ = saved
     with LLM("tiny", instances=1, n_slots=2) as llm:
-        facts = prefixes.facts(llm._client.model, llm.plan.config)
+        facts = kv_state.facts(llm._client.model, llm.plan.config)
         prefix = read(path, facts)
         for name, other in (("model", "0" * 32), ("llama_cpp", "0.0.1"), ("n_embd", 7), ("adapters", [["a", 1.0]])):
             write(tmp_path / "other.kv", prefix, {**facts, name: other})
@@ -147,13 +147,13 @@ def hostile(state, n_tokens):
 
 
 def test_hostile_states_are_refused_before_llama_cpp_sees_them(saved, tmp_path):
-    from llamabatch.llama import prefixes
-    from llamabatch.prefix_file import PrefixFile, read, write
+    from llamabatch.engine.prefix_file import PrefixFile, read, write
+    from llamabatch.llama import kv_state
 
     path, n_tokens, _ = saved
     bad = tmp_path / "bad.kv"
     with LLM("tiny", instances=1, n_slots=2) as llm:
-        facts = prefixes.facts(llm._client.model, llm.plan.config)
+        facts = kv_state.facts(llm._client.model, llm.plan.config)
         good = read(path, facts)
         for state, says in hostile(good.state, n_tokens):
             write(bad, PrefixFile(good.token_ids, state), facts)
@@ -167,7 +167,7 @@ def test_hostile_states_are_refused_before_llama_cpp_sees_them(saved, tmp_path):
         # the magic is left for llama.cpp to refuse
         write(bad, PrefixFile(good.token_ids, b"GGUF" + good.state[4:]), facts)
         llm.load_prefix(bad)
-        [refused, other] = llm.generate([ASKED[0], "still there"], GREEDY)
+        [refused, other] = llm.generate([ASKED[0], "still there"], GREEDY, errors="return")
         assert "saved prefix" in refused.error
         assert other.error is None
         llm.unload_prefix(bad)
@@ -178,8 +178,8 @@ def test_hostile_states_are_refused_before_llama_cpp_sees_them(saved, tmp_path):
 MUTATE = """
 import random, sys
 from llamabatch import LLM, InputError, SamplingParams
-from llamabatch.llama import prefixes
-from llamabatch.prefix_file import PrefixFile, read, write
+from llamabatch.llama import kv_state as prefixes
+from llamabatch.engine.prefix_file import PrefixFile, read, write
 
 path, bad, options, text = sys.argv[1], sys.argv[2], eval(sys.argv[3]), sys.argv[4]
 random.seed(7)

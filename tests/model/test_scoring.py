@@ -4,9 +4,6 @@ import asyncio
 import math
 
 import pytest
-from adapter_files import write_lora
-from conftest import MAX_GAP, questions
-from test_logprobs import Raw
 
 from llamabatch import (
     LLM,
@@ -20,6 +17,9 @@ from llamabatch import (
     SamplingParams,
     Score,
 )
+from tests.model.adapter_files import write_lora
+from tests.model.conftest import MAX_GAP, questions
+from tests.model.test_logprobs import Raw
 
 LONG = " ".join(questions()[:8])
 ANSWERS = [" Paris.", " London.", " It is a city", " a", " The red dog ran home"]
@@ -81,8 +81,8 @@ def test_the_prompt_is_computed_once_and_nothing_is_sampled(monkeypatch):
     def fail(*_args: object) -> None:
         raise AssertionError("a row was sampled")
 
-    monkeypatch.setattr("llamabatch.llama.logprobs.sample_rows", fail)
-    monkeypatch.setattr("llamabatch.llama.runner.sample_rows", fail)
+    monkeypatch.setattr("llamabatch.sampling.row_logprobs.sample_rows", fail)
+    monkeypatch.setattr("llamabatch.llama.model_runner.sample_rows", fail)
     continuations = [" a", " the", " dog", " cat", " red", " blue", " one", " two", " three", " four"]
     with LLM("tiny", strategy="batched", n_slots=4, n_ctx=1024) as llm:
         scores = llm.score(LONG, continuations)

@@ -5,10 +5,10 @@ import random
 from types import SimpleNamespace
 
 import pytest
-from conftest import HELDOUT, mixed_conversations
 
 from llamabatch import LLM, ConfigError, Engine, EngineConfig, Request, SamplingParams
-from llamabatch.engine import check_can_speculate
+from llamabatch.engine.engine import check_can_speculate
+from tests.model.conftest import HELDOUT, mixed_conversations
 
 FORCED = {"speculate": "lookup", "speculate_always": True}
 

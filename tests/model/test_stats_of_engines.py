@@ -11,7 +11,7 @@ import time
 import pytest
 
 from llamabatch import LLM, AsyncLLM, Engine, EngineConfig, FinishReason, Request, SamplingParams
-from llamabatch.monitor import Snapshot
+from llamabatch.monitor.snapshot import Snapshot
 
 KINDS = {
     "thread": {"n_slots": 4, "instances": 1, "n_threads": 1},

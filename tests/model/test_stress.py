@@ -4,12 +4,11 @@ import queue
 import random
 import threading
 
-from conftest import mixed_conversations
-
 from llamabatch import LLM, FinishReason, SamplingParams
-from llamabatch.client import ThreadClient
+from llamabatch.client.thread_client import ThreadClient
 from llamabatch.config import EngineConfig
-from llamabatch.request import Request, new_group
+from llamabatch.request.request import Request, new_group
+from tests.model.conftest import mixed_conversations
 
 N_REQUESTS = 2000
 LONGEST = 40

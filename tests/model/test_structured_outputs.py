@@ -13,13 +13,13 @@ from typing import Annotated, Literal
 
 import pytest
 from annotated_types import MaxLen
-from architectures import write
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from llamabatch import LLM, FinishReason, SamplingParams
-from llamabatch.llama import grammars
 from llamabatch.llama.context import Context
-from llamabatch.request import Request
+from llamabatch.request.request import Request
+from llamabatch.sampling import grammar_compiler
+from tests.model.architectures import write
 
 WILD = {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
@@ -265,7 +265,7 @@ def test_constrained_and_guessing_rows_share_a_call(tmp_path):
 
 def test_closing_waits_for_a_vocabulary_that_is_being_read(monkeypatch):
     """By the first grammar, which asks the model for it, which is closing."""
-    reading, read = threading.Event(), grammars._Vocabulary.__init__
+    reading, read = threading.Event(), grammar_compiler._Vocabulary.__init__
 
     def slowly(self, model):
         reading.set()
@@ -274,7 +274,7 @@ def test_closing_waits_for_a_vocabulary_that_is_being_read(monkeypatch):
             time.sleep(0.01)
         read(self, model)
 
-    monkeypatch.setattr(grammars._Vocabulary, "__init__", slowly)
+    monkeypatch.setattr(grammar_compiler._Vocabulary, "__init__", slowly)
     llm, events = LLM("tiny", n_slots=2), queue.SimpleQueue()
     request = Request("waits", (1,), SamplingParams(structured_outputs={"regex": "a"}))
     llm._client.submit([request], events.put)

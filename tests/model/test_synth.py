@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from llamabatch.cli import cli
 from llamabatch.errors import InputError
 from llamabatch.llama import library
-from llamabatch.synth import QUANTS, SHAPES, Shape, find_shape, write_model
+from llamabatch.tools.synth import QUANTS, SHAPES, Shape, find_shape, write_model
 
 gguf = pytest.importorskip("gguf")
 
@@ -141,8 +141,8 @@ def test_the_command_lists_what_it_knows(arguments):
 @pytest.mark.slow
 def test_the_half_billion_shape_fits_in_little_memory(tmp_path):
     code = (
-        "import os, sys; from pathlib import Path; from llamabatch.compare.processes import PeakMemory\n"
-        "from llamabatch.synth import SHAPES, write_model\n"
+        "import os, sys; from pathlib import Path; from llamabatch.tools.processes import PeakMemory\n"
+        "from llamabatch.tools.synth import SHAPES, write_model\n"
         "with PeakMemory([os.getpid()]) as memory:\n"
         "    write_model(SHAPES['qwen2.5-0.5b'], Path(sys.argv[1]))\n"
         "    print(memory.read())"

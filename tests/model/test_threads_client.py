@@ -5,11 +5,12 @@ import threading
 import time
 
 import pytest
-from conftest import mixed_conversations
 
 from llamabatch import LLM, EngineClosedError, EngineConfig, FinishReason, Request, SamplingParams
-from llamabatch.client import ThreadClient, connect
-from llamabatch.threads_client import ThreadsClient
+from llamabatch.client.connect import connect
+from llamabatch.client.multi_engine_client import ThreadsClient
+from llamabatch.client.thread_client import ThreadClient
+from tests.model.conftest import mixed_conversations
 
 TWO = {"strategy": "batched", "instances": 2, "n_slots": 8}
 

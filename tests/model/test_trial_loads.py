@@ -5,11 +5,13 @@ import subprocess
 import sys
 
 import pytest
-from architectures import write
 
-from llamabatch import LLM, InputError, ModelFileError, SamplingParams, paths, trial, verdicts
-from llamabatch.gguf_header import read_header
+from llamabatch import LLM, InputError, ModelFileError, SamplingParams
+from llamabatch.gguf.header import read_header
+from llamabatch.llama import vetting
+from llamabatch.utils import disk_cache, paths
 from tests.long import mutated_gguf
+from tests.model.architectures import write
 
 SMALL = {"n_ctx": 64, "n_slots": 1, "n_threads": 1, "n_threads_batch": 1}
 
@@ -25,12 +27,12 @@ def test_an_assertion_that_no_check_foresees_ends_the_child_only(tmp_path, isola
     for _ in range(2):
         with pytest.raises(ModelFileError, match=r"m.gguf kills the process that loads it: .*GGML_ASSERT.*trial='off'"):
             LLM(path, isolate=isolate, **SMALL)
-    assert len(verdicts.all_of(trial.MODELS)) == 1
+    assert len(disk_cache.all_of(vetting.MODELS)) == 1
 
 
 @pytest.mark.parametrize("options", [{}, {"isolate": True}, {"trial": "off"}, {"draft": True}])
 def test_a_damaged_header_is_named_before_anything_is_reckoned_with_it(tmp_path, options, monkeypatch):
-    monkeypatch.setattr(trial, "run_program", None)
+    monkeypatch.setattr(vetting, "run_program", None)
     path = write("llama", tmp_path / "m.gguf", block_count=100_000)
     if options == {"draft": True}:
         options, path = {"speculate": "draft", "draft_model": str(path)}, "tiny"
@@ -41,14 +43,16 @@ def test_a_damaged_header_is_named_before_anything_is_reckoned_with_it(tmp_path,
 def test_a_tried_file_is_loaded_at_once_the_next_time(tmp_path, monkeypatch):
     path = write("llama", tmp_path / "m.gguf")
     runs = []
-    monkeypatch.setattr(trial, "run_program", lambda *a, real=trial.run_program, **k: runs.append(a) or real(*a, **k))
+    monkeypatch.setattr(
+        vetting, "run_program", lambda *a, real=vetting.run_program, **k: runs.append(a) or real(*a, **k)
+    )
     texts = []
     for options in ({}, {"isolate": True}, {"trial": "on"}, {"trial": "off"}):
         with LLM(path, **options, **SMALL) as llm:
             texts.append(llm.generate("Once", SamplingParams(max_tokens=4, temperature=0))[0].text)
     assert len(set(texts)) == 1
     assert len(runs) == 2  # the first, and "on"
-    assert json.loads(next(verdicts.folder().glob("model-*.json")).read_text()) == {"loads": True}
+    assert json.loads(next(disk_cache.folder().glob("model-*.json")).read_text()) == {"loads": True}
 
 
 def test_what_llama_cpp_refuses_in_the_child_has_its_reason(tmp_path):
@@ -90,7 +94,7 @@ def test_the_child_reads_no_more_of_the_weights_than_the_header_says(tmp_path):
     data[header.data_start + 100] ^= 0xFF
     path.write_bytes(data)
     LLM(path, **SMALL).close()
-    assert (len(verdicts.all_of(trial.FILES)), len(verdicts.all_of(trial.MODELS))) == (1, 1)
+    assert (len(disk_cache.all_of(vetting.FILES)), len(disk_cache.all_of(vetting.MODELS))) == (1, 1)
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,14 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from llamabatch import LLM, EngineConfig, SamplingParams, profile_store
+from llamabatch import LLM, EngineConfig, SamplingParams
 from llamabatch.errors import EngineError
-from llamabatch.model_file import resolve
-from llamabatch.profile import Profile, Stair
-from llamabatch.tuning.children import Children, busy_neighbour
-from llamabatch.tuning.run import Settings, run
-from llamabatch.tuning.settings import Job, Setting
-from llamabatch.tuning.stages import STAIRS
+from llamabatch.gguf.resolve import resolve
+from llamabatch.planning import profile_store
+from llamabatch.planning.profile import Profile, Stair
+from llamabatch.tools.tune.children import Children, busy_neighbour
+from llamabatch.tools.tune.run import Settings, run
+from llamabatch.tools.tune.stages import STAIRS, Job, Setting
 from tests.processes import Started
 
 SETTING = Setting("on", 1000, "off", "f16", "f16", 512, 1, 1)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import random
 
-from llamabatch.capacity import Memory, Plan
-from llamabatch.compare.machine import MachineFacts
-from llamabatch.compare.measure import BASELINE, Measurement
-from llamabatch.compare.report import Report, Row, Spread, compared, row
-from llamabatch.compare.sweep import sweep
-from llamabatch.compare.workload import Workload
 from llamabatch.config import EngineConfig
-from llamabatch.policies import STRATEGIES
-from llamabatch.request import CompletionOutput, FinishReason, RequestOutput, Timings
-from llamabatch.stats import EngineStats
+from llamabatch.engine.stats import EngineStats
+from llamabatch.planning.capacity import Plan
+from llamabatch.planning.memory import Memory
+from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, Timings
+from llamabatch.scheduler.policies import STRATEGIES
+from llamabatch.tools.compare.measure import BASELINE, Measurement
+from llamabatch.tools.compare.report import Report, Row, Spread, compared, row, sweep
+from llamabatch.tools.machine_facts import MachineFacts
+from llamabatch.tools.workload import Workload
 
 MACHINE = MachineFacts(
     cpu="Invented CPU 3000",
@@ -87,7 +87,7 @@ def measurement(strategy: str, n_slots: int = 32, work=None, row_ms: float = 0.4
 
 
 def report(strategies=(BASELINE, *STRATEGIES), sizes=(), **machine) -> Report:
-    from llamabatch.compare.advice import advise
+    from llamabatch.tools.compare.advice import advise
 
     rows = tuple(row(name, [measurement(name, **machine)]) for name in strategies)
     rows = compared(rows, rows)

@@ -6,13 +6,15 @@ import random
 import zlib
 from collections.abc import Iterable
 
-from llamabatch.histogram import Histogram, Tally
-from llamabatch.logprobs import Logprob, RowLogprobs
-from llamabatch.request import Request, Sequence, SequenceOutput
-from llamabatch.sampling_params import SamplingParams
-from llamabatch.scheduler import Scheduler
-from llamabatch.step import Call, DecodeStatus, Limits, ScheduledBatch, SpanResult
-from llamabatch.vocabulary import Vocabulary
+from llamabatch.request.detokenizer import Vocabulary
+from llamabatch.request.logprobs import Logprob, RowLogprobs
+from llamabatch.request.outputs import SequenceOutput
+from llamabatch.request.request import Request
+from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.request.sequence import Sequence
+from llamabatch.scheduler.output import Call, DecodeStatus, Limits, SchedulerOutput, SpanOutput
+from llamabatch.scheduler.scheduler import Scheduler
+from llamabatch.utils.histogram import Histogram, Tally
 
 EOG, BOS = 0, 1
 N_CTX = 512  # of a slot
@@ -62,7 +64,7 @@ def expected_shifted(prompt: tuple[int, ...], max_tokens: int, n_ctx: int = 512)
     return output
 
 
-class FakeRunner:
+class FakeModelRunner:
     """Cells as lists of tokens, one a slot.
 
     Args:
@@ -108,7 +110,7 @@ class FakeRunner:
         self.cells = kept + [[] for _ in range(n_slots - len(kept))]
         return n_slots, carried
 
-    def run(self, batch: ScheduledBatch) -> list[SpanResult]:
+    def run(self, batch: SchedulerOutput) -> list[SpanOutput]:
         for restore in batch.restores:
             assert self.cells[restore.slot] == []
             self.cells[restore.slot] = self.loaded[restore.path][: restore.count]
@@ -128,7 +130,7 @@ class FakeRunner:
             del cells[shift.start : shift.start + shift.count]
         return [result for call in batch.calls for result in self._run_call(call)]
 
-    def _run_call(self, call: Call) -> list[SpanResult]:
+    def _run_call(self, call: Call) -> list[SpanOutput]:
         self.calls.append(call)
         slots = [span.slot for span in call.spans]
         assert slots == sorted(set(slots)), "spans come in order of their slots, one a slot"
@@ -145,11 +147,11 @@ class FakeRunner:
         short = self._no_room_every and len(self.calls) % self._no_room_every == 0
         if short and (len(call.spans) > 1 or self._no_room_every == 1):
             self._cut_short.update(slots)
-            return [SpanResult(DecodeStatus.NO_ROOM)] * len(call.spans)
-        hole = SpanResult(DecodeStatus.FAILED, error="there is a hole before it")
+            return [SpanOutput(DecodeStatus.NO_ROOM)] * len(call.spans)
+        hole = SpanOutput(DecodeStatus.FAILED, error="there is a hole before it")
         return [hole if span.slot in self._cut_short else self._run_span(span) for span in call.spans]
 
-    def _run_span(self, span) -> SpanResult:
+    def _run_span(self, span) -> SpanOutput:
         cells = self.cells[span.slot]
         known = span.sequence.token_ids
         if span.shift:
@@ -162,7 +164,7 @@ class FakeRunner:
             tokens = [*tokens, *span.draft, *[0] * (span.length - 1 - len(span.draft))]
         assert tokens
         if self._bad_token in tokens:
-            return SpanResult(DecodeStatus.FAILED, error="bad token")
+            return SpanOutput(DecodeStatus.FAILED, error="bad token")
         cells.extend(tokens)
         assert len(cells) <= N_CTX
         if self.limits.n_cells is not None:
@@ -176,14 +178,14 @@ class FakeRunner:
             told = [told_of(cells[: first + 1 + i], target) for i, target in enumerate(targets)]
             assert len(told) == span.prompt_rows <= span.length - span.output
         if not span.output:
-            return SpanResult(DecodeStatus.OK, logprobs=tuple(told))
+            return SpanOutput(DecodeStatus.OK, logprobs=tuple(told))
         assert len(cells) == len(known), "only the last token of a sequence is sampled"
         token = next_token(cells)
         if record is not None and record.top is not None:
             told.append(told_of(cells, token))
-        return SpanResult(DecodeStatus.OK, (token,), logprobs=tuple(told))
+        return SpanOutput(DecodeStatus.OK, (token,), logprobs=tuple(told))
 
-    def _verify(self, span, cells) -> SpanResult:
+    def _verify(self, span, cells) -> SpanOutput:
         assert len(cells) <= N_CTX, "guesses beyond the slot's cells"
         accepted = []
         for number in range(1 + len(span.draft)):
@@ -195,7 +197,7 @@ class FakeRunner:
         if record is not None and record.top is not None:
             text = [*span.sequence.token_ids[: span.start + 1], *accepted]
             told = [told_of(text[:at], text[at]) for at in range(span.start + 1, len(text))]
-        return SpanResult(DecodeStatus.OK, tuple(accepted), logprobs=tuple(told))
+        return SpanOutput(DecodeStatus.OK, tuple(accepted), logprobs=tuple(told))
 
 
 def sequence(
@@ -212,7 +214,7 @@ def sequence(
     return Sequence(request, VOCABULARY, n_ctx)
 
 
-def step(scheduler: Scheduler, runner: FakeRunner) -> list[SequenceOutput]:
+def step(scheduler: Scheduler, runner: FakeModelRunner) -> list[SequenceOutput]:
     """One step, as Engine.step does it."""
     wanted = scheduler.wanted_slots()
     if wanted is not None:
@@ -225,7 +227,7 @@ def step(scheduler: Scheduler, runner: FakeRunner) -> list[SequenceOutput]:
     return outputs
 
 
-def drain(scheduler: Scheduler, runner: FakeRunner, limit: int = 100_000) -> dict[str, object]:
+def drain(scheduler: Scheduler, runner: FakeModelRunner, limit: int = 100_000) -> dict[str, object]:
     """Steps until nothing is left; the finished outputs by request id."""
     finished = {}
     for _ in range(limit):

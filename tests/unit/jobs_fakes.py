@@ -7,12 +7,11 @@ import threading
 from types import SimpleNamespace
 
 from llamabatch.config import EngineConfig
+from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import EngineClosedError
 from llamabatch.jobs.rows import BadRow, Row
-from llamabatch.request import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
-from llamabatch.sampling_params import SamplingParams
-from llamabatch.stats import EngineStats
-from llamabatch.timings import Timings
+from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, Timings
+from llamabatch.request.sampling_params import SamplingParams
 
 N_CTX = 128
 

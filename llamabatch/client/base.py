@@ -1,0 +1,189 @@
+"""What LLM and its kin talk to: an engine behind a thread, in a child process, or several behind a router.
+
+All three take requests by queue and give results through a sink, a function that is called with a list of
+SequenceOutputs after each step that brought some, from a thread of the client's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from llamabatch.engine.hooks import Sink
+from llamabatch.engine.stats import EngineStats
+from llamabatch.errors import describe
+from llamabatch.llama.model import Model
+from llamabatch.planning.capacity import Plan
+from llamabatch.request.outputs import RequestOutput, SequenceOutput
+from llamabatch.request.request import Request
+
+# ----------------------------------------------------------------------------------------------------
+# How a child process is, as its parent sees it.
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """One child process.
+
+    Attributes:
+        pid: of the present process; None while there is none.
+        up: it takes requests; False while one that died is being replaced.
+        silent_s: seconds since it last gave a sign of life; it gives one a second at least. None before the first.
+        last_token_s: seconds since its engine last brought a token; None before the first.
+        restarts: processes that took the place of one that died.
+    """
+
+    pid: int | None
+    up: bool
+    silent_s: float | None
+    last_token_s: float | None
+    restarts: int
+
+
+logger = logging.getLogger(__name__)
+
+_CLOSED = "the engine is closed"
+_UNTIDY = "the engine could not be ended in good order"
+_TRIES = 2  # to answer what is left when an engine ends
+
+
+class EngineClient(Protocol):
+    """The one way to an engine. Safe to call from any thread.
+
+    Attributes:
+        plan: the options in force, and why.
+        model: for its vocabulary, tokenizer and chat template; its weights may be elsewhere.
+    """
+
+    plan: Plan
+    model: Model
+
+    def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
+        """Takes requests in. Each ends in exactly one output with `finished` set, be it an error.
+
+        Args:
+            sink: must not raise. One that does gets the same outputs again, each alone, and the request whose output
+                makes it raise alone ends with that error, of which the sink is told once.
+            stream: tell the sink of every token; otherwise of finished requests only.
+
+        Raises:
+            EngineClosedError: the client was closed, or its engine died.
+            QueueFull: more than max_queue would wait; nothing was taken in.
+        """
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Ends these requests; their outputs come through their sinks. Unknown and finished ids are ignored."""
+
+    def stats(self) -> EngineStats:
+        """Counts since the start, as they are now: no step is waited for, and sinks may ask, too.
+
+        Of an engine in a child process a sink gets what was last asked for elsewhere.
+
+        Raises:
+            EngineClosedError: the client was closed, or its engine died.
+        """
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the children that have engines; none where they are in this process."""
+
+    @property
+    def heartbeats(self) -> list[Heartbeat]:
+        """How each child is that has an engine; none where they are in this process."""
+
+    @property
+    def adapters(self) -> list[str]:
+        """Names of the loaded adapters."""
+
+    def save_prefix(self, token_ids: list[int], path: str) -> bool:
+        """As Engine.save_prefix; `path` is absolute."""
+
+    def load_prefix(self, path: str) -> int:
+        """As Engine.load_prefix, in all engines."""
+
+    def unload_prefix(self, path: str) -> None:
+        """As Engine.unload_prefix."""
+
+    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
+        """Loads a LoRA or a control vector. Raises AdapterError, ModelFileError, EngineClosedError."""
+
+    def unload_adapter(self, name: str) -> None:
+        """Frees an adapter. Raises AdapterError if it is not loaded or in use, EngineClosedError."""
+
+    def close(self) -> None:
+        """Ends all requests with finish_reason "abort" (in a child: "error") and frees everything. May be called twice.
+
+        Not from a sink; nor what else waits for the engine: load_adapter(), unload_adapter().
+        """
+
+
+def failure(request: Request, error: str) -> SequenceOutput:
+    """The event that ends a request which never ran."""
+    return SequenceOutput(request.request_id, (), "", RequestOutput.failed(request, error))
+
+
+@contextlib.contextmanager
+def said_only(what: str) -> Iterator[None]:
+    """Logs an exception and keeps it from what comes after, because requests are still to be answered there."""
+    try:
+        yield
+    except Exception:
+        with contextlib.suppress(Exception):
+            logger.exception(what)
+
+
+class _Depth(threading.local):
+    now = 0
+
+
+_depth = _Depth()  # of the sinks that this thread is in
+
+
+def tell(sink: Sink, outputs: list[SequenceOutput]) -> dict[str, str]:
+    """Hands outputs to a sink.
+
+    One that raises gets each output once more, alone, so that the outputs of a call do not suffer from one of them.
+
+    Returns:
+        Of each request whose output alone makes the sink raise: its id, and the error that it ends with.
+    """
+    if not outputs or (error := _call(sink, outputs)) is None:
+        return {}
+    if len(outputs) == 1:
+        return {outputs[0].request_id: error}
+    failed: dict[str, str] = {}
+    for output in outputs:
+        if output.request_id not in failed and (error := _call(sink, [output])) is not None:
+            failed[output.request_id] = error
+    return failed
+
+
+def tell_end(sink: Sink, output: SequenceOutput) -> None:
+    """Hands a sink the error or abort that ends a request, and once more if the sink raises."""
+    if _call(sink, [output]) is not None:
+        _call(sink, [output])
+
+
+def _call(sink: Sink, outputs: list[SequenceOutput]) -> str | None:
+    """None, or the error of a sink that raised, which must not take the engine and other requests down."""
+    _depth.now += 1
+    try:
+        sink(outputs)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise  # Ctrl-C, in a call whose own requests these are
+        logger.exception("a result could not be delivered")
+        return f"the result could not be delivered: {describe(error)}"
+    finally:
+        _depth.now -= 1
+    return None
+
+
+def in_a_sink() -> bool:
+    """Is this thread telling somebody of results? Then it must not wait for an answer that such a thread brings."""
+    return _depth.now > 0

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from llamabatch.client.base import EngineClient
+from llamabatch.client.thread_client import ThreadClient
+from llamabatch.config import EngineConfig
+from llamabatch.engine.hooks import EngineHooks
+from llamabatch.gguf.resolve import local
+from llamabatch.utils.lifetime import reap_collected
+
+if TYPE_CHECKING:
+    from llamabatch.client.middleware import CountingClient
+
+# --- which kind -------------------------------------------------------------------------------------------------
+
+
+def connect(config: EngineConfig) -> CountingClient:
+    """The client that a config asks for."""
+    from llamabatch.client.middleware import BoundedClient, CountingClient
+
+    client = _connect(config)
+    return CountingClient(client if config.max_queue is None else BoundedClient(client, config.max_queue))
+
+
+def _connect(config: EngineConfig) -> EngineClient:
+    reap_collected()
+    draft = config.draft_model and local(config.draft_model)
+    config = replace(config, model=local(config.model), draft_model=draft)
+    if config.strategy != "multi-instance" and not config.isolate:
+        return connect_here(config)
+    from llamabatch.client.process_client import (  # they start programs; most users need neither
+        ChildClient,
+        RouterClient,
+    )
+
+    return RouterClient(config) if config.strategy == "multi-instance" else ChildClient(config)
+
+
+def connect_here(config: EngineConfig, watch: EngineHooks | None = None) -> EngineClient:
+    """One engine in this process, or as many as the plan says, which share the weights."""
+    from llamabatch.client.multi_engine_client import ThreadsClient
+
+    first = ThreadClient(config, alone=False, watch=watch)
+    return first if first.plan.config.instances == 1 else ThreadsClient(first, watch)

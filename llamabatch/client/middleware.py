@@ -1,0 +1,194 @@
+"""The counts of requests, in front of all engines: right whatever became of an engine, or of a child process."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from llamabatch.client.base import EngineClient, Heartbeat, said_only
+from llamabatch.config import EngineConfig
+from llamabatch.engine.hooks import Sink
+from llamabatch.engine.stats import EngineStats
+from llamabatch.errors import QueueFull
+from llamabatch.request.outputs import SequenceOutput
+from llamabatch.request.request import Request
+from llamabatch.scheduler.counters import RequestCounts
+from llamabatch.scheduler.policies import policy
+from llamabatch.utils.lifetime import ForkGuard
+
+# ----------------------------------------------------------------------------------------------------
+# A client that stands in front of another one, be it a thread, a child or a router, and passes everything on.
+
+
+class PassingClient:
+    """An EngineClient; those made of it change a part."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self.plan = client.plan
+        self.model = client.model
+        self.behind = client
+
+    @property
+    def pids(self) -> list[int]:
+        return self.behind.pids
+
+    @property
+    def heartbeats(self) -> list[Heartbeat]:
+        return self.behind.heartbeats
+
+    def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
+        self.behind.submit(requests, sink, stream=stream)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        self.behind.abort(request_ids)
+
+    def stats(self) -> EngineStats:
+        return self.behind.stats()
+
+    @property
+    def adapters(self) -> list[str]:
+        return self.behind.adapters
+
+    def save_prefix(self, token_ids: list[int], path: str) -> bool:
+        return self.behind.save_prefix(token_ids, path)
+
+    def load_prefix(self, path: str) -> int:
+        return self.behind.load_prefix(path)
+
+    def unload_prefix(self, path: str) -> None:
+        self.behind.unload_prefix(path)
+
+    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
+        self.behind.load_adapter(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        self.behind.unload_adapter(name)
+
+    def close(self) -> None:
+        self.behind.close()
+
+
+# ----------------------------------------------------------------------------------------------------
+# max_queue: a client that takes in no more than its engines can run, and so many that wait.
+
+
+class BoundedClient(PassingClient):
+    """Refuses what goes beyond.
+
+    Args:
+        max_queue: continuations that may wait for a slot.
+    """
+
+    def __init__(self, client: EngineClient, max_queue: int) -> None:
+        super().__init__(client)
+        self._max_queue = max_queue
+        self._n_slots = slots_of(client.plan.config)
+        self._sizes: dict[str, int] = {}  # of what is in flight: continuations
+        self._n_in_flight = 0
+        self._n_rejected = 0
+        self._lock = threading.Lock()
+
+    def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
+        asked = sum(request.params.n_copies for request in requests)
+        with self._lock:
+            free = self._n_slots + self._max_queue - self._n_in_flight
+            if asked > free:
+                self._n_rejected += len(requests)
+                raise QueueFull(
+                    f"{asked} more would be {self._n_in_flight + asked} in flight; "
+                    f"allowed are {self._n_slots} that run and max_queue={self._max_queue} that wait"
+                )
+            fresh = [request for request in requests if request.request_id not in self._sizes]
+            for request in fresh:
+                self._sizes[request.request_id] = request.params.n_copies
+                self._n_in_flight += request.params.n_copies
+
+        def tell(outputs: list[SequenceOutput]) -> None:
+            with said_only("the length of the queue is wrong from here on"):
+                self._forget(output.request_id for output in outputs if output.finished is not None)
+            sink(outputs)
+
+        try:
+            self.behind.submit(requests, tell, stream=stream)
+        except BaseException:
+            self._forget(request.request_id for request in fresh)
+            raise
+
+    def _forget(self, request_ids: Iterable[str]) -> None:
+        with self._lock:
+            for request_id in request_ids:
+                self._n_in_flight -= self._sizes.pop(request_id, 0)
+
+    def stats(self) -> EngineStats:
+        return replace(self.behind.stats(), rejected=self._n_rejected)
+
+
+def slots_of(config: EngineConfig) -> int:
+    """How many can run at once, in all engines together."""
+    is_multi = config.strategy == "multi-instance"
+    if policy(config.instance_strategy if is_multi else config.strategy).one_slot:
+        return config.number("instances")
+    return config.number("n_slots") * (config.number("instances") if is_multi else 1)
+
+
+class CountingClient(PassingClient):
+    """Counts what is submitted, and each request once when it ends, before its caller knows of it."""
+
+    def __init__(self, client: EngineClient) -> None:
+        super().__init__(client)
+        self._counts = RequestCounts()
+        self._at_close: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._lock = threading.Lock()
+        self._home = ForkGuard()
+
+    def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
+        self._home.check()
+        left = len(requests)  # of this call
+        with self._lock:
+            self._counts.submitted += left
+
+        def tell(outputs: list[SequenceOutput]) -> None:
+            nonlocal left
+            ended = [output for output in outputs if output.finished is not None]
+            if ended:
+                with said_only("the counts of requests are off from here on"), self._lock:
+                    if left:
+                        self._counts.note(ended)
+                        left -= len(ended)
+            sink(outputs)
+
+        try:
+            self.behind.submit(requests, tell, stream=stream)
+        except BaseException:  # nothing was taken in; interrupted, some may have ended already
+            with self._lock:
+                self._counts.submitted -= left
+                left = 0
+            raise
+
+    def note_refused(self, outputs: list[SequenceOutput]) -> None:
+        """Prompts of a call that were wrong, and ended before they were requests: submitted, and ended by an error."""
+        with self._lock:
+            self._counts.submitted += len(outputs)
+            self._counts.note(outputs)
+
+    def stats(self) -> EngineStats:
+        """As EngineClient.stats; may be called from a sink."""
+        self._home.check()
+        with self._lock:
+            counts = self._counts.figures()  # first, so that nothing that has ended still runs by what an engine says
+        return replace(self.behind.stats(), **counts)
+
+    def at_close(self, action: Callable[[], None]) -> None:
+        """Has this method of an object called before the engines are closed, once; the object is not kept alive."""
+        self._at_close = [other for other in self._at_close if other() is not None]
+        self._at_close.append(weakref.WeakMethod(action))
+
+    def close(self) -> None:
+        while self._at_close:
+            action = self._at_close.pop()()
+            if action is not None:
+                action()
+        super().close()

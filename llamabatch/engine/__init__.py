@@ -1,0 +1,3 @@
+"""The step loop over one model: Engine, parallel sampling, embedding, validation, stats. Imports `llama` and what
+stands below it.
+"""

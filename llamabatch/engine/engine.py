@@ -1,0 +1,425 @@
+"""The engine: one step loop over one model. Not for use from two threads at once; clients give it a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence as ListLike
+from dataclasses import replace
+from typing import Any
+
+from llamabatch.config import EngineConfig
+from llamabatch.engine import prefix_file
+from llamabatch.engine.embedding import Embeddings
+from llamabatch.engine.hooks import EngineHooks
+from llamabatch.engine.parallel_sampling import ParallelSampling
+from llamabatch.engine.pending_grammars import PendingGrammars
+from llamabatch.engine.prefix_file import PrefixFile
+from llamabatch.engine.resolve_config import plan
+from llamabatch.engine.stats import EngineStats
+from llamabatch.engine.validation import check_overflow, check_params, check_prompt, fitted
+from llamabatch.errors import AdapterError, ConfigError, EngineClosedError, EngineError, InputError, describe
+from llamabatch.gguf.resolve import resolve as resolve_path
+from llamabatch.llama import kv_state
+from llamabatch.llama.draft_model import DraftModelProposer, open_draft
+from llamabatch.llama.model import Model
+from llamabatch.llama.model_runner import ModelRunner, NoRunner
+from llamabatch.request.adapters import check_known
+from llamabatch.request.logprobs import check_logprobs
+from llamabatch.request.outputs import SequenceOutput
+from llamabatch.request.request import Request
+from llamabatch.request.sequence import Sequence
+from llamabatch.sampling import native
+from llamabatch.sampling.prepared_params import PreparedParamsCache
+from llamabatch.scheduler.counters import RequestCounts
+from llamabatch.scheduler.ngram_proposer import NgramProposer
+from llamabatch.scheduler.output import Limits
+from llamabatch.scheduler.policies import policy
+from llamabatch.scheduler.scheduler import Scheduler
+from llamabatch.scheduler.spec_decode import Proposer, SpecDecoder
+from llamabatch.utils.paths import absolute
+
+_PATIENCE_S = 0.002  # with nothing to compute but grammars under way
+
+
+class Engine:
+    """Add requests, call step until has_work is False, read what comes back.
+
+    ::
+
+        engine = Engine(EngineConfig("tiny"))
+        engine.add(Request("a", tuple(engine.model.tokenize("Hello"))))
+        while engine.has_work:
+            for output in engine.step():
+                print(output.text, end="")
+        engine.close()
+
+    Args:
+        config: "auto" values are filled in; `engine.plan` tells with what, and why. One of the policies, or "auto".
+        model: use these weights, which another engine has loaded with the same config.
+        alone: False: one of the plan's instances, with its part of the slots.
+        watch: is told whom it admits.
+
+    Raises:
+        ModelFileError, ConfigError, MemoryPlanError, SetupError, EngineError: before anything is left behind.
+    """
+
+    def __init__(
+        self, config: EngineConfig, *, model: Model | None = None, alone: bool = True, watch: EngineHooks | None = None
+    ) -> None:
+        import_the_rest()
+        path = resolve_path(config.model) if model is None else model.path
+        # before the load: what does not fit is refused with the sum, and nothing is left behind
+        self.plan = plan(
+            replace(config, instances=1) if alone else config, path, loaded=not alone and model is not None
+        )
+        self.config = self.plan.part()
+        self.model = Model(path, config) if model is None else model.share()
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.model.close)
+            check_can_speculate(config, self.model)
+            draft = open_draft(config, self.model)
+            if draft is not None:
+                undo.callback(draft.close)
+            chosen = policy(self.config.strategy)
+            n_slots = 1 if chosen.one_slot else self.config.number("n_slots")
+            if model is None:
+                for name, adapter in self.config.adapters:
+                    self.model.adapters.load(name, adapter)
+            self._runner = NoRunner() if self.model.is_encoder else ModelRunner(self.model, self.config, n_slots)
+            undo.callback(self._runner.close)
+            self._speculation = speculation(self.config, self._runner.limits, self.model, draft)
+            undo.pop_all()
+        self._recipes = PreparedParamsCache(self.model)
+        self._scheduler = Scheduler(
+            chosen,
+            self._runner.limits,
+            speculation=self._speculation,
+            preempt=self.config.preempt,
+            max_wait_s=self.config.max_wait_ms / 1000,
+            on_enter=None if watch is None else self._note,
+        )
+        self._watch = watch
+        self._admitted: list[str] = []  # whom nobody has been told of; stays empty where nobody watches
+        self._fans = ParallelSampling()
+        self._embeddings = Embeddings(self.model, self.config, watch)
+        self._unready = PendingGrammars(self._enter)
+        self._counts = RequestCounts()
+        self._damage: str | None = None  # why it cannot go on
+        self._closed = False
+
+    @property
+    def has_work(self) -> bool:
+        """Is any request unfinished?"""
+        return self._damage is not None or self._scheduler.has_work or bool(self._unready) or bool(self._embeddings)
+
+    def wait_s(self) -> float | None:
+        """How long the next step may wait for company, seconds: 0 where there is reason to compute at once, None where
+        there is nothing to do. For those who drive the loop; `step` itself waits for a grammar only, and not long."""
+        wait_s = 0.0 if self._embeddings or self._damage is not None else self._scheduler.wait_s()
+        if self._unready:
+            return _PATIENCE_S if wait_s is None else min(wait_s, _PATIENCE_S)
+        return wait_s
+
+    def add(self, request: Request) -> None:
+        """Takes a request in. Whatever it raises, the engine goes on without that request.
+
+        Raises:
+            ConfigError: the model cannot generate, or gives no embeddings.
+            PromptError: the prompt is empty, longer than n_ctx, or holds ids outside the vocabulary.
+            AdapterError: an adapter is not loaded.
+            SamplingError: the parameters name token ids outside the vocabulary, words that it cannot write, or what is
+                known to be a bad grammar.
+            InputError: a request of that id is in flight.
+        """
+        self._check_open()
+        if self._holds(request.request_id):
+            raise InputError(f"request id {request.request_id!r} is already in flight")
+        try:
+            self._add(request)
+        except BaseException as error:
+            try:
+                self._abort(request.request_id, describe(error))
+            except Exception:
+                self._damage = f"a request that failed could not be taken out: {describe(error)}"
+            raise
+
+    def _holds(self, request_id: str) -> bool:
+        parts = (self._fans, self._unready, self._embeddings, self._scheduler)
+        return any(request_id in part for part in parts)
+
+    def _add(self, request: Request) -> None:
+        if request.adapters:
+            check_known(request.adapters, self.model.adapters.names)
+        if request.embed:
+            self._embeddings.add(request)
+            self._counts.submitted += 1
+            return
+        if self.model.is_encoder:
+            raise ConfigError(f"{self.model.path.name} cannot generate text: it is {self.model.cannot_generate}")
+        n_ctx = self.config.number("n_ctx")
+        check_overflow(request, self._runner.limits)
+        request = fitted(request, n_ctx, self.model.vocabulary.bos)
+        check_prompt(request.prompt_token_ids, self.model.n_vocab, n_ctx)
+        check_params(request.params, self.model.n_vocab)
+        check_logprobs(request.params, len(request.prompt_token_ids), n_ctx, request.score_from)
+        recipe = self._recipes.of(request.params)
+        request = replace(request, params=recipe.params)
+        structure = request.params.structure
+        if structure is not None and self._watch is not None:  # what compiles it may end the process, too
+            self._watch.admitted([request.request_id])
+        compiled = None if structure is None else self.model.grammars.compile(structure)
+        if compiled is not None and compiled.done():
+            compiled.result()  # raises what is known to be wrong with it
+        for each in [request] if request.params.n_copies == 1 else self._fans.split(request):
+            sequence = Sequence(each, self.model.vocabulary, n_ctx)
+            sequence.draw = recipe.draw(sequence)
+            if compiled is None:
+                self._scheduler.add(sequence)
+            else:
+                self._unready.add(sequence, compiled)
+        self._counts.submitted += 1
+
+    def abort(self, request_id: str, error: str | None = None) -> SequenceOutput | None:
+        """Ends a request now; None if it is not in flight. Its slot is free at once.
+
+        Args:
+            error: None gives finish_reason "abort"; a text gives "error", for those who must say why.
+        """
+        self._check_open()
+        whole = self._abort(request_id, error)
+        self._counts.note([whole] if whole is not None else [])
+        return whole
+
+    def _abort(self, request_id: str, error: str | None) -> SequenceOutput | None:
+        if request_id not in self._fans:
+            return self._abort_one(request_id, error)
+        ended = [self._abort_one(each, error) for each in self._fans.copies_of(request_id)]
+        merged = self._fans.merge([output for output in ended if output is not None])
+        self._fans.forget(request_id)  # not all of its copies had been made
+        return merged[-1] if merged and merged[-1].finished is not None else None
+
+    def _abort_one(self, request_id: str, error: str | None) -> SequenceOutput | None:
+        if request_id in self._embeddings:
+            return self._embeddings.abort(request_id, error)
+        if request_id in self._unready:
+            return self._unready.abort(request_id, error)
+        return self._scheduler.abort(request_id, error)
+
+    def _enter(self, sequence: Sequence, compiled: Any) -> None:
+        """Its grammar is compiled."""
+        from llamabatch.sampling.grammar_matcher import hold  # imported by now, see import_the_rest
+
+        sequence.guide = hold(sequence.draw, compiled, self.model.n_vocab)
+        self._scheduler.add(sequence)
+
+    def step(self) -> list[SequenceOutput]:
+        """One step: at most one chunk of each prompt and one token of each running sequence, and one pass of texts to
+        embed."""
+        self._check_open()
+        if self._damage is not None:
+            raise EngineError(self._damage)
+        refused = self._unready.step(0.0 if self._scheduler.has_work else _PATIENCE_S) if self._unready else []
+        embedded = self._embeddings.step(beside_others=self._scheduler.has_work) if self._embeddings else []
+        outputs = refused + embedded
+        if self._scheduler.has_work or not embedded:
+            outputs += self._compute()
+        if self._fans:
+            outputs = self._fans.merge(outputs)
+        self._counts.note(outputs)
+        return outputs
+
+    def _compute(self) -> list[SequenceOutput]:
+        self._make_room()
+        batch = self._scheduler.schedule()
+        if self._admitted and self._watch is not None:
+            self._watch.admitted(self._admitted)
+            self._admitted = []
+        results = self._runner.run(batch)
+        return self._scheduler.update(batch, results)
+
+    def _note(self, sequence: Sequence) -> None:
+        self._admitted.append(self._fans.request_of(sequence.request.request_id))
+
+    def _make_room(self) -> None:
+        """A larger context, when more requests are there than it has slots: beside the steps of those that run. If
+        memory does not allow it, the old one has to do."""
+        wanted = self._scheduler.wanted_slots()
+        if wanted is not None:
+            grown = self._runner.grow(wanted, self._scheduler.held_slots, wait=not self._scheduler.running)
+            if grown is not None:
+                self._scheduler.grow(*grown)
+
+    def stats(self) -> EngineStats:
+        """What the engine has done so far, and what it holds now.
+
+        May be called from any thread, also while a step is under way: then some of it is counted already.
+        """
+        scheduler = self._scheduler
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=scheduler.num_waiting + len(self._unready) + len(self._embeddings),
+            free_slots=scheduler.num_free_slots,
+            preemptions=scheduler.num_preemptions,
+            missed_deadlines=scheduler.deadlines.num_missed + self._unready.num_missed,
+            shared_tokens=scheduler.sharing.num_shared_tokens,
+            prefix_hits=scheduler.sharing.num_prefix_hits,
+            prefix_tokens=scheduler.sharing.num_prefix_tokens,
+            kv_cells=scheduler.limits.n_cells or scheduler.most_slots * self.config.number("n_ctx"),
+            kv_cells_used=sum(sequence.num_cells for sequence in list(scheduler.running)),
+            **scheduler.tallies.figures(),
+            **self._counts.figures(),
+            **vars(self._runner.counts),
+            **vars(self._embeddings.counts),
+            **(vars(self._speculation.counts) if self._speculation is not None else {}),
+        )
+
+    def save_prefix(self, token_ids: ListLike[int], path: str) -> bool:
+        """Writes the cells of a finished request of these tokens to a file; False if they are not there (any more).
+
+        Raises:
+            InputError: the file cannot be written.
+            ConfigError: this engine keeps no prefixes.
+        """
+        self._check_open()
+        path = absolute(path)
+        if not self._scheduler.limits.keeps_prefixes:
+            raise ConfigError("no prefix can be saved: cache_prefix is False, or the model's state cannot be cut")
+        slot = self._scheduler.sharing.cells.slot_of(token_ids)
+        state = self._runner.state(slot) if slot is not None else None
+        if state is None:
+            return False
+        try:
+            kv_state.check(self.model, self.config, token_ids, state)
+        except InputError as error:  # of an architecture with more than a plain KV cache
+            raise ConfigError(f"no engine would load this prefix: {error}") from error
+        prefix_file.write(path, PrefixFile(tuple(token_ids), state), kv_state.facts(self.model, self.config))
+        return True
+
+    def load_prefix(self, path: str) -> int:
+        """Holds a saved prefix in memory for requests that begin with it; returns how many tokens it has.
+
+        Raises:
+            InputError: the file is damaged, or was saved by another model or engine.
+            ConfigError: this engine shares no prefixes.
+        """
+        self._check_open()
+        path = absolute(path)
+        if not self._scheduler.limits.can_share:
+            raise ConfigError("no prefix can be loaded: the model's state cannot be cut")
+        prefix = prefix_file.read(path, kv_state.facts(self.model, self.config))
+        if len(prefix.token_ids) > self.config.number("n_ctx"):
+            raise InputError(
+                f"the prefix file {path} has {len(prefix.token_ids)} tokens; n_ctx is {self.config.number('n_ctx')}"
+            )
+        try:
+            kv_state.check(self.model, self.config, prefix.token_ids, prefix.state)
+        except InputError as error:
+            raise InputError(f"the prefix file {path} is refused: {error}") from error
+        self._runner.loaded[path] = prefix.state
+        self._scheduler.sharing.loaded[path] = list(prefix.token_ids)
+        return len(prefix.token_ids)
+
+    def unload_prefix(self, path: str) -> None:
+        """Frees a loaded prefix. Raises InputError if it is not loaded."""
+        self._check_open()
+        path = absolute(path)
+        if self._runner.loaded.pop(path, None) is None:
+            raise InputError(f"no prefix of {path} is loaded")
+        del self._scheduler.sharing.loaded[path]
+
+    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
+        """Loads a LoRA or a control vector for later requests.
+
+        Raises:
+            AdapterError: the name is taken.
+            ModelFileError: the file is missing, damaged, or for another model.
+        """
+        self._check_open()
+        self.model.adapters.load(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        """Frees an adapter. Raises AdapterError if it is not loaded, or a request in flight uses it."""
+        self._check_open()
+        unload_adapter([self], name)
+
+    def uses_adapter(self, name: str) -> bool:
+        """Does any request in flight?"""
+        unready = any(name == used for s in self._unready.sequences for used, _ in s.request.adapters)
+        return unready or self._embeddings.uses_adapter(name) or self._scheduler.adapters.uses(name)
+
+    def forget_adapter(self, name: str) -> None:
+        """Takes it off the context, so that it can be freed."""
+        self._runner.forget_adapter(name)
+        self._embeddings.forget_adapter(name)
+        self._scheduler.forget_adapter(name)
+
+    def check_integrity(self) -> None:
+        """Raises ValueError if slots and running sequences disagree: a bug of ours."""
+        self._scheduler.check_integrity()
+
+    def close(self) -> None:
+        """Frees context and model; requests in flight are lost. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            if self._speculation is not None:
+                self._speculation.close()
+            self._embeddings.close()
+            self._runner.close()
+            self.model.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosedError("the engine is closed")
+
+
+def unload_adapter(engines: list[Engine], name: str) -> None:
+    """Frees an adapter of a model.
+
+    Args:
+        engines: all that share the model; none may be computing.
+
+    Raises:
+        AdapterError: it is not loaded, or a request in flight uses it.
+    """
+    adapters = engines[0].model.adapters
+    check_known(((name, 1.0),), adapters.names)
+    if any(engine.uses_adapter(name) for engine in engines):
+        raise AdapterError(f"adapter {name!r} is used by requests in flight; unload it when they have finished")
+    for engine in engines:
+        engine.forget_adapter(name)
+    adapters.unload(name)
+
+
+def import_the_rest() -> None:
+    """Has all in memory that a later request may need: an import or a library that is loaded then could meet a process
+    whose file descriptors are used up."""
+    import numpy.ctypeslib  # noqa: F401  # numpy imports it when it is first named
+
+    import llamabatch.sampling.grammar_compiler  # noqa: F401  # with llguidance, which `import llamabatch` leaves out
+
+    native.available()
+
+
+def check_can_speculate(config: EngineConfig, model: Model) -> None:
+    """Raises ConfigError where the cells of wrong guesses could not be taken back."""
+    if config.speculate != "off" and (model.is_recurrent or model.has_window):
+        why = "recurrent state" if model.is_recurrent else "layers with a sliding window"
+        raise ConfigError(
+            f"speculate is {config.speculate!r}, but {model.path.name} has {why}, from which the tokens of wrong "
+            "guesses cannot be taken back; give 'off'"
+        )
+
+
+def speculation(config: EngineConfig, limits: Limits, model: Model, draft: Model | None) -> SpecDecoder | None:
+    """What guesses tokens in this engine, which then owns the draft model; None if nothing does."""
+    if config.speculate == "off":
+        return None
+    drafter: Proposer = NgramProposer() if draft is None else DraftModelProposer(draft, model, config, limits.n_slots)
+    return SpecDecoder(drafter, limits, config.n_draft, config.number("n_ctx"), config.speculate_always)

@@ -1,0 +1,130 @@
+"""The plan of a model on this machine: from the header of its file, the machine, and what is known of the library."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
+
+from llamabatch.config import EngineConfig
+from llamabatch.errors import MemoryPlanError, ModelFileError
+from llamabatch.gguf.header import read_parts
+from llamabatch.gguf.reader import TensorInfo
+from llamabatch.gguf.resolve import file_bytes
+from llamabatch.gguf.resolve import resolve as resolve_path
+from llamabatch.llama import library
+from llamabatch.llama.tuned_load import profile_for
+from llamabatch.llama.vetting import FileIdentity, ensure_sound
+from llamabatch.planning.capacity import Plan, resolve
+from llamabatch.planning.machine import Machine
+from llamabatch.planning.memory import MIB
+from llamabatch.planning.model_facts import ModelFacts
+from llamabatch.utils import disk_cache
+
+# ----------------------------------------------------------------------------------------------------
+# What a model's headers say for the memory arithmetic, kept beside the verdict on its files, so that a start
+# need not walk a large vocabulary again.
+
+
+HEADERS = "header"
+_VERSION = 2  # of the note
+
+
+def facts_of(path: Path, known: FileIdentity) -> ModelFacts:
+    """As ModelFacts.read, of files that are as `known` says. Raises ModelFileError and OSError."""
+    kept = disk_cache.read(HEADERS, known.key)
+    try:
+        return _from_note(path, known, kept)
+    except (KeyError, TypeError, ValueError, AttributeError):  # none, or one of other files or of another version
+        pass
+    parts = read_parts(path)
+    found = ModelFacts.from_headers(path, parts)
+    arch = parts[0].architecture
+    starts = (f"{arch}.", "general.name", "general.architecture")
+    note = {
+        "version": _VERSION,
+        "identity": known.identity,
+        "texts": {key: text for key, text in parts[0].texts().items() if key.startswith(starts)},
+        "n_tokens": parts[0].n_tokens,
+        "tensors": [astuple(tensor) for tensor in found.tensors],
+        "parts": found.parts,
+    }
+    disk_cache.keep(HEADERS, known.key, note)
+    return found
+
+
+def _from_note(path: Path, known: FileIdentity, kept: Any) -> ModelFacts:
+    if kept["version"] != _VERSION or kept["identity"] != [list(each) for each in known.identity]:
+        raise ValueError("the files have changed")
+    tensors = tuple(
+        TensorInfo(name, tuple(dims), kind, offset, n_bytes) for name, dims, kind, offset, n_bytes in kept["tensors"]
+    )
+    facts = ModelFacts.from_header(path, kept["texts"], tensors, kept["n_tokens"], known.n_bytes)
+    return replace(facts, parts=tuple(kept["parts"]))
+
+
+_LIBRARY_SPACE = 96 * MIB  # address space of llama.cpp's libraries for CPUs
+_UNLIMITED = 2**62
+
+
+def plan(config: EngineConfig, path: Path, *, loaded: bool = False) -> Plan:
+    """Fills in "auto" for this model, and its draft model, on this machine. Loads llama.cpp's library, and no model.
+
+    Args:
+        loaded: another engine of this process has the weights already and has made room for this one.
+
+    Raises:
+        ModelFileError: the header of a file is damaged.
+        ConfigError, MemoryPlanError: as capacity.resolve.
+    """
+    facts = read_facts(config, path)
+    _check_library_fits(config, facts)
+    profile = profile_for(path, config)
+    machine = machine_here(config)
+    if loaded:
+        machine = replace(
+            machine, available_bytes=_UNLIMITED, address_space=None, data_bytes=None, gpus=()
+        )  # it is in use by now, partly by the others
+    return resolve(config, facts, machine, profile)
+
+
+def read_facts(config: EngineConfig, path: Path) -> ModelFacts:
+    """What the headers of the model and its draft model say, and how large the adapters are."""
+    known = ensure_sound(path)  # no arithmetic on what a damaged header says
+    facts = replace(facts_of(path, known), adapter_bytes=sum(_adapter_bytes(each) for _, each in config.adapters))
+    if config.draft_model is None:
+        return facts
+    draft = resolve_path(config.draft_model)
+    theirs = facts_of(draft, ensure_sound(draft))
+    if draft.samefile(path):  # one file is loaded once
+        theirs = replace(theirs, file_bytes=0, tensors=())
+    return replace(facts, draft=theirs)
+
+
+def _adapter_bytes(path: str) -> int:
+    try:
+        return file_bytes(Path(path))
+    except OSError as error:
+        raise ModelFileError(f"the adapter {path} cannot be read: {error.strerror}") from error
+
+
+def machine_here(config: EngineConfig) -> Machine:
+    """This machine, with what llama.cpp can do on it."""
+    repacks = config.extra_bufts == "on" or (config.extra_bufts == "auto" and library.extra_bufts_safe())
+    features = library.repack_features() if repacks else frozenset[str]()
+    return Machine.here(library.gpu_count(), library.has_fast_attention(), features, library.has_lazy_cells())
+
+
+def _check_library_fits(config: EngineConfig, facts: ModelFacts) -> None:
+    """Where the address space is limited, the library may not even load: then the sum comes before that.
+
+    On a machine with GPUs this counts their part here; CUDA does not work under such a limit either.
+    """
+    machine = replace(Machine.here(), fast_attention=True)
+    if machine.address_space is None and machine.data_bytes is None:
+        return
+    resolve(config, facts, machine)
+    if machine.address_space is not None and machine.address_space < _LIBRARY_SPACE:
+        raise MemoryPlanError(
+            f"RLIMIT_AS leaves {machine.address_space / MIB:,.0f} MiB, too little for llama.cpp's libraries"
+        )

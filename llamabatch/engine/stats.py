@@ -1,0 +1,171 @@
+"""Figures: what an engine counts, and percentiles over requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llamabatch.utils.histogram import Histogram
+
+_GAUGES = ("running", "waiting", "free_slots", "kv_cells", "kv_cells_used", "speculating")
+_HISTOGRAMS = ("queue_s", "ttft_s", "inter_token_s", "e2e_s")
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Counts since the engine started; running, waiting, free_slots, kv_cells(_used) and speculating are of now.
+
+    A request is what a prompt of a call becomes; with n or best_of above 1 it has as many continuations. Requests are
+    counted in `submitted`, in how they ended and in e2e_s, everything else counts continuations. All of it is counted
+    when it happens, so that requests which still run are in it.
+
+    Attributes:
+        running, waiting, free_slots: continuations that have a slot; those, and texts to embed, that wait; slots that
+            others could have.
+        kv_cells, kv_cells_used: tokens that the KV cache has room for, once all slots are there; tokens in it that
+            running continuations use.
+        submitted: requests taken in. finished_stop, finished_length: how those ended that went well (texts to embed
+            count as "stop"). errors, aborted: how the others did. What still runs or waits is `in_flight`.
+        prompt_tokens: tokens of prompts that have had a slot: computed (prefill_tokens) or copied (shared_tokens,
+            prefix_tokens).
+        generated_tokens: tokens sampled.
+        queue_s, ttft_s: from arrival to the slot; to the first token. inter_token_s: from token to token. e2e_s: from
+            arrival to the end, of requests that went well.
+        restarts: engine processes that took the place of one that died.
+        decode_calls, decode_rows, decode_passes: calls that only continue sequences; the rows in them; their passes
+            over the weights.
+        prefill_calls, prefill_tokens, prefill_passes: the same for calls with prompt tokens.
+        dummy_rows: rows computed only to keep the ids of a call dense.
+        adapter_switches: changes of the adapters that a context computes with: turns that sets of them have taken.
+        shared_tokens: prompt tokens that were copied from requests in flight instead of computed.
+        prefix_hits: requests that began with the cells of a finished one. prefix_tokens: tokens that they did not have
+            to compute for that.
+        verify_calls: those decode calls that checked guesses (speculative decoding).
+        drafted_tokens, accepted_tokens: guesses checked; those that held.
+        speculating: engines in which guessing pays by what is known now.
+        embed_passes, embed_texts, embed_tokens: passes for embeddings; texts and tokens in them.
+        preemptions: sequences that lost their slot and came back.
+        missed_deadlines: continuations that were ended by deadline_s.
+        rejected: requests that max_queue refused; they are not among the submitted.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    free_slots: int = 0
+    kv_cells: int = 0
+    kv_cells_used: int = 0
+    submitted: int = 0
+    finished_stop: int = 0
+    finished_length: int = 0
+    errors: int = 0
+    aborted: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    restarts: int = 0
+    preemptions: int = 0
+    missed_deadlines: int = 0
+    rejected: int = 0
+    shared_tokens: int = 0
+    prefix_hits: int = 0
+    prefix_tokens: int = 0
+    decode_calls: int = 0
+    decode_rows: int = 0
+    decode_passes: int = 0
+    prefill_calls: int = 0
+    prefill_tokens: int = 0
+    prefill_passes: int = 0
+    dummy_rows: int = 0
+    adapter_switches: int = 0
+    embed_passes: int = 0
+    embed_texts: int = 0
+    embed_tokens: int = 0
+    verify_calls: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    speculating: int = 0
+    queue_s: Histogram = Histogram()
+    ttft_s: Histogram = Histogram()
+    inter_token_s: Histogram = Histogram()
+    e2e_s: Histogram = Histogram()
+
+    @property
+    def ok(self) -> int:
+        """Requests that ended well."""
+        return self.finished_stop + self.finished_length
+
+    @property
+    def in_flight(self) -> int:
+        """Requests taken in that have not ended: submitted = ok + errors + aborted + in_flight."""
+        return self.submitted - self.ok - self.errors - self.aborted
+
+    @property
+    def n_slots(self) -> int:
+        """Slots in all engines."""
+        return self.running + self.free_slots
+
+    @property
+    def slot_use(self) -> float:
+        """The share of the slots that is in use, 0 to 1."""
+        return self.running / self.n_slots if self.n_slots else 0.0
+
+    @property
+    def kv_use(self) -> float:
+        """The share of the KV cache that running continuations use, 0 to 1."""
+        return self.kv_cells_used / self.kv_cells if self.kv_cells else 0.0
+
+    @property
+    def rows_per_step(self) -> float:
+        """Mean rows of a decode call."""
+        return self.decode_rows / self.decode_calls if self.decode_calls else 0.0
+
+    @property
+    def passes_per_step(self) -> float:
+        """Mean passes over the weights of a decode call; 1 is what batching is for."""
+        return self.decode_passes / self.decode_calls if self.decode_calls else 0.0
+
+    @property
+    def acceptance(self) -> float:
+        """The share of guesses that held; 0 of none."""
+        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else 0.0
+
+    def __add__(self, other: EngineStats) -> EngineStats:
+        return EngineStats(**{name: value + getattr(other, name) for name, value in vars(self).items()})
+
+    def since(self, earlier: EngineStats) -> EngineStats:
+        """What was counted after `earlier`; figures of now stay."""
+        return EngineStats(
+            **{k: value if k in _GAUGES else value - getattr(earlier, k) for k, value in vars(self).items()}
+        )
+
+    def of_the_past(self) -> EngineStats:
+        """The counts alone, as of an engine that is gone: it has neither slots nor anything in them."""
+        return EngineStats(**{k: value for k, value in vars(self).items() if k not in _GAUGES})
+
+    def counts(self) -> dict[str, int]:
+        """What only grows, by name, without the histograms."""
+        return {k: value for k, value in vars(self).items() if k not in (*_GAUGES, *_HISTOGRAMS)}
+
+    def to_wire(self) -> dict[str, Any]:
+        """Numbers and lists of them, for msgpack."""
+        return {**vars(self), **{name: getattr(self, name).to_wire() for name in _HISTOGRAMS}}
+
+    @classmethod
+    def from_wire(cls, packed: Mapping[str, Any]) -> EngineStats:
+        """The other side of to_wire."""
+        return cls(**{**packed, **{name: Histogram.from_wire(packed[name]) for name in _HISTOGRAMS}})
+
+
+def percentile(values: Iterable[float], percent: float) -> float | None:
+    """The percentile by linear interpolation between neighbours (numpy's default); None of nothing.
+
+    Args:
+        percent: 0 to 100.
+    """
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    at = (len(ordered) - 1) * percent / 100
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)

@@ -1,0 +1,428 @@
+"""LLM: the synchronous front. A list of prompts in, a list of results out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Sequence as ListLike
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from llamabatch.client.connect import connect
+from llamabatch.client.middleware import CountingClient
+from llamabatch.config import EngineConfig
+from llamabatch.entrypoints.input_processor import (
+    Adapters,
+    ErrorPolicy,
+    InputProcessor,
+    OneAdapters,
+    Params,
+    Prompt,
+    Submission,
+    Vector,
+    vectors,
+)
+from llamabatch.entrypoints.scoring import Pairs, Score, Scoring
+from llamabatch.entrypoints.shared import Monitored, SavedPrefixes
+from llamabatch.errors import LlamaBatchError, PromptError
+from llamabatch.gguf.resolve import fetch
+from llamabatch.planning.capacity import Plan
+from llamabatch.request.adapters import adapter_path
+from llamabatch.request.chat import ChatOptions, Conversation
+from llamabatch.request.outputs import RequestOutput, SequenceOutput
+from llamabatch.utils.checks import show
+from llamabatch.utils.lifetime import ForkGuard
+from llamabatch.utils.progress import ProgressBar
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+    from llamabatch.config import EngineOptions
+
+
+class LLM(SavedPrefixes, Monitored):
+    """A GGUF model that runs many prompts at once. Its methods may be called from several threads.
+
+    Args:
+        model: path of a .gguf file (the first, of several parts), "tiny" for the bundled one, or a name on the hub as
+            "hf:owner/repo:Q4_K_M".
+        **options: see EngineConfig; unknown ones are refused by name. What "auto" became stands in `plan`.
+
+    Raises:
+        ModelFileError, ConfigError, MemoryPlanError, SetupError, EngineError.
+    """
+
+    def __init__(self, model: str | os.PathLike[str], **options: Unpack[EngineOptions]) -> None:
+        self._client: CountingClient = connect(EngineConfig.from_options(model, options))
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_id: str,
+        filename: str | None = None,
+        *,
+        revision: str | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        **options: Unpack[EngineOptions],
+    ) -> Self:
+        """An LLM of a model on Hugging Face's hub, downloaded unless it is in huggingface_hub's cache; needs the extra
+        `llamabatch[hub]`. LLM("hf:owner/repo:Q4_K_M") is its short form.
+
+        Args:
+            repo_id: "owner/repo".
+            filename: a pattern as "*Q4_K_M.gguf", or a quantisation as "Q4_K_M"; None: the only model there. Of a
+                model in several parts all are fetched.
+            revision: branch, tag or commit; None: main.
+            cache_dir: None: huggingface_hub's own.
+            local_files_only: use the cache alone, as with HF_HUB_OFFLINE=1.
+            **options: as for LLM.
+
+        Raises:
+            What LLM raises; ModelFileError also if none or several files match, with their names; SetupError without
+            huggingface_hub.
+        """
+        path = fetch(repo_id, filename, revision=revision, cache_dir=cache_dir, local_files_only=local_files_only)
+        return cls(path, **options)
+
+    @property
+    def plan(self) -> Plan:
+        """The options in force, the memory they take, and why each open one got its value."""
+        return self._client.plan
+
+    def generate(
+        self,
+        prompts: Prompt | ListLike[Prompt],
+        params: Params = None,
+        *,
+        adapters: Adapters = None,
+        errors: ErrorPolicy = "warn",
+        progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Continues prompts.
+
+        Args:
+            prompts: one prompt or a list; each a text, or the token ids of one.
+            params: SamplingParams, or a mapping of their fields and aliases: one for all, or a list with one for
+                each; None: the defaults.
+            adapters: {name: scale} of loaded adapters (LLM(..., adapters=…), load_adapter): one for all, or a list
+                with one for each; None: the model as it is.
+            errors: what a prompt that fails does, be it refused or ended by an error. Its output has finish_reason
+                "error" and `error` set, and the others finish. "warn": one PromptWarning at the end; the first error is
+                raised if all failed, as an only prompt does. "raise": the first error is raised as soon as it is known,
+                and the rest is aborted. "return": neither. What is raised holds the outputs so far in `outputs`.
+            progress: a progress bar on stderr, where that is a terminal.
+
+        Returns:
+            One RequestOutput a prompt, in the order of the prompts.
+
+        Raises:
+            PromptError: there is no prompt, `prompts` is no list of them (but of conversations, say), or a prompt
+                cannot be run. SamplingError, AdapterError: its parameters or adapters. EngineError: it failed while it
+                ran.
+            EngineClosedError: after close().
+        """
+        return self._run(self._front.prompts(prompts, params, adapters, errors), progress)
+
+    def chat(
+        self,
+        conversations: Conversation | ListLike[Conversation],
+        params: Params = None,
+        *,
+        tools: ListLike[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        adapters: Adapters = None,
+        errors: ErrorPolicy = "warn",
+        progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Answers conversations through the model's own chat template. As `generate`, but for:
+
+        Args:
+            conversations: one conversation, a list of {"role": …, "content": …}, or a list of conversations.
+            tools: functions that the model may call, as OpenAI's API describes them, for the template.
+            chat_template_kwargs: variables of the template, such as {"enable_thinking": False}, of those in
+                llamabatch.request.chat.TEMPLATE_KWARGS. What the model's template does not read is refused.
+
+        Raises:
+            ConfigError: the model has no chat template.
+            PromptError: as for generate; texts are no conversations.
+        """
+        options = ChatOptions(tools, chat_template_kwargs or {})
+        return self._run(self._front.conversations(conversations, params, options, adapters, errors), progress)
+
+    def stream(
+        self,
+        prompts: Prompt | Conversation | ListLike[Prompt | Conversation],
+        params: Params = None,
+        *,
+        tools: ListLike[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        adapters: Adapters = None,
+        errors: ErrorPolicy = "warn",
+    ) -> Iterator[SequenceOutput]:
+        """One prompt or conversation, or many at once, token by token as they come.
+
+        Each piece tells the `prompt_index` that it belongs to; the last one of a prompt has `finished` set. It starts
+        with the first piece that is asked for; leaving the loop aborts what still runs.
+
+        Args:
+            errors: as for generate. A prompt of a list that cannot be run is one piece, finished with its error; the
+                warning, or the error where all failed, comes after the last piece. Where it is known before anything
+                runs that an error is to be raised, the call raises it.
+
+        Raises:
+            PromptError: as for generate.
+        """
+        options = ChatOptions(tools, chat_template_kwargs or {})
+        return self._events(self._front.either(prompts, params, options, adapters, errors), stream=True)
+
+    def as_completed(
+        self,
+        prompts: Prompt | Conversation | ListLike[Prompt | Conversation],
+        params: Params = None,
+        *,
+        tools: ListLike[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        adapters: Adapters = None,
+        errors: ErrorPolicy = "warn",
+    ) -> Iterator[tuple[int, RequestOutput]]:
+        """Pairs of a prompt's index and its output, the first to finish first. Otherwise as `stream`."""
+        options = ChatOptions(tools, chat_template_kwargs or {})
+        return self._completed(self._front.either(prompts, params, options, adapters, errors))
+
+    @overload
+    def score(
+        self,
+        prompt: Prompt,
+        continuations: ListLike[Prompt],
+        *,
+        progress: bool = False,
+        adapters: OneAdapters = None,
+        errors: ErrorPolicy = ...,
+    ) -> list[Score]: ...
+
+    @overload
+    def score(
+        self,
+        prompt: Pairs,
+        continuations: None = None,
+        *,
+        progress: bool = False,
+        adapters: OneAdapters = None,
+        errors: ErrorPolicy = ...,
+    ) -> list[list[Score]]: ...
+
+    def score(
+        self,
+        prompt: Prompt | Pairs,
+        continuations: ListLike[Prompt] | None = None,
+        *,
+        progress: bool = False,
+        adapters: OneAdapters = None,
+        errors: ErrorPolicy = "warn",
+    ) -> list[Score] | list[list[Score]]:
+        """How likely each continuation of a prompt is, for the model alone; nothing is sampled.
+
+        The prompt is computed once for all its continuations, which copy its cells. Two texts are tokenized as one: see
+        docs/scoring.md for the border between them.
+
+        Args:
+            prompt: a text or token ids; without `continuations`, a list of pairs (prompt, continuations).
+            continuations: texts or token ids.
+            progress: a progress bar on stderr, where that is a terminal.
+            adapters: {name: scale} of loaded adapters, for all of them.
+            errors: as for generate; what fails here is a continuation: it is empty, no token comes before it, or both
+                are longer than n_ctx. Its Score has `error` set and NaN for the logprob. A pair that is none, an empty
+                cell of a table, say, counts as one continuation.
+
+        Returns:
+            One Score a continuation, in their order; for pairs, a list of them for each pair.
+
+        Raises:
+            PromptError: there is nothing to score, `prompt` is no list of pairs, or a continuation cannot be scored.
+            ConfigError: the model is an encoder. AdapterError: an adapter that is not loaded.
+        """
+        scoring = Scoring(self._client, prompt, continuations, adapters, errors)
+        scores = scoring.scores(self._run(scoring.submission, progress))
+        return scores if continuations is None else scores[0]
+
+    @overload
+    def embed(
+        self,
+        texts: Prompt | ListLike[Prompt],
+        *,
+        normalize: bool = ...,
+        adapters: Adapters = ...,
+        errors: Literal["raise"] = ...,
+        return_errors: Literal[False] = ...,
+        progress: bool = ...,
+    ) -> list[Vector]: ...
+
+    @overload
+    def embed(
+        self,
+        texts: Prompt | ListLike[Prompt],
+        *,
+        normalize: bool = ...,
+        adapters: Adapters = ...,
+        errors: ErrorPolicy = ...,
+        return_errors: bool = ...,
+        progress: bool = ...,
+    ) -> list[Vector | LlamaBatchError]: ...
+
+    def embed(
+        self,
+        texts: Prompt | ListLike[Prompt],
+        *,
+        normalize: bool = False,
+        adapters: Adapters = None,
+        errors: ErrorPolicy = "raise",
+        return_errors: bool = False,
+        progress: bool = False,
+    ) -> list[Any]:
+        """A vector for each text, pooled as the model's GGUF says; the mean of its tokens' where it does not say.
+
+        Args:
+            texts: one text or a list; each a str, or the token ids of one.
+            normalize: scale each vector to length 1.
+            adapters: as for `generate`.
+            errors: as for generate, but "raise" unless given; with "warn" and "return" a LlamaBatchError stands in the
+                place of a text that fails.
+            return_errors: True is short for errors="return".
+            progress: a progress bar on stderr, where that is a terminal.
+
+        Returns:
+            One numpy array a text, in their order, also for a single text: shape (n_embd,), float32.
+
+        Raises:
+            ConfigError: the model gives no embeddings.
+            PromptError: a text is empty, or has more tokens than one pass takes: the smaller of n_ctx and n_batch; or
+                `texts` is no list of texts.
+            AdapterError: an adapter that is not loaded.
+            EngineError: a pass failed. EngineClosedError: after close().
+        """
+        policy: ErrorPolicy = "return" if return_errors else errors
+        asked = self._front.texts(texts, adapters, policy)
+        return vectors(self._run(asked, progress), normalize=normalize, errors=policy)
+
+    @overload
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]: ...
+
+    @overload
+    def tokenize(
+        self, text: list[str] | tuple[str, ...], *, add_special: bool = True, parse_special: bool = False
+    ) -> list[list[int]]: ...
+
+    def tokenize(
+        self, text: str | list[str] | tuple[str, ...], *, add_special: bool = True, parse_special: bool = False
+    ) -> list[int] | list[list[int]]:
+        """Text to token ids, or a list of texts to a list for each.
+
+        Args:
+            add_special: put BOS in front where the model wants it.
+            parse_special: read names of special tokens in the text as those tokens.
+
+        Raises:
+            PromptError: not a text, or a text of more than 64 MiB.
+        """
+        if isinstance(text, (list, tuple)):
+            return [self._tokenize(one, add_special, parse_special) for one in text]
+        return self._tokenize(text, add_special, parse_special)
+
+    def _tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        if not isinstance(text, str):
+            raise PromptError(f"text is {show(text)}; give a str, or a list of them")
+        return self._client.model.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    @overload
+    def detokenize(self, token_ids: ListLike[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    @overload
+    def detokenize(self, token_ids: ListLike[ListLike[int]], *, skip_special_tokens: bool = True) -> list[str]: ...
+
+    def detokenize(
+        self, token_ids: ListLike[int] | ListLike[ListLike[int]], *, skip_special_tokens: bool = True
+    ) -> str | list[str]:
+        """Token ids to text, or a list of lists of them to a text for each; bytes that are no UTF-8 become U+FFFD.
+
+        Args:
+            skip_special_tokens: leave special tokens out; False writes their names.
+
+        Raises:
+            PromptError: not token ids, or an id outside the vocabulary.
+        """
+        return self._front.detokenize(token_ids, skip_special_tokens)
+
+    @property
+    def adapters(self) -> list[str]:
+        """Names of the loaded adapters."""
+        return self._client.adapters
+
+    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
+        """Loads a LoRA or a control vector (GGUF) under a name that requests can ask for.
+
+        Raises:
+            AdapterError: the name is taken; the path is none.
+            ModelFileError: the file is missing, damaged, or for another model.
+            EngineClosedError: after close().
+        """
+        self._client.load_adapter(name, adapter_path(name, path))
+
+    def unload_adapter(self, name: str) -> None:
+        """Frees an adapter.
+
+        Raises:
+            AdapterError: it is not loaded, or a request in flight uses it.
+            EngineClosedError: after close().
+        """
+        self._client.unload_adapter(name)
+
+    def close(self) -> None:
+        """Ends what runs and frees the model. May be called twice; a forgotten LLM is closed when it is collected."""
+        self._client.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    # --- from requests to results -------------------------------------------------------------------------------
+
+    @property
+    def _front(self) -> InputProcessor:
+        return InputProcessor(self._client)
+
+    def _events(self, asked: Submission, *, stream: bool = False) -> Generator[SequenceOutput, None, None]:
+        """Submits all and gives what comes until all have finished; left earlier, it takes back what still runs."""
+        events: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
+        home = ForkGuard()
+        try:
+            self._client.submit(asked.requests, events.put, stream=stream)
+            if asked.refused:
+                self._client.note_refused(asked.refused)
+            yield from asked.take(asked.refused)
+            while not asked.done:
+                home.check()
+                yield from asked.take(events.get())
+            asked.conclude()
+        finally:
+            if not asked.done:
+                self._client.abort(asked.unfinished)
+
+    def _completed(self, asked: Submission) -> Iterator[tuple[int, RequestOutput]]:
+        with contextlib.closing(self._events(asked)) as events:
+            for event in events:
+                if event.finished is not None:
+                    yield event.prompt_index, event.finished
+
+    def _run(self, asked: Submission, progress: bool) -> list[RequestOutput]:
+        """Waits for all; interrupted, it leaves the engine usable."""
+        with ProgressBar(asked.n, shown=progress) as bar, contextlib.closing(self._events(asked)) as events:
+            for event in events:
+                if event.finished is not None:
+                    bar.advance(len(event.finished.token_ids))
+        return asked.outputs

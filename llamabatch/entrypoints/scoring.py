@@ -1,0 +1,218 @@
+"""Scores: how likely a model finds given continuations of a prompt. Nothing is sampled."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+from typing import Any
+
+from llamabatch.client.base import EngineClient
+from llamabatch.engine.validation import check_prompt
+from llamabatch.entrypoints.input_processor import (
+    ErrorPolicy,
+    OneAdapters,
+    Prompt,
+    Refused,
+    Submission,
+    all_are,
+    first_of,
+    is_token_ids,
+    listed,
+    new_id,
+)
+from llamabatch.errors import ConfigError, PromptError
+from llamabatch.request.adapters import adapter_set, check_known
+from llamabatch.request.outputs import RequestOutput
+from llamabatch.request.request import Request, new_group
+from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.scheduler.common_prefix import common_length
+from llamabatch.utils.checks import items, show
+
+# Of each token its own logprob and rank, and no likelier ones beside it.
+_PARAMS = SamplingParams(max_tokens=1, prompt_logprobs=0)
+
+Pairs = ListLike[tuple[Prompt, ListLike[Prompt]]]
+
+
+@dataclass(frozen=True)
+class Score:
+    """How likely one continuation is.
+
+    Attributes:
+        logprob: natural logarithm of its probability, given the prompt: the sum of `token_logprobs`; NaN where it could
+            not be scored.
+        is_greedy: each of its tokens is the likeliest at its place, so that greedy sampling would give it.
+        token_ids: its tokens, those from the first on in which prompt and continuation together differ from the prompt.
+        token_logprobs: the logprob of each, given all before it: log softmax of the model's own logits.
+        error: why it could not be scored, else None.
+    """
+
+    logprob: float
+    is_greedy: bool
+    token_ids: tuple[int, ...]
+    token_logprobs: tuple[float, ...]
+    error: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the continuation."""
+        return len(self.token_ids)
+
+    @classmethod
+    def of(cls, request: Request, output: RequestOutput) -> Score:
+        """What came of a request to score."""
+        first, told = request.score_from or 0, output.prompt_logprobs
+        if output.error is not None or told is None:
+            return cls(math.nan, False, (), (), output.error or f"ended early: {output.finish_reason}")
+        token_ids = request.prompt_token_ids[first:]
+        found = [one[token] for token, one in zip(token_ids, told[first:], strict=True) if one is not None]
+        logprobs = tuple(logprob.logprob for logprob in found)
+        return cls(math.fsum(logprobs), all(logprob.rank == 1 for logprob in found), token_ids, logprobs)
+
+
+class Scoring:
+    """The requests of one call to score, and how their outputs become scores.
+
+    Args:
+        client: for its model's tokenizer, n_ctx and the adapters that it has.
+        prompt: a text or token ids; or, with `continuations` None, a list of (prompt, continuations).
+        continuations: texts or token ids.
+        adapters: what the model is to compute all of it with.
+        errors: as in Submission.
+
+    Attributes:
+        submission: to be run.
+
+    Raises:
+        ConfigError: the model is an encoder.
+        AdapterError: an adapter that is not loaded.
+        PromptError: nothing to score, or what cannot be scored and must be raised before the rest is.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        prompt: object,
+        continuations: object = None,
+        adapters: OneAdapters = None,
+        errors: ErrorPolicy = "warn",
+    ) -> None:
+        self._model = client.model
+        if self._model.cannot_generate is not None:
+            raise ConfigError(f"{self._model.path.name} cannot score texts: it is {self._model.cannot_generate}")
+        self._n_ctx = client.plan.config.number("n_ctx")
+        self._adapters = adapter_set(adapters)
+        check_known(self._adapters, client.adapters)
+        self._group, self._arrival = new_group(), time.perf_counter()
+        self._items: list[Request | Refused] = []
+        self._labels: list[str] = []
+        self._lengths: list[int] = []  # continuations of each pair
+        if continuations is not None:
+            self._add(prompt, _continuations(continuations), "")
+        else:
+            for number, pair in enumerate(_pairs(prompt)):
+                self._add_pair(pair, f"prompt[{number}]")
+        self._requests = [item if isinstance(item, Request) else item.request for item in self._items]
+        self.submission = Submission(self._items, "continuation", errors, self._labels.__getitem__)
+
+    def scores(self, outputs: ListLike[RequestOutput]) -> list[list[Score]]:
+        """One list a pair, from the outputs of the submission."""
+        found = map(Score.of, self._requests, outputs)
+        return [list(itertools.islice(found, length)) for length in self._lengths]
+
+    def _add_pair(self, pair: object, label: str) -> None:
+        parts = items(pair, 3)
+        if parts is None or len(parts) != 2:
+            error = PromptError(f"it is {show(pair)}; give (prompt, continuations)")
+        else:
+            try:
+                self._add(parts[0], _continuations(parts[1]), f"{label}, ")
+                return
+            except PromptError as refusal:
+                error = refusal
+        self._items.append(self._refused(None, error))
+        self._labels.append(label)
+        self._lengths.append(1)
+
+    def _add(self, prompt: object, continuations: list[Any], label: str) -> None:
+        head = self._head(prompt)
+        for number, continuation in enumerate(continuations):
+            text = prompt + continuation if isinstance(prompt, str) and isinstance(continuation, str) else None
+            self._items.append(self._item(prompt, head, continuation, text))
+            self._labels.append(f"{label}continuations[{number}]")
+        self._lengths.append(len(continuations))
+
+    def _head(self, prompt: object) -> tuple[int, ...] | PromptError:
+        """The tokens of a prompt, or what is wrong with it."""
+        try:
+            if isinstance(prompt, str):
+                return tuple(self._model.tokenize(prompt))
+            if is_token_ids(prompt):
+                return tuple(map(int, prompt))
+        except PromptError as refusal:
+            return refusal
+        return PromptError(f"a prompt is a text or a list of token ids, not {show(prompt)}")
+
+    def _item(
+        self, prompt: Any, head: tuple[int, ...] | PromptError, continuation: Any, text: str | None
+    ) -> Request | Refused:
+        if isinstance(head, PromptError):
+            return self._refused(text, head)
+        try:
+            ids, first = self._tokens(prompt, head, continuation)
+        except PromptError as refusal:
+            return self._refused(text, refusal)
+        return Request(
+            new_id(), ids, _PARAMS, text, self._arrival, self._group, score_from=first, adapters=self._adapters
+        )
+
+    def _refused(self, text: str | None, error: PromptError) -> Refused:
+        return Refused(Request(new_id(), (), _PARAMS, text, self._arrival, self._group), error)
+
+    def _tokens(self, prompt: Any, head: tuple[int, ...], continuation: Any) -> tuple[tuple[int, ...], int]:
+        """Prompt and continuation, and the first token that is scored.
+
+        Two texts are tokenized as one, since a token may reach across the border between them; what that changes in the
+        prompt counts as continuation. Token ids are taken as they are.
+        """
+        if isinstance(continuation, str):
+            if isinstance(prompt, str):
+                ids = tuple(self._model.tokenize(prompt + continuation))
+            else:
+                ids = head + tuple(self._model.tokenize(continuation, add_special=False))
+        elif is_token_ids(continuation):
+            ids = head + tuple(map(int, continuation))
+        elif isinstance(continuation, (list, tuple)) and not continuation:
+            ids = head
+        else:
+            raise PromptError(f"a continuation is a text or a list of token ids, not {show(continuation)}")
+        first = common_length(ids, head)
+        if first == len(ids):
+            raise PromptError(f"the continuation {show(continuation)} has no token of its own")
+        if first == 0:
+            raise PromptError("no token comes before the continuation; give a longer prompt, or token ids")
+        check_prompt(ids, self._model.n_vocab, self._n_ctx)
+        return ids, first
+
+
+def _pairs(given: object) -> list[Any]:
+    """The list of (prompt, continuations) that stands in place of one prompt. Raises PromptError."""
+    pairs = listed("prompt", given)
+    if not pairs:
+        raise PromptError("there is nothing to score; give at least one (prompt, continuations)")
+    if is_token_ids(pairs) or all_are(pairs, lambda pair: isinstance(pair, (str, Mapping)) or is_token_ids(pair)):
+        raise PromptError(
+            f"prompt holds {show(first_of(pairs))}; without continuations give a list of (prompt, continuations)"
+        )
+    return pairs
+
+
+def _continuations(given: object) -> list[Any]:
+    wanted = listed("continuations", given)
+    if not wanted or is_token_ids(wanted):
+        raise PromptError(f"continuations is {show(given)}; give a list of texts or token ids")
+    return wanted

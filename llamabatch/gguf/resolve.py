@@ -1,0 +1,209 @@
+"""Models by name from Hugging Face's hub, through huggingface_hub: its cache, its tokens and its offline mode."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from llamabatch.errors import ModelFileError, SetupError
+from llamabatch.gguf.header import check_start, part_names, part_paths
+from llamabatch.utils.checks import show
+from llamabatch.utils.paths import HUB, TINY, absolute
+
+_REFERENCE = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@([^:]+))?(?::(.+))?")
+_MOST_SHOWN = 20
+
+
+def fetch_reference(reference: str) -> Path:
+    """The file that "hf:owner/repo:Q4_K_M" or "hf:owner/repo@revision:*pattern*.gguf" means. As `fetch`."""
+    match = _REFERENCE.fullmatch(reference)
+    if match is None:
+        raise ModelFileError(f"{show(reference)} is no name on the hub; give {HUB}owner/repo:Q4_K_M")
+    repo_id, revision, pattern = match.groups()
+    return fetch(repo_id, pattern, revision=revision)
+
+
+def fetch(
+    repo_id: str,
+    filename: str | None = None,
+    *,
+    revision: str | None = None,
+    cache_dir: str | Path | None = None,
+    local_files_only: bool = False,
+) -> Path:
+    """Downloads a model that is not in the cache yet, whole if it has several parts; returns its (first) file.
+
+    Args:
+        repo_id: "owner/repo".
+        filename: a pattern as "*Q4_K_M.gguf", or a quantisation as "Q4_K_M"; None: the only model there.
+        revision: branch, tag or commit; None: main.
+        cache_dir: None: huggingface_hub's own.
+        local_files_only: ask nobody, as with HF_HUB_OFFLINE=1.
+
+    Raises:
+        ModelFileError: no such repository, or none or several of its models match; the message lists them.
+        SetupError: huggingface_hub is not installed.
+    """
+    hub = _huggingface_hub()
+    for name, text in (("repo_id", repo_id), ("filename", filename), ("revision", revision)):
+        if not isinstance(text, str) and (text is not None or name == "repo_id"):
+            raise ModelFileError(f"{name} is {show(text)}; give a text")
+    if cache_dir is not None:
+        cache_dir = absolute(cache_dir)
+    names = None
+    if not (local_files_only or hub.constants.HF_HUB_OFFLINE):
+        names = _names_online(hub, repo_id, revision)
+    if names is None:
+        return _from_cache(hub, repo_id, filename, revision, cache_dir)
+    first, *others = part_names(_choose(names, filename, repo_id))
+    paths = [_download(hub, repo_id, name, revision, cache_dir) for name in (first, *others)]
+    return paths[0]
+
+
+def _huggingface_hub() -> Any:
+    try:
+        import huggingface_hub
+        import huggingface_hub.constants
+        import huggingface_hub.errors
+    except ImportError as error:
+        raise SetupError('models from the hub need huggingface_hub: pip install "llamabatch[hub]"') from error
+    return huggingface_hub
+
+
+def _names_online(hub: Any, repo_id: str, revision: str | None) -> list[str] | None:
+    """The files of a repository; None where the hub cannot be reached."""
+    try:
+        return list(hub.HfApi().list_repo_files(repo_id, revision=revision))
+    except (hub.errors.HfHubHTTPError, hub.errors.HFValidationError) as error:  # it answered, and said no
+        raise ModelFileError(f"{repo_id} cannot be read: {_first_line(error)}") from error
+    except Exception:  # no connection; which exception says so depends on huggingface_hub's release
+        return None
+
+
+def _download(hub: Any, repo_id: str, name: str, revision: str | None, cache_dir: str | Path | None) -> Path:
+    try:
+        return Path(hub.hf_hub_download(repo_id, name, revision=revision, cache_dir=cache_dir))
+    except Exception as error:  # the network, the disk, a part that is not there
+        raise ModelFileError(f"{name} of {repo_id} cannot be fetched: {_first_line(error)}") from error
+
+
+def _from_cache(
+    hub: Any, repo_id: str, filename: str | None, revision: str | None, cache_dir: str | Path | None
+) -> Path:
+    where = f"the cache of {repo_id}"
+    folder = _snapshot(hub, repo_id, revision or "main", cache_dir)
+    if folder is None:
+        raise ModelFileError(
+            f"{repo_id} cannot be fetched: the hub is out of reach or turned off, and there is nothing of "
+            f"{revision or 'main'} in the cache"
+        )
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    parts = part_names(_choose(names, filename, where))
+    for name in parts:
+        if name not in names:
+            raise ModelFileError(f"{where} lacks {name}; fetch it while the hub can be reached")
+    return folder / parts[0]
+
+
+def _snapshot(hub: Any, repo_id: str, revision: str, cache_dir: str | Path | None) -> Path | None:
+    try:
+        found = hub.scan_cache_dir(cache_dir or hub.constants.HF_HUB_CACHE)
+    except hub.errors.CacheNotFound:
+        return None
+    for repo in found.repos:
+        if repo.repo_type == "model" and repo.repo_id == repo_id:
+            for known in repo.revisions:
+                if revision in known.refs or known.commit_hash.startswith(revision):
+                    return Path(known.snapshot_path)
+    return None
+
+
+def _choose(names: Iterable[str], wanted: str | None, where: str) -> str:
+    """The one model that is meant: its file, or the first of its parts."""
+    files = [name for name in names if name.lower().endswith(".gguf")]
+    chosen = sorted({part_names(name)[0] for name in files if _matches(name, wanted)})
+    if len(chosen) == 1:
+        return chosen[0]
+    asked = f"matches {wanted!r}" if wanted else "is a model"
+    if chosen:
+        raise ModelFileError(f"more than one file of {where} {asked}: {_listed(chosen)}; say which")
+    models = sorted({part_names(name)[0] for name in files})
+    raise ModelFileError(f"no file of {where} {asked}; there is {_listed(models) or 'no .gguf file at all'}")
+
+
+def _matches(name: str, wanted: str | None) -> bool:
+    name = name.lower()
+    if wanted is None:
+        return "mmproj" not in name  # a part that sees images, beside the model
+    wanted = wanted.lower()
+    if wanted.endswith(".gguf") or any(sign in wanted for sign in "*?["):
+        return fnmatchcase(name, wanted) or fnmatchcase(name.rsplit("/", 1)[-1], wanted)
+    # a quantisation as a word of its own: Q4_K is neither IQ4_K nor Q4_K_M
+    return "mmproj" not in name and re.search(rf"(?<![a-z0-9]){re.escape(wanted)}(?![a-z0-9_])", name) is not None
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+    return ", ".join(names[:_MOST_SHOWN]) + more
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Which file a model's name means, and whether it can be a model at all, before anything native sees it.
+
+
+def resolve(model: str) -> Path:
+    """The absolute path of a model: a file, the first part of one in several files, the bundled one for "tiny", or one
+    on the hub for "hf:owner/repo:Q4_K_M".
+
+    Raises:
+        ConfigError: the path is relative, and the working directory is gone.
+        ModelFileError: it, or a part of it, is missing, a directory, unreadable, or its header is not GGUF's.
+        SetupError: it is on the hub, and huggingface_hub is not installed.
+    """
+    if model == TINY:
+        path = Path(str(resources.files("llamabatch.models") / "tiny.gguf"))
+    elif model.startswith(HUB):
+        path = fetch_reference(model)
+    else:
+        path = Path(absolute(model))
+    try:
+        parts = part_paths(path)
+        if path != parts[0] and path.exists():
+            raise ModelFileError(f"{path} is one of {len(parts)} parts of a model; give the first, {parts[0].name}")
+        for part in parts:
+            if part != path and path.exists() and not part.exists():
+                raise ModelFileError(f"{part} is missing: {path.name} is the first of {len(parts)} parts of a model")
+            _check(part)
+    except (OSError, ValueError) as error:  # a name too long, a NUL in it, no permission
+        if isinstance(error, ModelFileError):
+            raise
+        raise ModelFileError(f"{show(model)} cannot be read: {error}") from error
+    return path
+
+
+def local(model: str) -> str:
+    """The same model by a name that asks no network: the path of what is on the hub. Raises as resolve."""
+    return str(resolve(model)) if model.startswith(HUB) else model
+
+
+def file_bytes(path: Path) -> int:
+    """Size of a model's file, or of all its parts. Raises OSError."""
+    return sum(part.stat().st_size for part in part_paths(path))
+
+
+def _check(path: Path) -> None:
+    if path.is_dir():
+        raise ModelFileError(f"{path} is a directory; give the path of a .gguf file, or 'tiny'")
+    if not path.exists():
+        raise ModelFileError(f"{path} does not exist; give the path of a .gguf file, or 'tiny' for the bundled model")
+    if not path.is_file():
+        raise ModelFileError(f"{path} is no regular file; give the path of a .gguf file, or 'tiny'")
+    check_start(path)

@@ -1,0 +1,64 @@
+"""What shape of model a GGUF file holds, from the first kilobytes of its header: cheap enough for every load.
+
+Names of keys: gguf-py/gguf/constants.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from llamabatch.gguf.header import read_front
+from llamabatch.gguf.resolve import file_bytes
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What the speed of a model depends on; two files that agree here run alike.
+
+    Attributes:
+        architecture: as "qwen2".
+        n_layer, n_embd, n_ff, n_head, n_head_kv: as the file has them, lists with commas; "" where it has none before
+            its vocabulary.
+        n_vocab: 0 where there is no vocabulary.
+        file_type: llama.cpp's number of the quantisation; "" where it stands behind the vocabulary.
+        n_tensors, file_bytes: with the above these tell one quantisation from another.
+    """
+
+    architecture: str
+    n_layer: str
+    n_embd: str
+    n_ff: str
+    n_head: str
+    n_head_kv: str
+    n_vocab: int
+    file_type: str
+    n_tensors: int
+    file_bytes: int
+
+
+def read_shape(path: Path) -> ModelShape:
+    """Walks the header up to the vocabulary.
+
+    Raises:
+        ModelFileError: it is no GGUF file, or damaged.
+        OSError: it cannot be read.
+    """
+    front = read_front(path)
+    arch = front.texts.get("general.architecture", "")
+
+    def value(key: str) -> str:
+        return front.texts.get(f"{arch}.{key}", "")
+
+    return ModelShape(
+        architecture=arch,
+        n_layer=value("block_count"),
+        n_embd=value("embedding_length"),
+        n_ff=value("feed_forward_length"),
+        n_head=value("attention.head_count"),
+        n_head_kv=value("attention.head_count_kv"),
+        n_vocab=front.n_tokens,
+        file_type=front.texts.get("general.file_type", ""),
+        n_tensors=front.n_tensors,
+        file_bytes=file_bytes(path),
+    )

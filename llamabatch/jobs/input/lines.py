@@ -1,0 +1,275 @@
+"""Lines of OpenAI's batch format: {"custom_id": …, "method": "POST", "url": …, "body": {…}}.
+
+A body is read as that API reads it, but for what the model's server decides: parameters that it leaves open are the
+job's, and any field of SamplingParams may stand in it. What cannot be done is refused by name; so is what the API
+itself would refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from llamabatch.errors import PromptError, SamplingError
+from llamabatch.jobs.rows import MAX_ID_CHARS, Task
+from llamabatch.request.chat import ChatOptions, Conversation, check_conversation
+from llamabatch.request.sampling_params import MAX_LOGPROBS, MAX_TOKEN_ID, SamplingParams, named
+from llamabatch.utils.checks import boolean, integer, nearest, show
+
+# ----------------------------------------------------------------------------------------------------
+# Plain lines: {"prompt": …}, {"messages": …} or {"input": …}, with any field of SamplingParams beside it.
+
+
+TASK_OF: dict[str, Task] = {"prompt": "completion", "messages": "chat", "input": "embedding"}
+
+_IDS = ("id", "custom_id")
+_CHAT = ("tools", "chat_template_kwargs")
+_KNOWN = (*TASK_OF, *_IDS, *_CHAT)
+
+_MOST_KNOWN = 256
+_LONGEST_KNOWN = 4096
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a line asks, without its place among the others: the fields of a Row of the same names."""
+
+    task: Task
+    prompt: str | tuple[int, ...] | Conversation
+    params: SamplingParams
+    options: ChatOptions = ChatOptions()
+    model: str | None = None
+
+
+def identity(line: Mapping[str, Any]) -> str | None:
+    """The id that a line gives itself, a whole number as text; None: it gives none. Raises PromptError."""
+    given = [name for name in _IDS if name in line]
+    if not given:
+        return None
+    if len(given) > 1:
+        raise PromptError("the line has an id and a custom_id; give one of them")
+    value = line[given[0]]
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**MAX_ID_CHARS:
+        return str(value)
+    if not isinstance(value, str) or not 1 <= len(value) <= MAX_ID_CHARS:
+        raise PromptError(f"{given[0]} is {show(value)}; give a text of 1 to {MAX_ID_CHARS} characters")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise PromptError(f"{given[0]} is {show(value)}, which holds half a character; give whole ones")
+    return value
+
+
+class Overlay:
+    """The job's parameters, under those of each line. Lines with the same fields share one object, so that what stands
+    in most of a million lines is checked once."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self.params = params
+        self._known = {"{}": params}
+
+    def under(self, values: Mapping[str, Any]) -> SamplingParams:
+        """The job's parameters with these in front. Raises SamplingError."""
+        key = repr(values)  # which tells 1 from True
+        if key not in self._known:
+            biases = values.get("logit_bias")
+            if isinstance(biases, Mapping):
+                values = {**values, "logit_bias": _with_numbers(biases)}
+            params = replace(self.params, **values)
+            if len(key) > _LONGEST_KNOWN:
+                return params
+            if len(self._known) > _MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = params
+        return self._known[key]
+
+
+def asked(line: Mapping[str, Any], overlay: Overlay) -> Asked:
+    """What a plain line asks.
+
+    Args:
+        line: the object that stands in it.
+        overlay: what its fields are laid over.
+
+    Raises:
+        PromptError, SamplingError: something in it is wrong.
+    """
+    sampling = {name: value for name, value in line.items() if name not in _KNOWN}
+    values = named(sampling, _KNOWN)  # first, as a misspelt prompt is found by its name
+    task = task_of(line)
+    if task == "embedding":
+        for name in line:
+            if name in sampling or name in _CHAT:
+                raise PromptError(f"{name} does not go with input, whose embedding nothing is sampled for")
+        return Asked(task, text_or_ids("input", line["input"]), overlay.params)
+    params = overlay.under(values)
+    if task == "completion":
+        for name in _CHAT:
+            if name in line:
+                raise PromptError(f"{name} goes with messages, not with a prompt")
+        return Asked(task, text_or_ids("prompt", line["prompt"]), params)
+    kwargs = line.get("chat_template_kwargs")
+    options = ChatOptions(line.get("tools"), {} if kwargs is None else kwargs)
+    return Asked(task, check_conversation(line["messages"]), params, options)
+
+
+def task_of(line: Mapping[str, Any]) -> Task:
+    """By which of the three fields it has. Raises PromptError."""
+    names = [name for name in TASK_OF if name in line]
+    if len(names) != 1:
+        found = " and ".join(names) or "none of them"
+        raise PromptError(f"a line has one of prompt, messages and input; this one has {found}")
+    return TASK_OF[names[0]]
+
+
+def text_or_ids(name: str, value: object) -> str | tuple[int, ...]:
+    """A prompt that is a text or a list of token ids. Raises PromptError."""
+    if isinstance(value, str):
+        if not value:
+            raise PromptError(f"{name} is empty; give at least one character")
+        return value
+    if not isinstance(value, (list, tuple)):
+        raise PromptError(f"{name} is {show(value)}; give a text or a list of token ids")
+    if not value:
+        raise PromptError(f"{name} is an empty list; give a text or a list of token ids")
+    for token_id in value:
+        integer(PromptError, f"a token id of {name}", token_id, 0, MAX_TOKEN_ID)
+    return tuple(value)
+
+
+def _with_numbers(biases: Mapping[Any, Any]) -> dict[int, Any]:
+    """In JSON all names are texts, token ids too."""
+    try:
+        return {int(token_id): bias for token_id, bias in biases.items()}
+    except (TypeError, ValueError) as error:
+        raise SamplingError(f"logit_bias is {show(biases)}; give a mapping from token id to bias") from error
+
+
+URLS: dict[str, Task] = {
+    "/v1/completions": "completion",
+    "/v1/chat/completions": "chat",
+    "/v1/embeddings": "embedding",
+}
+
+_FIELDS = ("custom_id", "method", "url", "body")
+_MARKS = ("method", "url", "body")  # of which a plain line has none
+
+# They say something to a service and nothing to a model.
+_FOR_A_SERVICE = (
+    *("user", "metadata", "store", "service_tier", "safety_identifier"),
+    *("prompt_cache_key", "prompt_cache_retention"),
+)
+
+# What may be asked for only as it is done anyway.
+_ONLY: dict[str, tuple[object, ...]] = {
+    "stream": (False,),
+    "stream_options": (),
+    "echo": (False,),
+    "suffix": ("",),
+    "tool_choice": ("auto",),
+    "parallel_tool_calls": (True,),
+    "modalities": (["text"],),
+    "encoding_format": ("float",),
+    "audio": (),
+    "dimensions": (),
+    "function_call": (),
+    "functions": (),
+    "prediction": (),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+
+_OF_CHAT = ("tools", "chat_template_kwargs", "reasoning_effort")
+
+
+def is_openai(line: Mapping[str, Any]) -> bool:
+    """Has it the shape of a batch line?"""
+    return any(name in line for name in _MARKS)
+
+
+def asked_of_openai(line: Mapping[str, Any], overlay: Overlay) -> Asked:
+    """What a batch line asks. Arguments and errors as plain_lines.asked."""
+    for name in line:
+        if name not in _FIELDS:
+            raise PromptError(f"a batch line has no field {show(name)}{nearest(name, _FIELDS)}")
+    if "custom_id" not in line:
+        raise PromptError("a batch line needs a custom_id, a text that no other line has")
+    if line.get("method", "POST") != "POST":
+        raise PromptError(f"method is {show(line['method'])}; only 'POST' is known")
+    body = line.get("body")
+    if not isinstance(body, Mapping):
+        raise PromptError(f"body is {show(body)}; give the object that would be sent to the API")
+    task = _task(line, body)
+    model = body.get("model")
+    if model is not None and not isinstance(model, str):
+        raise PromptError(f"model is {show(model)}; give a text")
+    rest = {name: value for name, value in body.items() if name not in ("model", *TASK_OF) and value is not None}
+    _drop_what_changes_nothing(rest)
+    if task == "embedding":
+        for name in rest:
+            raise PromptError(f"{show(name)} is no field of an embedding's body that is known here")
+        return Asked(task, _single("input", body["input"]), overlay.params, model=model)
+    options = _chat_options(rest, task)
+    if task == "chat":
+        _count_logprobs(rest)
+    params = overlay.under(named(rest, (*TASK_OF, *_OF_CHAT, "model", *_ONLY)))
+    if task == "chat":
+        return Asked(task, check_conversation(body["messages"]), params, options, model)
+    return Asked(task, _single("prompt", body["prompt"]), params, model=model)
+
+
+def _task(line: Mapping[str, Any], body: Mapping[str, Any]) -> Task:
+    url = line.get("url")
+    if url is None and "url" not in line:
+        return task_of(body)  # some services leave it out
+    if not isinstance(url, str) or url not in URLS:
+        raise PromptError(f"url is {show(url)}{nearest(str(url), URLS)}")
+    needed = next(name for name, task in TASK_OF.items() if task == URLS[url])
+    if needed not in body:
+        raise PromptError(f"the body of {url} needs {needed!r}")
+    for name in TASK_OF:
+        if name != needed and name in body:
+            raise PromptError(f"the body of {url} has no field {name!r}; it has {needed!r}")
+    return URLS[url]
+
+
+def _drop_what_changes_nothing(rest: dict[str, Any]) -> None:
+    for name in list(rest):
+        if name in _FOR_A_SERVICE:
+            del rest[name]
+        elif name in _ONLY:
+            value = rest.pop(name)
+            if not any(type(value) is type(known) and value == known for known in _ONLY[name]):
+                known = f"; leave it out, or give {_ONLY[name][0]!r}" if _ONLY[name] else "; leave it out"
+                raise PromptError(f"{name} is {show(value)}, which is not supported{known}")
+
+
+def _chat_options(rest: dict[str, Any], task: Task) -> ChatOptions:
+    given = {name: rest.pop(name) for name in _OF_CHAT if name in rest}
+    if task != "chat":
+        for name in given:
+            raise PromptError(f"{name} goes with messages, not with a prompt")
+    kwargs = given.get("chat_template_kwargs", {})
+    if "reasoning_effort" in given and isinstance(kwargs, Mapping):
+        kwargs = {**kwargs, "reasoning_effort": given["reasoning_effort"]}
+    return ChatOptions(given.get("tools"), kwargs)
+
+
+def _count_logprobs(rest: dict[str, Any]) -> None:
+    """Of a chat, logprobs says whether and top_logprobs how many."""
+    wanted, count = rest.pop("logprobs", False), rest.pop("top_logprobs", None)
+    boolean(SamplingError, "logprobs of a chat", wanted)
+    if count is not None:
+        if not wanted:
+            raise SamplingError(f"top_logprobs is {show(count)}; it needs logprobs to be true")
+        integer(SamplingError, "top_logprobs", count, 0, MAX_LOGPROBS)
+    if wanted:
+        rest["logprobs"] = count or 0
+
+
+def _single(name: str, value: object) -> str | tuple[int, ...]:
+    """The API takes a list of prompts; a line of a job has one result."""
+    if isinstance(value, list) and value and isinstance(value[0], (str, list)):
+        if len(value) > 1:
+            raise PromptError(f"{name} is a list of {len(value)}; a line has one result, so write a line for each")
+        return text_or_ids(name, value[0])
+    return text_or_ids(name, value)

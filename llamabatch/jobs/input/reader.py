@@ -1,0 +1,277 @@
+"""From inputs to rows, one at a time: numbers, ids, shards and the limit."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any
+
+from llamabatch.errors import ConfigError, InputError
+from llamabatch.jobs.input import jsonl, lines, tables
+from llamabatch.jobs.input.jsonl import Problem, Record
+from llamabatch.jobs.input.lines import Overlay, identity
+from llamabatch.jobs.input.sources import DAMAGED, Source
+from llamabatch.jobs.rows import BadRow, ReadOptions, Row, Seen
+from llamabatch.utils.checks import show
+
+# ----------------------------------------------------------------------------------------------------
+# Ids that have been used, of millions of rows, in little memory.
+
+
+_MASK = 2**64 - 1
+
+
+class Ids:
+    """Which row has which id.
+
+    An id is kept as Python's 64-bit hash of it, which is keyed anew in each process, in a table with open addressing:
+    16 bytes a slot, 24 to 48 bytes an id. Two ids that differ have the same hash once in 3.7e7 lists of a million. Rows
+    without an id have their number as text, which takes one bit.
+    """
+
+    def __init__(self) -> None:
+        self._keys = array("Q", bytes(8 * 1024))  # 0: free
+        self._numbers = array("Q", bytes(8 * 1024))
+        self._used = 0
+        self._automatic = bytearray()  # a bit for each row whose id is its number
+        self._explicit_numerals = False
+
+    def claim(self, identity: str, number: int) -> int | None:
+        """Gives an id to a row, unless a row has it: then the number of that one."""
+        if _is_numeral(identity):
+            self._explicit_numerals = True
+            value = int(identity)
+            if self._is_automatic(value):
+                return value
+        key = hash(identity) & _MASK or 1
+        slot = self._slot(key)
+        if self._keys[slot]:
+            return self._numbers[slot]
+        self._keys[slot], self._numbers[slot] = key, number
+        self._used += 1
+        if self._used * 3 > len(self._keys) * 2:
+            self._grow()
+        return None
+
+    def claim_number(self, number: int) -> int | None:
+        """The same for a row without an id: its number as text."""
+        if self._explicit_numerals:
+            slot = self._slot(hash(str(number)) & _MASK or 1)
+            if self._keys[slot]:
+                return self._numbers[slot]
+        byte, bit = divmod(number, 8)
+        if byte >= len(self._automatic):
+            self._automatic.extend(bytes(byte + 1 - len(self._automatic) + 4096))
+        self._automatic[byte] |= 1 << bit
+        return None
+
+    def _is_automatic(self, number: int) -> bool:
+        byte, bit = divmod(number, 8)
+        return byte < len(self._automatic) and bool(self._automatic[byte] >> bit & 1)
+
+    def _slot(self, key: int) -> int:
+        """Where a key stands, or the free slot where it would."""
+        keys, mask = self._keys, len(self._keys) - 1
+        slot = key & mask
+        while keys[slot] and keys[slot] != key:
+            slot = slot + 1 & mask
+        return slot
+
+    def _grow(self) -> None:
+        keys, numbers = self._keys, self._numbers
+        self._keys = array("Q", bytes(16 * len(keys)))
+        self._numbers = array("Q", bytes(16 * len(keys)))
+        for key, number in zip(keys, numbers, strict=True):
+            if key:
+                slot = self._slot(key)
+                self._keys[slot], self._numbers[slot] = key, number
+
+
+def _is_numeral(identity: str) -> bool:
+    """Is it how a row's number would be written?"""
+    return len(identity) < 19 and identity.isascii() and identity.isdigit() and (identity == "0" or identity[0] != "0")
+
+
+_PLAIN = ReadOptions()
+
+
+def _never(number: int) -> bool:
+    return False
+
+
+class Reader(Iterator[Row | BadRow]):
+    """The rows of all inputs, in order, read as they are asked for: one line is held at a time, and little of each id.
+
+    Lines of JSONL are as docs/run.md describes them. A line that cannot be run is a BadRow; one that cannot be read,
+    because a compressed or Parquet file is damaged from there on, ends its file with a BadRow, and the next file
+    follows. Ids are claimed by every line that has one, also by bad ones and those that are skipped: a later line with
+    the same id is a BadRow without an id.
+
+    Attributes:
+        seen: how far it is. Another thread may look at it.
+
+    Raises, from the constructor:
+        ConfigError: the template or the id column does not fit a table's columns, or one of these, the task or the
+            system message is given and no input is a table.
+        SetupError: a Parquet file, and pyarrow is not installed.
+        InputError: a file is not what its name says, or UTF-16.
+    From iteration:
+        InputError: the disk gives an error in the middle of a file. What came before holds, and reading again later
+        gives the same rows.
+    """
+
+    def __init__(self, sources: Sequence[Source], options: ReadOptions | None = None) -> None:
+        """Args:
+        sources: of sources.find.
+        options: see ReadOptions.
+        """
+        self._sources = sources
+        self._options = options or ReadOptions()
+        self._is_done: Callable[[int], bool] = _never
+        self._ids = Ids()
+        self._starts: tuple[int, ...] = ()  # numbers of the first rows of the sources so far
+        _check_wanted(sources, self._options)
+        _check(sources, self._options)
+        self._overlay = Overlay(self._options.params)
+        self._sizes = [source.size for source in sources]
+        self.seen = Seen()
+        self._rows = self._read()
+
+    def __iter__(self) -> Reader:
+        return self
+
+    def __next__(self) -> Row | BadRow:
+        return next(self._rows)
+
+    def pass_over(self, is_done: Callable[[int], bool]) -> None:
+        """Rows of these numbers are left out, from now on; their ids stay taken."""
+        self._is_done = is_done
+
+    def close(self) -> None:
+        """Closes the file that is open."""
+        self._rows.close()
+
+    def _read(self) -> Generator[Row | BadRow, None, None]:
+        options = self._options
+        number = 0
+        for source, size in zip(self._sources, self._sizes, strict=True):
+            self._starts += (number,)
+            for record in self._records(source):
+                share = None if size is None or source.kind == "parquet" else source.share(size)
+                self.seen = Seen(self._starts, number + 1, share)
+                skipped = not options.wants(number) or self._is_done(number)
+                row = self._row(number, record, skipped)
+                if row is not None:
+                    yield row
+                number += 1
+                if number == options.limit:  # before the next line is waited for
+                    break
+            if number == options.limit:
+                break
+        self.seen = Seen(self._starts, number, ended=True)
+
+    def _records(self, source: Source) -> Iterator[Record]:
+        """What stands in each line or row of one input; a damaged one ends with a Problem."""
+        try:
+            if source.kind == "parquet":
+                yield from tables.parquet(source, self._options)
+                return
+            with source.open() as stream:
+                if source.kind == "jsonl":
+                    yield from jsonl.objects(source.name, stream, self._options.max_line_bytes)
+                else:
+                    yield from tables.csv_rows(source, stream, self._options)
+        except DAMAGED as error:
+            yield Problem(f"the compressed file is damaged, and nothing can be read from here on: {error}")
+        except OSError as error:
+            raise InputError(f"{source.name} cannot be read: {error.strerror or error}") from error
+
+    def _row(self, number: int, record: Record, skipped: bool) -> Row | BadRow | None:
+        """None: the row is skipped; whatever id it has is taken all the same."""
+        line = record.line if isinstance(record, Problem) else record
+        taken, error = None, None
+        if line is not None:
+            try:
+                taken, error = self._claim(line, number)
+            except InputError as refusal:
+                error = str(refusal)
+        if skipped:
+            return None
+        if isinstance(record, Problem):
+            error = record.error
+        openai = line is not None and lines.is_openai(line)
+        if error is None:
+            assert line is not None
+            try:
+                asked = (lines.asked_of_openai if openai else lines.asked)(line, self._overlay)
+                assert taken is not None
+                return Row(
+                    *(number, taken, asked.task, asked.prompt, asked.params, asked.options),
+                    *(openai, asked.model, self._place(number)),
+                )
+            except InputError as refusal:
+                error = str(refusal)
+        place = self._place(number)
+        return BadRow(number, taken, f"{place}: {error}", openai, place)
+
+    def _claim(self, line: Mapping[str, Any], number: int) -> tuple[str | None, str | None]:
+        """The row's id, or None and why it has none."""
+        own = identity(line)
+        if own is not None:
+            holder = self._ids.claim(own, number)
+            return (own, None) if holder is None else (None, f"the id {own!r} is taken by {self._place(holder)}")
+        if lines.is_openai(line):
+            return None, None  # it must have one: refused when it is read
+        holder = self._ids.claim_number(number)
+        if holder is None:
+            return str(number), None
+        taken = f"this line has no id, and its number, {number}, is the id of {self._place(holder)}"
+        return None, taken
+
+    def _place(self, number: int) -> str:
+        """Where a row stands. Each line of a file is a row, so that this need not be kept."""
+        index = len(self._starts) - 1
+        while self._starts[index] > number:
+            index -= 1
+        source = self._sources[index]
+        unit = "line" if source.kind == "jsonl" else "row"
+        return f"{source.name}, {unit} {number - self._starts[index] + 1}"
+
+
+def _check_wanted(sources: Sequence[Source], options: ReadOptions) -> None:
+    """What is for tables alone is not passed over where there is none."""
+    if any(source.kind != "jsonl" for source in sources):
+        return
+    for name in ("template", "system", "id_column", "task"):
+        if getattr(options, name) != getattr(_PLAIN, name):
+            raise ConfigError(
+                f"{name} is {show(getattr(options, name))}, which is for CSV and Parquet, and no input is one; lines "
+                "of JSON say themselves what they ask"
+            )
+
+
+def _check(sources: Sequence[Source], options: ReadOptions) -> None:
+    """Refuses before the first row what is wrong with a whole file."""
+    for source in sources:
+        if source.kind == "parquet":
+            tables.check_parquet(source, options)
+        elif not source.is_stream:
+            try:
+                with source.open() as stream:
+                    if source.kind == "jsonl":
+                        jsonl.check(source.name, stream, named=source.says_lines)
+                    else:
+                        tables.check_csv(source, stream, options)
+            except DAMAGED:  # its rows will say so
+                continue
+        elif source.kind != "jsonl":
+            tables.check_template(options)
+
+
+def read(
+    sources: Sequence[Source], options: ReadOptions | None = None, is_done: Callable[[int], bool] = _never
+) -> Reader:
+    """The rows of inputs, but for those that are done; see Reader."""
+    reader = Reader(sources, options)
+    reader.pass_over(is_done)
+    return reader

@@ -1,0 +1,164 @@
+"""One process at a time works on an output: a lock that the system releases when the process dies, however it dies.
+
+The output's name is locked by a file beside it, and the file itself as well: it may have another name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+import sys
+from pathlib import Path
+
+from llamabatch.errors import ConfigError, OutputError
+from llamabatch.jobs.output.files import NO_FOLLOW, AppendFile, Files
+from llamabatch.jobs.output.journal import foreign
+from llamabatch.utils.checks import show
+
+_TRIES = 10
+_NOT_ALLOWED = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR),
+    *(errno.EINVAL, errno.EILSEQ, errno.ENOTDIR, errno.ENXIO),
+)
+_CONTENT = re.compile(rb"llamabatch job ([0-9a-f]{16}|-{16}) pid (\d{1,20})\n")
+_BEFORE = re.compile(rb"\d{1,20}")  # of the first format: the pid alone
+_NO_ID = "-" * 16
+_FAR = 2**40  # the byte of an output that stands for it where locks are of bytes, and keep readers out
+
+
+class Lock:
+    """Held from its making to release().
+
+    Attributes:
+        left_by: the id of the job that a killed process has left here; None: the lock is new, or says none.
+        is_of_format_1: as the version before has left it.
+
+    Raises:
+        ConfigError: another process holds it; the message has its pid. Or something else has its name, or the folder
+            takes no file.
+        OutputError: the disk fails.
+    """
+
+    def __init__(self, files: Files, path: Path, owned: Path) -> None:
+        self._files = files
+        self._path = path
+        for _ in range(_TRIES):
+            fd = self._opened(files, owned)
+            if fd is None:  # its holder removed it between our two calls, or another has just made it
+                continue
+            self._fd = fd
+            try:
+                content = self._content()
+                if not _locked(self._fd):
+                    raise ConfigError(
+                        f"another process{_holder(content)} is writing {owned} and has locked {path.name}; wait for "
+                        "it, or give another name"
+                    )
+            except BaseException:
+                os.close(self._fd)
+                raise
+            if self._is_the_file():
+                break
+            os.close(self._fd)
+        else:
+            raise ConfigError(f"{path} changes all the time; is something else using this name?")
+        match = _CONTENT.match(content)
+        self.left_by = match[1].decode() if match and match[1].decode() != _NO_ID else None
+        self.is_of_format_1 = match is None and content != b""
+        self._stays = self._found and not content  # an empty file may be anybody's
+        if not self.is_of_format_1:
+            self.note(self.left_by or _NO_ID)
+
+    def note(self, job_id: str) -> None:
+        """The job, for the process that comes after this one if it is killed; on a full disk it is left out."""
+        content = f"llamabatch job {job_id} pid {os.getpid()}\n".encode()
+        with contextlib.suppress(OSError):
+            os.lseek(self._fd, 0, os.SEEK_SET)
+            os.write(self._fd, content)
+            os.ftruncate(self._fd, len(content))
+
+    def _opened(self, files: Files, owned: Path) -> int | None:
+        self._found = os.path.lexists(self._path)
+        if os.path.islink(self._path):
+            raise foreign(self._path, "is a link")
+        try:
+            return files.open(self._path, os.O_RDWR | NO_FOLLOW | (0 if self._found else os.O_CREAT | os.O_EXCL))
+        except OutputError as error:
+            cause = error.__cause__
+            if isinstance(cause, FileExistsError) or (self._found and isinstance(cause, FileNotFoundError)):
+                return None
+            if isinstance(cause, OSError) and cause.errno in _NOT_ALLOWED:
+                raise ConfigError(
+                    f"the output is {show(str(owned))}; {self._path.name} cannot be made beside it: {cause.strerror}"
+                ) from error
+            raise
+
+    def _content(self) -> bytes:
+        """Raises ConfigError: it is no lock."""
+        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            raise foreign(self._path, "is no regular file")
+        try:
+            content = os.read(self._fd, 100)
+        except OSError:  # Windows lets nobody read what is locked
+            return b""
+        if content and not _CONTENT.fullmatch(content) and not _BEFORE.fullmatch(content):
+            raise foreign(self._path, "is no lock of a job")
+        return content
+
+    def _is_the_file(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._path, follow_symlinks=False), os.fstat(self._fd))
+        except FileNotFoundError:
+            return False
+
+    def release(self, *, remove: bool = True) -> None:
+        """Removes the file first: a process that locks it afterwards sees that it is another one.
+
+        Args:
+            remove: false: it stays as it is, as it may be something else's.
+        """
+        if self._fd < 0:
+            return
+        try:
+            if self._stays:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._fd, 0)
+            elif remove and self._is_the_file():
+                self._files.remove_lock(self._path)
+        finally:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+
+def lock_file(file: AppendFile, out: Path) -> None:
+    """Locks an output itself until it is closed. Raises ConfigError: another process has."""
+    if not _locked(file.fd, _FAR):
+        raise ConfigError(
+            f"another process is writing {out} under another name of the same file; wait for it, or give another name"
+        )
+
+
+def _locked(fd: int, byte: int = 0) -> bool:
+    """Takes the lock if nothing has it. Where the file system has no locks, it is as if nothing had."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            os.lseek(fd, byte, os.SEEK_SET)
+            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
+    return True
+
+
+def _holder(content: bytes) -> str:
+    match = _CONTENT.match(content)
+    pid = match[2].decode() if match else content.decode()
+    return f" (pid {pid})" if pid else ""

@@ -1,0 +1,328 @@
+"""OUT.job.json: of which job an output is. Written before the first row, so that no other job is mixed in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from llamabatch.errors import ConfigError, InputError
+from llamabatch.gguf.header import part_names
+from llamabatch.gguf.resolve import file_bytes
+from llamabatch.jobs.output import files
+from llamabatch.jobs.output.files import NO_FOLLOW
+from llamabatch.jobs.output.journal import OwnFiles
+from llamabatch.utils.checks import integer, show
+
+FORMAT = 2  # 1: side files say nothing of their job, and nothing has checksums
+_FORMATS = (1, FORMAT)
+_MOST_BYTES = 2**28
+_MOST_DEPTH = 64
+_SHOWN = 5  # differences in a message
+_SAMPLES = 64
+_SAMPLE_BYTES = 65536
+_BEGINS = re.compile(rb'\s*\{\s*"format"\s*:')
+_SUMS = re.compile(r"([0-9a-f]{8})*")
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a job ended: rows in its output, those of them that failed, and the size of the file; checksums of its
+    ranges, 8 hexadecimal digits each, in order; None: none were taken."""
+
+    rows: int
+    errors: int
+    bytes: int
+    sums: str | None = None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a job is.
+
+    Attributes:
+        settings: all that decides what its rows are: model, inputs, parameters; plain JSON.
+        seed: of the job: rows without a seed of their own draw with one made of it. It is random, and the
+            job's id, too.
+        earlier: settings that --force has overridden, the oldest in front: with these the first rows were made.
+        ending: set when all rows are written.
+        format: of the files beside it.
+    """
+
+    settings: Mapping[str, Any]
+    seed: int
+    earlier: tuple[Mapping[str, Any], ...] = ()
+    ending: Ending | None = None
+    format: int = FORMAT
+
+    @classmethod
+    def new(cls, settings: Mapping[str, Any], seed: int) -> Manifest:
+        return cls(plain(settings), seed)
+
+    @property
+    def shard(self) -> tuple[int, int]:
+        i, n = self.settings["output"]["shard"]
+        return i, n
+
+    def write(self, own: OwnFiles, path: Path, *, over: bool) -> None:
+        """Atomically, as of this format. Raises OutputError; ConfigError: over is false, and something is there."""
+        document = {
+            "settings": self.settings,
+            "earlier": list(self.earlier),
+            "ending": None if self.ending is None else vars(self.ending),
+        }
+        content = json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+        file = own.begin()
+        try:
+            file.write(start(self.seed) + content.removeprefix(b"{"))
+            own.place(file, path, over=over)
+        finally:
+            file.close()
+
+    def changed_to(self, settings: Mapping[str, Any]) -> Manifest:
+        """The same job, going on with other settings."""
+        given = plain(settings)
+        if given == self.settings:
+            return self
+        if given == extended(self.settings, given):
+            return replace(self, settings=given, ending=None)
+        return replace(self, settings=given, earlier=(*self.earlier, self.settings), ending=None)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What stands under the name of a manifest.
+
+    Attributes:
+        manifest: None: it cannot be read.
+        problem: why not.
+        is_own: it is a manifest, or was one.
+        is_cut: it is the first few bytes of one, perhaps none.
+    """
+
+    manifest: Manifest | None
+    problem: str = ""
+    is_own: bool = True
+    is_cut: bool = False
+
+
+def new_seed() -> int:
+    """That of a job, at random."""
+    return secrets.randbits(63)
+
+
+def id_of(seed: int) -> str:
+    """The id of the job with this seed: what all its files begin with."""
+    return f"{seed:016x}"
+
+
+def start(seed: int) -> bytes:
+    """What the manifest of a job begins with."""
+    return b'{\n "format": %d,\n "seed": %d,' % (FORMAT, seed)
+
+
+def look(path: Path) -> Found | None:
+    """Reads a manifest, or what was put in its place; None: there is nothing. Raises nothing for any content."""
+    try:
+        content = _content(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return Found(None, error.strerror or str(error), is_own=False)
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        problem = "it is nested too deeply" if isinstance(error, RecursionError) else f"no JSON: {error}"
+        return Found(None, problem, is_own=bool(_BEGINS.match(content)), is_cut=start(0).startswith(content))
+    if not isinstance(document, dict) or "format" not in document or not {"settings", "seed"} & document.keys():
+        return Found(None, "it is no manifest of a job", is_own=False)
+    try:
+        return Found(_manifest(document))
+    except InputError as error:
+        return Found(None, str(error))
+
+
+def _content(path: Path) -> bytes:
+    """Raises OSError, also for a link, for what is no regular file, and for what is too large."""
+    if stat.S_ISLNK(os.lstat(path).st_mode):
+        raise OSError(0, "it is a link")
+    flags = os.O_RDONLY | NO_FOLLOW | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+    with open(os.open(path, flags), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(0, "it is no regular file")
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise OSError(0, f"it has more than {_MOST_BYTES:,} bytes")
+    return content
+
+
+def _manifest(document: dict[str, Any]) -> Manifest:
+    """Raises ConfigError for a field that is missing or has a wrong value."""
+    format = document.get("format")
+    if isinstance(format, bool) or not isinstance(format, int) or format not in _FORMATS:
+        raise ConfigError(f"its format is {show(format)}; this version of llamabatch reads 1 and {FORMAT}")
+    _check_tree(document)
+    integer(ConfigError, "seed", document.get("seed"), 0, 2**63 - 1)
+    earlier = document.get("earlier")
+    if not isinstance(earlier, list):
+        raise ConfigError(f"earlier is {show(earlier)}; it must be a list")
+    for settings in (document.get("settings"), *earlier):
+        _check_settings(settings)
+    return Manifest(document["settings"], document["seed"], tuple(earlier), _ending(document.get("ending")), format)
+
+
+def _check_tree(document: dict[str, Any]) -> None:
+    level: list[Any] = [document]
+    for _ in range(_MOST_DEPTH):
+        for each in level:
+            if isinstance(each, float) and not math.isfinite(each):
+                raise ConfigError("it holds Infinity, NaN, or a number that is too large")
+        level = [
+            inner
+            for each in level
+            if isinstance(each, (dict, list))
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return
+    raise ConfigError(f"it is nested more than {_MOST_DEPTH} levels deep")
+
+
+def _check_settings(settings: object) -> None:
+    if not isinstance(settings, dict):
+        raise ConfigError(f"settings is {show(settings)}; it must be an object")
+    output = settings.get("output")
+    if not isinstance(output, dict):
+        raise ConfigError(f"settings.output is {show(output)}; it must be an object")
+    shard = output.get("shard")
+    if not isinstance(shard, list) or len(shard) != 2:
+        raise ConfigError(f"settings.output.shard is {show(shard)}; it must be a list of two whole numbers")
+    integer(ConfigError, "settings.output.shard[1]", shard[1], 1, 2**63 - 1)
+    integer(ConfigError, "settings.output.shard[0]", shard[0], 1, shard[1])
+
+
+def _ending(value: object) -> Ending | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise ConfigError(f"ending is {show(value)}; it must be an object, or null")
+    for name in ("rows", "errors", "bytes"):
+        integer(ConfigError, f"ending.{name}", value.get(name), 0, 2**63 - 1)
+    sums = value.get("sums")
+    if sums is not None and not (isinstance(sums, str) and _SUMS.fullmatch(sums)):
+        raise ConfigError(f"ending.sums is {show(sums)}; it must be a text of hexadecimal digits, or null")
+    return Ending(value["rows"], value["errors"], value["bytes"], sums)
+
+
+def path_of(out: Path) -> Path:
+    """Where the manifest of an output stands."""
+    return out.with_name(out.name + files.MANIFEST)
+
+
+def output_of(path: Path) -> Path | None:
+    """The output of a job that a file is, or is kept beside; None: it is of no job. Links are followed.
+
+    Raises:
+        ConfigError: a manifest says so and cannot be read.
+    """
+    out = Path(os.path.realpath(path))
+    while True:
+        found = look(path_of(out))
+        if found is not None and found.is_own:  # else it is a file of that name that is none of ours
+            if found.manifest is None:
+                raise ConfigError(
+                    f"{path} is no input: {path_of(out)} makes it a file of a job, and is damaged ({found.problem}); "
+                    "move that away if it is of no job"
+                )
+            return out
+        shorter = files.shortened(out.name)
+        if shorter is None:
+            return None
+        out = out.with_name(shorter)
+
+
+def extended(before: Mapping[str, Any], settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings before, with the limit of now if that is a larger one or none: rows come after those that are done,
+    which stay what they are."""
+    old, new = before.get("limit"), settings.get("limit")
+    if isinstance(old, int) and "limit" in settings and (new is None or new > old):
+        return {**before, "limit": new}
+    return before
+
+
+def differences(before: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
+    """One "field: before, then now" for each field that differs, in the order of the fields."""
+    old, new = dict(_fields(before)), dict(_fields(plain(settings)))
+    names = [*new, *(name for name in old if name not in new)]
+    absent = "nothing"
+    return [
+        f"{_printable(name)}: {show(old[name]) if name in old else absent}, "
+        f"now {show(new[name]) if name in new else absent}"
+        for name in names
+        if (name in old, old.get(name)) != (name in new, new.get(name))
+    ]
+
+
+def refuse(out: Path, changed: list[str]) -> ConfigError:
+    """The error for an output that was begun with other settings, of the same shard."""
+    more = f"; and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
+    return ConfigError(
+        f"{out} was begun with other settings ({'; '.join(changed[:_SHOWN])}{more}). Run it as before, give another "
+        "name, or go on with the change for the rows that are left: --force"
+    )
+
+
+def refuse_shard(out: Path, before: Sequence[int], shard: Sequence[int]) -> ConfigError:
+    """The error for the output of another shard, with which nothing goes on."""
+    theirs, ours = ("/".join(map(str, each)) for each in (before, shard))
+    return ConfigError(
+        f"{out} holds rows of shard {theirs}, and this is shard {ours}; give each shard an output of its own, "
+        f"or go on with this one with --shard {theirs}"
+    )
+
+
+def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """As it looks after a way through a file. Raises TypeError for what JSON does not know."""
+    found: dict[str, Any] = json.loads(json.dumps(settings))
+    return found
+
+
+def model_identity(model: Path) -> dict[str, Any]:
+    """What tells a model's file from others, wherever it lies: "name" without folders, "size" in bytes of all its
+    parts, and "sha256" of 64 samples of each part, 64 KiB each at even distances, the first and the last bytes among
+    them. Two models of one shape share their size, not their weights. Raises OSError."""
+    digest = hashlib.sha256()
+    for part in (model.with_name(name) for name in part_names(model.name)):
+        with part.open("rb") as file:
+            last = max(0, part.stat().st_size - _SAMPLE_BYTES)
+            for offset in sorted({last * i // (_SAMPLES - 1) for i in range(_SAMPLES)}):
+                file.seek(offset)
+                digest.update(file.read(_SAMPLE_BYTES))
+    return {"name": model.name, "size": file_bytes(model), "sha256": digest.hexdigest()}
+
+
+def _fields(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from _fields(value, f"{above}{name}.")
+        elif isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
+            for i, each in enumerate(value):
+                yield from _fields(each, f"{above}{name}[{i}].")
+        else:
+            yield f"{above}{name}", value
+
+
+def _printable(name: str) -> str:
+    """A name for a message, whatever a file that was edited has there."""
+    return name if name.isprintable() and len(name) <= _MOST_NAME else show(name)
+
+
+_MOST_NAME = 200

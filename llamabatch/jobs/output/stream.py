@@ -1,0 +1,115 @@
+"""The output of a job as a stream, which is not gone on with: "-" for stdout."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llamabatch.errors import ConfigError, OutputError
+from llamabatch.jobs.output.files import Files
+from llamabatch.jobs.output.lines import to_line
+from llamabatch.jobs.output.output import Output, OutputOptions
+from llamabatch.jobs.output.records import RecordOptions, record, refusal
+from llamabatch.jobs.output.survey import ShardIndex
+from llamabatch.jobs.rows import BadRow, Row
+from llamabatch.request.outputs import RequestOutput
+
+STDOUT = "-"
+
+
+class StreamOutput:
+    """Used as an Output is. Nothing of it is kept: rows that wait for an earlier one are in memory, and a job that is
+    run again begins anew.
+
+    Args:
+        fd: a file descriptor that is open for writing.
+        options: as for Output; `retry_errors` and `force` mean nothing here.
+    """
+
+    n_before = n_errors_before = 0
+    finished = resumed = False
+
+    def __init__(self, fd: int = 1, options: OutputOptions | None = None, files: Files | None = None) -> None:
+        self.options = options or OutputOptions()
+        if self.options.retry_errors:
+            raise ConfigError("retry_errors needs an output that is a file; '-' keeps nothing")
+        self.path = Path(STDOUT)
+        self.seed = secrets.randbits(63)
+        self._fd = fd
+        self._files = files or Files()
+        self._places = ShardIndex(self.options.shard)
+        self._next = 0
+        self._waiting: dict[int, bytes] = {}
+        self._torn = False
+        self.n_done = 0
+
+    @property
+    def records(self) -> RecordOptions:
+        """What is written of a row."""
+        return self.options.records
+
+    def is_done(self, number: int) -> bool:
+        """No row of an earlier run is here."""
+        return False
+
+    def done(self, row: Row, output: RequestOutput) -> None:
+        """Writes what came of a row. Raises as write."""
+        self.write(row.number, record(row, output, self.records))
+
+    def refused(self, row: Row | BadRow, error: str) -> None:
+        """Writes that a row could not be run. Raises as write."""
+        self.write(row.number, refusal(row, error, self.records))
+
+    def write(self, number: int, record: Mapping[str, Any]) -> None:
+        """Raises OutputError: who reads is gone, or cannot take it."""
+        place, line = self._places.of(number), to_line(record)
+        if place is None or place < self._next or place in self._waiting:
+            raise ValueError(f"row {number} is not due")
+        self.n_done += 1
+        if self.options.order == "finished":
+            self._write(line)
+            return
+        self._waiting[place] = line
+        while self._next in self._waiting:
+            self._write(self._waiting.pop(self._next))
+            self._next += 1
+
+    def _write(self, line: bytes) -> None:
+        if self._torn:
+            raise OutputError("the output broke off in the middle of a line")
+        self._torn, left = True, memoryview(line)
+        while left:
+            left = left[self._files.write(self._fd, left, self.path) :]
+        self._torn = False
+
+    def sync_if_due(self) -> None:
+        """Nothing: a stream is not synced."""
+
+    sync = sync_if_due
+
+    def finish(self) -> None:
+        """All rows are written. Raises ValueError if one is missing."""
+        if self._waiting:
+            raise ValueError(f"row {self._places.number(self._next)} is missing, and later ones are there")
+
+    def close(self) -> None:
+        """Writes what waits for rows that do not come any more, so that nothing that was finished is lost."""
+        waiting, self._waiting = self._waiting, {}
+        for _, line in sorted(waiting.items()):
+            if not self._torn:
+                self._write(line)
+
+    def __enter__(self) -> StreamOutput:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def open_output(
+    name: str, settings: Mapping[str, Any], options: OutputOptions | None = None, files: Files | None = None
+) -> Output | StreamOutput:
+    """The output that a name means: "-" is stdout, all others are files. Raises as Output."""
+    return StreamOutput(1, options, files) if name == STDOUT else Output(Path(name), settings, options, files)

@@ -1,0 +1,156 @@
+"""Times llama_decode with a split KV cache and dense rows: what one pass costs, without scheduling and sampling."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+from llamabatch.config import EngineConfig
+from llamabatch.errors import EngineError
+from llamabatch.llama import library
+from llamabatch.llama.batch import Batch
+from llamabatch.llama.context import Context, DecodeCode
+from llamabatch.llama.model import Model
+from llamabatch.request.request import Request
+from llamabatch.request.sequence import Sequence
+from llamabatch.scheduler.output import Call, ScheduledSpan
+
+_PAUSE_S = 1e-4  # about what an engine does between two steps; waiting threads may fall asleep in it
+_LEAST_STEPS = 2
+_LONG_S = 1.5
+_ANY_PRIME = 7919
+
+
+class Bench:
+    """Measures one model under several settings. One context at a time is held, and kept while the settings allow it.
+
+    Args:
+        model: stays open as long as this.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._lib = library.load()
+        self._context: Context | None = None
+        self._made_from: tuple[object, ...] = ()
+        self._filled = 0  # slots that hold the prompt
+
+    def close(self) -> None:
+        if self._context is not None:
+            self._context.close()
+            self._context = None
+
+    def measure(
+        self,
+        config: EngineConfig,
+        n_slots: int,
+        prompt: int,
+        rows: tuple[int, ...],
+        seconds: float,
+        *,
+        time_prompt: bool = True,
+    ) -> dict[str, float]:
+        """Milliseconds: "prompt", for each of its tokens, and for each of `rows`, say "8", a decode step of so many
+        at the median, and "p95 8" at p95.
+
+        Args:
+            config: resolved. A row's step attends to the prompt and what follows, up to n_ctx.
+            n_slots: of the context, at least max(rows).
+            prompt: tokens of each sequence before its steps are timed; less than n_ctx.
+            seconds: to spend on each number of rows; at least two steps are timed, one if steps take that long.
+            time_prompt: without it "prompt" is left out.
+
+        Raises:
+            EngineError: no such context can be made, or llama_decode failed.
+        """
+        self._prepare(config, n_slots, prompt)
+        figures = {"prompt": self._prompt_ms(prompt)} if time_prompt else {}
+        for count in rows:
+            times = self._step_times(count, prompt, config.number("n_ctx"), seconds)
+            figures[str(count)] = statistics.median(times) * 1000
+            figures[f"p95 {count}"] = times[min(len(times) - 1, int(0.95 * len(times)))] * 1000
+        return figures
+
+    def _prepare(self, config: EngineConfig, n_slots: int, prompt: int) -> None:
+        made_from = (
+            config.flash_attn, config.type_k, config.type_v, config.n_ubatch, config.n_batch, config.n_ctx, n_slots,
+            prompt,
+        )  # fmt: skip
+        if self._context is None or made_from != self._made_from:
+            self.close()
+            self._context = Context(self._model, config, n_slots)
+            self._made_from = made_from
+            self._batch = Batch(self._lib, config.n_batch)
+            n_ctx = config.number("n_ctx")
+            tokens = tuple(1 + i * _ANY_PRIME % max(1, self._model.n_vocab - 1) for i in range(n_ctx))
+            self._sequence = Sequence(Request("bench", tokens), self._model.vocabulary, n_ctx)
+            self._prompt_ms(prompt)  # touches weights and buffers; counts nowhere
+        threads = config.number("n_threads"), config.number("n_threads_batch")
+        self._lib.llama_set_n_threads(self._open.handle, *threads)
+
+    @property
+    def _open(self) -> Context:
+        assert self._context is not None
+        return self._context
+
+    def _prompt_ms(self, prompt: int) -> float:
+        """Computes the prompt anew, in slot 0."""
+        self._open.clear(0)
+        self._filled = 0
+        took = self._decode((ScheduledSpan(self._sequence, 0, 0, prompt, True),))
+        self._filled = 1
+        return took * 1000 / prompt
+
+    def _step_times(self, rows: int, prompt: int, n_ctx: int, seconds: float) -> list[float]:
+        """Seconds of each step, rising."""
+        times: list[float] = []
+        position, start = n_ctx, time.perf_counter()
+        while (spent := time.perf_counter() - start) < seconds or len(times) < self._steps_at_least(spent):
+            if position >= n_ctx:
+                position = self._rewind(rows, prompt)
+            times.append(
+                self._decode(tuple(ScheduledSpan(self._sequence, row, position, 1, True) for row in range(rows)))
+            )
+            position += 1
+            _busy_wait(_PAUSE_S)
+        self._rewind(rows, prompt)
+        return sorted(times[1:])  # the first makes the graph, and carries out the copies
+
+    @staticmethod
+    def _steps_at_least(spent: float) -> int:
+        """With the first, which does not count; a step that takes seconds is not worth a second opinion."""
+        return _LEAST_STEPS + 1 if spent < _LONG_S else 2
+
+    def _rewind(self, rows: int, prompt: int) -> int:
+        """Every row holds the prompt, or nothing where the model's state cannot be cut; returns the next position."""
+        context = self._open
+        cut = [context.clear(row, prompt) for row in range(rows)]
+        if not all(cut):
+            for row in range(context.n_slots):
+                context.clear(row)
+            self._filled = 0
+            return 0
+        for row in range(self._filled, rows if self._filled else 0):
+            context.copy_prefix(0, row, prompt)
+        self._filled = max(self._filled, rows) if self._filled else 0
+        return prompt if self._filled else 0
+
+    def _decode(self, spans: tuple[ScheduledSpan, ...]) -> float:
+        """Seconds that a call takes until its logits are there."""
+        struct, sampled = self._batch.fill(Call(spans))
+        start = time.perf_counter()
+        code = self._open.decode(struct)
+        if code is DecodeCode.OK:
+            self._open.logits(len(sampled))  # waits for a GPU
+        took = time.perf_counter() - start
+        if code is not DecodeCode.OK:
+            raise EngineError(f"llama_decode failed: {code.name.lower()} ({code.value})")
+        return took
+
+
+def _busy_wait(seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
+    """time.sleep would let the core go, which an engine does not."""
+    end = clock() + seconds
+    while clock() < end:
+        pass

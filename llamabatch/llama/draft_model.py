@@ -1,0 +1,245 @@
+"""A smaller model of the same vocabulary guesses what the larger one will say.
+
+Its context has a slot for each slot of the target's. What its cells hold is kept here, and compared with the sequences
+each time that guesses are asked for, so that nobody has to tell it of rejected guesses, moves between slots, or
+preemption: whatever differs is cut, copied from where it stands, or computed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass, field, replace
+
+from llamabatch.config import EngineConfig
+from llamabatch.errors import ConfigError, EngineError
+from llamabatch.gguf.resolve import resolve
+from llamabatch.llama.batch import Batch
+from llamabatch.llama.context import Context, DecodeCode
+from llamabatch.llama.library import load
+from llamabatch.llama.model import Model
+from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.request.sequence import Sequence
+from llamabatch.sampling.sampler import NO_TOKEN, SamplerState, sample_rows
+from llamabatch.scheduler.batch_builder import group_spans
+from llamabatch.scheduler.common_prefix import best_source, common_length
+from llamabatch.scheduler.output import Call, Limits, ScheduledSpan
+
+logger = logging.getLogger(__name__)
+
+# Vocabularies are padded to round sizes, which differ between sizes of one family; llama.cpp allows as much
+# (common/speculative.cpp, SPEC_VOCAB_MAX_SIZE_DIFFERENCE).
+_MOST_PADDING = 128
+# Tokens that a sequence may be behind without a prefill call of its own: 2 after a run in which every guess held.
+_SHORT = 16
+_GREEDY = SamplerState(SamplingParams(temperature=0), seed=0)
+
+
+@dataclass
+class _Held:
+    """What a slot's cells hold: the first `known` tokens of a sequence, and guesses that followed them."""
+
+    sequence: Sequence
+    known: int = 0
+    guesses: list[int] = field(default_factory=list)
+
+    def still_true(self) -> int:
+        """Cells that hold what the sequence came to be; the others were cut or never were."""
+        token_ids = self.sequence.token_ids
+        if self.known > len(token_ids):  # the text was cut
+            return 0
+        return self.known + common_length(self.guesses, token_ids[self.known : self.known + len(self.guesses)])
+
+
+class _Failed(Exception):
+    """The draft context computes nothing; guesses can wait."""
+
+
+class DraftModelProposer:
+    """A Drafter with a context of its own, on the engine's thread; all sequences in one call for each position, greedy.
+
+    Args:
+        model: the draft model, from open_draft; closed with this.
+        target: the model whose tokens are guessed.
+        config: the target's, resolved; the draft runs with the same threads, n_ctx, and kind of KV cache.
+        n_slots: slots that the target's context may have at most.
+
+    Raises:
+        ConfigError: llama.cpp keeps no cells for its architecture.
+        EngineError: its context cannot be made.
+    """
+
+    is_free = False
+
+    def __init__(self, model: Model, target: Model, config: EngineConfig, n_slots: int) -> None:
+        self._model = model
+        self._n_vocab = min(model.n_vocab, target.n_vocab)
+        # a model with a table of positions aborts the process beyond its end
+        self._n_ctx = min(config.number("n_ctx"), model.n_ctx_train)
+        self._config = replace(config.for_draft_model(), n_ctx=self._n_ctx)
+        self._n_threads = config.number("n_threads_batch")
+        self._limits = Limits(n_slots, config.n_batch, config.number("n_ubatch"), config.n_batch)
+        self._context = Context(model, self._config, n_slots)
+        self._batch = Batch(load(), config.n_batch)
+        self._held: dict[int, _Held] = {}
+        self._warned = False
+        if not self._context.has_memory:  # decoding would abort the process
+            self._context.close()
+            raise ConfigError(f"draft_model {model.path.name} cannot guess: llama.cpp gives its architecture no memory")
+
+    def close(self) -> None:
+        self._context.close()
+        self._model.close()
+
+    def propose(self, sequences: ListLike[Sequence], n: int) -> list[list[int]]:
+        """Up to n greedy guesses for each sequence; fewer at the end of n_ctx, none where the draft model fails."""
+        short = (s for s in sequences if len(s.token_ids) <= self._n_ctx)
+        spans = sorted(
+            (ScheduledSpan(s, s.slot, 0, 0, True) for s in short if s.slot is not None), key=lambda span: span.slot
+        )
+        if not spans:
+            return [[] for _ in sequences]
+        try:
+            guessed = self._guess(self._context, self._caught_up(self._context, spans), n)
+        except (_Failed, EngineError) as error:
+            logger.log(logging.DEBUG if self._warned else logging.WARNING, "no guesses of the draft model: %s", error)
+            self._warned = True
+            self._forget()
+            return [[] for _ in sequences]
+        return [guessed.get(sequence, []) for sequence in sequences]
+
+    # --- cells --------------------------------------------------------------------------------------------------
+
+    def _forget(self) -> None:
+        self._held.clear()
+        for slot in range(self._context.n_slots):
+            self._context.clear(slot)
+
+    def _settle(self, context: Context, sequence: Sequence, slot: int) -> int:
+        """How many of the sequence's first tokens the slot's cells hold, after cutting what is not of it."""
+        held = self._held.get(slot)
+        if held is None or held.sequence is not sequence:
+            held = self._held[slot] = self._brought(context, sequence, slot)
+        known = min(held.still_true(), len(sequence.token_ids) - 1)
+        if known < held.known + len(held.guesses):
+            context.clear(slot, known)
+        held.known, held.guesses = known, []
+        return known
+
+    def _brought(self, context: Context, sequence: Sequence, slot: int) -> _Held:
+        """A new sequence in this slot, with the cells of the slot that it moved from, or of one that begins alike."""
+        source, count = slot, 0
+        for other, held in self._held.items():
+            if held.sequence is sequence:
+                source, count = other, held.still_true()
+                del self._held[other]
+                break
+        else:
+            by_sequence = {held.sequence: (other, held.known) for other, held in self._held.items()}
+            found = best_source(sequence, by_sequence)
+            if found is not None:
+                source, known = by_sequence[found[0]]
+                count = min(found[1], known)
+        if source != slot and count:
+            context.copy_prefix(source, slot, count)
+        else:
+            context.clear(slot, count)
+        return _Held(sequence, count)
+
+    # --- computing ----------------------------------------------------------------------------------------------
+
+    def _caught_up(self, context: Context, spans: list[ScheduledSpan]) -> list[ScheduledSpan]:
+        """Computes what the draft model has not seen, but for the last tokens: spans for these, of one length, since
+        a pass takes equally many of each. Who is too far behind for one step is left out until it has caught up."""
+        known = [self._settle(context, span.sequence, span.slot) for span in spans]
+        behind = [len(span.sequence.token_ids) - count for span, count in zip(spans, known, strict=True)]
+        width = max((count for count in behind if count <= _SHORT), default=1)
+        width = min(width, *(len(span.sequence.token_ids) for span in spans), self._limits.n_ubatch // len(spans) or 1)
+        last, chunks, budget = [], [], self._limits.n_ubatch
+        for span, count in zip(spans, known, strict=True):
+            start = len(span.sequence.token_ids) - width
+            taken = min(budget, max(0, start - count))
+            if taken:
+                budget -= taken
+                chunks.append(span._replace(start=count, length=taken, output=False))
+            if count > start:  # these cells are computed again: cheaper than a pass for those that lack one
+                context.clear(span.slot, start)
+            if count + taken >= start:
+                last.append(span._replace(start=start, length=width))
+            self._held[span.slot].known = min(count + taken, start)
+        for call in group_spans(chunks, self._limits):
+            self._decode(context, self._batch.fill(call)[0])
+        return last
+
+    def _guess(self, context: Context, spans: list[ScheduledSpan], n: int) -> dict[Sequence, list[int]]:
+        guessed: dict[Sequence, list[int]] = {span.sequence: [] for span in spans}
+        if not spans:
+            return guessed
+        self._decode(context, self._batch.fill(Call(tuple(spans)))[0])
+        for span in spans:
+            self._held[span.slot].known = len(span.sequence.token_ids)
+        for number in range(n):
+            tokens = sample_rows(context.logits(len(spans)), [_GREEDY] * len(spans), self._n_threads)
+            going = []
+            for span, token in zip(spans, tokens, strict=True):
+                if token == NO_TOKEN or token >= self._n_vocab:
+                    continue
+                guessed[span.sequence].append(token)
+                if len(span.sequence.token_ids) + number < self._n_ctx:
+                    going.append((span, token))
+            spans = [span for span, _ in going]
+            if number == n - 1 or not spans:
+                break
+            positions = [len(span.sequence.token_ids) + number for span in spans]
+            slots = [span.slot for span in spans]
+            self._decode(context, self._batch.fill_rows([token for _, token in going], positions, slots))
+            for span, token in going:
+                self._held[span.slot].guesses.append(token)
+        return guessed
+
+    def _decode(self, context: Context, struct: object) -> None:
+        code = context.decode(struct)
+        if code is not DecodeCode.OK:
+            raise _Failed(f"llama_decode: {code.name.lower()} ({code.value})")
+
+
+def open_draft(config: EngineConfig, target: Model) -> Model | None:
+    """The draft model that a config names, its weights in memory once where it is the target itself; None: none.
+
+    Raises:
+        ConfigError: it has another vocabulary, or state that cannot be cut back.
+        ModelFileError: it cannot be loaded.
+    """
+    if config.draft_model is None:
+        return None
+    path = resolve(config.draft_model)
+    if path.samefile(target.path):
+        return target.share()
+    model = Model(path, config.for_draft_model())
+    try:
+        check_draft(model, target)
+    except BaseException:
+        model.close()
+        raise
+    return model
+
+
+def check_draft(model: Model, target: Model) -> None:
+    """Refuses a draft model that cannot guess for this target. Raises ConfigError."""
+    name = f"draft_model {model.path.name}"
+    if model.cannot_generate is not None:
+        raise ConfigError(f"{name} cannot guess text: it is {model.cannot_generate}")
+    if model.is_recurrent or model.has_window:
+        why = "recurrent state" if model.is_recurrent else "layers with a sliding window"
+        raise ConfigError(f"{name} has {why}, from which the tokens of wrong guesses cannot be taken back")
+    if abs(model.n_vocab - target.n_vocab) > _MOST_PADDING:
+        raise ConfigError(
+            f"{name} has a vocabulary of {model.n_vocab} tokens, {target.path.name} one of {target.n_vocab}; "
+            "they must have the same"
+        )
+    for token_id in range(min(model.n_vocab, target.n_vocab)):
+        ours, theirs = model.token_text(token_id), target.token_text(token_id)
+        if ours != theirs:
+            raise ConfigError(
+                f"{name} has another vocabulary than {target.path.name}: token {token_id} is {ours!r}, not {theirs!r}"
+            )

@@ -1,0 +1,125 @@
+"""Finds out, without risking this process, whether llama.cpp's extra buffer types may be used.
+
+On a CPU with AMX a stock build that GCC 12 compiled dies in its first quantised matrix product (the story is in
+native_patches/0001-amx-tile-config.patch). So on such a machine, and only where the build does not say that it has
+the patch, a child process runs the bundled model once; the verdict is kept by the hash of the library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+
+from llamabatch.llama import build_info
+from llamabatch.planning.cpu import cpu_flags
+from llamabatch.utils import disk_cache, paths
+from llamabatch.utils.lifetime import in_forks
+from llamabatch.utils.subprogram import run_program
+
+logger = logging.getLogger(__name__)
+
+PATCH = "0001-amx-tile-config.patch"
+PROBE_VERSION = 1
+_KIND = "extra-bufts"
+_TIMEOUT_S = 60.0
+
+_lock = threading.Lock()
+_verdicts: dict[Path, bool] = {}
+
+
+@in_forks
+def _renew_lock() -> None:
+    """Whoever held it did not come along."""
+    global _lock
+    _lock = threading.Lock()
+
+
+def safe(module: ModuleType) -> bool:
+    """Whether `use_extra_bufts` may be true here. The first call of a machine may take seconds, later ones none."""
+    if not at_risk(module):
+        return True
+    cpu_library = _cpu_library(module)
+    with _lock:
+        if cpu_library not in _verdicts:
+            _verdicts[cpu_library] = _kept_or_probed(cpu_library)
+        return _verdicts[cpu_library]
+
+
+def at_risk(module: ModuleType) -> bool:
+    """The CPU has AMX, the build uses it, and nothing says that the build has the patch."""
+    if b"AMX_INT8 = 1" not in module.llama_print_system_info() or not _cpu_has_amx():
+        return False
+    marker = build_info.build_marker(module)
+    return marker is None or PATCH not in marker.get("patches", {})
+
+
+def kept_verdict(cpu_library: Path) -> bool | None:
+    """What an earlier probe of this very library found, or None."""
+    kept = disk_cache.read(_KIND, _key(cpu_library))
+    verdict = kept.get("safe") if kept is not None else None
+    return verdict if isinstance(verdict, bool) else None
+
+
+def _kept_or_probed(cpu_library: Path) -> bool:
+    verdict = kept_verdict(cpu_library)
+    reason = "crashes"
+    if verdict is None:
+        verdict, certain = _probe()
+        if certain:
+            _keep(cpu_library, verdict)
+        else:
+            reason = "may crash (a trial run gave no answer)"
+    if not verdict:
+        logger.warning(
+            "this build of llama.cpp %s in its AMX kernels, so they stay off and models run 2 to 3 times slower: "
+            "run `make setup` in a checkout of llamabatch to get the patched build",
+            reason,
+        )
+    return verdict
+
+
+def _probe() -> tuple[bool, bool]:
+    """Run the probe in a child. Returns the verdict and whether it is certain; where it is not, caution says no."""
+    if not sys.executable or not paths.bundled_model().is_file():
+        logger.debug("the extra buffer types cannot be probed: no interpreter or no bundled model")
+        return False, False
+    try:
+        child = run_program("llamabatch.llama.probe", timeout_s=_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        logger.debug("the probe of the extra buffer types did not end within %.0f s", _TIMEOUT_S)
+        return False, False
+    except OSError as error:
+        logger.debug("the probe of the extra buffer types did not start: %s", error)
+        return False, False
+    if child.returncode == 0:
+        return True, True
+    logger.debug("the probe ended with %d: %s", child.returncode, child.stdout.decode("utf-8", "replace")[-2000:])
+    died = child.returncode in {-signal.SIGSEGV, -signal.SIGILL, -signal.SIGABRT, -signal.SIGBUS}
+    return False, died
+
+
+def _keep(cpu_library: Path, verdict: bool) -> None:
+    found = {"safe": verdict, "library": cpu_library.name, "probe": PROBE_VERSION}
+    disk_cache.keep(_KIND, _key(cpu_library), found)
+
+
+def _key(cpu_library: Path) -> str:
+    digest = hashlib.sha256(cpu_library.read_bytes()).hexdigest()
+    return f"{digest[:16]}-{PROBE_VERSION}"
+
+
+def _cpu_library(module: ModuleType) -> Path:
+    """libggml-cpu, which holds the kernels; libllama where everything is in one file."""
+    folder = build_info.library_dir(module)
+    found = sorted(p for p in folder.iterdir() if "ggml-cpu" in p.name)
+    return (found[0] if found else Path(module.llama_cpp._lib._name)).resolve()
+
+
+def _cpu_has_amx() -> bool:
+    return {"amx_tile", "amx_int8"} <= cpu_flags()

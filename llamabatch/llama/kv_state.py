@@ -1,0 +1,214 @@
+"""Saving a slot's cells, and giving them back to another context: what llama.cpp writes, made fit for any slots."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import struct
+from collections.abc import Sequence as ListLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llamabatch.config import KV_TYPES, EngineConfig
+from llamabatch.errors import EngineError, InputError
+from llamabatch.gguf.resolve import file_bytes
+from llamabatch.llama import library
+from llamabatch.llama.model import Model
+from llamabatch.utils.checks import show
+
+# Of the model file the size, its first and its last part are hashed: metadata, tensor table and some of the weights.
+_HEAD_BYTES, _TAIL_BYTES = 16 * 2**20, 2**20
+_WORD = struct.Struct("<I")
+_TYPE_AND_ROW = struct.Struct("<iQ")
+_TYPE_AND_SIZES = struct.Struct("<iII")
+_MANY_ROPES = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, LLAMA_ROPE_TYPE_IMROPE: cells carry a position in two dimensions, too
+# of a block of a quantised type: its bytes, and how many float16 it begins with
+_BLOCKS = {"q8_0": (34, 1), "q4_0": (18, 1), "q4_1": (20, 2), "iq4_nl": (18, 1), "q5_0": (22, 1), "q5_1": (24, 2)}
+
+
+def facts(model: Model, config: EngineConfig) -> dict[str, Any]:
+    """What cells depend on beside their tokens: files of other models and engines differ in one of these."""
+    lib: Any = library.load()
+    return {
+        "model": fingerprint(model.path),
+        "llama_cpp": str(lib.__version__).split("+")[0],
+        "state_version": int(lib.LLAMA_STATE_SEQ_VERSION),
+        "n_embd": int(lib.llama_model_n_embd(model.handle)),
+        "n_layer": int(lib.llama_model_n_layer(model.handle)),
+        "type_k": config.type_k,
+        "type_v": config.type_v,
+        "flash_attn": config.flash_attn,
+        "adapters": [],
+    }
+
+
+def fingerprint(path: Path) -> str:
+    """Of a model file; takes some 20 ms."""
+    digest = hashlib.blake2b(_WORD.pack(file_bytes(path) & 0xFFFFFFFF), digest_size=16)
+    with path.open("rb") as file:
+        digest.update(file.read(_HEAD_BYTES))
+        file.seek(0, 2)
+        file.seek(max(0, file.tell() - _TAIL_BYTES))
+        digest.update(file.read(_TAIL_BYTES))
+    return digest.hexdigest()
+
+
+def move(lib: Any, source: Any, target: Any, slot: int, more_streams: int, room: ctypes.Array[ctypes.c_uint8]) -> bool:
+    """Copies a slot's cells into that slot, which is empty, of a context with so many more streams; False if llama.cpp
+    refuses, and then it stays empty.
+
+    Args:
+        room: large enough for the state, and four bytes for each further stream.
+    """
+    size = int(lib.llama_state_seq_get_size(source, slot))
+    whole = size + _WORD.size * more_streams
+    if whole > len(room) or int(lib.llama_state_seq_get_data(source, room, size, slot)) != size:
+        return False
+    # the streams come in their order, and those that the source does not have are the last: without cells
+    (n_streams,) = _WORD.unpack_from(room, 8)
+    _WORD.pack_into(room, 8, n_streams + more_streams)
+    ctypes.memset(ctypes.addressof(room) + size, 0, whole - size)
+    return int(lib.llama_state_seq_set_data(target, room, whole, slot)) == whole
+
+
+def take(lib: Any, handle: Any, slot: int) -> bytes:
+    """What llama.cpp writes of a slot, without how many slots there are.
+
+    It writes a magic, the seq id, the number of streams, and for each stream the number of its cells and what they hold
+    (llama-kv-cache.cpp, state_write); one stream alone has any.
+    """
+    size = int(lib.llama_state_seq_get_size(handle, slot))
+    buffer = (ctypes.c_uint8 * size)()
+    if int(lib.llama_state_seq_get_data(handle, buffer, size, slot)) != size:
+        raise EngineError(f"llama.cpp does not give the state of slot {slot}")
+    state = bytes(buffer)
+    (n_streams,) = _WORD.unpack_from(state, 8)
+    before = 0
+    while before < n_streams and _WORD.unpack_from(state, 12 + 4 * before)[0] == 0:
+        before += 1
+    if before == n_streams:
+        raise EngineError(f"slot {slot} is empty")
+    return state[:4] + state[12 + 4 * before : len(state) - 4 * (n_streams - before - 1)]
+
+
+def give(lib: Any, handle: Any, slot: int, n_streams: int, state: bytes) -> bool:
+    """Fills a slot with what `take` gave; False if llama.cpp refuses, and then the slot is empty."""
+    others = _WORD.pack(0) * (n_streams - 1)
+    whole = b"".join((state[:4], _WORD.pack(slot), _WORD.pack(n_streams), state[4:], others))
+    buffer = (ctypes.c_uint8 * len(whole)).from_buffer_copy(whole)
+    return int(lib.llama_state_seq_set_data(handle, buffer, len(whole), slot)) == len(whole)
+
+
+def check(model: Model, config: EngineConfig, token_ids: ListLike[int], state: bytes) -> None:
+    """Walks what `take` is said to have given, before llama.cpp sees any of it.
+
+    llama.cpp compares types and row sizes with its own, and reads no further than the end; positions it takes as they
+    are. So each cell must stand at a position of its own from 0 on, every size must add up to the end, and every number
+    must be finite: one NaN in a cell would reach whoever uses the cell next.
+
+    Raises:
+        InputError: the state is not one of this model and engine; the message says where.
+    """
+    lib: Any = library.load()
+    worst = max(token_ids)
+    if worst >= model.n_vocab:
+        raise InputError(f"token id {worst} is outside the vocabulary; allowed are 0 to {model.n_vocab - 1}")
+    has_ext = int(lib.llama_model_rope_type(model.handle)) in _MANY_ROPES or any(".ple." in k for k in model.metadata)
+    try:
+        _Walk(state, len(token_ids), has_ext, model.n_vocab).run(
+            int(lib.llama_model_n_layer(model.handle)), lib, config
+        )
+    except (struct.error, ValueError) as error:  # InputError is one
+        detail = error if isinstance(error, InputError) else "it ends too early"
+        raise InputError(f"the saved state cannot be of this engine: {detail}") from error
+
+
+class _Walk:
+    """Reads a state piece by piece. Raises InputError, and struct.error or ValueError where it ends too early."""
+
+    def __init__(self, state: bytes, n_tokens: int, has_ext: bool, n_vocab: int) -> None:
+        self._state = state
+        self._at = 4  # behind the magic
+        self._n_tokens = n_tokens
+        self._has_ext = has_ext
+        self._n_vocab = n_vocab
+
+    def run(self, n_layer: int, lib: Any, config: EngineConfig) -> None:
+        (n_cells,) = self._take(_WORD)
+        n_ctx = config.number("n_ctx")
+        if not self._n_tokens <= n_cells <= n_ctx:
+            raise InputError(f"it has {n_cells} cells; allowed are {self._n_tokens}, its tokens, to {n_ctx}, its n_ctx")
+        self._check_cells(n_cells)
+        is_transposed, layers = self._take(struct.Struct("<II"))
+        if is_transposed > 1 or not 1 <= layers <= n_layer:
+            raise InputError(f"it has {layers} layers of {n_layer}, and V transposed: {is_transposed}")
+        for _ in range(layers):
+            self._check_rows("K", config.type_k, lib, n_cells)
+        n_v = 0
+        while self._at < len(self._state):  # some layers have no V of their own
+            n_v += 1
+            if n_v > layers:
+                raise InputError(f"{len(self._state) - self._at} bytes follow its last layer")
+            if is_transposed:
+                self._check_columns(config.type_v, lib, n_cells)
+            else:
+                self._check_rows("V", config.type_v, lib, n_cells)
+
+    def _check_cells(self, n_cells: int) -> None:
+        ext = [("x", "<i4"), ("y", "<i4"), ("token", "<i4")] if self._has_ext else []
+        cell = np.dtype([("position", "<i4"), ("n_seq_id", "<u4"), *ext, ("seq_id", "<i4")])
+        cells = np.frombuffer(self._piece(n_cells * cell.itemsize), cell)
+        if (cells["n_seq_id"] != 1).any():
+            raise InputError("a cell belongs to several sequences, or to none")
+        if not np.array_equal(np.sort(cells["position"]), np.arange(n_cells)):
+            raise InputError(f"its cells do not stand at the positions 0 to {n_cells - 1}, each once")
+        if ext and not ((cells["token"] >= -1) & (cells["token"] < self._n_vocab)).all():
+            raise InputError("a cell has a token outside the vocabulary")
+
+    def _check_rows(self, which: str, name: str, lib: Any, n_cells: int) -> None:
+        number, row_bytes = self._take(_TYPE_AND_ROW)
+        self._check_type(which, number, name, lib)
+        if row_bytes * n_cells > len(self._state):
+            raise InputError(f"a row of {which} has {show(row_bytes)} bytes, more than the file holds")
+        self._check_finite(which, name, self._piece(row_bytes * n_cells))
+
+    def _check_columns(self, name: str, lib: Any, n_cells: int) -> None:
+        number, element_bytes, n_values = self._take(_TYPE_AND_SIZES)
+        self._check_type("V", number, name, lib)
+        self._check_finite("V", name, self._piece(element_bytes * n_values * n_cells))
+
+    def _check_type(self, which: str, number: int, name: str, lib: Any) -> None:
+        if number != type_number(lib, name):
+            known = {type_number(lib, other): other for other in KV_TYPES}
+            raise InputError(f"{which} has the type {known.get(number, number)}; this engine has {name}")
+
+    def _check_finite(self, which: str, name: str, data: memoryview) -> None:
+        if name == "f32":
+            is_odd = (np.frombuffer(data, "<u4") & 0x7F800000) == 0x7F800000
+        elif name == "bf16":
+            is_odd = (np.frombuffer(data, "<u2") & 0x7F80) == 0x7F80
+        elif name == "f16":
+            is_odd = (np.frombuffer(data, "<u2") & 0x7C00) == 0x7C00
+        else:
+            block_bytes, n_scales = _BLOCKS[name]
+            blocks = np.frombuffer(data, "<u2").reshape(-1, block_bytes // 2)
+            is_odd = (blocks[:, :n_scales] & 0x7C00) == 0x7C00
+        if is_odd.any():
+            raise InputError(f"{which} holds values that are no finite numbers")
+
+    def _take(self, form: struct.Struct) -> tuple[Any, ...]:
+        return form.unpack(self._piece(form.size))
+
+    def _piece(self, n_bytes: int) -> memoryview:
+        piece = memoryview(self._state)[self._at : self._at + n_bytes]
+        if len(piece) != n_bytes:
+            raise InputError("it ends too early")
+        self._at += n_bytes
+        return piece
+
+
+def type_number(lib: Any, name: str) -> int:
+    """llama.cpp's number of a type of the KV cache."""
+    return 30 if name == "bf16" else int(getattr(lib, f"GGML_TYPE_{name.upper()}"))  # the binding leaves BF16 out

@@ -1,0 +1,421 @@
+"""Computes what the scheduler decided: copies, clears, decodes, and samples the output rows of each decode."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llamabatch.config import EngineConfig
+from llamabatch.errors import ConfigError, EngineError, describe
+from llamabatch.llama.batch import Batch, count_passes
+from llamabatch.llama.context import Context, DecodeCode
+from llamabatch.llama.library import load
+from llamabatch.llama.model import Model
+from llamabatch.request.logprobs import RowLogprobs
+from llamabatch.request.sequence import Sequence
+from llamabatch.sampling.row_logprobs import sample_and_tell, tell_accepted
+from llamabatch.sampling.sampler import NO_TOKEN, SamplerState, sample_rows
+from llamabatch.sampling.verify_drafts import accepted_tokens
+from llamabatch.scheduler.output import Call, DecodeStatus, Limits, Restore, ScheduledSpan, SchedulerOutput, SpanOutput
+
+logger = logging.getLogger(__name__)
+
+# A quarter of a core beside threads that compute: the cells of 32 slots of the 0.5B shape are zeroed in some seconds.
+_GROWTH_NICENESS = 5
+Logits = npt.NDArray[np.float32]
+
+
+@dataclass
+class RunnerCounts:
+    """Sums since the start.
+
+    Attributes:
+        decode_calls, decode_rows, decode_passes: calls that only continue sequences, their rows (without dummy rows),
+            their passes over the weights.
+        prefill_calls, prefill_tokens, prefill_passes: the same for calls with prompt tokens.
+        dummy_rows: rows computed only to keep the ids of a call dense.
+        adapter_switches: changes of the adapters that the context computes with.
+    """
+
+    decode_calls: int = 0
+    decode_rows: int = 0
+    decode_passes: int = 0
+    prefill_calls: int = 0
+    prefill_tokens: int = 0
+    prefill_passes: int = 0
+    dummy_rows: int = 0
+    adapter_switches: int = 0
+
+
+class ModelRunner:
+    """Drives one context of one model. Not for use from two threads at once.
+
+    The context has config.start_slots slots until the scheduler wants more. Then it has all: llama.cpp fills the cells
+    with zeros when it makes a context, which for 32 slots of 4,096 tokens may take longer than loading a small model.
+    """
+
+    def __init__(self, model: Model, config: EngineConfig, n_slots: int) -> None:
+        if model.cannot_generate is not None:
+            raise ConfigError(f"{model.path.name} cannot generate text: it is {model.cannot_generate}")
+        self.model = model
+        self.counts = RunnerCounts()
+        self._n_ubatch = config.number("n_ubatch")
+        self._config = config
+        self.loaded: dict[str, bytes] = {}  # path of a prefix file -> its state
+        self._unflushed = False  # llama.cpp copies between slots, and moves positions, when it decodes next
+        self._unfilled: set[int] = set()  # slots that should hold a saved prefix, and do not
+        self._growth: _Growth | None = None
+        start = n_slots if config.start_slots == "auto" else min(config.start_slots, n_slots)
+        self._context = _largest_context(model, config, start)
+        if self._context.n_slots < start:
+            n_slots = start = self._context.n_slots
+        if not self._context.has_memory:  # decoding would abort the process
+            self._context.close()
+            raise ConfigError(f"{model.path.name} cannot generate text: llama.cpp gives its architecture no memory")
+        self._batch = Batch(load(), config.n_batch)
+        self._guide_rows: Any = None
+        plain = not model.is_recurrent
+        self.limits = Limits(
+            n_slots=n_slots,
+            n_batch=config.n_batch,
+            n_ubatch=self._n_ubatch,
+            prefill_budget=config.number("prefill_budget"),
+            n_outputs=config.output_rows(n_slots, model.n_vocab),
+            n_cells=config.number("kv_cells") if config.kv == "unified" else None,
+            can_share=plain and not model.has_window,
+            can_pad=plain and config.kv != "unified",
+            can_shift=plain and not model.has_window and self._context.can_shift and not model.scales_rope,
+            keeps_prefixes=config.cache_prefix and plain and not model.has_window,
+            prompt_rows=config.prompt_rows(model.n_vocab),
+            start_slots=start,
+        )
+        self._can_carry = plain and not model.has_window  # others' states hold more than the cells of one cache
+
+    def close(self) -> None:
+        if self._growth is not None:
+            self._growth.end()
+            self._growth = None
+        self._context.close()
+
+    def forget_adapter(self, name: str) -> None:
+        """It is about to be unloaded: the context must not hold on to it."""
+        if any(name == held for held, _ in self._context.adapters):
+            self._context.set_adapters(())
+
+    def grow(self, n_slots: int, held: Iterable[int], *, wait: bool) -> tuple[int, frozenset[int]] | None:
+        """Puts a context of that many slots in the place of this one, with the cells that slots `held` have.
+
+        It is made on a thread beside the steps, which go on with the old one until it is there.
+
+        Args:
+            wait: return when it is there; otherwise None means not yet.
+
+        Returns:
+            How many slots there are now, as many as before where llama.cpp cannot make more, and which were carried
+            over.
+        """
+        if self._growth is None:
+            self._growth = _Growth(lambda: Context(self.model, self._config, n_slots))
+        if not wait and (self._unflushed or not self._growth.is_done):
+            return None
+        growth, self._growth = self._growth, None
+        try:
+            larger = growth.context()
+        except EngineError as error:
+            logger.warning("%s; going on with %d", error, self._context.n_slots)
+            return self._context.n_slots, frozenset()
+        carries = self._can_carry and not self._unflushed
+        carried = self._context.carry_over(held, larger) if carries else frozenset[int]()
+        self._context.close()
+        self._context, self._unflushed = larger, False
+        return n_slots, carried
+
+    def run(self, batch: SchedulerOutput) -> list[SpanOutput]:
+        """One result for each of batch.spans, in their order."""
+        for restore in batch.restores:
+            self._restore(restore)
+        self._unflushed = self._unflushed or bool(batch.copies)
+        for copy in batch.copies:
+            self._context.copy_prefix(copy.source, copy.target, copy.count)
+            if self._unfilled:
+                (self._unfilled.add if copy.source in self._unfilled else self._unfilled.discard)(copy.target)
+        for cut in batch.cuts:
+            self._context.clear(cut.slot, cut.count)
+        self._unflushed = self._unflushed or bool(batch.shifts)
+        for shift in batch.shifts:
+            self._context.shift(shift.slot, shift.start, shift.count)
+        run_call = self._run_filled if self._unfilled else self._run_call
+        return [result for call in batch.calls for result in run_call(call)]
+
+    def _restore(self, restore: Restore) -> None:
+        """A slot that llama.cpp refuses to fill stays empty. llama.cpp would go on from there as if nothing came
+        before, so its request fails."""
+        if self._unflushed:  # copies that wait for a decode might yet read the slot: a row that nobody needs is one
+            self._context.decode(self._batch.fill_rows([0], [0], [restore.slot]))
+            self._context.clear(restore.slot)
+            self._unflushed = False
+        if not self._context.restore(restore.slot, self.loaded[restore.path], restore.count):
+            logger.warning("llama.cpp refuses the saved prefix %s", restore.path)
+            self._context.clear(restore.slot)
+            self._unfilled.add(restore.slot)
+        else:
+            self._unfilled.discard(restore.slot)
+
+    def _run_filled(self, call: Call) -> list[SpanOutput]:
+        """As _run_call, but spans that go on from a prefix that is not there fail."""
+        self._unfilled -= {span.slot for span in call.spans if span.start == 0}
+        lost = {id(span) for span in call.spans if span.slot in self._unfilled}
+        spans = tuple(span for span in call.spans if id(span) not in lost)
+        ran = iter(self._run_call(replace(call, spans=spans)) if spans else ())
+        error = "llama.cpp refuses the saved prefix that this prompt begins with; unload it"
+        return [SpanOutput(DecodeStatus.FAILED, error=error) if id(s) in lost else next(ran) for s in call.spans]
+
+    def state(self, slot: int) -> bytes | None:
+        """What a slot holds, to be saved; None while copies wait for the next decode."""
+        return None if self._unflushed else self._context.state(slot)
+
+    def _run_call(self, call: Call) -> list[SpanOutput]:
+        """What one of its spans raises is that span's error: the spans are then tried one by one."""
+        try:
+            return self._compute(call)
+        except Exception as error:
+            if len(call.spans) > 1:
+                logger.warning("a call failed; its rows are tried one by one", exc_info=True)
+            return self._one_by_one(call, describe(error))
+
+    def _compute(self, call: Call) -> list[SpanOutput]:
+        if call.adapters != self._context.adapters:
+            self._context.set_adapters(call.adapters)
+            self.counts.adapter_switches += 1
+        struct, outputs = self._batch.fill(call)
+        code = self._context.decode(struct)
+        for slot in call.dummy_slots:
+            self._context.clear(slot)
+        if code is DecodeCode.OK:
+            self._unflushed = False
+            self._count(call)
+            guided = [span.sequence for span in outputs if span.sequence.guide is not None and span.output]
+            if guided:
+                self._guide(guided)  # before the logits are asked for: a GPU may still be computing them
+            read = self._verify if call.n_guesses else self._sample
+            if not outputs:
+                return [_result(span.sequence, None) for span in call.spans]
+            logits = self._context.logits(sum(map(_n_rows, outputs)))
+            try:
+                found = read(outputs, logits)
+            except Exception:  # each is read alone then: what its rows give does not depend on the others
+                logger.warning("the rows of a call could not be sampled together", exc_info=True)
+                ends = itertools.accumulate(map(_n_rows, outputs))
+                found = [
+                    _read_alone(read, span, logits[end - _n_rows(span) : end])
+                    for span, end in zip(outputs, ends, strict=True)
+                ]
+            results = dict(zip(map(id, outputs), found, strict=True))
+            return [results.get(id(span)) or _result(span.sequence, None) for span in call.spans]
+        return self._recover(call, code)
+
+    def _sample(self, spans: list[ScheduledSpan], logits: Logits) -> list[SpanOutput]:
+        """Args:
+        spans: those that have output rows; logits: their rows.
+        """
+        n_threads = self._config.number("n_threads_batch")
+        if any(span.sequence.logprobs is not None for span in spans):
+            told = sample_and_tell(logits, spans, _draw, n_threads)
+            return [_result(span.sequence, *each) for span, each in zip(spans, told, strict=True)]
+        tokens = sample_rows(logits, [_draw(span.sequence) for span in spans], n_threads)
+        return [_result(span.sequence, token) for span, token in zip(spans, tokens, strict=True)]
+
+    def _guide(self, sequences: list[Sequence]) -> None:
+        """The next masks of sequences that are held to a grammar."""
+        if self._guide_rows is None:
+            from llamabatch.sampling.grammar_matcher import GuideRows  # not at import, with its library
+
+            self._guide_rows = GuideRows(self.model.n_vocab, self._config.number("n_threads_batch"))
+        self._guide_rows.fill([(s.guide, s.num_output, s.token_ids) for s in sequences])
+
+    def _verify(self, spans: list[ScheduledSpan], logits: Logits) -> list[SpanOutput]:
+        """Samples the rows of a verify call; the cells of guesses that did not come true go."""
+        draws, n_threads = [_draw(span.sequence) for span in spans], self._config.number("n_threads_batch")
+        accepted = accepted_tokens(logits, spans, draws, n_threads)
+        told = tell_accepted(logits, spans, accepted, n_threads)
+        results = []
+        for span, tokens in zip(spans, accepted, strict=True):
+            if not tokens:
+                results.append(_result(span.sequence, NO_TOKEN))
+            elif len(tokens) < span.length and not self._context.clear(span.slot, span.start + len(tokens)):
+                results.append(SpanOutput(DecodeStatus.FAILED, error="the model's state cannot be cut back"))
+            else:
+                results.append(SpanOutput(DecodeStatus.OK, tokens, None, told.get(id(span), ())))
+        return results
+
+    def _recover(self, call: Call, code: DecodeCode) -> list[SpanOutput]:
+        """A call that failed: earlier passes of it may stand, so cut each slot back, then try its spans one by one.
+
+        Running out of cells changes nothing and is for the scheduler to solve.
+        """
+        if code is DecodeCode.NO_ROOM:
+            return [SpanOutput(DecodeStatus.NO_ROOM)] * len(call.spans)
+        return self._one_by_one(
+            call, f"llama_decode failed: {code.name.lower()} ({code.value})", is_whole=code is DecodeCode.INVALID
+        )
+
+    def _one_by_one(self, call: Call, error: str, is_whole: bool = False) -> list[SpanOutput]:
+        """Computes the spans of a failed call each in a call of its own; one that failed alone ends with this error.
+
+        Args:
+            is_whole: nothing of the call was computed.
+        """
+        for slot in call.dummy_slots:
+            self._context.clear(slot)
+        whole = is_whole or all(self._context.clear(span.slot, span.start) for span in call.spans)
+        if len(call.spans) == 1 or not whole:
+            return [SpanOutput(DecodeStatus.FAILED, error=error)] * len(call.spans)
+        return [
+            result for span in call.spans for result in self._run_call(replace(call, spans=(span,), dummy_slots=()))
+        ]
+
+    def _count(self, call: Call) -> None:
+        counts, passes = self.counts, count_passes(call, self._n_ubatch, self.limits.is_unified)
+        counts.dummy_rows += len(call.dummy_slots)
+        if call.is_decode or call.n_guesses:
+            counts.decode_calls += 1
+            counts.decode_rows += len(call.spans)
+            counts.decode_passes += passes
+        else:
+            counts.prefill_calls += 1
+            counts.prefill_tokens += sum(span.length for span in call.spans)
+            counts.prefill_passes += passes
+
+
+class _Growth:
+    """A larger context in the making, on a thread of its own: it is zeroed while others compute.
+
+    The thread gives way to those that compute where the system lets it: Linux, which has priorities of threads.
+    """
+
+    def __init__(self, make: Callable[[], Context]) -> None:
+        self._made: Future[Context] = Future()
+        self._make = make
+        threading.Thread(target=self._run, name="llamabatch-growth", daemon=True).start()
+
+    @property
+    def is_done(self) -> bool:
+        return self._made.done()
+
+    def context(self) -> Context:
+        """Waits for it. Raises EngineError where llama.cpp cannot make it."""
+        return self._made.result()
+
+    def end(self) -> None:
+        """Nobody wants it any more."""
+        if self._made.exception() is None:
+            self._made.result().close()
+
+    def _run(self) -> None:
+        try:
+            if sys.platform == "linux":
+                with contextlib.suppress(OSError):
+                    thread = threading.get_native_id()
+                    nice = os.getpriority(os.PRIO_PROCESS, thread) + _GROWTH_NICENESS
+                    os.setpriority(os.PRIO_PROCESS, thread, nice)
+            self._made.set_result(self._make())
+        except BaseException as error:
+            self._made.set_exception(error)
+
+
+def _largest_context(model: Model, config: EngineConfig, n_slots: int) -> Context:
+    """A context of that many slots, or of half as many, or a quarter...: what there is memory for.
+
+    Raises:
+        EngineError: of the first, where not even one slot can be made.
+    """
+    first: EngineError | None = None
+    slots = n_slots
+    while True:
+        try:
+            context = Context(model, config, slots)
+        except EngineError as error:
+            first = first or error
+            if slots == 1:
+                raise first from None
+            slots //= 2
+            continue
+        if first is not None:
+            logger.warning("%s; going on with %d", first, slots)
+        return context
+
+
+def _n_rows(span: ScheduledSpan) -> int:
+    """Rows of logits that a span with outputs has."""
+    return span.prompt_rows + span.output if span.draft is None else 1 + len(span.draft)
+
+
+def _read_alone(
+    read: Callable[[list[ScheduledSpan], Logits], list[SpanOutput]], span: ScheduledSpan, rows: Logits
+) -> SpanOutput:
+    try:
+        [result] = read([span], rows)
+    except Exception as error:
+        return SpanOutput(DecodeStatus.FAILED, error=describe(error))
+    return result
+
+
+def _draw(sequence: Sequence) -> SamplerState:
+    """Made once for a sequence, so that a step has little to do for each row."""
+    draw: SamplerState = sequence.draw
+    draw.index = sequence.num_output
+    if draw.masks is not None:
+        draw.mask = draw.masks.next(draw.index, sequence.token_ids)
+    if draw.chain is not None:
+        draw.token_ids = sequence.token_ids
+    return draw
+
+
+class NoRunner:
+    """In the place of a ModelRunner where a model gives embeddings only: nothing enters the scheduler."""
+
+    limits = Limits(n_slots=1, n_batch=1, n_ubatch=1, prefill_budget=1, can_share=False, keeps_prefixes=False)
+
+    def __init__(self) -> None:
+        self.counts = RunnerCounts()
+        self.loaded: dict[str, bytes] = {}
+
+    def close(self) -> None:
+        pass
+
+    def state(self, slot: int) -> bytes | None:
+        """Nothing is there to be saved."""
+        return None
+
+    def forget_adapter(self, name: str) -> None:
+        pass
+
+    def grow(self, n_slots: int, held: Iterable[int], *, wait: bool) -> tuple[int, frozenset[int]] | None:
+        raise AssertionError("nothing is there to run")
+
+    def run(self, batch: SchedulerOutput) -> list[SpanOutput]:
+        assert not batch.calls
+        return []
+
+
+def _result(sequence: Sequence, token: int | None, logprobs: tuple[RowLogprobs, ...] = ()) -> SpanOutput:
+    if token == NO_TOKEN and sequence.draw.error is not None:
+        return SpanOutput(DecodeStatus.FAILED, error=sequence.draw.error)
+    if token == NO_TOKEN and sequence.guide is not None:
+        return SpanOutput(DecodeStatus.FAILED, error=sequence.guide.why_nothing)
+    if token == NO_TOKEN or not all(row.token_ids for row in logprobs):
+        return SpanOutput(
+            DecodeStatus.FAILED, error="no token may come: the masks forbid all, or the logits are not finite numbers"
+        )
+    return SpanOutput(DecodeStatus.OK, () if token is None else (token,), None, logprobs)

@@ -1,0 +1,130 @@
+"""A program: `python -m llamabatch.llama.trial_load PATH BYTES` loads a model as an engine does, so that what an engine
+would die of ends this process and no other.
+
+It exits 0 where the process lived, and 3, with the reason as JSON on stdout, where llama.cpp refused the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from llamabatch.errors import InputError
+from llamabatch.llama import library
+from llamabatch.llama.probe import no_core_dump
+from llamabatch.utils.lifetime import end_with_parent
+
+REFUSED = 3
+_ROOM = 2 * 2**30  # bytes of memory beside the weights
+_MOST_TO_DECODE = 16 * 2**30  # each token reads all of it
+_N_TOKENS = 4
+_N_CTX = 64
+_MEAN = 1  # LLAMA_POOLING_TYPE_MEAN
+_HI = {"role": "user", "content": "Hi"}
+_CONVERSATIONS = (
+    [_HI],
+    [{"role": "system", "content": "Be brief."}, _HI, {"role": "assistant", "content": "Hello"}, _HI],
+)
+_ALL_BYTES = "".join(map(chr, range(1, 0x180))) + " word 12345 漢字 🙂\n"
+
+
+def run(path: Path, n_bytes: int) -> int:
+    """Loads, renders the chat template, tokenizes, writes all tokens, makes a context, decodes: on CPUs, with the file
+    mapped."""
+    llama = library.load(n_bytes)
+    params = llama.llama_model_default_params()
+    params.n_gpu_layers = 0
+    params.use_extra_bufts = False  # no copies
+    model = llama.llama_model_load_from_file(os.fsencode(path), params)
+    if not model:
+        reason = "; ".join(dict.fromkeys(library.recent_complaints())) or "llama.cpp gives no reason"
+        print(json.dumps({"refused": reason}), flush=True)
+        return REFUSED
+    why = _why_template_is_refused(llama, model)
+    if why is not None:
+        print(json.dumps({"refused": why}), flush=True)
+        return REFUSED
+    vocabulary = llama.llama_model_get_vocab(model)
+    tokens = _use_vocabulary(llama, vocabulary)
+    if tokens and not llama.llama_model_has_encoder(model) and not llama.llama_model_is_diffusion(model):
+        _compute(llama, model, tokens, n_bytes <= _MOST_TO_DECODE)
+    return 0
+
+
+def _use_vocabulary(llama: Any, vocabulary: Any) -> list[int]:
+    """Text to tokens, and every token to text; returns some tokens."""
+    n_vocab = llama.llama_vocab_n_tokens(vocabulary)
+    data = _ALL_BYTES.encode()
+    room = 4 * len(data)
+    tokens = (ctypes.c_int32 * room)()
+    n = 0
+    for special in (False, True):
+        n = llama.llama_tokenize(vocabulary, data, len(data), tokens, room, True, special)
+    text = ctypes.create_string_buffer(256)
+    for token in range(n_vocab):
+        llama.llama_token_to_piece(vocabulary, token, text, len(text), 0, True)
+    return [token for token in tokens[: max(0, n)] if 0 <= token < n_vocab][:_N_TOKENS]
+
+
+def _compute(llama: Any, model: Any, tokens: list[int], decode: bool) -> None:
+    params = llama.llama_context_default_params()
+    params.n_ctx = params.n_batch = params.n_ubatch = _N_CTX
+    params.n_threads = params.n_threads_batch = 2
+    if not _is_causal(llama, model):
+        params.embeddings = True  # without it an encoder aborts when it decodes
+        params.pooling_type = _MEAN
+    context = llama.llama_init_from_model(model, params)
+    if context and decode:
+        batch = (ctypes.c_int32 * len(tokens))(*tokens)
+        llama.llama_decode(context, llama.llama_batch_get_one(batch, len(tokens)))
+
+
+def _why_template_is_refused(llama: Any, model: Any) -> str | None:
+    """None where its chat template keeps within its bounds, or merely does not like these conversations: the model may
+    still generate."""
+    key = b"tokenizer.chat_template"
+    n_bytes = llama.llama_model_meta_val_str(model, key, None, 0)
+    if n_bytes < 1:
+        return None
+    text = ctypes.create_string_buffer(n_bytes + 1)
+    llama.llama_model_meta_val_str(model, key, text, len(text))
+    from llamabatch.request.chat import render  # with jinja2: not for models without one
+    from llamabatch.request.chat_template import TemplateLimit, describe
+
+    for conversation in _CONVERSATIONS:
+        try:
+            render(text.value.decode(errors="replace"), conversation, "<s>", "</s>")
+        except InputError as error:
+            if isinstance(error.__cause__, (TemplateLimit, MemoryError)):
+                return f"its chat template is refused: {describe(error.__cause__)}; trial='off' loads it all the same"
+    return None
+
+
+def _is_causal(llama: Any, model: Any) -> bool:
+    text = ctypes.create_string_buffer(256)
+    llama.llama_model_meta_val_str(model, b"general.architecture", text, len(text))
+    key = text.value + b".attention.causal"
+    return llama.llama_model_meta_val_str(model, key, text, len(text)) < 0 or text.value != b"false"
+
+
+def _limit_memory(n_bytes: int) -> None:
+    """What is mapped from a file does not count."""
+    with contextlib.suppress(ImportError, ValueError, OSError, AttributeError):
+        import resource
+
+        most = n_bytes + _ROOM
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    no_core_dump()
+    _limit_memory(int(sys.argv[2]))
+    code = run(Path(sys.argv[1]), int(sys.argv[2]))
+    sys.stdout.flush()
+    os._exit(code)  # nothing is left to learn from freeing it

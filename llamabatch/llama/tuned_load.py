@@ -1,0 +1,30 @@
+"""The profile that holds for a load: looked for before the library is there, believed when its devices are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from llamabatch.config import EngineConfig
+from llamabatch.gguf.resolve import file_bytes
+from llamabatch.llama import library
+from llamabatch.llama.environment import NOTHING_MEASURED, OnLoad
+from llamabatch.planning import profile_store
+from llamabatch.planning.profile import Profile
+
+
+def profile_for(path: Path, config: EngineConfig) -> Profile | None:
+    """What `llamabatch tune` found for this file, these cache types and the devices in use; None if there is nothing.
+
+    Loads the library, as the profile says if it was not loaded before, also where the devices turn out to be others.
+    """
+    found = profile_store.find(path, config.type_k, config.type_v) if config.profile else None
+    measured = OnLoad(found.spins, found.amx) if found is not None else NOTHING_MEASURED
+    library.load(file_bytes(path), measured)
+    if found is None or found.gpus != used_gpus(config):
+        return None
+    return found
+
+
+def used_gpus(config: EngineConfig) -> tuple[str, ...]:
+    """Names of the devices that would hold layers."""
+    return library.gpu_names() if config.n_gpu_layers != 0 else ()

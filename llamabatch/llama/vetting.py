@@ -1,0 +1,225 @@
+"""Whether a model file may be loaded into this process: checked, its digest compared, and tried out in a child first.
+
+A GGUF is data by a stranger for which llama.cpp has assertions, and an assertion takes the process. So a file passes
+gguf_checks.py, is then loaded by a small program (llama/trial.py), and only then here. What was found is kept
+(verdicts.py) by a hash of all that decides: the headers, the sizes of the files, and the llama.cpp in use. A second
+kind of note says which files (path, size, time of the last change, inode) have which hash, so that a known file costs
+two reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from llamabatch.errors import ModelFileError
+from llamabatch.gguf.header import Header, part_paths
+from llamabatch.gguf.validation import check_model
+from llamabatch.planning import machine
+from llamabatch.planning.profile_store import library_id
+from llamabatch.utils import disk_cache
+from llamabatch.utils.paths import absolute
+from llamabatch.utils.subprogram import run_program
+
+logger = logging.getLogger(__name__)
+
+VERSION = 2  # of the checks and the trial: another one finds out anew
+# The bundled model by its content_hash: it needs no trial. A test holds the two together.
+BUNDLED = "e9e9506e323c7d65c18c3b84a5350069da9a6171021a07d6a51e9c7cf2d8add5"
+FILES, MODELS = "file", "model"
+PROGRAM = "llamabatch.llama.trial_load"
+_CHUNK = 1 << 22
+_PATIENCE_S = 60.0
+_SLOWEST = 20e6  # bytes/s of a disk that is worth waiting for
+_OF_THE_FILE = ("SIGSEGV", "SIGILL", "SIGABRT", "SIGBUS", "SIGFPE")  # others may come from the system
+_CURE = "trial='off' loads it all the same"
+
+Identity: TypeAlias = "tuple[tuple[str, int, int, int], ...]"
+
+# of this process, where no cache can be written
+_seen: dict[Identity, FileIdentity] = {}
+_loadable: set[Identity] = set()
+
+
+@dataclass(frozen=True)
+class FileIdentity:
+    """What is known of a model's files as they are.
+
+    Attributes:
+        identity: path, size, time of the last change in ns, and inode of each.
+        content: their content_hash; None: they were not checked.
+        sha256: the digest of the files one after another; None: nobody asked.
+    """
+
+    identity: Identity
+    content: str | None = None
+    sha256: str | None = None
+
+    @classmethod
+    def of(cls, path: Path) -> FileIdentity:
+        """From what was kept, if it still holds. Raises OSError."""
+        identity = []
+        for part in part_paths(path):
+            part = part.resolve()  # each of its own: behind links, as in the hub's cache, the names say nothing
+            status = part.stat()
+            identity.append((str(part), status.st_size, status.st_mtime_ns, status.st_ino))
+        new = cls(tuple(identity))
+        if new.identity in _seen:
+            return _seen[new.identity]
+        kept = disk_cache.read(FILES, new.key)
+        if kept is None or kept.get("version") != VERSION or kept.get("identity") != [list(each) for each in identity]:
+            return new
+        content, sha256 = kept.get("content"), kept.get("sha256")
+        return replace(
+            new, content=content if _is_digest(content) else None, sha256=sha256 if _is_digest(sha256) else None
+        )
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(self.identity[0][0].encode("utf-8", "surrogateescape")).hexdigest()[:24]
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(size for _, size, _, _ in self.identity)
+
+    def keep(self) -> None:
+        _seen[self.identity] = self
+        kept = {"version": VERSION, "identity": self.identity, "content": self.content, "sha256": self.sha256}
+        disk_cache.keep(FILES, self.key, kept)
+
+
+def ensure_loadable(path: Path, trial: str = "auto", sha256: str | None = None) -> None:
+    """Returns where llama.cpp may load the file into this process.
+
+    Args:
+        trial: "auto" loads it in a child first unless that is known to go well; "on" always; "off" never.
+        sha256: the digest that the file, or its parts one after another, must have: 64 hexadecimal digits.
+
+    Raises:
+        ModelFileError: it is damaged, has another digest, llama.cpp refuses it, or it took the child with it.
+    """
+    known = ensure_sound(path, sha256)
+    if trial != "on" and (trial == "off" or known.content == BUNDLED or known.identity in _loadable):
+        return
+    key = _verdict_key(str(known.content))
+    kept = disk_cache.read(MODELS, key) if trial == "auto" else None
+    if kept is None or not isinstance(kept.get("loads"), bool):
+        kept = _tried(path, known)
+        if kept.pop("certain"):
+            disk_cache.keep(MODELS, key, kept)
+    if not kept["loads"]:
+        raise ModelFileError(f"{path} {kept.get('why')}")
+    _loadable.add(known.identity)
+
+
+def ensure_sound(path: Path, sha256: str | None = None) -> FileIdentity:
+    """Checks the headers of a file unless it is known, and its digest if one is given: all that needs no llama.cpp.
+
+    Raises:
+        ModelFileError: as ensure_loadable.
+    """
+    try:
+        known = FileIdentity.of(path)
+        if sha256 is not None:
+            known = _with_digest(path, known, sha256)
+        if known.content is None:
+            known = replace(known, content=content_hash(check_model(path)))
+            known.keep()
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read: {error.strerror}") from error
+    return known
+
+
+def content_hash(headers: Iterable[Header]) -> str:
+    """SHA-256 of all that a load parses: the headers of all parts, and their sizes. The weights themselves are not
+    looked at when they are loaded, so they are not part of it."""
+    digest = hashlib.sha256()
+    for header in headers:
+        digest.update(f"{header.file_bytes} {header.header_bytes}\n".encode())
+        with header.path.open("rb") as file:
+            digest.update(file.read(header.header_bytes))
+    return digest.hexdigest()
+
+
+def _with_digest(path: Path, known: FileIdentity, wanted: str) -> FileIdentity:
+    if known.sha256 is None:
+        digest = hashlib.sha256()
+        for part in part_paths(path):
+            with part.open("rb", buffering=0) as file:
+                while chunk := file.read(_CHUNK):
+                    digest.update(chunk)
+        known = replace(known, sha256=digest.hexdigest())
+        known.keep()
+    if known.sha256 != wanted.lower():
+        raise ModelFileError(f"{path} has the SHA-256 {known.sha256}, not {wanted.lower()}")
+    return known
+
+
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and len(value) == 64
+
+
+def _verdict_key(content: str) -> str:
+    """Of the file, and of the library and trial that found out."""
+    return hashlib.sha256(f"{VERSION} {content} {library_id()}".encode()).hexdigest()[:32]
+
+
+def _tried(path: Path, known: FileIdentity) -> dict[str, Any]:
+    """A verdict, with "certain": whether it may be kept."""
+    if not sys.executable:
+        logger.debug("%s is not tried out: no interpreter is known", path)
+        return {"loads": True, "certain": False}
+    patience_s = _PATIENCE_S + known.n_bytes / _SLOWEST
+    try:
+        child = run_program(PROGRAM, absolute(path), str(known.n_bytes), timeout_s=patience_s, without_gpus=True)
+    except subprocess.TimeoutExpired:
+        why = f"could not be loaded by a child process within {patience_s:.0f} s; {_CURE}"
+        return {"loads": False, "why": why, "certain": False}
+    except OSError as error:
+        logger.warning("%s is loaded without a trial: no child process can be started: %s", path, error)
+        return {"loads": True, "certain": False}
+    lines = child.stdout.decode("utf-8", "replace").splitlines()
+    if child.returncode == 0:
+        return {"loads": True, "certain": True}
+    if child.returncode < 0:
+        name = signal.Signals(-child.returncode).name
+        why = f"kills the process that loads it: {_last_words(lines) or name}; {_CURE}"
+        return {"loads": False, "why": why, "certain": name in _OF_THE_FILE and not _has_memory_limits()}
+    refusal = _refusal(lines)
+    if refusal is not None:
+        return {"loads": False, "why": f"cannot be loaded: {refusal}", "certain": False}
+    logger.warning("%s is loaded without a trial: the trial failed with %d: %s", path, child.returncode, lines[-1:])
+    return {"loads": True, "certain": False}
+
+
+def _has_memory_limits() -> bool:
+    """Children inherit them, and one may have died of them and not of the file."""
+    return machine.address_space_left() is not None or machine.data_bytes_left() is not None
+
+
+def _refusal(lines: list[str]) -> str | None:
+    """What the program says of a file that llama.cpp refused."""
+    for line in lines:
+        try:
+            answer = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(answer, dict) and isinstance(answer.get("refused"), str):
+            return str(answer["refused"])
+    return None
+
+
+def _last_words(lines: list[str]) -> str:
+    """The line of an assertion, or of a C++ exception, among those of a process that died."""
+    for line in lines:
+        if "GGML_ASSERT" in line or "fatal error" in line or "what():" in line:
+            return line.strip().rsplit("/", 1)[-1][:200]
+    return ""

@@ -1,0 +1,176 @@
+"""A file for Prometheus: vLLM's metric names under our prefix, in the text format, renewed as a whole."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from llamabatch.errors import ConfigError, SetupError
+from llamabatch.monitor.snapshot import Snapshot
+from llamabatch.utils.histogram import Histogram
+from llamabatch.utils.paths import absolute, shown
+
+PREFIX = "llamabatch:"
+
+# below vLLM's lowest limits, since small models are faster than anything that it serves
+_FINE = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
+_FIRST: tuple[float, ...] = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_FIRST += (20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
+_BETWEEN: tuple[float, ...] = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_BETWEEN += (20.0, 40.0, 80.0)
+_WHOLE: tuple[float, ...] = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0)
+_WHOLE += (240.0, 480.0, 960.0, 1920.0, 7680.0)
+
+_GAUGES = {
+    "num_requests_running": "Continuations that have a slot.",
+    "num_requests_waiting": "Continuations and texts that wait for one.",
+    "kv_cache_usage_perc": "Share of the KV cache that running continuations use, 0 to 1.",
+    "slot_usage_perc": "Share of the slots in use, 0 to 1.",
+    "rows_per_step": "Mean rows of a decode call since the start.",
+    "passes_per_step": "Mean passes over the weights of a decode call since the start.",
+}
+_COUNTERS = {
+    "prompt_tokens": "Tokens of prompts that have had a slot.",
+    "generation_tokens": "Tokens sampled.",
+    "num_preemptions": "Continuations that lost their slot and came back.",
+    "prefix_cache_queries": "Tokens of prompts that were looked up.",
+    "prefix_cache_hits": "Those of them that were copied instead of computed.",
+    "requests_submitted": "Requests taken in.",
+    "requests_rejected": "Requests that max_queue refused.",
+    "engine_restarts": "Engine processes that took the place of one that died.",
+    "spec_decode_num_draft_tokens": "Guessed tokens that were checked.",
+    "spec_decode_num_accepted_tokens": "Guessed tokens that held.",
+}
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": ("From arrival to the first token.", _FIRST),
+    "inter_token_latency_seconds": ("From token to token.", _BETWEEN),
+    "request_queue_time_seconds": ("From arrival to the slot.", _WHOLE),
+    "e2e_request_latency_seconds": ("From arrival to the end, of requests that went well.", _WHOLE),
+}
+_MACHINE = {
+    "process_cpu_usage_cores": "Cores that this process and the engine's children keep busy.",
+    "process_memory_bytes": "Resident memory of this process and the engine's children.",
+    "cpu_power_watts": "Power of CPUs and their memory, as RAPL tells.",
+    "gpu_usage_perc": "Share of the time in which the GPU computed, 0 to 1.",
+    "gpu_memory_used_bytes": "Memory of the GPU in use, by anybody.",
+    "gpu_power_watts": "Power of the GPU.",
+}
+
+
+class MetricsFile:
+    """The figures of one engine, for node_exporter's textfile collector, or whatever reads the text format.
+
+    Each write makes a temporary file in the same folder and renames it, so that a reader finds a whole file at any
+    time. The last one stays when the program ends.
+
+    Args:
+        path: its name should end in .prom, as the collector wants.
+        model: the value of the label model_name; "": the title of the monitor that writes it.
+
+    Raises:
+        SetupError: prometheus_client is missing.
+        ConfigError: the folder is missing or cannot be written to, or the path is a folder.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], model: str = "") -> None:
+        try:
+            self._client: Any = importlib.import_module("prometheus_client")
+            self._core: Any = importlib.import_module("prometheus_client.core")
+        except ImportError as error:
+            raise SetupError("a metrics file needs prometheus_client: pip install 'llamabatch[metrics]'") from error
+        self.path = Path(absolute(path))
+        folder, given = self.path.parent, shown(self.path)
+        if not folder.is_dir():
+            raise ConfigError(f"metrics_file is {given!r}; there is no folder {shown(folder)!r}")
+        if self.path.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            why = "that is a folder" if self.path.is_dir() else f"the folder {shown(folder)!r} cannot be written to"
+            raise ConfigError(f"metrics_file is {given!r}; {why}")
+        self.model = model
+        self._snapshot: Snapshot | None = None
+        self._registry = self._client.CollectorRegistry()
+        self._registry.register(self)
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Renews the file. Raises OSError where it cannot."""
+        self._snapshot = snapshot
+        self._client.write_to_textfile(str(self.path), self._registry)
+
+    def collect(self) -> Iterator[Any]:
+        """For prometheus_client: the families of metrics."""
+        if self._snapshot is None:
+            return
+        stats, machine = self._snapshot.stats, self._snapshot.machine
+        yield from self._families("GaugeMetricFamily", _GAUGES, gauges(self._snapshot))
+        yield from self._families("CounterMetricFamily", _COUNTERS, counters(self._snapshot))
+        ended = self._core.CounterMetricFamily(
+            PREFIX + "request_success", "Requests by how they ended.", labels=["model_name", "finished_reason"]
+        )
+        how = {"stop": stats.finished_stop, "length": stats.finished_length, "abort": stats.aborted}
+        for reason, count in {**how, "error": stats.errors}.items():
+            ended.add_metric([self.model, reason], count)
+        yield ended
+        times = (stats.ttft_s, stats.inter_token_s, stats.queue_s, stats.e2e_s)
+        for (name, (text, limits)), histogram in zip(_HISTOGRAMS.items(), times, strict=True):
+            yield self._histogram(name, text, limits, histogram)
+        own = {
+            "process_cpu_usage_cores": None if machine.cpu_percent is None else machine.cpu_percent / 100,
+            "process_memory_bytes": machine.memory_bytes,
+            "cpu_power_watts": machine.cpu_power_w,
+        }
+        yield from self._families("GaugeMetricFamily", _MACHINE, own)
+        for name in ("gpu_usage_perc", "gpu_memory_used_bytes", "gpu_power_watts"):
+            family = self._core.GaugeMetricFamily(PREFIX + name, _MACHINE[name], labels=["model_name", "gpu"])
+            for gpu in machine.gpus:
+                use = None if gpu.use_percent is None else gpu.use_percent / 100
+                value = {"gpu_usage_perc": use, "gpu_memory_used_bytes": gpu.memory_used}.get(name, gpu.power_w)
+                if value is not None:
+                    family.add_metric([self.model, str(gpu.index)], value)
+            if family.samples:
+                yield family
+
+    def _families(self, kind: str, texts: dict[str, str], values: dict[str, float | None]) -> Iterator[Any]:
+        for name, value in values.items():
+            if value is not None:
+                family = getattr(self._core, kind)(PREFIX + name, texts[name], labels=["model_name"])
+                family.add_metric([self.model], value)
+                yield family
+
+    def _histogram(self, name: str, text: str, limits: tuple[float, ...], histogram: Histogram) -> Any:
+        below = histogram.at_most(wanted := sorted({*_FINE, *limits}))
+        buckets = [(str(limit), float(n)) for limit, n in zip(wanted, below, strict=True)]
+        family = self._core.HistogramMetricFamily(PREFIX + name, text, labels=["model_name"])
+        family.add_metric([self.model], [*buckets, ("+Inf", float(histogram.count))], histogram.sum_s)
+        return family
+
+
+def gauges(snapshot: Snapshot) -> dict[str, float | None]:
+    """Values of _GAUGES."""
+    stats = snapshot.stats
+    return {
+        "num_requests_running": stats.running,
+        "num_requests_waiting": stats.waiting,
+        "kv_cache_usage_perc": stats.kv_use,
+        "slot_usage_perc": stats.slot_use,
+        "rows_per_step": stats.rows_per_step,
+        "passes_per_step": stats.passes_per_step,
+    }
+
+
+def counters(snapshot: Snapshot) -> dict[str, float | None]:
+    """Values of _COUNTERS."""
+    stats = snapshot.stats
+    return {
+        "prompt_tokens": stats.prompt_tokens + stats.embed_tokens,
+        "generation_tokens": stats.generated_tokens,
+        "num_preemptions": stats.preemptions,
+        "prefix_cache_queries": stats.prompt_tokens,
+        "prefix_cache_hits": stats.prefix_tokens + stats.shared_tokens,
+        "requests_submitted": stats.submitted,
+        "requests_rejected": stats.rejected,
+        "engine_restarts": stats.restarts,
+        "spec_decode_num_draft_tokens": stats.drafted_tokens,
+        "spec_decode_num_accepted_tokens": stats.accepted_tokens,
+    }

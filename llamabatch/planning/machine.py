@@ -1,0 +1,191 @@
+"""What this process may use of the machine: cores and memory, with affinity, cgroups and limits counted in."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from llamabatch.planning.nvml import Gpu, gpus
+
+# ----------------------------------------------------------------------------------------------------
+# Limits on the memory of this process: cgroups of both versions, and what RLIMIT_AS and RLIMIT_DATA leave.
+
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
+_ROOT = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
+_NO_LIMIT = 2**60  # version 1 writes a number of this size where there is none
+
+
+def cgroup_bytes(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int | None:
+    """What the process's cgroups leave, the tightest of its own and all above it; None where none limits it.
+
+    Swap is not counted. Page cache that a cgroup gives back on demand counts as free.
+    """
+    left = [_left(*names) for names in _groups(root, membership)]
+    return min((n for n in left if n is not None), default=None)
+
+
+def cgroup_cores(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int | None:
+    """The tightest CPU quota in whole cores, at least 1; None where there is none. Version 2 only."""
+    found = []
+    for folder, *_ in _groups(root, membership):
+        try:
+            quota, period = (folder / "cpu.max").read_text().split()
+            if quota != "max":
+                found.append(max(1, int(quota) // int(period)))
+        except (OSError, ValueError):
+            pass
+    return min(found, default=None)
+
+
+def _groups(root: Path, membership: Path) -> Iterator[tuple[Path, str, str, str]]:
+    """Folders of the process's cgroups with memory files in them, innermost first, and the names of these: limit, use,
+    and the line of memory.stat that can be given back."""
+    version_2, version_1 = ("memory.max", "memory.current", "inactive_file"), (
+        "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file",
+    )  # fmt: skip
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        lines = ["0::/"]
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, name = rest.partition(":")
+        if not controllers:
+            base, files = root, version_2
+        elif "memory" in controllers.split(","):
+            base, files = root / "memory", version_1
+        else:
+            continue
+        folder = base / name.lstrip("/")
+        if not folder.is_dir():  # in a container the name is that of the host, and the root is the container's own
+            folder = base
+        for each in (folder, *folder.parents):
+            if each == base.parent:
+                break
+            yield (each, *files)
+
+
+def _left(folder: Path, limit_name: str, used_name: str, cache_name: str) -> int | None:
+    try:
+        text = (folder / limit_name).read_text().strip()
+        if text == "max" or int(text) >= _NO_LIMIT:
+            return None
+        cache = 0
+        for line in (folder / "memory.stat").read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == cache_name:
+                cache = int(value)
+        return int(text) - int((folder / used_name).read_text()) + cache
+    except (OSError, ValueError):
+        return None
+
+
+def address_space_left() -> int | None:
+    """What RLIMIT_AS leaves; None without such a limit."""
+    return _rlimit("RLIMIT_AS", "vms")
+
+
+def data_bytes_left() -> int | None:
+    """What RLIMIT_DATA leaves; None without such a limit."""
+    return _rlimit("RLIMIT_DATA", "data")
+
+
+def _rlimit(name: str, used: str) -> int | None:
+    if resource is None or not hasattr(resource, name):
+        return None
+    limit = resource.getrlimit(getattr(resource, name))[0]
+    if limit == resource.RLIM_INFINITY:
+        return None
+    return max(0, limit - int(getattr(psutil.Process().memory_info(), used, 0)))
+
+
+def affinity() -> int:
+    """Cores that this process may run on."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS
+        return os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this process may use.
+
+    Attributes:
+        cores: from affinity, cgroup quota and physical cores.
+        available_bytes: free memory, swap not counted, cgroups included.
+        n_gpus: devices that llama.cpp would offload to.
+        fast_attention: the llama.cpp in use has our flash attention for CPUs (native_patches/0003).
+        lazy_cells: cells of a KV cache take memory, and time, when they are used and not before (native_patches/0009).
+        features: what the llama.cpp in use repacks weights for; see weights.weights.
+        address_space, data_bytes: what RLIMIT_AS and RLIMIT_DATA leave; None where they are not set.
+        gpus: memory of the GPUs, where NVML tells of as many as llama.cpp uses; else empty.
+        unified_memory: GPUs use the machine's own memory: Metal.
+    """
+
+    cores: int
+    available_bytes: int
+    n_gpus: int = 0
+    fast_attention: bool = False
+    features: frozenset[str] = frozenset()
+    address_space: int | None = None
+    data_bytes: int | None = None
+    gpus: tuple[Gpu, ...] = ()
+    unified_memory: bool = False
+    lazy_cells: bool = False
+
+    @classmethod
+    def here(
+        cls,
+        n_gpus: int = 0,
+        fast_attention: bool = False,
+        features: frozenset[str] = frozenset(),
+        lazy_cells: bool = False,
+    ) -> Machine:
+        known = gpus() if n_gpus else ()
+        return cls(
+            _cores(),
+            _available_bytes(),
+            n_gpus,
+            fast_attention,
+            features,
+            address_space_left(),
+            data_bytes_left(),
+            known if len(known) == n_gpus else (),
+            sys.platform == "darwin",
+            lazy_cells,
+        )
+
+    def gpu_shares(self, tensor_split: tuple[float, ...] | None) -> tuple[float, ...]:
+        """How llama.cpp deals the layers out: as asked for, else by free memory; one figure a GPU.
+
+        Empty without GPUs, and where they use the machine's own memory.
+        """
+        if self.unified_memory:
+            return ()
+        if tensor_split is not None:
+            return (*tensor_split, *[0.0] * self.n_gpus)[: self.n_gpus]
+        return tuple(float(gpu.free_bytes) for gpu in self.gpus) or (1.0,) * self.n_gpus
+
+
+def _cores() -> int:
+    allowed = affinity()
+    physical = psutil.cpu_count(logical=False) or allowed
+    return max(1, min(allowed, physical, cgroup_cores() or allowed))
+
+
+def _available_bytes() -> int:
+    free = int(psutil.virtual_memory().available)
+    left = cgroup_bytes()
+    return max(0, free if left is None else min(free, left))

@@ -1,0 +1,202 @@
+"""What the memory arithmetic needs to know of a model, from the header of its file. Pure Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llamabatch.gguf.header import Header, read_parts
+from llamabatch.gguf.reader import TensorInfo
+from llamabatch.planning.compute_buffers import Widths
+
+MOST_CTX = 4096  # of a model that does not say how long its context is
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Elements that a layer keeps: of K and V for each token, and of a state for each sequence."""
+
+    k_values: int
+    v_values: int
+    state_values: int = 0
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the arithmetic needs of a model; all of it stands in the GGUF's metadata.
+
+    Attributes:
+        file_bytes: size of the file, or of all its parts: what the weights take.
+        k_values, v_values: elements that one token keeps in K and in V, summed over the layers. Layers that attend over
+            a sliding window count like the others: llama.cpp keeps all their cells, too.
+        n_embd, n_head, n_vocab, n_ctx_train: as in the metadata.
+        state_values: elements of the state that a sequence has however long it is, summed over the recurrent layers.
+        draft: the model that guesses for it, if one does; no file bytes where both are one file.
+        layers: the above, layer by layer; empty where only the sums are known.
+        tensors: of the file; empty where only its size is known. parts: how many are in each file of several.
+        widths: what a pass keeps at once, where it is known.
+        is_encoder: it has no next token, and computes embeddings only.
+        features: what weights are repacked for, as in weights.weights; empty where they are not.
+        adapter_bytes: size of the adapters' files.
+    """
+
+    name: str
+    file_bytes: int
+    k_values: int
+    v_values: int
+    n_embd: int
+    n_head: int
+    n_vocab: int
+    n_ctx_train: int
+    state_values: int = 0
+    draft: ModelFacts | None = None
+    layers: tuple[Layer, ...] = ()
+    tensors: tuple[TensorInfo, ...] = ()
+    parts: tuple[int, ...] = ()
+    widths: Widths | None = None
+    is_encoder: bool = False
+    features: frozenset[str] = frozenset()
+    adapter_bytes: int = 0
+
+    @property
+    def n_layer(self) -> int:
+        return len(self.layers)
+
+    @classmethod
+    def read(cls, path: Path) -> ModelFacts:
+        """From the headers of a model's files, which takes milliseconds. Raises ModelFileError and OSError."""
+        return cls.from_headers(path, read_parts(path))
+
+    @classmethod
+    def from_headers(cls, path: Path, parts: tuple[Header, ...]) -> ModelFacts:
+        """From the headers of all its files."""
+        tensors = tuple(tensor for part in parts for tensor in part.tensors)
+        file_bytes = sum(part.file_bytes for part in parts)
+        facts = cls.from_header(path, parts[0].texts(), tensors, parts[0].n_tokens, file_bytes)
+        return replace(facts, parts=tuple(len(part.tensors) for part in parts))
+
+    @classmethod
+    def from_header(
+        cls, path: Path, metadata: Mapping[str, str], tensors: tuple[TensorInfo, ...], n_tokens: int, file_bytes: int
+    ) -> ModelFacts:
+        """From what the headers hold; `n_tokens` is 0 where there is no vocabulary."""
+        arch = metadata.get("general.architecture", "")
+        n_vocab = n_tokens or _first(_own(metadata), "vocab_size", 1)
+        facts = cls.from_metadata(metadata, file_bytes, n_vocab)
+        return replace(
+            facts,
+            name=facts.name or path.name,
+            layers=_layers(_own(metadata)),
+            tensors=tensors,
+            widths=_widths(_own(metadata), tensors, n_vocab),
+            is_encoder=metadata.get(f"{arch}.attention.causal") == "false",
+        )
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, str], file_bytes: int, n_vocab: int) -> ModelFacts:
+        """Reads llama.cpp's own keys (gguf-py/gguf/constants.py); llama.cpp's defaults where one is absent."""
+        own = _own(metadata)
+        layers = _layers(own)
+        return cls(
+            name=metadata.get("general.name", metadata.get("general.architecture", "")),
+            file_bytes=file_bytes,
+            k_values=sum(layer.k_values for layer in layers),
+            v_values=sum(layer.v_values for layer in layers),
+            n_embd=_first(own, "embedding_length", 1),
+            n_head=max(1, _first(own, "attention.head_count", 1)),
+            n_vocab=n_vocab,
+            n_ctx_train=_first(own, "context_length", MOST_CTX),
+            state_values=sum(layer.state_values for layer in layers),
+        )
+
+
+def _own(metadata: Mapping[str, str]) -> dict[str, str]:
+    """The values of the architecture, without its name."""
+    start = f"{metadata.get('general.architecture', '')}."
+    return {key.removeprefix(start): text for key, text in metadata.items() if key.startswith(start)}
+
+
+def _layers(own: Mapping[str, str]) -> tuple[Layer, ...]:
+    n_layer, n_embd = _first(own, "block_count", 1), _first(own, "embedding_length", 1)
+    n_head = _first(own, "attention.head_count", 1)  # 0: there is no attention
+    heads = _each_layer(own, "attention.head_count_kv", n_layer, n_head) if n_head else [0] * n_layer
+    k_head = _first(own, "attention.key_length", n_embd // max(1, n_head))
+    v_head = _first(own, "attention.value_length", n_embd // max(1, n_head))
+    if _first(own, "attention.key_length_mla", 0) > 0:  # K and V of a token are one vector, kept once
+        v_head = 0
+    state = _state(own, n_embd, n_head)
+    everywhere = 0 not in heads
+    return tuple(Layer(n * k_head, n * v_head, state if everywhere or n == 0 else 0) for n in heads)
+
+
+def _widths(own: Mapping[str, str], tensors: tuple[TensorInfo, ...], n_vocab: int) -> Widths:
+    n_embd, n_head = _first(own, "embedding_length", 1), _first(own, "attention.head_count", 1)
+    k_head = _first(own, "attention.key_length", n_embd // max(1, n_head))
+    v_head = _first(own, "attention.value_length", n_embd // max(1, n_head))
+    kv_heads = _first(own, "attention.head_count_kv", n_head)
+    inner = _first(own, "ssm.inner_size", 0) + 2 * _first(own, "ssm.group_count", 0) * _first(own, "ssm.state_size", 0)
+    recurrent = 6 * inner + n_embd if inner else 0
+    if _first(own, "wkv.head_size", 0) or _first(own, "kda.head_dim", 0):
+        recurrent = 18 * n_embd
+    return Widths(
+        n_embd=n_embd,
+        n_vocab=n_vocab,
+        n_head=n_head,
+        queries=n_head * max(k_head, v_head),
+        keys=kv_heads * (k_head + v_head),
+        feed_forward=_feed_forward(own, tensors, n_embd),
+        recurrent=recurrent,
+        latent=_first(own, "attention.key_length_mla", 0) > 0,
+        masks=2 if _first(own, "attention.sliding_window", 0) else 1,
+    )
+
+
+def _feed_forward(own: Mapping[str, str], tensors: tuple[TensorInfo, ...], n_embd: int) -> int:
+    """Elements for each token that live at once in the widest feed-forward network."""
+    widest = 0
+    outputs: dict[str, int] = {}  # of each network's products, by name of the tensor without its layer
+    for tensor in tensors:
+        name = tensor.name.split(".", 2)[-1].removesuffix(".weight")
+        if name.startswith(("ffn_up", "ffn_gate", "ffn_down")) and len(tensor.dims) >= 2:
+            outputs[name] = max(outputs.get(name, 0), tensor.dims[1])
+    used = max(1, _first(own, "expert_used_count", 1))
+    for kind, count in (("", 1), ("_exps", used), ("_shexp", 1)):
+        up = outputs.get(f"ffn_up{kind}", 0) or outputs.get(f"ffn_gate_up{kind}", 0)
+        gated = f"ffn_gate{kind}" in outputs
+        live = count * (3 * up if gated else 2 * up)
+        if kind == "_exps" and up:
+            live = max(live, count * (up + 2 * n_embd)) + count * n_embd
+        widest = max(widest, live)
+    return widest
+
+
+def _state(own: Mapping[str, str], n_embd: int, n_head: int) -> int:
+    """Elements of one recurrent layer: llama-hparams.cpp, n_embd_r and n_embd_s. 0 for a transformer."""
+    wkv = _first(own, "wkv.head_size", 0)
+    if wkv:
+        return n_embd * (_first(own, "token_shift_count", 2) + wkv)
+    conv = _first(own, "shortconv.l_cache", 0)
+    if conv:
+        return n_embd * (conv - 1)
+    conv = max(0, _first(own, "ssm.conv_kernel", 0) - 1)
+    kda = _first(own, "kda.head_dim", 0)
+    if kda:
+        return n_head * kda * (3 * (conv or 3) + kda)
+    inner, state = _first(own, "ssm.inner_size", 0), _first(own, "ssm.state_size", 0)
+    return conv * (inner + 2 * _first(own, "ssm.group_count", 0) * state) + state * inner
+
+
+def _each_layer(own: Mapping[str, str], key: str, n_layer: int, default: int) -> list[int]:
+    values = _ints(own.get(key, "")) or [default]
+    return values if len(values) == n_layer else [values[0]] * n_layer
+
+
+def _first(own: Mapping[str, str], key: str, default: int) -> int:
+    """A number; of a list, one a layer, the largest."""
+    return max(_ints(own.get(key, "")), default=default)
+
+
+def _ints(text: str) -> list[int]:
+    """Whole numbers of a metadata value: "8" or "[8, 8, 4]"."""
+    return [int(part) for part in text.strip("[] ").replace(",", " ").split() if part.isdigit()]

@@ -1,0 +1,180 @@
+"""What `llamabatch tune` found for one shape of model on one machine, and how it fills in open options. Pure Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from llamabatch.config import KV_TYPES, MAX_BATCH, MAX_SLOTS, EngineConfig
+from llamabatch.errors import ConfigError
+from llamabatch.gguf.shape import ModelShape
+from llamabatch.utils.checks import choice, integer, number, show
+
+VERSION = 1
+MAX_SPINS = 10**9
+FLOAT_TYPES = ("f32", "f16", "bf16")  # a V cache of another type needs flash attention
+MARGIN = 0.03  # a gain below this is not told from noise, so the smaller number of slots does
+
+
+@dataclass(frozen=True)
+class ProfileKey:
+    """What a profile holds for. A change of any of it means that the figures say nothing.
+
+    Attributes:
+        shape: of the model's file.
+        cpu, cpu_flags, cores: name, a hash of what it can do, and how many of its cores this process may use.
+        library: version and build of llama-cpp-python.
+        type_k, type_v: types of the KV cache, which decide what attention costs.
+    """
+
+    shape: ModelShape
+    cpu: str
+    cpu_flags: str
+    cores: int
+    library: str
+    type_k: str
+    type_v: str
+
+    @property
+    def digest(self) -> str:
+        """A name for a file."""
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+@dataclass(frozen=True)
+class Stair:
+    """A decode step of `rows` sequences takes `step_ms` milliseconds at the median, and `p95_ms` at p95 where that is
+    known."""
+
+    rows: int
+    step_ms: float
+    p95_ms: float | None = None
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.rows * 1000 / self.step_ms
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The choices that proved better than the rules by more than the noise; None where the rule stands.
+
+    Attributes:
+        created: date, ISO 8601.
+        model: name of the model that was measured, for people.
+        gpus: names of the devices that held its layers.
+        flash_attn, extra_bufts, n_threads, n_threads_batch, n_ubatch: as in EngineConfig.
+        spins: GOMP_SPINCOUNT.
+        stairs: decode steps by number of rows, rising; they say how many slots pay.
+        p95_inter_token_ms: the limit that was tuned for, milliseconds, and `latency_rows` the slots that keep it.
+        amx: "off" where the CPU has AMX and other repacked kernels are faster.
+    """
+
+    key: ProfileKey
+    created: str
+    model: str
+    gpus: tuple[str, ...] = ()
+    flash_attn: str | None = None
+    extra_bufts: str | None = None
+    n_threads: int | None = None
+    n_threads_batch: int | None = None
+    n_ubatch: int | None = None
+    spins: int | None = None
+    stairs: tuple[Stair, ...] = ()
+    p95_inter_token_ms: float | None = None
+    latency_rows: int | None = None
+    amx: str | None = None
+
+    def __post_init__(self) -> None:
+        choice(ConfigError, "type_k", self.key.type_k, KV_TYPES)
+        choice(ConfigError, "type_v", self.key.type_v, KV_TYPES)
+        for name in ("flash_attn", "extra_bufts", "amx"):
+            if getattr(self, name) is not None:
+                choice(ConfigError, name, getattr(self, name), ("on", "off"))
+        if self.flash_attn == "off" and self.key.type_v not in FLOAT_TYPES:
+            raise ConfigError(f"flash_attn is 'off', but type_v is {self.key.type_v!r}, which needs it")
+        for name, most in (("n_threads", 512), ("n_threads_batch", 512), ("n_ubatch", MAX_BATCH), ("spins", MAX_SPINS)):
+            if getattr(self, name) is not None:
+                integer(ConfigError, name, getattr(self, name), 0 if name == "spins" else 1, most)
+        for name in ("created", "model"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigError(f"{name} is {show(getattr(self, name))}; give a text")
+        for stair in self.stairs:
+            integer(ConfigError, "rows", stair.rows, 1, MAX_SLOTS)
+            number(ConfigError, "step_ms", stair.step_ms, 1e-6, 1e9)
+            if stair.p95_ms is not None:
+                number(ConfigError, "p95_ms", stair.p95_ms, 1e-6, 1e9)
+        if (self.p95_inter_token_ms is None) != (self.latency_rows is None):
+            raise ConfigError("p95_inter_token_ms and latency_rows go together")
+        if self.latency_rows is not None:
+            integer(ConfigError, "latency_rows", self.latency_rows, 1, MAX_SLOTS)
+            number(ConfigError, "p95_inter_token_ms", self.p95_inter_token_ms, 1e-3, 1e9)
+
+    @property
+    def source(self) -> str:
+        """For the reasons of a plan."""
+        return f"profile of {self.created}"
+
+    def fill(self, config: EngineConfig) -> tuple[EngineConfig, dict[str, str]]:
+        """Puts what was measured where the caller left "auto"; also the reasons.
+
+        Threads were measured with the whole machine, so several instances go without; whoever gives n_threads means
+        larger steps, too.
+        """
+        found: dict[str, Any] = {"flash_attn": self.flash_attn, "extra_bufts": self.extra_bufts}
+        if self.n_ubatch is not None:
+            found["n_ubatch"] = min(self.n_ubatch, config.n_batch)
+        if config.instances == 1 and config.n_threads == "auto":
+            found |= {"n_threads": self.n_threads, "n_threads_batch": self.n_threads_batch}
+        open_options = {
+            name: value for name, value in found.items() if value is not None and getattr(config, name) == "auto"
+        }
+        return replace(config, **open_options), dict.fromkeys(open_options, self.source)
+
+    def best_rows(self, fits: Callable[[int], bool]) -> int | None:
+        """The number of rows that makes the most tokens/s, of those measured that fit and keep the latency limit; the
+        smallest of those that are within 3 % of it. None if there is none."""
+        if self.latency_rows is not None and fits(self.latency_rows):
+            return self.latency_rows  # chosen so among more rows: among these alone, fewer could be within 3 %
+        return best_rows([stair for stair in self.stairs if stair.rows <= self.most_rows and fits(stair.rows)])
+
+    @property
+    def most_rows(self) -> int:
+        """More than these were not measured, or do not keep the latency limit."""
+        measured = max((stair.rows for stair in self.stairs), default=MAX_SLOTS)
+        return measured if self.latency_rows is None else min(measured, self.latency_rows)
+
+    @property
+    def why_rows(self) -> str:
+        """For the reasons of a plan."""
+        if self.p95_inter_token_ms is None:
+            return f"{self.source}: the most tokens/s"
+        return f"{self.source}: the most tokens/s with {self.p95_inter_token_ms:g} ms between two tokens at p95"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"version": VERSION, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_json(cls, document: Any) -> Profile:
+        """The inverse of to_json. Raises ValueError, TypeError or KeyError for anything else."""
+        if not isinstance(document, Mapping) or document.get("version") != VERSION:
+            raise ValueError(f"it is no profile of version {VERSION}")
+        values = {name: value for name, value in document.items() if name != "version"}
+        key = dict(values["key"])
+        values["key"] = ProfileKey(**{**key, "shape": ModelShape(**key["shape"])})
+        values["stairs"] = tuple(Stair(**stair) for stair in values["stairs"])
+        values["gpus"] = tuple(values["gpus"])
+        return cls(**values)
+
+
+def best_rows(stairs: list[Stair]) -> int | None:
+    """As Profile.best_rows."""
+    if not stairs:
+        return None
+    most = max(stair.tokens_per_s for stair in stairs)
+    return min(stair.rows for stair in stairs if stair.tokens_per_s >= most * (1 - MARGIN))

@@ -1,0 +1,126 @@
+"""Where profiles lie, and which one holds here: found before llama_cpp is imported, because libgomp reads its spin
+count while it is loaded. One small JSON file a profile, in the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+from llamabatch.errors import ModelFileError, SetupError
+from llamabatch.gguf.shape import read_shape
+from llamabatch.planning.cpu import cpu_flags, cpu_name
+from llamabatch.planning.machine import Machine
+from llamabatch.planning.profile import Profile, ProfileKey
+from llamabatch.utils import paths
+
+logger = logging.getLogger(__name__)
+
+_LIBRARIES = (".so", ".dylib", ".dll")
+
+
+def folder() -> Path:
+    """Where profiles are kept; it need not exist."""
+    return paths.cache_dir() / "profiles"
+
+
+def find(model: Path, type_k: str, type_v: str) -> Profile | None:
+    """The profile of a model file on this machine with these cache types; None if there is none that can be read."""
+    if not folder().is_dir():
+        return None  # nobody has tuned here: do not even look at the header
+    try:
+        key = key_of(model, type_k, type_v)
+    except (OSError, ModelFileError) as error:
+        logger.debug("no profile is looked for: %s", error)
+        return None
+    profile = _read(file_of(key))
+    if profile is not None and profile.key != key:
+        logger.warning("%s is ignored: it is the profile of something else", file_of(key))
+        return None
+    return profile
+
+
+def keep(profile: Profile) -> Path:
+    """Writes a profile, whole or not at all, over the one before; returns its file. Raises SetupError."""
+    target = file_of(profile.key)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False, encoding="utf-8") as file:
+            json.dump(profile.to_json(), file, indent=1)
+        os.replace(file.name, target)
+    except OSError as error:
+        raise SetupError(f"the profile cannot be written to {target}: {error.strerror}; {_CURE}") from error
+    return target
+
+
+def check_writable() -> None:
+    """Finds out before minutes of measuring that a profile cannot be kept. Raises SetupError."""
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder()):
+            pass
+    except OSError as error:
+        raise SetupError(f"profiles cannot be written to {folder()}: {error.strerror}; {_CURE}") from error
+
+
+_CURE = "set LLAMABATCH_CACHE to a folder that you may write"
+
+
+def here() -> list[Profile]:
+    """All profiles that hold for this machine and library, whatever the model; the newest first."""
+    try:
+        files = sorted(folder().glob("*.json"))
+    except OSError:
+        return []
+    found = [profile for profile in map(_read, files) if profile is not None]
+    if not found:
+        return []
+    machine = _machine_key()
+    mine = [p for p in found if (p.key.cpu, p.key.cpu_flags, p.key.cores, p.key.library) == machine]
+    return sorted(mine, key=lambda profile: profile.created, reverse=True)
+
+
+def key_of(model: Path, type_k: str, type_v: str) -> ProfileKey:
+    """What a profile for this file must hold for. Raises OSError and ModelFileError."""
+    return ProfileKey(read_shape(model), *_machine_key(), type_k, type_v)
+
+
+def file_of(key: ProfileKey) -> Path:
+    return folder() / f"{key.digest}.json"
+
+
+def _read(file: Path) -> Profile | None:
+    try:
+        return Profile.from_json(json.loads(file.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        logger.warning("the profile %s is ignored: %s", file, error)
+        return None
+
+
+def _machine_key() -> tuple[str, str, int, str]:
+    flags = hashlib.sha256(" ".join(sorted(cpu_flags())).encode()).hexdigest()[:16]
+    return cpu_name(), flags, Machine.here().cores, library_id()
+
+
+def library_id() -> str:
+    """Version of llama-cpp-python and sizes of its libraries: a build with other flags or patches differs in these.
+    llama_cpp must not be imported for it."""
+    try:
+        version = importlib.metadata.version("llama-cpp-python")
+    except importlib.metadata.PackageNotFoundError:
+        version = "none"
+    override = os.environ.get("LLAMA_CPP_LIB_PATH")  # llama-cpp-python's own variable
+    try:
+        spec = find_spec("llama_cpp")
+        library_folder = Path(override) if override else Path(str(spec.origin if spec else "")).parent / "lib"
+        sizes = sorted((f.name, f.stat().st_size) for f in library_folder.iterdir() if f.suffix in _LIBRARIES)
+    except (OSError, ValueError):
+        sizes = []
+    return f"{version} {hashlib.sha256(json.dumps(sizes).encode()).hexdigest()[:12]}"

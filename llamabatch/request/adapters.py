@@ -1,0 +1,85 @@
+"""Adapters of a request: which of the loaded ones, and how strongly. Pure Python.
+
+An adapter is a LoRA or a control vector, known to its model by a name. llama.cpp applies adapters to a whole context,
+so that only requests with the same set of them can share a call.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+
+from llamabatch.errors import AdapterError
+from llamabatch.utils.checks import counted, nearest, number, pairs, show, string
+from llamabatch.utils.paths import absolute
+
+# (name, scale) in order of the names, without scales of 0: two equal sets are one and the same to llama.cpp
+AdapterSet = tuple[tuple[str, float], ...]
+
+MAX_SCALE = 1000.0
+MAX_ADAPTERS = 1024  # in a set
+MAX_NAME = 256  # characters
+
+
+def adapter_set(adapters: object) -> AdapterSet:
+    """What a caller gave as a set.
+
+    Args:
+        adapters: {name: scale}, pairs of these, one name for scale 1, or None for none. A scale of 0 is the same as
+            not naming the adapter.
+
+    Raises:
+        AdapterError: it is none of these, or a scale is no number from -1000 to 1000.
+    """
+    if adapters is None:
+        return ()
+    if isinstance(adapters, str):
+        adapters = ((adapters, 1.0),)
+    given = pairs(adapters, MAX_ADAPTERS + 1) if isinstance(adapters, (tuple, Mapping)) else None
+    if given is None:
+        raise AdapterError(f"adapters is {show(adapters)}; give names and scales as {{'name': 1.0}}, or None")
+    if len(given) > MAX_ADAPTERS:
+        raise AdapterError(f"adapters holds more than {MAX_ADAPTERS}; at most that many are allowed")
+    scales: dict[str, float] = {}
+    for key, scale in given:
+        name = check_name(key)
+        if name in scales:
+            raise AdapterError(f"adapters names {name!r} twice")
+        scales[name] = float(number(AdapterError, f"the scale of adapter {name!r}", scale, -MAX_SCALE, MAX_SCALE))
+    return tuple(sorted((name, scale) for name, scale in scales.items() if scale))
+
+
+def adapter_sets(adapters: object, n: int) -> list[AdapterSet]:
+    """One set for each of n prompts: from one for all, or a list with one for each. Raises AdapterError."""
+    if not isinstance(adapters, list):
+        return [adapter_set(adapters)] * n
+    if len(adapters) != n:
+        raise AdapterError(
+            f"{counted(len(adapters), 'set')} of adapters for {counted(n, 'prompt')}; give one, or one for each"
+        )
+    return [adapter_set(each) for each in adapters]
+
+
+def check_name(given: object) -> str:
+    """The name of an adapter as a plain str. Raises AdapterError for what cannot be one."""
+    name = string(given)
+    if name is None or not 1 <= len(name) <= MAX_NAME:
+        raise AdapterError(f"the name of an adapter is {show(given)}; give a text of 1 to {MAX_NAME} characters")
+    return name
+
+
+def adapter_path(name: object, path: object) -> str:
+    """The absolute path of an adapter's file. Raises AdapterError for what is no path."""
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str) or not text:
+        raise AdapterError(f"the path of adapter {show(name)} is {show(path)}; give a str or a Path")
+    return absolute(text)
+
+
+def check_known(adapters: AdapterSet, known: Iterable[str]) -> None:
+    """Raises AdapterError for a name that is not among the loaded ones."""
+    for name, _ in adapters:
+        if name not in known:
+            names = sorted(known)
+            loaded = nearest(name, names) if names else " (none is loaded)"
+            raise AdapterError(f"there is no adapter {name!r}{loaded}")

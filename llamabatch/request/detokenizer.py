@@ -1,0 +1,107 @@
+"""Token ids to text, a token at a time: UTF-8 across token borders, stop strings across token borders."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+class Detokenizer:
+    """Text grows with each token; what may still turn out to be part of a stop string or of a character is held back.
+
+    Args:
+        token_bytes: id -> the bytes of the token's text.
+        stop: strings that end the text. The first to be complete wins; of several that one token completes, the
+            earliest in the text.
+        include_stop: leave the stop string in the text, instead of cutting before it.
+        min_tokens: stop strings that end within so many tokens end nothing.
+    """
+
+    def __init__(
+        self,
+        token_bytes: Callable[[int], bytes],
+        stop: tuple[str, ...] = (),
+        *,
+        include_stop: bool = False,
+        min_tokens: int = 0,
+    ) -> None:
+        self.stopped: str | None = None
+        self._token_bytes = token_bytes
+        self._include_stop = include_stop
+        self._exempt_tokens = min_tokens if stop else 0
+        self._exempt = 0  # characters at the beginning of _held in which no stop string can end
+        self._stop = sorted(stop, key=len, reverse=True)
+        self._longest_prefix = max((len(s) - 1 for s in stop), default=0)
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._held = ""
+        self._shown: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """All that has been released so far."""
+        return "".join(self._shown)
+
+    def push(self, token_id: int) -> str:
+        """Take a token in; returns the text that it makes safe to show."""
+        new = self._decoder.decode(self._token_bytes(token_id))
+        if self._exempt_tokens:
+            self._exempt_tokens -= 1
+            self._exempt = len(self._held) + len(new)
+        return self._release(new)
+
+    def flush(self) -> str:
+        """The sequence has ended: nothing more can complete what was held back."""
+        text = self._release(self._decoder.decode(b"", final=True))
+        if self.stopped is not None:
+            return text
+        rest, self._held = self._held, ""
+        self._shown.append(rest)
+        return text + rest
+
+    def _release(self, new: str) -> str:
+        if self.stopped is not None or not new:
+            return ""
+        text = self._held + new
+        cut = self._cut(text)
+        shown, self._held = text[:cut], "" if self.stopped is not None else text[cut:]
+        self._exempt = max(0, self._exempt - cut)
+        self._shown.append(shown)
+        return shown
+
+    def _cut(self, text: str) -> int:
+        """How much of the text is safe to show; sets `stopped` when a stop string is whole."""
+        if not self._stop:
+            return len(text)
+        places = ((text.find(s, max(0, self._exempt + 1 - len(s))), s) for s in self._stop)
+        found = min(((at, s) for at, s in places if at >= 0), key=lambda f: f[0], default=None)
+        if found is not None:
+            at, self.stopped = found
+            return at + len(self.stopped) if self._include_stop else at
+        for length in range(min(self._longest_prefix, len(text)), 0, -1):
+            if any(s.startswith(text[-length:]) for s in self._stop):
+                return len(text) - length
+        return len(text)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What the engine has to know of a vocabulary. Pure Python.
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What the engine has to know of a vocabulary, without the library behind it.
+
+    Attributes:
+        size: number of tokens; ids run from 0 to size - 1.
+        is_eog: id -> whether it ends a generation.
+        token_bytes: id -> the bytes of its text; empty for special tokens.
+        all_bytes: the same, but for special tokens their names.
+        bos: the token that the model wants at the beginning of every text; None: it wants none.
+    """
+
+    size: int
+    is_eog: Callable[[int], bool]
+    token_bytes: Callable[[int], bytes]
+    all_bytes: Callable[[int], bytes]
+    bos: int | None = None

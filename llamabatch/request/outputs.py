@@ -1,0 +1,269 @@
+"""Results in the shape of OpenAI's API, which llama_cpp.Llama returns too: for code that was written for these."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from array import array
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from llamabatch.request.logprobs import TokenLogprobs
+from llamabatch.request.request import Request
+
+if TYPE_CHECKING:
+    from llamabatch.request.logprobs import Logprob
+
+# ----------------------------------------------------------------------------------------------------
+# How a generation ends.
+
+
+class FinishReason(str, Enum):
+    """Why a sequence ended."""
+
+    STOP = "stop"  # an end-of-generation token, a stop string or a stop token
+    LENGTH = "length"  # max_tokens reached, or n_ctx used up
+    ABORT = "abort"  # the caller took it back
+    ERROR = "error"  # see RequestOutput.error
+
+    __str__ = str.__str__
+
+
+# ----------------------------------------------------------------------------------------------------
+# When things happened to a request.
+
+
+@dataclass(frozen=True)
+class Timings:
+    """When things happened to one request; seconds, relative to its arrival.
+
+    Attributes:
+        queued_s: until it got a slot.
+        ttft_s: until its first output token was known (time to first token); None if there was none.
+        total_s: until it finished.
+        token_times_s: when each output token was known.
+    """
+
+    queued_s: float | None = None
+    ttft_s: float | None = None
+    total_s: float = 0.0
+    token_times_s: tuple[float, ...] = ()
+
+    @property
+    def inter_token_s(self) -> tuple[float, ...]:
+        """Seconds between neighbouring output tokens (one fewer than tokens)."""
+        return tuple(b - a for a, b in itertools.pairwise(self.token_times_s))
+
+    @property
+    def generation_tps(self) -> float | None:
+        """Output tokens a second after the first one; None below two tokens."""
+        if len(self.token_times_s) < 2:
+            return None
+        span = self.token_times_s[-1] - self.token_times_s[0]
+        return (len(self.token_times_s) - 1) / span if span > 0 else None
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One continuation of a prompt.
+
+    Attributes:
+        index: its number among the continuations of the prompt.
+        text: what was generated, without stop string and special tokens unless the parameters say so; invalid UTF-8
+            becomes U+FFFD.
+        token_ids: every sampled token, the end-of-generation token included.
+        finish_reason: "stop", "length", "abort" or "error".
+        stop_reason: the stop string (str), stop token or end-of-generation token (int) that ended it, else None.
+        logprobs: for each token of token_ids, itself and the likeliest at its place, by id; None unless asked for.
+        cumulative_logprob: the sum of the logprobs of token_ids; None unless logprobs or best_of asked for it.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    cumulative_logprob: float | None = None
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """What came of one request; the shape is vLLM's. `text`, `token_ids`, `finish_reason` are those of outputs[0].
+
+    Attributes:
+        prompt_logprobs: for each token of the prompt, itself and the likeliest at its place, by id, and None for the
+            first, which nothing comes before; None unless asked for, and where the request ended before.
+        embedding: of a request for one: n_embd float32, as the model gives them.
+        num_truncated: tokens that the prompt lost at its left (overflow="truncate"); prompt_token_ids is without them.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    error: str | None = None
+    timings: Timings = Timings()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    embedding: array[float] | None = None
+    num_truncated: int = 0
+
+    def to_openai(self, *, chat: bool = False, model: str = "") -> dict[str, Any]:
+        """As OpenAI's API and llama_cpp.Llama would return it, a plain dictionary.
+
+        Args:
+            chat: as a chat completion; otherwise as a completion.
+            model: what stands under "model".
+        """
+        return openai_chat_completion(self, model) if chat else openai_completion(self, model)
+
+    @property
+    def text(self) -> str:
+        """Text of the first continuation."""
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Tokens of the first continuation."""
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the first continuation ended."""
+        return self.outputs[0].finish_reason
+
+    @classmethod
+    def failed(cls, request: Request, error: str) -> RequestOutput:
+        """The output of a request that was refused before it ran."""
+        nothing = CompletionOutput(0, "", (), FinishReason.ERROR)
+        total = time.perf_counter() - request.arrival_s
+        return cls(
+            request.request_id, request.prompt, request.prompt_token_ids, (nothing,), error, Timings(total_s=total)
+        )
+
+
+@dataclass(frozen=True)
+class SequenceOutput:
+    """What one step brought one sequence: new tokens, text that is safe to show, and at its end the whole output.
+
+    Attributes:
+        index: which continuation of the prompt it belongs to.
+        finished: the output of the request, when its last continuation has ended.
+        prompt_index: the number of its prompt among those of its call.
+        logprobs: those of token_ids, as in CompletionOutput; None unless asked for.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    text: str
+    finished: RequestOutput | None = None
+    index: int = 0
+    prompt_index: int = 0
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+    def to_openai(self, *, chat: bool = False, model: str = "") -> dict[str, Any]:
+        """As a chunk of a stream of OpenAI's API. Arguments as in RequestOutput.to_openai."""
+        return openai_chat_chunk(self, model) if chat else openai_completion_chunk(self, model)
+
+
+def openai_completion(output: RequestOutput, model: str) -> dict[str, Any]:
+    """A "text_completion" dictionary. A request that failed has finish_reason "error" and the key "error" beside."""
+    choices = [
+        {
+            "index": each.index,
+            "text": each.text,
+            "logprobs": _completion_logprobs(each),
+            "finish_reason": each.finish_reason.value,
+        }
+        for each in output.outputs
+    ]
+    return _document(f"cmpl-{output.request_id}", "text_completion", model, choices) | _ending(output)
+
+
+def openai_chat_completion(output: RequestOutput, model: str) -> dict[str, Any]:
+    """A "chat.completion" dictionary; otherwise as completion()."""
+    choices = [
+        {
+            "index": each.index,
+            "message": {"role": "assistant", "content": each.text},
+            "logprobs": _chat_logprobs(each.logprobs),
+            "finish_reason": each.finish_reason.value,
+        }
+        for each in output.outputs
+    ]
+    return _document(f"chatcmpl-{output.request_id}", "chat.completion", model, choices) | _ending(output)
+
+
+def openai_completion_chunk(piece: SequenceOutput, model: str) -> dict[str, Any]:
+    """One piece of a stream, as llama_cpp.Llama's create_completion(stream=True) yields them."""
+    choice = {"index": piece.index, "text": piece.text, "logprobs": None, "finish_reason": _reason(piece)}
+    return _document(f"cmpl-{piece.request_id}", "text_completion", model, [choice])
+
+
+def openai_chat_chunk(piece: SequenceOutput, model: str) -> dict[str, Any]:
+    """One piece of a stream, a "chat.completion.chunk"."""
+    choice = {
+        "index": piece.index,
+        "delta": {"content": piece.text},
+        "logprobs": _chat_logprobs(piece.logprobs),
+        "finish_reason": _reason(piece),
+    }
+    return _document(f"chatcmpl-{piece.request_id}", "chat.completion.chunk", model, [choice])
+
+
+def _document(identity: str, kind: str, model: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"id": identity, "object": kind, "created": int(time.time()), "model": model, "choices": choices}
+
+
+def _ending(output: RequestOutput) -> dict[str, Any]:
+    prompt, generated = len(output.prompt_token_ids), sum(len(each.token_ids) for each in output.outputs)
+    ending: dict[str, Any] = {
+        "usage": {
+            "prompt_tokens": prompt,
+            "completion_tokens": generated,
+            "total_tokens": prompt + generated,
+        }
+    }
+    if output.error is not None:
+        ending["error"] = {"message": output.error, "type": "invalid_request_error"}
+    return ending
+
+
+def _reason(piece: SequenceOutput) -> str | None:
+    """Of a continuation that has ended; a piece of a stream tells it once the whole request has."""
+    if piece.finished is None:
+        return None
+    return piece.finished.outputs[min(piece.index, len(piece.finished.outputs) - 1)].finish_reason.value
+
+
+def _completion_logprobs(each: CompletionOutput) -> dict[str, Any] | None:
+    if each.logprobs is None:
+        return None
+    tokens, offsets, offset = [], [], 0
+    chosen = [given[token_id] for token_id, given in zip(each.token_ids, each.logprobs, strict=True)]
+    for token in chosen:
+        tokens.append(token.decoded_token)
+        offsets.append(offset)
+        offset += len(token.decoded_token)
+    return {
+        "tokens": tokens,
+        "token_logprobs": [token.logprob for token in chosen],
+        "top_logprobs": [{t.decoded_token: t.logprob for t in given.values()} for given in each.logprobs],
+        "text_offset": offsets,
+    }
+
+
+def _chat_logprobs(logprobs: tuple[TokenLogprobs, ...] | None) -> dict[str, Any] | None:
+    if logprobs is None:
+        return None
+    content = []
+    for given in logprobs:
+        chosen = next(iter(given.values()))  # the token that came stands first
+        likeliest = [t for t in sorted(given.values(), key=lambda t: t.rank) if t.rank <= len(given)]
+        content.append({**_token(chosen), "top_logprobs": [_token(t) for t in likeliest]})
+    return {"content": content}
+
+
+def _token(t: Logprob) -> dict[str, Any]:
+    return {"token": t.decoded_token, "logprob": t.logprob, "bytes": list(t.decoded_token.encode())}

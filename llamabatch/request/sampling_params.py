@@ -1,0 +1,443 @@
+"""How one request is sampled, and when it stops: vLLM's names, llama.cpp's defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from llamabatch.errors import SamplingError
+from llamabatch.request.structured_outputs import Structure, structure
+from llamabatch.utils.checks import boolean, choice, integer, items, nearest, number, pairs, show, string
+
+# ----------------------------------------------------------------------------------------------------
+# Lists among the fields of SamplingParams: checked, and made into tuples.
+
+
+MAX_CHARS = 256  # of a stop string, a bad word or a breaker
+MAX_BIASES = 1024
+MAX_PROCESSORS = 64
+MAX_TOKEN_ID = 2**20 - 1  # larger than any vocabulary; the engine refuses what its model does not have
+
+
+def strings(name: str, given: object, most: int, *, to_tokens: bool = False) -> tuple[str, ...]:
+    """One string or several, each of 1 to MAX_CHARS characters, of whole ones if they are to be tokenized."""
+    if given is None:
+        return ()
+    values = [given] if isinstance(given, str) else items(given, most + 1)
+    texts = None if values is None else [text for text in map(string, values) if text is not None]
+    if values is None or texts is None or len(texts) < len(values):
+        raise SamplingError(f"{name} is {show(given)}; give a string or a list of strings")
+    if len(texts) > most:
+        raise SamplingError(f"{name} holds more than {most} strings; at most {most} are allowed")
+    for text in texts:
+        if not 1 <= len(text) <= MAX_CHARS:
+            raise SamplingError(f"{name} has a string of {len(text)} characters; allowed are 1 to {MAX_CHARS}")
+        if to_tokens and any("\ud800" <= character <= "\udfff" for character in text):
+            raise SamplingError(f"{name} has {show(text)}, which holds half a character; give whole ones")
+    return tuple(texts)
+
+
+def biases(given: object) -> tuple[tuple[int, float], ...]:
+    """logit_bias as pairs, ids rising."""
+    if given is None:
+        return ()
+    biased = pairs(given, MAX_BIASES + 1)
+    if biased is None:
+        raise SamplingError(f"logit_bias is {show(given)}; give a mapping from token id to bias")
+    if len(biased) > MAX_BIASES:
+        raise SamplingError(f"logit_bias holds more than {MAX_BIASES} ids; at most {MAX_BIASES} are allowed")
+    found: dict[int, float] = {}
+    for key, bias in biased:
+        token_id = integer(SamplingError, "a token id of logit_bias", key, 0, MAX_TOKEN_ID)
+        if token_id in found:
+            raise SamplingError(f"logit_bias names token id {token_id} twice; give each once")
+        found[token_id] = float(number(SamplingError, f"logit_bias of token {token_id}", bias, -100.0, 100.0))
+    return tuple(sorted(found.items()))
+
+
+def token_ids(name: str, given: object, least: int = 0) -> tuple[int, ...] | None:
+    """Token ids, rising, each once; None stays None."""
+    if given is None:
+        return None
+    ids = items(given, MAX_TOKEN_ID + 2)
+    if ids is None:
+        raise SamplingError(f"{name} is {show(given)}; give a list of token ids")
+    if not least <= len(ids) <= MAX_TOKEN_ID + 1:
+        raise SamplingError(f"{name} holds {len(ids)} ids; give {least} to {MAX_TOKEN_ID + 1}, or None")
+    found = {integer(SamplingError, f"an id of {name}", token_id, 0, MAX_TOKEN_ID) for token_id in ids}
+    return tuple(sorted(found))
+
+
+def processors(given: object) -> tuple[Callable[[list[int], Any], Any], ...]:
+    """Functions of (output token ids, logits)."""
+    if given is None:
+        return ()
+    functions = items(given, MAX_PROCESSORS + 1)
+    if functions is None or not all(map(callable, functions)):
+        raise SamplingError(f"logits_processors is {show(given)}; give a list of functions")
+    if len(functions) > MAX_PROCESSORS:
+        raise SamplingError(f"logits_processors holds more than {MAX_PROCESSORS} functions; that many are allowed")
+    return tuple(functions)
+
+
+MAX_N = 256  # copies of one prompt
+MAX_LOGPROBS = 1024
+MAX_TOP_K = 2**31 - 1
+MAX_STOPS = 64
+MAX_BAD_WORDS = 1024
+OVERFLOWS = ("refuse", "truncate", "shift")
+
+LogitBias = Mapping[int, float] | Iterable[tuple[int, float]] | None
+Strings = tuple[str, ...] | list[str] | str | None
+TokenIds = Iterable[int] | None
+LogitsProcessor = Callable[[list[int], Any], Any]
+
+# Other libraries' names for fields of ours: llama.cpp and llama_cpp.Llama, Hugging Face's generate, OpenAI.
+ALIASES = {
+    "n_predict": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "num_return_sequences": "n",
+    "temp": "temperature",
+    "typical": "typical_p",
+    "typ_p": "typical_p",
+    "repeat_penalty": "repetition_penalty",
+    "penalty_repeat": "repetition_penalty",
+    "penalty_present": "presence_penalty",
+    "penalty_freq": "frequency_penalty",
+    "mirostat_mode": "mirostat",
+    "mirostat_ent": "mirostat_tau",
+    "mirostat_lr": "mirostat_eta",
+    "top_nsigma": "top_n_sigma",
+    "dynatemp_exp": "dynatemp_exponent",
+    "dry_sequence_breaker": "dry_sequence_breakers",
+    "stop_strings": "stop",
+    "stop_sequences": "stop",
+    "top_logprobs": "logprobs",
+    "n_probs": "logprobs",
+    "logits_processor": "logits_processors",
+    "response_format": "structured_outputs",
+}
+
+# Names that others have among the parameters, and where the same is asked here.
+_ELSEWHERE = {
+    "stream": "stream is no parameter; call stream(...) in place of generate(...) or chat(...)",
+    **dict.fromkeys(("tools", "chat_template_kwargs"), "{0} is no parameter; give chat(..., {0}=…)"),
+    **dict.fromkeys(("adapters", "errors"), "{0} is no parameter; give generate(..., {0}=…) or chat(..., {0}=…)"),
+    **dict.fromkeys(("prompt", "messages"), "{0} is no parameter; it goes first: generate(prompt, params) or chat(…)"),
+    **dict.fromkeys(("grammar", "regex", "choice"), "{0} is no parameter; give structured_outputs={{'{0}': …}}"),
+    "json_schema": "json_schema is no parameter; give structured_outputs={{'json': …}}",
+}
+
+# None: as the model's GGUF says, else as llama.cpp does (filled_params.py).
+OPEN = (
+    *("temperature", "top_k", "top_p", "min_p", "xtc_probability", "xtc_threshold"),
+    *("repetition_penalty", "mirostat", "mirostat_tau", "mirostat_eta"),
+)
+
+_NUMBERS = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "typical_p": (0.0, 1.0),
+    "top_n_sigma": (-1.0, 1000.0),
+    "xtc_probability": (0.0, 1.0),
+    "xtc_threshold": (0.0, 1.0),
+    "dry_multiplier": (0.0, 100.0),
+    "dry_base": (1.0, 100.0),
+    "mirostat_tau": (0.0, 100.0),
+    "mirostat_eta": (0.0, 1.0),
+    "dynatemp_range": (0.0, 100.0),
+    "dynatemp_exponent": (0.01, 100.0),
+    "repetition_penalty": (0.01, 100.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+}
+_INTEGERS = {
+    "n": (1, MAX_N),
+    "min_tokens": (0, 2**31 - 1),
+    "top_k": (-1, MAX_TOP_K),
+    "dry_allowed_length": (1, 2**31 - 1),
+    "dry_penalty_last_n": (-1, 2**31 - 1),
+    "mirostat": (0, 2),
+    "priority": (-(2**31), 2**31 - 1),
+}
+_OPTIONAL_INTEGERS = {
+    "best_of": (1, MAX_N),
+    "max_tokens": (1, 2**31 - 1),
+    "seed": (0, 2**64 - 1),
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+}
+_BOOLEANS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "background")
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """What to sample, and when to stop. Checked once, when it is made; raises SamplingError.
+
+    The chain is llama.cpp's (common/sampling.cpp): logit_bias, the penalties, DRY, allowed_token_ids and other masks,
+    top_n_sigma, top_k, typical_p, top_p, min_p on the untempered probabilities, XTC, temperature, then one draw.
+    Penalties are vLLM's and OpenAI's. temperature, top_k, top_p, min_p, xtc_probability, xtc_threshold, mirostat,
+    mirostat_tau, mirostat_eta and repetition_penalty are None unless given: then the model's GGUF decides
+    (general.sampling.*), and where it says nothing llama.cpp's defaults (common/common.h) hold, which stand below.
+
+    Attributes:
+        n: continuations of the prompt, 1 .. 256; they share the prompt's KV cells.
+        best_of: generate so many and give the n with the highest mean logprob of their tokens; None: n.
+        max_tokens: tokens to generate at most, the end-of-generation token included; None: until the model stops or
+            the request has used its n_ctx.
+        min_tokens: before so many tokens nothing ends the text: no end-of-generation token, stop token or stop string.
+        temperature: 0 is greedy: the likeliest token, the lowest id where two are equal. [0.8]
+        top_k: keep the k likeliest tokens; 0 or -1: all. [40]
+        top_p: keep the fewest tokens whose probabilities sum to at least top_p; 1: all. [0.95]
+        min_p: keep tokens at least min_p times as probable as the likeliest; 0: all. [0.05]
+        typical_p: keep the tokens whose surprise is nearest to the entropy, up to this mass (locally typical
+            sampling); 1: all.
+        top_n_sigma: keep logits within so many standard deviations of the largest; 0 or below: all.
+        xtc_probability, xtc_threshold: with this probability, drop all tokens above the threshold but the least
+            likely of them ("exclude top choices"); a threshold above 0.5 never drops any. [0, 0.1]
+        dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, dry_sequence_breakers: "don't repeat
+            yourself": a token that would repeat a run of more than dry_allowed_length tokens loses multiplier * base **
+            (run - allowed length); last_n: tokens looked at, -1: all; 0 of multiplier or last_n: off.
+        mirostat, mirostat_tau, mirostat_eta: 1 or 2: hold the surprise near tau bits, learning at rate eta, in place of
+            the cuts above; 0: off. [0, 5, 0.1]
+        dynatemp_range, dynatemp_exponent: temperature between temperature - range and + range, by entropy; 0: off.
+        seed: 0 .. 2**64-1; the draw of output token i depends on (seed, i) alone, so that company, retries and
+            preemption never shift it. None: a fresh random seed for each request. Continuation k draws with seed + k.
+        stop: strings that end the text; the text is cut before the first of them.
+        stop_token_ids: tokens that end the text as an end-of-generation token does.
+        include_stop_str_in_output: leave the stop string, or the text of the stop token, in the text.
+        ignore_eos: go on after an end-of-generation token, which then counts as any other.
+        bad_words: strings that the tokens of the text never spell; each is looked for as the vocabulary writes it, with
+            and without a space before it.
+        repetition_penalty: the logit of each token that is in prompt or output is divided by it where positive, else
+            multiplied; 0.01 .. 100, 1: none. [1]
+        presence_penalty: taken from the logit of each token that is in the output; -2 .. 2.
+        frequency_penalty: the same for each time that the token is in the output; -2 .. 2.
+        logit_bias: {token id: what is added to its logit, -100 .. 100}, at most 1024 ids; kept as a tuple of pairs.
+        allowed_token_ids: only these may come; None: all.
+        logprobs: give the logprob of each output token, and of the so many likeliest; 0 .. 1024, None: none.
+        prompt_logprobs: the same for the tokens of the prompt.
+        skip_special_tokens: leave the names of special tokens out of the text.
+        structured_outputs: one of {"json": a schema (mapping, text or pydantic model class)}, {"regex": …},
+            {"choice": [strings]}, {"grammar": in Lark's or llama.cpp's notation}, {"json_object": True}; or OpenAI's
+            response_format. The text is of this form whenever it ends with "stop", unless one of your stop strings
+            (stop_reason) cut it. Kept as a Structure. Not with stop_token_ids, min_tokens or ignore_eos: the form
+            alone says which token may end the text.
+        logits_processors: called as f(output token ids, logits) before each token and all else; logits is a copy of
+            the row, numpy float32 of shape (vocabulary,); what f returns is sampled. What it raises ends the request
+            with an error. Not where a child process does the work.
+        priority: who waits with the lower number enters first, as in vLLM.
+        background: for the rows that others leave free.
+        deadline_s: seconds from the asking after which the request ends as an error; None: never.
+        overflow: a request that outgrows n_ctx: "refuse" it, or end it there; "truncate" the prompt at its left;
+            "shift": drop the oldest tokens and go on.
+    """
+
+    n: int = 1
+    best_of: int | None = None
+    max_tokens: int | None = 256
+    min_tokens: int = 0
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: Strings = ("\n", ":", '"', "*")
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    seed: int | None = None
+    stop: Strings = ()
+    stop_token_ids: TokenIds = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    bad_words: Strings = ()
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: LogitBias = ()
+    allowed_token_ids: TokenIds = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    structured_outputs: Mapping[str, Any] | Structure | None = None
+    logits_processors: tuple[LogitsProcessor, ...] | list[LogitsProcessor] | None = ()
+    priority: int = 0
+    background: bool = False
+    deadline_s: float | None = None
+    overflow: str = "refuse"
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in _NUMBERS.items():
+            if getattr(self, name) is not None or name not in OPEN:
+                self._keep(name, number(SamplingError, name, getattr(self, name), least, most, _or_none(name)))
+        for name, (low, high) in (*_INTEGERS.items(), *_OPTIONAL_INTEGERS.items()):
+            if getattr(self, name) is not None or not _or_none(name):
+                self._keep(name, integer(SamplingError, name, getattr(self, name), low, high, _or_none(name)))
+        for name in _BOOLEANS:
+            self._keep(name, boolean(SamplingError, name, getattr(self, name)))
+        if self.deadline_s is not None:
+            self._keep("deadline_s", number(SamplingError, "deadline_s", self.deadline_s, 0.0, 1e9, ", or None"))
+        self._keep("overflow", choice(SamplingError, "overflow", self.overflow, OVERFLOWS))
+        # always tuples, so that parameters can be compared and hashed
+        self._keep("stop", strings("stop", self.stop, MAX_STOPS))
+        self._keep("bad_words", strings("bad_words", self.bad_words, MAX_BAD_WORDS, to_tokens=True))
+        breakers = strings("dry_sequence_breakers", self.dry_sequence_breakers, MAX_STOPS, to_tokens=True)
+        self._keep("dry_sequence_breakers", breakers)
+        self._keep("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids) or ())
+        self._keep("logit_bias", biases(self.logit_bias))
+        self._keep("allowed_token_ids", token_ids("allowed_token_ids", self.allowed_token_ids, least=1))
+        self._keep("structured_outputs", structure(self.structured_outputs))
+        self._keep("logits_processors", processors(self.logits_processors))
+        self._check_together()
+
+    def _keep(self, name: str, value: object) -> None:
+        if value is not getattr(self, name):
+            object.__setattr__(self, name, value)
+
+    def _check_together(self) -> None:
+        if self.best_of is not None and self.best_of < self.n:
+            raise SamplingError(f"best_of is {self.best_of}; it must be at least n, {self.n}")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise SamplingError(f"min_tokens is {self.min_tokens}; it must not exceed max_tokens, {self.max_tokens}")
+        if self.structured_outputs is not None:
+            for name in ("stop_token_ids", "min_tokens", "ignore_eos"):
+                if getattr(self, name):
+                    raise SamplingError(
+                        f"{name} is {show(getattr(self, name))} beside structured_outputs, which say what token may "
+                        f"end the text; leave {name} out"
+                    )
+
+    @classmethod
+    def from_options(cls, **options: object) -> SamplingParams:
+        """SamplingParams from names from outside, ALIASES included; an unknown one is refused with the nearest."""
+        values = named(options)
+        return cls(**values)  # type: ignore[arg-type]  # checked by __post_init__
+
+    @property
+    def n_copies(self) -> int:
+        """Continuations to generate."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def greedy(self) -> bool:
+        """Is always the likeliest token taken?"""
+        return self.temperature == 0
+
+    @property
+    def penalised(self) -> bool:
+        """Does a token's logit depend on the tokens before it?"""
+        return self.repetition_penalty not in (None, 1) or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def dry(self) -> bool:
+        """Are repeated runs of tokens penalised?"""
+        return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
+
+    @property
+    def breakers(self) -> tuple[str, ...]:
+        """dry_sequence_breakers."""
+        assert isinstance(self.dry_sequence_breakers, tuple)
+        return self.dry_sequence_breakers
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """logit_bias as pairs of token id and bias, ids rising."""
+        assert isinstance(self.logit_bias, tuple)
+        return self.logit_bias
+
+    @property
+    def allowed_ids(self) -> tuple[int, ...] | None:
+        """allowed_token_ids, rising."""
+        assert self.allowed_token_ids is None or isinstance(self.allowed_token_ids, tuple)
+        return self.allowed_token_ids
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """stop_token_ids, rising."""
+        assert isinstance(self.stop_token_ids, tuple)
+        return self.stop_token_ids
+
+    @property
+    def forbidden_strings(self) -> tuple[str, ...]:
+        """bad_words."""
+        assert isinstance(self.bad_words, tuple)
+        return self.bad_words
+
+    @property
+    def processors(self) -> tuple[LogitsProcessor, ...]:
+        """logits_processors."""
+        assert isinstance(self.logits_processors, tuple)
+        return self.logits_processors
+
+    @property
+    def structure(self) -> Structure | None:
+        """structured_outputs in its plain form."""
+        assert self.structured_outputs is None or isinstance(self.structured_outputs, Structure)
+        return self.structured_outputs
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """stop, always a tuple."""
+        assert isinstance(self.stop, tuple)
+        return self.stop
+
+
+def _or_none(name: str) -> str:
+    """The tail of the allowed range of a field; empty where None is not allowed."""
+    if name == "max_tokens":
+        return ", or None: until the model stops or n_ctx is used up"
+    return ", or None" if name in OPEN or name in _OPTIONAL_INTEGERS else ""
+
+
+def named(options: Mapping[str, object], beside: Iterable[str] = ()) -> dict[str, object]:
+    """Options from outside under the names of SamplingParams' own fields.
+
+    Args:
+        options: names of fields or ALIASES, and their values, which are not looked at.
+        beside: other names that are known where the options come from, for the message about one that is not.
+
+    Raises:
+        SamplingError: a name is unknown, or two mean one field.
+    """
+    values: dict[str, object] = {}
+    for given, value in _with_one_logprobs(options).items():
+        name = ALIASES.get(given, given)
+        if name not in _FIELDS:
+            if given in _ELSEWHERE and not beside:
+                raise SamplingError(_ELSEWHERE[given].format(given))
+            known = [*_FIELDS, *ALIASES, *beside]
+            where = "SamplingParams has no field" if not beside else "there is no field"
+            raise SamplingError(f"{where} {show(given)}{nearest(given, known)}")
+        if name in values:
+            raise SamplingError(f"{name} is given twice, once as {given!r}; give it once")
+        values[name] = value
+    return values
+
+
+def _with_one_logprobs(options: Mapping[str, object]) -> Mapping[str, object]:
+    """In OpenAI's chats logprobs says whether there are any, and top_logprobs how many; here one number says both."""
+    wanted = options.get("logprobs", 0)
+    if not (wanted is None or isinstance(wanted, bool)):
+        return options
+    count = options.get("top_logprobs")
+    if wanted is False and count:
+        raise SamplingError(f"top_logprobs is {show(count)}, but logprobs is False; give True, or no top_logprobs")
+    rest = {name: value for name, value in options.items() if name not in ("logprobs", "top_logprobs")}
+    return {**rest, "logprobs": None if wanted is False else 0 if wanted and count is None else count}
+
+
+_FIELDS = tuple(field.name for field in fields(SamplingParams))

@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from llamabatch.request.detokenizer import Detokenizer, Vocabulary
+from llamabatch.request.logprobs import LogprobRecord
+from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, Timings
+from llamabatch.request.request import Request, ResumedOutput
+from llamabatch.request.token_counts import TokenCounts
+
+
+class Sequence:
+    """The running state of one request. One object a sequence; everything else is derived.
+
+    There is no prefill phase and no decode phase: tokens computed catch up with tokens known.
+    """
+
+    def __init__(self, request: Request, vocabulary: Vocabulary, n_ctx: int) -> None:
+        self.request = request
+        self.token_ids = list(request.prompt_token_ids)
+        self.num_computed = 0
+        self.num_discarded = 0  # of those: their cells are gone, and the positions of all after them are lower by it
+        self.slot: int | None = None
+        self.number: int | None = None  # order of arrival at the scheduler
+        # (most expected tokens, first number) of the requests of its list that begin alike
+        self.family = (request.expected_tokens, 0)
+        self.background = request.params.background
+        self.overtaken = 0  # by later requests, while it waited
+        self.last_step = -1  # when it computed last; round robin goes by it
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: str | int | None = None
+        self.error: str | None = None
+        self.token_counts: TokenCounts | None = None  # kept for penalties only
+        self.draw: Any = None  # what the engine keeps for sampling it
+        self.guide: Any = None  # what keeps it to structured_outputs
+        self.scores = request.score_from is not None  # samples nothing
+        if self.scores:
+            self.token_ids.pop()  # looked up in the row before it, never computed
+        self.logprobs = LogprobRecord.asked_for(
+            request.params,
+            request.prompt_token_ids,
+            vocabulary.all_bytes,
+            ranked=request.ranked,
+            score_from=request.score_from,
+        )
+        if request.params.penalised:
+            self.token_counts = TokenCounts(request.prompt_token_ids)
+        self._vocabulary = vocabulary
+        self._num_prompt = len(self.token_ids)
+        params = request.params
+        room = n_ctx + 1 - self._num_prompt  # the last token sampled is never computed: it needs no cell
+        self.shifts = params.overflow == "shift"
+        self._max_output = params.max_tokens or room
+        if self.scores:
+            self._max_output = 1
+        elif not self.shifts:
+            self._max_output = min(room, self._max_output)
+        self._n_ctx = n_ctx
+        self._stop_ids = frozenset(params.stop_ids)
+        self._detokenizer = Detokenizer(
+            vocabulary.token_bytes if params.skip_special_tokens else vocabulary.all_bytes,
+            params.stop_strings,
+            include_stop=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+        )
+        self.last_token_s: float | None = None  # when its last output token was known
+        self._admitted_s: float | None = None
+        self._token_times: list[float] = []
+        if request.known is not None:
+            self._take_up(request.known)
+
+    @property
+    def num_prompt(self) -> int:
+        return self._num_prompt
+
+    @property
+    def most_cells(self) -> int:
+        """Cells of the KV cache that it can come to use."""
+        return min(self._num_prompt + self._max_output - 1, self._n_ctx)
+
+    @property
+    def num_cells(self) -> int:
+        """Cells of the KV cache that it holds, which is the position of the next token to be computed."""
+        return self.num_computed - self.num_discarded
+
+    @property
+    def num_room(self) -> int:
+        """Tokens that can be computed before its n_ctx cells are full."""
+        return self._n_ctx - self.num_cells
+
+    @property
+    def num_shareable(self) -> int:
+        """Tokens of its beginning whose cells are, or will be, as any other request would compute them."""
+        return 0 if self.num_discarded else len(self.token_ids)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.token_ids) - self._num_prompt
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens known but not computed; 1 means that a decode row is all it needs, unless it scores."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def most_steps_left(self) -> int:
+        """Output tokens that it can still bring."""
+        return self._max_output - self.num_output
+
+    @property
+    def most_shared(self) -> int:
+        """Tokens whose cells may be copies; at least the last one is computed, as its row is the output."""
+        most = len(self.token_ids) - 1
+        record = self.logprobs
+        return most if record is None or record.prompt_is_read else min(most, record.next_row)
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def was_admitted(self) -> bool:
+        """Did it ever have a slot?"""
+        return self._admitted_s is not None
+
+    def admit(self, slot: int) -> None:
+        self.slot = slot
+        if self._admitted_s is None:
+            self._admitted_s = time.perf_counter()
+
+    def preempt(self) -> None:
+        """Give the slot up; its tokens stay and are computed again later."""
+        self.slot = None
+        self.num_computed = self.num_discarded = 0
+
+    def _take_up(self, known: ResumedOutput) -> None:
+        """As if it had sampled these tokens and then lost its slot."""
+        self._admitted_s = known.admitted_s
+        for token_id, time_s in zip(known.token_ids, known.times_s, strict=True):
+            self.accept(token_id, time_s)
+        if self.logprobs is not None:
+            self.logprobs.take_up(known.logprobs or ())
+
+    def shift(self) -> tuple[int, int]:
+        """Its cells are full: the older half goes, but for a BOS. Returns the position where it begins, and its length.
+
+        When this happens depends on how many tokens are computed alone, so that a sequence which is computed again
+        comes by the same cells.
+        """
+        kept = 1 if self.token_ids[0] == self._vocabulary.bos else 0
+        count = (self._n_ctx - kept + 1) // 2
+        self.num_discarded += count
+        return kept, count
+
+    def accept(self, token_id: int, now: float) -> str:
+        """Take a sampled token in; returns the text that is now safe to show, and may set finish_reason."""
+        self.token_ids.append(token_id)
+        self._token_times.append(now)
+        self.last_token_s = now
+        if self.token_counts is not None:
+            self.token_counts.add(token_id)
+        if self.ends_at(token_id):
+            shown = self._detokenizer.push(token_id) if self.request.params.include_stop_str_in_output else ""
+            self._finish(FinishReason.STOP, token_id)
+            return shown + self._detokenizer.flush()
+        text = self._detokenizer.push(token_id)
+        if self._detokenizer.stopped is not None:
+            self._finish(FinishReason.STOP, self._detokenizer.stopped)
+        elif self.num_output >= self._max_output:
+            self._finish(FinishReason.LENGTH)
+            text += self._detokenizer.flush()
+            if self._detokenizer.stopped is not None:
+                self._finish(FinishReason.STOP, self._detokenizer.stopped)
+        return text
+
+    def ends_at(self, token_id: int) -> bool:
+        """Would this token, as output, end the text?"""
+        if token_id in self._stop_ids:
+            return True
+        return self._vocabulary.is_eog(token_id) and not self.request.params.ignore_eos
+
+    def end_score(self) -> None:
+        """All that it was to tell is known."""
+        self._finish(FinishReason.LENGTH)
+
+    def abort(self, error: str | None = None) -> str:
+        """Ends it from outside; returns the text that was held back."""
+        self.error = error
+        self._finish(FinishReason.ABORT if error is None else FinishReason.ERROR)
+        return self._detokenizer.flush()
+
+    def fail(self, message: str) -> None:
+        self.error = message
+        self._finish(FinishReason.ERROR)
+
+    def _finish(self, reason: FinishReason, stop_reason: str | int | None = None) -> None:
+        self.finish_reason = reason
+        self.stop_reason = stop_reason
+
+    def output(self) -> RequestOutput:
+        """The whole result; only of a finished sequence."""
+        assert self.finish_reason is not None
+        request, start = self.request, self.request.arrival_s
+        times = tuple(t - start for t in self._token_times)
+        timings = Timings(
+            queued_s=None if self._admitted_s is None else self._admitted_s - start,
+            ttft_s=times[0] if times else None,
+            total_s=time.perf_counter() - start,
+            token_times_s=times,
+        )
+        tokens = tuple(self.token_ids[self._num_prompt :])
+        completion = CompletionOutput(0, self._detokenizer.text, tokens, self.finish_reason, self.stop_reason)
+        ids, prompt_logprobs, record = request.prompt_token_ids, None, self.logprobs
+        if record is not None:
+            completion = replace(completion, logprobs=record.of_output(), cumulative_logprob=record.cumulative)
+            prompt_logprobs = record.of_prompt()
+        return RequestOutput(
+            *(request.request_id, request.prompt, ids, (completion,), self.error, timings, prompt_logprobs),
+            num_truncated=request.num_truncated,
+        )

@@ -1,0 +1,162 @@
+"""What `structured_outputs` may ask for, brought to one plain form: a kind and a text, which compare, hash and travel.
+
+Nothing is compiled here: that takes a vocabulary, and the time to refuse what is hostile (llama/grammars.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from llamabatch.errors import SamplingError
+from llamabatch.utils.checks import items, mapping, nearest, show, string
+
+MAX_CHARS = 2**18  # of a schema, a regex, a grammar, or all choices together
+KINDS = ("json", "regex", "choice", "grammar")
+ANY_OBJECT = '{"type": "object"}'
+
+_KEPT = 16  # structures that were found right
+_KEYS = (*KINDS, "json_object")
+_FORMATS = ("json_schema", "json_object", "text")
+_UNWRITABLE = re.compile("[\0\ud800-\udfff]")  # UTF-8 or the notation of a grammar cannot hold these
+
+
+class Structure(NamedTuple):
+    """What an output must look like.
+
+    Attributes:
+        kind: "json", "regex", "choice" or "grammar".
+        text: a JSON schema; a regular expression; a JSON list of strings; a grammar in Lark's or llama.cpp's notation.
+    """
+
+    kind: str
+    text: str
+
+
+def structure(given: object) -> Structure | None:
+    """The one form of everything that `structured_outputs` takes; None stays None. Raises SamplingError."""
+    if given is None:
+        return None
+    if isinstance(given, Structure):
+        return _checked(given)
+    asked = mapping(given)
+    if asked is None:
+        raise SamplingError(f"structured_outputs is {show(given)}; give a mapping with one of {', '.join(_KEYS)}")
+    if "type" in asked and not any(key in asked for key in KINDS):
+        return _response_format(asked)
+    asked = {key: value for key, value in asked.items() if value is not None and value is not False}
+    for key in asked:
+        if not isinstance(key, str) or string(key) not in _KEYS:
+            raise SamplingError(f"structured_outputs has no {show(key)}{nearest(show(key), _KEYS)}")
+    if len(asked) != 1:
+        names = ", ".join(asked) or "nothing"
+        raise SamplingError(f"structured_outputs holds {names}; give exactly one of {', '.join(_KEYS)}")
+    [(key, value)] = ((str.__str__(key), value) for key, value in asked.items())
+    if key == "json_object":
+        if value is not True:
+            raise SamplingError(f"json_object of structured_outputs is {show(value)}; give True or False")
+        return Structure("json", ANY_OBJECT)
+    return Structure(key, _short_enough(key, _TEXTS[key](value)))
+
+
+def _checked(given: Structure) -> Structure:
+    """A Structure made by hand, whose text may be what `structured_outputs` takes, or one of another process."""
+    kind, text = string(given.kind), string(given.text)
+    if kind is None or kind not in KINDS:
+        raise SamplingError(f"the kind of structured_outputs is {show(given.kind)}{nearest(show(given.kind), KINDS)}")
+    return Structure(kind, _short_enough(kind, _TEXTS[kind](given.text))) if text is None else _read(kind, text)
+
+
+@functools.lru_cache(_KEPT)
+def _read(kind: str, text: str) -> Structure:
+    """Cached, as each copy of the parameters of a request comes here again with a text that is long."""
+    content: object = text
+    if kind == "choice":
+        try:
+            content = json.loads(_short_enough(kind, text))
+        except (ValueError, RecursionError) as error:
+            raise SamplingError(f"choice of structured_outputs is no JSON list: {error}") from error
+    return Structure(kind, _short_enough(kind, _TEXTS[kind](content)))
+
+
+def _response_format(given: dict[Any, Any]) -> Structure | None:
+    """OpenAI's response_format, and llama_cpp.Llama's, which has the schema beside the type."""
+    kind = string(given["type"])
+    if kind is None or kind not in _FORMATS:
+        shown = show(given["type"])
+        raise SamplingError(f"the type of structured_outputs is {shown}{nearest(shown, _FORMATS)}")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        schema = given.get("schema")
+        return Structure("json", ANY_OBJECT) if schema is None else structure({"json": schema})
+    inner = mapping(given.get("json_schema"))
+    if inner is None or inner.get("schema") is None:
+        raise SamplingError('structured_outputs of type "json_schema" needs {"json_schema": {"schema": …}}')
+    return structure({"json": inner["schema"]})
+
+
+def _schema_text(given: object) -> str:
+    if not isinstance(given, (str, Mapping)):
+        try:
+            make = getattr(given, "model_json_schema", None)
+            given = make() if callable(make) else given  # a pydantic model class
+        except Exception as error:  # whatever pydantic finds wrong with the class
+            raise SamplingError(f"json of structured_outputs has no JSON schema: {error}") from error
+    text = string(given)
+    if text is not None:
+        try:
+            given = json.loads(_short_enough("json", text))
+        except (ValueError, RecursionError) as error:
+            raise SamplingError(f"json of structured_outputs is no JSON: {error}") from error
+    schema = {} if given is True else mapping(given)
+    if schema is None:
+        raise SamplingError(f"json of structured_outputs is {show(given)}; give a schema or a pydantic model class")
+    try:
+        return json.dumps(schema, allow_nan=False)
+    except Exception as error:  # what is within can be of any class
+        raise SamplingError(f"json of structured_outputs cannot be written as JSON: {error}") from error
+
+
+def _plain_text(kind: str, given: object) -> str:
+    text = string(given)
+    if text is None:
+        raise SamplingError(f"{kind} of structured_outputs is {show(given)}; give a string")
+    return _writable(kind, text)
+
+
+def _writable(kind: str, text: str) -> str:
+    """No empty text, and none that UTF-8 or a grammar's notation cannot hold."""
+    if not text or _UNWRITABLE.search(text):
+        raise SamplingError(f"{kind} of structured_outputs has {show(text)}; give a text without zeros and surrogates")
+    return text
+
+
+def _choices(given: object) -> str:
+    choices = items(given, MAX_CHARS)
+    if not choices:
+        raise SamplingError(f"choice of structured_outputs is {show(given)}; give a list of strings")
+    texts = []
+    for each in choices:
+        text = string(each)
+        if text is None:
+            raise SamplingError(f"choice of structured_outputs holds {show(each)}; give strings")
+        texts.append(_writable("choice", text))
+    return json.dumps(texts)
+
+
+_TEXTS = {
+    "json": _schema_text,
+    "regex": lambda given: _plain_text("regex", given),
+    "grammar": lambda given: _plain_text("grammar", given),
+    "choice": _choices,
+}
+
+
+def _short_enough(kind: str, text: str) -> str:
+    if len(text) > MAX_CHARS:
+        raise SamplingError(f"{kind} of structured_outputs has {len(text)} characters; allowed are up to {MAX_CHARS}")
+    return text

@@ -1,0 +1,98 @@
+"""SamplingParams with nothing left open: what the request leaves to the model comes from its GGUF, else llama.cpp.
+
+A GGUF may carry the sampling that its makers advise, as general.sampling.* (llama.h: LLAMA_MODEL_META_KEY_SAMPLING_*).
+As llama.cpp's own programs do, a request follows it where it says nothing else itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from llamabatch.errors import SamplingError
+from llamabatch.request.sampling_params import OPEN, SamplingParams
+
+logger = logging.getLogger(__name__)
+
+Defaults = Mapping[str, float]
+
+# llama.cpp's, for those who find nothing in the file: common/common.h
+DEFAULTS: Defaults = {
+    "temperature": 0.8,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.05,
+    "xtc_probability": 0.0,
+    "xtc_threshold": 0.1,
+    "repetition_penalty": 1.0,
+    "mirostat": 0,
+    "mirostat_tau": 5.0,
+    "mirostat_eta": 0.1,
+}
+_KEYS = {name: f"general.sampling.{name}" for name in OPEN} | {
+    "temperature": "general.sampling.temp",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
+_WHOLE = ("top_k", "mirostat")
+
+
+class FilledParams(SamplingParams):
+    """What the samplers read: every field has a value."""
+
+    if TYPE_CHECKING:
+        temperature: float
+        top_k: int
+        top_p: float
+        min_p: float
+        xtc_probability: float
+        xtc_threshold: float
+        repetition_penalty: float
+        mirostat: int
+        mirostat_tau: float
+        mirostat_eta: float
+
+    @property
+    def uncommon(self) -> bool:
+        """Does it ask for more than bias, penalties, masks, top_k, top_p, min_p and temperature?"""
+        if self.dry or self.logits_processors:
+            return True
+        if self.greedy:
+            return False
+        cuts = self.typical_p < 1 or self.top_n_sigma > 0 or self.xtc_probability > 0
+        return cuts or self.mirostat > 0 or self.dynatemp_range > 0
+
+    @property
+    def log_min_p(self) -> float:
+        """How far below the best a logit may lie; -inf: any distance."""
+        return math.log(self.min_p) if self.min_p > 0 else -math.inf
+
+
+def fill(params: SamplingParams, defaults: Defaults = DEFAULTS) -> FilledParams:
+    """A copy in which the fields that are None have the values of `defaults`, which holds one for each of OPEN."""
+    filled = FilledParams.__new__(FilledParams)
+    filled.__dict__.update(vars(params))  # checked when they were made; long lists are not looked through again
+    for name in OPEN:
+        if getattr(params, name) is None:
+            filled.__dict__[name] = defaults[name]
+    return filled
+
+
+def defaults_of(metadata: Mapping[str, str]) -> Defaults:
+    """The defaults of a GGUF with this metadata. A value that cannot be is left out, with a warning."""
+    found = dict(DEFAULTS)
+    for name, key in _KEYS.items():
+        if key not in metadata:
+            continue
+        try:
+            value = float(metadata[key])
+            if name in ("temperature", "top_k"):
+                value = max(value, 0.0)  # llama.cpp takes what lies below for greedy, and for no cut
+            found[name] = int(value) if name in _WHOLE else value
+            SamplingParams(**{name: found[name]})  # type: ignore[arg-type]
+        except (ValueError, OverflowError) as error:  # SamplingError is a ValueError
+            found[name] = DEFAULTS[name]
+            reason = error if isinstance(error, SamplingError) else f"{metadata[key]!r} is no number"
+            logger.warning("the model's %s is left out: %s", key, reason)
+    return found

@@ -1,0 +1,131 @@
+"""How long a run each token would repeat if it came next: what DRY penalises. Pure Python.
+
+The rules are those of llama.cpp's sampler (llama_sampler_init_dry), which reads the whole window for each token. Here
+what is known of the text so far grows by a token: the places where its last tokens stood before can only be the places
+of its last token, each with a run one longer than that of the token before it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as ListLike
+
+_MAX_BREAKER_BYTES = 40
+_MAX_TAIL = 20  # tokens
+
+Tails = Mapping[int, frozenset[tuple[int, ...]]]
+
+
+def breaker_tokens(
+    breakers: Iterable[str], n_vocab: int, token_bytes: Callable[[int], bytes], tokenize: Callable[[bytes], list[int]]
+) -> Tails:
+    """The ways to write each of these strings: the token that it begins in, and the tokens that follow, if any.
+
+    Args:
+        token_bytes: id -> its text; special tokens by their names.
+        tokenize: the tokens of the rest of a string, without special ones.
+    """
+    tails: dict[int, set[tuple[int, ...]]] = {}
+    words = [token_bytes(token_id) for token_id in range(n_vocab)]
+    for string in (breaker.encode()[:_MAX_BREAKER_BYTES] for breaker in breakers):
+        rests = {cut: tuple(tokenize(string[cut:])[:_MAX_TAIL]) for cut in range(1, len(string))}
+        for token_id, word in enumerate(words):
+            if string in word:
+                tails.setdefault(token_id, set()).add(())
+                continue
+            for cut, rest in rests.items():
+                if word.endswith(string[:cut]):
+                    tails.setdefault(token_id, set()).add(rest)
+    return {token_id: frozenset(found) for token_id, found in tails.items()}
+
+
+class DryPenalty:
+    """The text of one sequence, as far as repeats go. A function of its tokens alone.
+
+    Args:
+        tails: of the strings that no run may cross, from breaker_tokens.
+        shortest: runs of fewer tokens count for nothing (dry_allowed_length).
+        window: how many of the last tokens are looked at; -1: all.
+    """
+
+    def __init__(self, tails: Tails, shortest: int, window: int = -1) -> None:
+        self._tails = tails
+        self._tail_lengths = sorted({len(tail) for found in tails.values() for tail in found})
+        self._shortest = shortest
+        self._window = window
+        self._tokens: list[int] = []
+        self._places: dict[int, deque[int]] = {}  # token -> where it stands, as far as the window goes
+        self._runs: dict[int, int] = {}  # where the last token stood before -> how many tokens to there are the last
+        self._break = (-1, -1)  # the last breaker: where it begins, and where it ends
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def extend(self, token_ids: ListLike[int]) -> None:
+        """The next tokens of the text: all of a prompt at once, or what has been sampled since."""
+        if len(token_ids) == 1:
+            self._add(token_ids[0])
+        elif token_ids:
+            for token_id in token_ids:
+                self._note(token_id)
+            self._runs = _runs_to_the_end(self._tokens, self._window)
+
+    def _add(self, token_id: int) -> None:
+        before = self._runs
+        self._runs = {place: before.get(place - 1, 0) + 1 for place in self._places.get(token_id, ())}
+        self._note(token_id)
+
+    def _note(self, token_id: int) -> None:
+        place = len(self._tokens)
+        self._tokens.append(token_id)
+        places = self._places.setdefault(token_id, deque())
+        places.append(place)
+        while self._window >= 0 and places[0] <= place - self._window:
+            places.popleft()
+        for length in self._tail_lengths:
+            head = place - length
+            if head >= self._break[0] and self._is_breaker(head, length):
+                self._break = (head, place)
+
+    def _is_breaker(self, head: int, length: int) -> bool:
+        if head < 0:
+            return False
+        found = self._tails.get(self._tokens[head])
+        return found is not None and tuple(self._tokens[head + 1 : head + 1 + length]) in found
+
+    def lengths(self) -> dict[int, int]:
+        """token -> how many of the last tokens stood before it somewhere; only those of `shortest` or more."""
+        n = len(self._tokens)
+        seen = n if self._window < 0 else min(n, self._window)
+        head, end = self._break
+        most = n - 1 - end if head >= n - seen else seen
+        if seen <= self._shortest or most < self._shortest:
+            return {}
+        longest: dict[int, int] = {}
+        for place, run in self._runs.items():
+            length = min(run, most, seen - (n - 1 - place))
+            if length >= self._shortest:
+                token_id = self._tokens[place + 1]
+                if length > longest.get(token_id, 0) and () not in self._tails.get(token_id, ()):
+                    longest[token_id] = length
+        return longest
+
+
+def _runs_to_the_end(tokens: ListLike[int], window: int) -> dict[int, int]:
+    """Where the last token stood before -> how many tokens up to there equal the last ones.
+
+    The Z function of the text read backwards (Gusfield 1997), which takes time that grows with the text alone.
+    """
+    n = len(tokens) if window < 0 else min(len(tokens), window)
+    backwards = list(reversed(tokens[len(tokens) - n :]))
+    z, left, right = [0] * n, 0, 0  # [left, right): the match that reaches furthest
+    for k in range(1, n):
+        length = min(right - k, z[k - left]) if k < right else 0
+        while k + length < n and backwards[length] == backwards[k + length]:
+            length += 1
+        z[k] = length
+        if k + length > right:
+            left, right = k, k + length
+    last = len(tokens) - 1
+    return {last - k: length for k, length in enumerate(z) if length}

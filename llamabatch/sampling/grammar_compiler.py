@@ -1,0 +1,312 @@
+"""Grammars made ready for one model's vocabulary: tried out in a process of their own first, compiled, kept."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import NoneType
+from typing import Any, Protocol
+
+import llguidance
+
+from llamabatch.errors import EngineClosedError, EngineError, LlamaBatchError, SamplingError, describe
+from llamabatch.request.structured_outputs import ANY_OBJECT, Structure
+from llamabatch.sampling import grammar_sandbox
+from llamabatch.sampling.grammar_matcher import Compiled
+from llamabatch.utils.subprogram import import_path
+
+logger = logging.getLogger(__name__)
+
+KEPT = 64  # compiled grammars, and verdicts on bad ones
+_REMEMBER_BAD_S = 60.0  # a machine that was too busy may do better the next time
+MOST_SECONDS = 1.5  # to try a grammar out; usual ones take 1 to 20 ms
+_START_SECONDS = 30.0  # for the process to start, on a machine that is busy
+_STACK = 16 * 2**20  # several times what the trial had
+_TEXTS = 4096  # forced texts whose tokens are kept: the names of a schema come again and again
+_YIELD_EVERY = 512  # tokens, about 1 ms
+# as a file of its own: the rest of the package would take longer to import
+_RUN = "import runpy, sys; file = sys.argv[1]; sys.path[:] = sys.argv[2:]; runpy.run_path(file, None, '__main__')"
+
+
+class Tokenizer(Protocol):
+    """What is used of a Model."""
+
+    n_vocab: int
+
+    @property
+    def eog_ids(self) -> tuple[int, ...]: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+    def all_bytes(self, token_id: int) -> bytes: ...
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]: ...
+
+
+class Grammars:
+    """The grammars of one model. Safe from any thread; nothing is started or built before the first request.
+
+    Args:
+        model: stays open as long as this.
+    """
+
+    def __init__(self, model: Tokenizer) -> None:
+        self._model = model
+        self._lock = threading.Lock()
+        self._known: OrderedDict[Structure, tuple[Future[Compiled], float]] = OrderedDict()  # with the time of asking
+        self._trial = Trial(lambda: self._names)
+        self._names: list[str] = []
+        self._vocabulary: Any = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._closed = False
+
+    def compile(self, structure: Structure) -> Future[Compiled]:
+        """What guides are made of; or SamplingError, which says what is wrong with it.
+
+        Raises EngineClosedError after close().
+        """
+        with self._lock:
+            if self._closed:
+                raise EngineClosedError("the model is closed")
+            future, asked_s = self._known.get(structure, (None, 0.0))
+            now = time.monotonic()
+            if future is None or _is_stale(future, now - asked_s):
+                if self._pool is None:
+                    self._pool = ThreadPoolExecutor(1, "llamabatch-grammars")
+                with _stack(_STACK):  # the pool starts its thread here
+                    future = self._pool.submit(self._compile, structure)
+                self._known[structure] = (future, now)
+            self._known.move_to_end(structure)
+            while len(self._known) > KEPT:
+                self._known.popitem(last=False)
+            return future
+
+    def close(self) -> None:
+        """Ends the trial process and what is under way. Not before the last engine of the model has ended."""
+        with self._lock:
+            self._closed = True
+        self._trial.close()
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        self._known.clear()
+        self._vocabulary = None  # through it, llguidance holds the model, where no garbage collector sees it
+
+    def _compile(self, structure: Structure) -> Compiled:
+        try:
+            if not self._model.eog_ids:
+                raise SamplingError("structured_outputs need a model that has an end-of-generation token")
+            tokens = self._tokens()
+            grammar = (
+                self._trial.run(structure) if _is_foreign(structure) else grammar_sandbox.to_llguidance(*structure)
+            )
+            compiled = Compiled(
+                lambda: llguidance.LLMatcher(tokens, grammar, log_level=0, limits=grammar_sandbox.limits())
+            )
+            if compiled.error:
+                raise SamplingError(_refusal(structure, compiled.error))
+        except LlamaBatchError:
+            raise
+        except ValueError as error:
+            raise SamplingError(_refusal(structure, str(error))) from error
+        except Exception as error:  # nothing is wrong with the grammar: descriptors or memory are used up, say
+            logger.exception("a grammar could not be compiled")
+            raise EngineError(
+                f"{structure.kind} of structured_outputs cannot be compiled: {describe(error)}"
+            ) from error
+        return compiled
+
+    def _tokens(self) -> Any:
+        """The vocabulary as llguidance reads it; 0.5 s for 128k tokens, once."""
+        if self._vocabulary is None:
+            vocabulary = _Vocabulary(self._model)
+            names = [vocabulary.tokens[token_id] for token_id in vocabulary.special_token_ids]
+            self._names = [name.decode(errors="replace") for name in names]
+            self._vocabulary = llguidance.LLTokenizer(
+                llguidance.TokenizerWrapper(vocabulary),
+                n_vocab=self._model.n_vocab,
+                eos_token=list(self._model.eog_ids),
+            )
+        return self._vocabulary
+
+
+class _Vocabulary:
+    """What llguidance wants to know of a tokenizer."""
+
+    bos_token_id = None
+
+    def __init__(self, model: Tokenizer) -> None:
+        self.eos_token_id = model.eog_ids[0]
+        self.tokens: list[bytes] = []
+        self.special_token_ids: list[int] = []
+        for token_id in range(model.n_vocab):
+            if token_id % _YIELD_EVERY == 0:
+                time.sleep(0)  # lets an engine's thread go on
+            text = model.token_bytes(token_id)
+            if not text and (name := model.all_bytes(token_id)):
+                self.special_token_ids.append(token_id)
+                text = name
+            self.tokens.append(text)
+
+        self._line_break = set(model.tokenize("\n", add_special=False))
+        self._by_text: dict[bytes, int] = {}
+        for token_id in reversed(range(model.n_vocab)):
+            self._by_text[self.tokens[token_id]] = token_id
+        self._longest = max(map(len, self._by_text))
+        self._tokenize = functools.lru_cache(_TEXTS)(self._spell)
+        self._model = model
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """The model's own tokens of a text that the grammar forces; together they must spell exactly it."""
+        return self._tokenize(text.encode() if isinstance(text, str) else text)
+
+    def _spell(self, text: bytes) -> list[int]:
+        for before in ("", "\n"):  # some vocabularies put a space before every text, but not within one
+            tokens = self._model.tokenize(before + text.decode(errors="replace"), add_special=False)
+            while before and tokens and tokens[0] in self._line_break:
+                del tokens[0]
+            if b"".join(self.tokens[token_id] for token_id in tokens) == text:
+                return tokens
+        return self._greedy(text)
+
+    def _greedy(self, text: bytes) -> list[int]:
+        """The longest token first; what no token begins with is left out."""
+        tokens, at = [], 0
+        while at < len(text):
+            longest = min(self._longest, len(text) - at)
+            ends = (at + n for n in range(longest, 0, -1) if text[at : at + n] in self._by_text)
+            end = next(ends, None)
+            if end is None:
+                break
+            tokens.append(self._by_text[text[at:end]])
+            at = end
+        return tokens
+
+
+class Trial:
+    """A process that tries grammars out, started when the first comes and again after one that killed it.
+
+    Args:
+        names: those of the model's special tokens.
+    """
+
+    def __init__(self, names: Callable[[], list[str]]) -> None:
+        self._names = names
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+
+    def run(self, structure: Structure) -> str:
+        """The grammar in llguidance's form. Raises SamplingError if it is bad, or more than the process could bear."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+            answer = self._ask(list(structure), MOST_SECONDS)
+            if answer is None:
+                raise SamplingError(_refusal(structure, self._how_it_ended()))
+        if "error" in answer:
+            raise SamplingError(_refusal(structure, answer["error"]))
+        grammar: str = answer["grammar"]
+        return grammar
+
+    def close(self) -> None:
+        """For good; whoever waits for an answer gets none."""
+        self._closed = True
+        process = self._process
+        if process is not None:
+            process.kill()
+        with self._lock:
+            self._end()
+
+    def _start(self) -> None:
+        self._end()
+        if self._closed:
+            raise EngineClosedError("the engine is closed")
+        program = Path(grammar_sandbox.__file__).resolve()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _RUN, str(program), *import_path()],
+            start_new_session=True,  # Ctrl-C is for the parent
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        if self._ask(self._names(), _START_SECONDS) is None:
+            raise EngineError("structured_outputs: the process that tries grammars out cannot be started")
+
+    def _ask(self, question: list[str], seconds: float) -> dict[str, str] | None:
+        """None if there was no answer; then the process has ended."""
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        clock = threading.Timer(seconds, process.kill)
+        clock.daemon = True
+        clock.start()
+        try:
+            process.stdin.write(json.dumps(question).encode() + b"\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except OSError:
+            line = b""
+        finally:
+            clock.cancel()
+        if not line.endswith(b"\n"):
+            process.kill()
+            process.wait()
+            return None
+        answer: dict[str, str] = json.loads(line)
+        return answer
+
+    def _how_it_ended(self) -> str:
+        assert self._process is not None
+        code = self._process.returncode
+        if code == -9:
+            return f"it takes more than {MOST_SECONDS:g} s to compile"
+        return "it is nested too deeply, or takes too much memory to compile"
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+        process.kill()
+        process.wait()
+
+
+def _is_stale(future: Future[Compiled], age_s: float) -> bool:
+    if not future.done():
+        return False
+    if future.cancelled() or not isinstance(future.exception(), (SamplingError, NoneType)):
+        return True  # the next request may find descriptors and memory again
+    return age_s > _REMEMBER_BAD_S if future.exception() is not None else future.result().spent
+
+
+def _is_foreign(structure: Structure) -> bool:
+    """May its author have wished us ill? Lists of words and the schema of any object are harmless."""
+    return structure.kind != "choice" and structure != Structure("json", ANY_OBJECT)
+
+
+def _refusal(structure: Structure, why: str) -> str:
+    return f"{structure.kind} of structured_outputs is refused: {why}"
+
+
+@contextlib.contextmanager
+def _stack(size: int) -> Iterator[None]:
+    """Threads that start inside have that much room for their calls."""
+    before = threading.stack_size(size)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)

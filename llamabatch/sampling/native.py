@@ -1,0 +1,265 @@
+"""The compiled helper, native_patches/native/sampler.cpp: finds it, checks it, calls it. Nothing is loaded at import.
+
+hatch_build.py compiles it beside this file when llamabatch is installed. Where it is missing, everything works with
+numpy. `LLAMABATCH_NATIVE=0` in the environment leaves it out on purpose; it is read when a model is loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from llamabatch.errors import EngineError
+from llamabatch.request.token_counts import TokenCounts
+from llamabatch.sampling.defaults import FilledParams
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.float32]
+    Mask = npt.NDArray[np.uint32]
+
+ABI_VERSION = 2
+PATH = Path(__file__).with_name("libllamabatch.dylib" if sys.platform == "darwin" else "libllamabatch.so")
+VARIABLE = "LLAMABATCH_NATIVE"
+
+
+class Params(ctypes.Structure):
+    """lb_params."""
+
+    _fields_ = (
+        ("top_p", ctypes.c_double),
+        ("log_min_p", ctypes.c_double),
+        ("temperature", ctypes.c_float),
+        ("repetition_penalty", ctypes.c_float),
+        ("presence_penalty", ctypes.c_float),
+        ("frequency_penalty", ctypes.c_float),
+        ("top_k", ctypes.c_int32),
+        ("n_bias", ctypes.c_int32),
+        ("bias_ids", ctypes.c_void_p),
+        ("biases", ctypes.c_void_p),
+        ("allowed", ctypes.c_void_p),
+        ("n_allowed_words", ctypes.c_int64),
+    )
+
+
+class Prepared:
+    """SamplingParams as the helper reads them; `address` is good as long as this lives."""
+
+    __slots__ = ("_kept", "address")
+
+    def __init__(self, params: FilledParams) -> None:
+        ids = array("i", [token_id for token_id, _ in params.biases])
+        biases = array("f", [bias for _, bias in params.biases])
+        allowed = allowed_words(params.allowed_ids)
+        struct = Params(
+            params.top_p,
+            params.log_min_p,
+            params.temperature,
+            params.repetition_penalty,
+            params.presence_penalty,
+            params.frequency_penalty,
+            params.top_k,
+            len(ids),
+            ids.buffer_info()[0],
+            biases.buffer_info()[0],
+            None if allowed is None else allowed.buffer_info()[0],
+            0 if allowed is None else len(allowed),
+        )
+        self._kept = (struct, ids, biases, allowed)
+        self.address = ctypes.addressof(struct)
+
+
+def allowed_words(ids: Sequence[int] | None) -> array[int] | None:
+    """Token ids as a mask: bit i of word i / 32 is token i, as far as the highest id; None stays None."""
+    if ids is None:
+        return None
+    words = array("I", bytes(4 * (max(ids) // 32 + 1)))
+    for token_id in ids:
+        words[token_id // 32] |= 1 << token_id % 32
+    return words
+
+
+class SamplerState(Protocol):
+    """What is read of llamabatch.sampling.sampler.Draw."""
+
+    seed: int
+    index: int
+    counts: TokenCounts | None
+    mask: Mask | None
+
+    @property
+    def prepared(self) -> Prepared: ...
+
+
+@dataclass(frozen=True)
+class _Helper:
+    """The loaded library, or why there is none."""
+
+    library: Any
+    reason: str
+
+
+@functools.cache
+def _helper() -> _Helper:
+    if os.environ.get(VARIABLE) == "0":
+        return _Helper(None, f"{VARIABLE} is 0")
+    if not PATH.is_file():
+        return _Helper(None, "not compiled when llamabatch was installed")
+    try:
+        library = ctypes.CDLL(str(PATH))
+        found = int(library.lb_abi_version())
+    except (OSError, AttributeError) as error:
+        return _Helper(None, f"cannot be loaded ({' '.join(str(error).split())})")
+    if found != ABI_VERSION:
+        return _Helper(None, f"of another release (interface {found}, wanted is {ABI_VERSION})")
+    number, long, pointer = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
+    library.lb_sample_rows.argtypes = [
+        pointer, long, number, number, pointer, pointer, pointer, pointer, pointer, long, number, pointer
+    ]  # fmt: skip
+    library.lb_candidates.argtypes = [pointer, number, pointer, pointer, pointer, long, pointer, pointer]
+    library.lb_logprobs.argtypes = [
+        pointer, long, number, number, pointer, pointer, pointer, number, number, pointer, pointer, pointer, pointer
+    ]  # fmt: skip
+    return _Helper(library, "")
+
+
+def available() -> bool:
+    """Whether the helper is used; the first call loads it."""
+    return _helper().library is not None
+
+
+def why_not() -> str:
+    """Why the helper is not used; empty if it is."""
+    return _helper().reason
+
+
+def forget() -> None:
+    """Lets the next call look again, for those who changed the environment or the file."""
+    _helper.cache_clear()
+
+
+def sample_rows(logits: Floats, draws: Sequence[SamplerState], n_threads: int) -> list[int]:
+    """A token for each row, -1 where the logits are no numbers.
+
+    Args:
+        logits: shape (len(draws), vocabulary), float32, each row without gaps; read in place, not changed.
+        draws: one for each row; ids beyond the vocabulary are ignored.
+        n_threads: more than 1 counts where the helper was compiled with OpenMP and the rows are worth it.
+    """
+    n_rows, n_vocab = logits.shape
+    if len(draws) != n_rows or not _can_read(logits):
+        raise ValueError(f"{len(draws)} draws for logits of shape {logits.shape}, {logits.dtype}, {logits.strides}")
+    # all of these arrays must live until the call returns
+    tokens = array("i", bytes(4 * n_rows))
+    params = array("Q", [draw.prepared.address for draw in draws])
+    seeds = array("Q", [draw.seed for draw in draws])
+    indices = array("Q", [draw.index for draw in draws])
+    counts, given = [draw.counts for draw in draws], [draw.mask for draw in draws]
+    histories = masks = None
+    n_mask_words = 0
+    if any(counts):
+        histories = array("Q", [word for each in counts for word in _history(each)])
+    if [mask for mask in given if mask is not None]:
+        masks = array("Q", [0 if mask is None else _address(mask) for mask in given])
+        n_mask_words = _mask_words(given)
+    failed = _helper().library.lb_sample_rows(
+        _address(logits),
+        logits.strides[0] // 4,
+        n_rows,
+        n_vocab,
+        params.buffer_info()[0],
+        seeds.buffer_info()[0],
+        indices.buffer_info()[0],
+        None if histories is None else histories.buffer_info()[0],
+        None if masks is None else masks.buffer_info()[0],
+        n_mask_words,
+        n_threads,
+        tokens.buffer_info()[0],
+    )
+    if failed:
+        raise EngineError("no memory is left for sampling")
+    return tokens.tolist()
+
+
+def candidates(row: Floats, draw: SamplerState) -> tuple[array[int], array[float]]:
+    """What one row may draw: token ids, rising, and their weights; empty where the logits are no numbers."""
+    ids, weights = array("i", bytes(4 * len(row))), array("d", bytes(8 * len(row)))
+    history = None if draw.counts is None else array("Q", _history(draw.counts))
+    count = _helper().library.lb_candidates(
+        _address(row),
+        len(row),
+        draw.prepared.address,
+        None if history is None else history.buffer_info()[0],
+        None if draw.mask is None else _address(draw.mask),
+        _mask_words([draw.mask]),
+        ids.buffer_info()[0],
+        weights.buffer_info()[0],
+    )
+    if count < 0:
+        raise EngineError("no memory is left for sampling")
+    return ids[:count], weights[:count]
+
+
+def row_logprobs(
+    logits: Floats, rows: Sequence[int], tokens: Sequence[int], tops: Sequence[int], n_threads: int
+) -> Iterator[tuple[Sequence[int], Sequence[float], int]]:
+    """For each of `rows`: its token and its likeliest ones, their logprobs, and the rank of the token; all empty where
+    the logits are no numbers. See llamabatch.sampling.row_logprobs."""
+    n_rows, n_vocab = logits.shape
+    if not _can_read(logits) or not all(0 <= row < n_rows for row in rows):
+        raise ValueError(f"rows {list(rows)} of logits of shape {logits.shape}, {logits.dtype}, {logits.strides}")
+    if not all(0 <= token < n_vocab for token in tokens) or not len(rows) == len(tokens) == len(tops):
+        raise ValueError(f"tokens {list(tokens)}, tops {list(tops)} for {len(rows)} rows of {n_vocab} tokens")
+    most = max(0, min(max(tops, default=0), n_vocab))
+    n, width = len(rows), most + 1
+    given = [array("i", values) for values in (rows, tokens, [min(top, n_vocab) for top in tops])]
+    ids, logprobs = array("i", bytes(4 * n * width)), array("d", bytes(8 * n * width))
+    ranks, counts = array("i", bytes(4 * n)), array("i", bytes(4 * n))
+    failed = _helper().library.lb_logprobs(
+        _address(logits),
+        logits.strides[0] // 4,
+        n_vocab,
+        n,
+        *[values.buffer_info()[0] for values in given],
+        most,
+        n_threads,
+        *[values.buffer_info()[0] for values in (ids, logprobs, ranks, counts)],
+    )
+    if failed:
+        raise EngineError("no memory is left for logprobs")
+    for at, count, rank in zip(range(0, n * width, width), counts, ranks, strict=True):
+        yield ids[at : at + count].tolist(), logprobs[at : at + count].tolist(), rank
+
+
+def _can_read(logits: Floats) -> bool:
+    """Are these rows without gaps, which the helper reads in place?"""
+    return logits.itemsize == 4 and logits.dtype.kind == "f" and logits.strides[1] == 4
+
+
+def _history(counts: TokenCounts | None) -> tuple[int, int, int]:
+    """An lb_history."""
+    if counts is None:
+        return 0, 0, 0
+    ids, n = counts.ids.buffer_info()
+    return ids, counts.counts.buffer_info()[0], n
+
+
+def _mask_words(masks: Sequence[Mask | None]) -> int:
+    lengths = {len(mask) for mask in masks if mask is not None}
+    if len(lengths) > 1:
+        raise ValueError(f"masks of one call have {sorted(lengths)} words; they must have equally many")
+    return max(lengths, default=0)
+
+
+def _address(values: npt.NDArray[Any]) -> int:
+    address: int = values.__array_interface__["data"][0]
+    return address

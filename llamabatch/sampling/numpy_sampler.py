@@ -1,0 +1,168 @@
+"""The sampler in numpy, for installations without the compiled helper. It gives the same tokens.
+
+native_patches/native/sampler.cpp has the same steps and says why weights are whole numbers. The chain and its order
+are llama.cpp's: bias, penalties, mask, top_k, top_p, min_p on the untempered probabilities, temperature, one draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from llamabatch.request.token_counts import TokenCounts
+from llamabatch.sampling.defaults import FilledParams
+from llamabatch.sampling.native import allowed_words
+
+Floats = npt.NDArray[np.floating[Any]]
+Ids = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.uint32]
+
+NO_TOKEN = -1
+# Columns whose maxima bound the k-th largest logit from below; 64 to 256 are equally fast at 152k tokens.
+_CHUNK = 128
+# Candidates that top_p looks at before it falls back on the whole vocabulary.
+_FIRST_LOOK = 1024
+_UNIT = 2.0**33  # the weight of the likeliest token
+_COLDEST = 1e-9  # below this temperature sampling is greedy
+
+
+class SamplerState(Protocol):
+    """What is read of llamabatch.sampling.sampler.Draw."""
+
+    params: FilledParams
+    seed: int
+    index: int
+    counts: TokenCounts | None
+    mask: Mask | None
+    token_ids: ListLike[int]
+    error: str | None
+
+
+def sample_row(row: Floats, draw: SamplerState) -> int:
+    """The token of one row, or NO_TOKEN; where logits are equal, lower ids come first."""
+    if draw.params.greedy:
+        values = values_of(row, draw)
+        return NO_TOKEN if values is None else int(values.argmax())
+    ids, weights = candidates(row, draw)
+    if not len(ids):
+        return NO_TOKEN
+    sums = np.cumsum(weights)
+    return int(ids[np.searchsorted(sums, uniform(draw.seed, draw.index) * sums[-1], side="right")])
+
+
+def candidates(row: Floats, draw: SamplerState) -> tuple[Ids, Floats]:
+    """The ids that the chain leaves, rising, and their weights in whole numbers; empty where nothing can be drawn."""
+    values = values_of(row, draw)
+    if values is None:
+        return np.empty(0, np.int64), np.empty(0)
+    params, vocabulary, top = draw.params, len(values), values.max()
+    floor = float(top) + params.log_min_p
+    if 0 < params.top_k < vocabulary:
+        ids = top_of(values, params.top_k)
+        if params.top_p < 1:
+            weights = weights_of(values[ids], top)
+            ids = ids[: _reach(weights, params.top_p * weights.sum())]
+    elif params.top_p < 1:
+        ids = nucleus(values, top, params.top_p)
+    else:
+        ids = np.flatnonzero(values > -np.inf)
+    ids = np.sort(ids[values[ids].astype(np.float64) >= floor])
+    return ids, weights_of(values[ids], top, params.temperature)
+
+
+def values_of(row: Floats, draw: SamplerState) -> Floats | None:
+    """The row with bias, penalties and masks, a copy only where there are any; None where it holds no numbers."""
+    if not row.max() <= np.finfo(np.float32).max:  # a NaN or +inf; `max` hands a NaN on
+        return None
+    values, params = row, draw.params
+    with np.errstate(over="ignore"):
+        if params.biases or draw.counts is not None:
+            values = _edited(row, params, draw.counts)
+    for words in (allowed_words(params.allowed_ids), draw.mask):
+        if words is not None:
+            bits = np.unpackbits(np.asarray(words, np.dtype("<u4")).view(np.uint8), bitorder="little")[: len(row)]
+            allowed = np.zeros(len(row), bool)
+            allowed[: len(bits)] = bits
+            values = np.where(allowed, values, np.float32(-np.inf))
+    return values if np.isfinite(values.max()) else None
+
+
+def _edited(row: Floats, params: FilledParams, counts: TokenCounts | None) -> Floats:
+    values = row.copy()
+    for token_id, bias in params.biases:
+        if token_id < len(row):
+            values[token_id] += np.float32(bias)
+    if counts is None:
+        return values
+    ids, times = np.array(counts.ids), np.array(counts.counts)
+    ids, times = ids[ids < len(row)], times[ids < len(row)]
+    if params.repetition_penalty != 1:
+        penalty, chosen = np.float32(params.repetition_penalty), values[ids]
+        values[ids] = np.where(chosen > 0, chosen / penalty, chosen * penalty)
+    ids, times = ids[times > 0], times[times > 0]
+    values[ids] -= times.astype(np.float32) * np.float32(params.frequency_penalty)
+    values[ids] -= np.float32(params.presence_penalty)
+    return values
+
+
+def nucleus(values: Floats, top: Any, top_p: float) -> Ids:
+    """The fewest likeliest tokens whose weights reach top_p of all."""
+    target = top_p * weights_of(values, top).sum()
+    for look in (_FIRST_LOOK, len(values)):
+        ids = top_of(values, look)
+        weights = weights_of(values[ids], top)
+        if weights.sum() >= target:
+            break
+    return ids[: _reach(weights, target)]
+
+
+def _reach(weights: Floats, target: float) -> int:
+    return int(np.searchsorted(np.cumsum(weights), target, side="left")) + 1
+
+
+def top_of(values: Floats, k: int) -> Ids:
+    """The k largest that are not -inf, in order. A threshold from chunk maxima keeps the sort to a few dozen."""
+    vocabulary = len(values)
+    whole = vocabulary // _CHUNK
+    if k * 4 <= whole:
+        maxima = values[: whole * _CHUNK].reshape(whole, _CHUNK).max(axis=1)
+        bound = np.partition(maxima, whole - k)[whole - k]
+    else:
+        bound = np.partition(values, vocabulary - k)[vocabulary - k] if k < vocabulary else -np.inf
+    ids = np.flatnonzero((values >= bound) & (values > -np.inf))
+    return ids[np.argsort(-values[ids], kind="stable")][:k]
+
+
+def weights_of(values: Floats, top: Any, temperature: float = 1.0) -> Floats:
+    """exp((values - top) / temperature) * 2^33, rounded: float64 that hold whole numbers, whose sums are exact.
+
+    Step by step as in native_patches/native/kernels.hpp, in float32, so that the last bit is the same; the polynomial
+    is that of Cephes' expf (Moshier).
+    """
+    single = np.float32
+    with np.errstate(over="ignore", invalid="ignore"):
+        x = (values - single(top)) * (single(1) / max(single(temperature), single(_COLDEST)))
+    x = np.maximum(x, single(-25))
+    shifted = x * single(1.44269504) + single(12582912)
+    n = shifted - single(12582912)
+    r = (x - n * single(0.693359375)) - n * single(-2.12194440e-4)
+    p = np.full_like(r, single(1.9875691500e-4))
+    for factor in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        p = p * r + single(factor)
+    p = (p * (r * r) + r) + single(1)
+    result: Floats = np.rint(np.ldexp(p.astype(np.float64), n.astype(np.int32)) * _UNIT)
+    return result
+
+
+_MASK = 2**64 - 1
+
+
+def uniform(seed: int, index: int) -> float:
+    """A number in [0, 1) that depends on (seed, index) alone: splitmix64 (Steele, Lea, Flood 2014), its top 53 bits."""
+    z = (seed + (index + 1) * 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return ((z ^ (z >> 31)) >> 11) / 2.0**53

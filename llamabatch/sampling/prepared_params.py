@@ -1,0 +1,130 @@
+"""SamplingParams prepared for one model: its defaults, words as tokens, masks, a SamplerState for each sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from llamabatch.errors import SamplingError
+from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.request.sequence import Sequence
+from llamabatch.sampling.defaults import FilledParams, defaults_of, fill
+from llamabatch.sampling.dry import DryPenalty, Tails, breaker_tokens
+from llamabatch.sampling.sampler import SamplerState
+from llamabatch.sampling.token_masks import BadWords, Masks, NotBefore, Words, all_but
+from llamabatch.utils.checks import show
+
+_KEPT = 32  # recipes; a call has mostly one SamplingParams for all its prompts
+
+
+class Tokenizer(Protocol):
+    """What is used of a Model."""
+
+    n_vocab: int
+    metadata: Mapping[str, str]
+
+    @property
+    def eog_ids(self) -> tuple[int, ...]: ...
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]: ...
+
+    def tokenize_bytes(self, data: bytes) -> list[int]: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+    def all_bytes(self, token_id: int) -> bytes: ...
+
+
+class PreparedParams:
+    """One SamplingParams, made ready for one model; any number of sequences share it.
+
+    Args:
+        tails: what breaker_tokens says of its breakers; with DRY only.
+
+    Raises:
+        SamplingError: a bad word has no tokens.
+    """
+
+    def __init__(self, params: FilledParams, model: Tokenizer, tails: Tails | None = None) -> None:
+        self.params = params
+        self._tails = tails
+        self._n_vocab = model.n_vocab
+        self._no_end = _no_end(params, model) if params.min_tokens else None
+        self._bad_words = BadWords(_bad_runs(params, model), model.n_vocab) if params.forbidden_strings else None
+
+    def draw(self, sequence: Sequence) -> SamplerState:
+        """What samples this sequence from its first token to its last."""
+        params = self.params
+        repeats = None
+        if self._tails is not None:
+            repeats = DryPenalty(self._tails, params.dry_allowed_length, params.dry_penalty_last_n)
+        draw = SamplerState(params, sequence.request.seed, counts=sequence.token_counts, repeats=repeats)
+        if self._no_end is not None or self._bad_words is not None:
+            draw.masks = Masks(self._n_vocab)
+            if self._no_end is not None:
+                draw.masks.add(NotBefore(params.min_tokens, self._no_end))
+            if self._bad_words is not None:
+                draw.masks.add(self._bad_words)
+        return draw
+
+
+class PreparedParamsCache:
+    """The recipes of a model, each made once for as long as its SamplingParams are in use. For one thread."""
+
+    def __init__(self, model: Tokenizer) -> None:
+        self._model = model
+        self._defaults = defaults_of(model.metadata)
+        self._breakers: tuple[tuple[str, ...], Tails] | None = None
+        self._known: dict[
+            int, tuple[SamplingParams, PreparedParams]
+        ] = {}  # by identity: hashing long lists takes its time
+
+    def of(self, params: SamplingParams) -> PreparedParams:
+        """Raises what PreparedParams raises."""
+        known = self._known.get(id(params))
+        if known is not None:
+            return known[1]
+        filled = fill(params, self._defaults)
+        recipe = PreparedParams(filled, self._model, self._tails_of(filled) if filled.dry else None)
+        if len(self._known) >= _KEPT:
+            del self._known[next(iter(self._known))]
+        self._known[id(params)] = (params, recipe)  # the params too, so that their id stays theirs
+        return recipe
+
+    def _tails_of(self, params: FilledParams) -> Tails:
+        """Kept for the last set of breakers, as every token of the vocabulary is looked at."""
+        if self._breakers is None or self._breakers[0] != params.breakers:
+            model = self._model
+            tails = breaker_tokens(params.breakers, model.n_vocab, model.all_bytes, model.tokenize_bytes)
+            self._breakers = (params.breakers, tails)
+        return self._breakers[1]
+
+
+def _no_end(params: FilledParams, model: Tokenizer) -> Words:
+    """All tokens but those that would end the text."""
+    ends = set(params.stop_ids)
+    if not params.ignore_eos:
+        ends.update(model.eog_ids)
+    return all_but(ends, model.n_vocab)
+
+
+def _bad_runs(params: FilledParams, model: Tokenizer) -> Iterator[tuple[int, ...]]:
+    """The bad words as tokens, each with and without a space before it, as vLLM has them."""
+    for word in params.forbidden_strings:
+        runs = list(_spellings(word, model))
+        if not runs:
+            raise SamplingError(f"bad_words has {show(word)}, for which this model has no tokens")
+        yield from runs
+
+
+def _spellings(word: str, model: Tokenizer) -> Iterator[tuple[int, ...]]:
+    for text in (word.lstrip(), " " + word.lstrip(), word):
+        tokens = model.tokenize(text, add_special=False)
+        if tokens:
+            yield tuple(tokens)
+        if tokens and not text[:1].isspace() and model.token_bytes(tokens[0])[:1] == b" ":
+            # the vocabulary puts a space before every text, but not within one
+            before = model.tokenize("\n", add_special=False)
+            tokens = model.tokenize("\n" + text, add_special=False)
+            if tokens[: len(before)] == before and len(tokens) > len(before):
+                yield tuple(tokens[len(before) :])

@@ -1,0 +1,150 @@
+"""Puts rows into calls so that llama.cpp needs few passes over the weights. Pure functions.
+
+With a split KV cache llama.cpp takes consecutive seq ids with equally many tokens each into one pass (llama-batch.cpp,
+split_equal); with a unified one it takes whatever comes, up to n_ubatch tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as ListLike
+from collections.abc import Set as AbstractSet
+
+from llamabatch.request.sequence import Sequence
+from llamabatch.scheduler.output import Call, Limits, ScheduledSpan
+
+# ----------------------------------------------------------------------------------------------------
+# Closes holes among the slots, so that a step needs neither dummy rows nor a second pass. Pure Python.
+
+
+# A sequence moves into a hole if it may go on for this many steps: moving costs as much as 1 to 8 dummy rows
+# (0.5B Q8_0: 2 ms with slots of 512 cells, 15 to 35 ms with 4,096; a dummy row 2.3 ms a step).
+MIN_STEPS_TO_MOVE = 16
+
+
+def moves(sequences: Iterable[Sequence], free: Iterable[int], *, up: bool = False) -> list[tuple[Sequence, int]]:
+    """Who moves to which of the free slots, so that these sequences stand side by side: those on top move down.
+
+    Args:
+        up: those at the bottom move up.
+    """
+    at = {s.slot: s for s in sequences if s.slot is not None}
+    if not at or max(at) - min(at) < len(at):
+        return []
+    final = range(max(at), max(at) - len(at), -1) if up else range(min(at), min(at) + len(at))
+    free = set(free)
+    holes = iter([slot for slot in final if slot not in at and slot in free])
+    misplaced = [at[slot] for slot in sorted(at, reverse=not up) if slot not in final]
+    movable = [s for s in misplaced if s.num_pending == 1 and s.most_steps_left >= MIN_STEPS_TO_MOVE]
+    return list(zip(movable, holes, strict=False))
+
+
+# An idle slot between two running ones either gets a dummy row or cuts the call in two, and a cut costs a pass over
+# the weights. A row costs about a tenth of a pass (0.5B Q8_0: 23 ms with 1 row, 95 ms with 32).
+MAX_DUMMY_GAP = 8
+# Prompt chunks up to this length go together although their lengths differ: a pass of its own would cost more.
+SHORT_CHUNK = 16
+
+
+def decode_calls(sequences: ListLike[Sequence], occupied: AbstractSet[int], limits: Limits) -> list[Call]:
+    """One row for each sequence, holes in the ids filled with dummy rows where that is cheaper than a cut.
+
+    Args:
+        occupied: slots that hold cells; a row over them would widen the attention of all.
+    """
+    spans = sorted((_span(s, 1) for s in sequences), key=lambda span: span.slot)
+    return [Call(tuple(spans), _dummies(spans, occupied, limits))] if spans else []
+
+
+def verify_call(
+    sequences: ListLike[Sequence],
+    drafts: ListLike[ListLike[int]],
+    n_guesses: int,
+    occupied: AbstractSet[int],
+    limits: Limits,
+) -> Call:
+    """The same with up to `n_guesses` guessed tokens behind each row.
+
+    A split KV cache computes equally many tokens of each sequence in a pass, so shorter drafts are filled up there.
+    """
+    spans = []
+    for sequence, draft in zip(sequences, drafts, strict=True):
+        guesses = tuple(draft[:n_guesses])
+        length = 1 + (len(guesses) if limits.is_unified else n_guesses)
+        spans.append(_span(sequence, 1)._replace(length=length, draft=guesses))
+    spans.sort(key=lambda span: span.slot)
+    return Call(tuple(spans), _dummies(spans, occupied, limits), n_guesses)
+
+
+def _dummies(spans: list[ScheduledSpan], occupied: AbstractSet[int], limits: Limits) -> tuple[int, ...]:
+    dummies: list[int] = []
+    if limits.can_pad:
+        for left, right in itertools.pairwise(span.slot for span in spans):
+            gap = range(left + 1, right)
+            if len(gap) <= MAX_DUMMY_GAP and occupied.isdisjoint(gap):
+                dummies.extend(gap)
+    return tuple(dummies)
+
+
+def prefill_calls(sequences: ListLike[Sequence], budget: int, limits: Limits) -> list[Call]:
+    """Prompt chunks of `budget` tokens in all, oldest first; chunks of one length in neighbouring slots share a call. A
+    chunk of which many rows are read is cut into several, one after another, as a call has few output rows.
+
+    llama.cpp cuts a call of unequal chunks into many passes of few tokens each, and one that is larger than n_ubatch
+    into passes that take a few tokens of every sequence; both run at half the speed or less.
+    """
+    spans: list[ScheduledSpan] = []
+    for sequence in sequences:
+        count = min(sequence.num_pending, budget, sequence.num_room)
+        if count == 0:
+            break
+        budget -= count
+        spans += [_span(sequence, count)] if sequence.logprobs is None else _pieces(sequence, count, limits)
+    return group_spans(spans, limits)
+
+
+def group_spans(spans: ListLike[ScheduledSpan], limits: Limits) -> list[Call]:
+    """Calls for chunks of prompts; see prefill_calls."""
+    spans = sorted(spans, key=lambda span: (span.slot, span.start))
+    groups: list[list[ScheduledSpan]] = []
+    for span in spans:
+        if groups and _fits(groups[-1], span, limits):
+            groups[-1].append(span)
+        else:
+            groups.append([span])
+    return [Call(tuple(group)) for group in groups]
+
+
+def _fits(group: list[ScheduledSpan], span: ScheduledSpan, limits: Limits) -> bool:
+    """May this prompt chunk share a call with those before it?"""
+    if sum(s.length for s in group) + span.length > limits.n_ubatch or span.slot == group[-1].slot:
+        return False
+    n_rows = sum(s.prompt_rows + s.output for s in group) + span.prompt_rows + span.output
+    if n_rows > max(limits.prompt_rows, len(group) + 1):
+        return False
+    alike = group[0].length == span.length or max(group[0].length, span.length) <= SHORT_CHUNK
+    return limits.is_unified or (alike and span.slot == group[-1].slot + 1)
+
+
+def _span(sequence: Sequence, count: int) -> ScheduledSpan:
+    assert sequence.slot is not None
+    start = sequence.num_computed
+    end, record = start + count, sequence.logprobs
+    rows = 0 if record is None else record.rows_of(start, end)
+    shift, output = sequence.num_discarded, end == len(sequence.token_ids) and not sequence.scores
+    return ScheduledSpan(sequence, sequence.slot, start - shift, count, output, None, rows, shift)
+
+
+def _pieces(sequence: Sequence, count: int, limits: Limits) -> Iterator[ScheduledSpan]:
+    """The next `count` tokens of a sequence whose prompt rows may be read, in chunks of few enough rows."""
+    whole, record = _span(sequence, count), sequence.logprobs
+    assert record is not None
+    start = whole.start + whole.shift
+    end = start + count
+    while start < end:
+        # no row up to next_row is read; the last row of a piece may be the one that is sampled
+        stop = min(end, max(start, record.next_row) + limits.prompt_rows) if record.rows_of(start, end) else end
+        output, at = stop == end and whole.output, start - whole.shift
+        yield whole._replace(start=at, length=stop - start, output=output, prompt_rows=record.rows_of(start, stop))
+        start = stop

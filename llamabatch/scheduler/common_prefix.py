@@ -1,0 +1,69 @@
+"""Shared prefixes: who computes a beginning that several prompts have in common, and who copies it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from collections.abc import Sequence as ListLike
+
+from llamabatch.request.adapters import AdapterSet
+from llamabatch.request.request import Request
+from llamabatch.request.sequence import Sequence
+
+# Below this many tokens computing is not slower than copying a slot's cells (measured: copying 512 cells of a 0.5B
+# shape takes 6 ms, computing 32 tokens 40 ms; the copy always moves the whole slot).
+MIN_SHARED = 32
+
+
+def common_length(a: ListLike[int], b: ListLike[int]) -> int:
+    """Length of the common beginning, by bisection: slices compare at C speed."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def prefix_families(prompts: ListLike[ListLike[int]]) -> list[list[int]]:
+    """Indices of prompts that belong together: neighbours in sorted order that share at least half of the shorter one,
+    and at least MIN_SHARED tokens. Each prompt is in one family; families and members come in order of index."""
+    # any order that puts equal beginnings side by side will do; that of raw bytes compares fastest
+    raw = [array("i", prompt).tobytes() for prompt in prompts]
+    order = sorted(range(len(raw)), key=raw.__getitem__)
+    families: list[list[int]] = []
+    for before, i in zip([None, *order], order, strict=False):
+        if before is None or not _are_family(prompts[before], prompts[i]):
+            families.append([])
+        families[-1].append(i)
+    return sorted(sorted(family) for family in families)
+
+
+def _are_family(a: ListLike[int], b: ListLike[int]) -> bool:
+    needed = max(MIN_SHARED, (min(len(a), len(b)) + 1) // 2)
+    return min(len(a), len(b)) >= needed and a[:needed] == b[:needed]
+
+
+def share_key(request: Request) -> AdapterSet:
+    """What a request's cells depend on beside the tokens; those of requests with different keys are never shared."""
+    return request.adapters
+
+
+def best_source(sequence: Sequence, running: Iterable[Sequence]) -> tuple[Sequence, int] | None:
+    """The running sequence whose cells save the most work, and how many tokens they save; None if nobody's do."""
+    prompt, most, key = sequence.token_ids, sequence.most_shared, share_key(sequence.request)
+    if most < MIN_SHARED:
+        return None
+    head = prompt[:MIN_SHARED]
+    best: tuple[Sequence, int] | None = None
+    for other in running:
+        if other is sequence or other.token_ids[:MIN_SHARED] != head or share_key(other.request) != key:
+            continue
+        shared = min(common_length(prompt, other.token_ids), other.num_shareable, most)
+        if shared >= MIN_SHARED and (best is None or shared > best[1]):
+            best = (other, shared)
+    return best

@@ -1,0 +1,56 @@
+"""Requests that must end by a certain time. Pure Python."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+
+from llamabatch.request.request import Request
+from llamabatch.request.sequence import Sequence
+from llamabatch.utils.checks import counted
+
+
+class Deadlines:
+    """Those of the sequences in flight, the next one first; nothing for those that have none."""
+
+    def __init__(self) -> None:
+        self.num_missed = 0
+        self._heap: list[tuple[float, int, Sequence]] = []
+        self._numbers = itertools.count()
+
+    def add(self, sequence: Sequence) -> None:
+        request = sequence.request
+        if request.params.deadline_s is not None:
+            at = request.arrival_s + request.params.deadline_s
+            heapq.heappush(self._heap, (at, next(self._numbers), sequence))
+
+    @property
+    def next(self) -> float:
+        """When the next one falls."""
+        while self._heap and self._heap[0][2].finished:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else math.inf
+
+    def missed(self, now: float) -> list[Sequence]:
+        """Those that should have ended by now, each once."""
+        late = []
+        while self._heap and self._heap[0][0] <= now:
+            sequence = heapq.heappop(self._heap)[2]
+            if not sequence.finished:
+                late.append(sequence)
+        self.num_missed += len(late)
+        return late
+
+
+def complaint(sequence: Sequence, now: float) -> str:
+    """What the output of a late one says."""
+    n = sequence.num_output
+    where = f"with {counted(n, 'token')} generated" if sequence.was_admitted else "while it waited for a slot"
+    return lateness(sequence.request, now, where)
+
+
+def lateness(request: Request, now: float, where: str) -> str:
+    """The same, for whoever has no sequence of it."""
+    after = now - request.arrival_s
+    return f"DeadlineExceeded: deadline_s is {request.params.deadline_s}; it was ended after {after:.3f} s, {where}"

@@ -1,0 +1,113 @@
+"""The strategies. All run through one loop; each is a policy: who may enter, in which order, and who computes.
+
+To add one, add its row to POLICIES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from llamabatch.errors import ConfigError
+from llamabatch.request.sequence import Sequence
+from llamabatch.utils.checks import choice
+
+Key = Callable[[Sequence], tuple[Any, ...]]
+Entering = Callable[[int, int], int]
+Select = Callable[[list[Sequence]], list[Sequence]]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One strategy of the step loop.
+
+    Attributes:
+        name: what the user calls it.
+        summary: one line for help texts.
+        key: sorts the waiting sequences; the lowest enters first. Starts with the group, so that nobody is overtaken
+            by later calls for good.
+        entering: (running, free slots) -> how many may enter now.
+        select: running sequences that could compute -> those that do in this step.
+        one_slot: one slot is all it uses.
+        by_family: the key uses Sequence.family.
+    """
+
+    name: str
+    summary: str
+    key: Key
+    entering: Entering
+    select: Select
+    one_slot: bool = False
+    by_family: bool = False
+
+
+def by_arrival(sequence: Sequence) -> tuple[Any, ...]:
+    return (sequence.request.group,)
+
+
+def shortest_prompt_first(sequence: Sequence) -> tuple[Any, ...]:
+    return (sequence.request.group, sequence.num_prompt)
+
+
+def longest_first(sequence: Sequence) -> tuple[Any, ...]:
+    """Longest expected first: the short ones then fill the tail, where slots would otherwise stand empty. Prompts that
+    begin alike stay together, so that one of them is there to copy from; those with the same adapters do, because
+    others need calls of their own."""
+    longest, first = sequence.family
+    return (sequence.request.group, sequence.request.adapters, -longest, first, -sequence.request.expected_tokens)
+
+
+def whenever_free(running: int, free: int) -> int:
+    return free
+
+
+def when_all_have_finished(running: int, free: int) -> int:
+    return 0 if running else free
+
+
+def everyone(running: list[Sequence]) -> list[Sequence]:
+    return running
+
+
+def round_robin(running: list[Sequence]) -> list[Sequence]:
+    """The one that has waited longest for a step."""
+    return [min(running, key=lambda s: s.last_step)] if running else []
+
+
+POLICIES: dict[str, Policy] = {
+    p.name: p
+    for p in (
+        Policy(
+            "sequential", "one after another, in order of arrival", by_arrival, whenever_free, everyone, one_slot=True
+        ),
+        Policy(
+            "length-sorted",
+            "one after another, shortest prompt first",
+            shortest_prompt_first,
+            whenever_free,
+            everyone,
+            one_slot=True,
+        ),
+        Policy("interleaved", "N slots, one sequence a step in turn", by_arrival, whenever_free, round_robin),
+        Policy(
+            "static",
+            "batches of N of like length; nobody enters until all have finished",
+            shortest_prompt_first,
+            when_all_have_finished,
+            everyone,
+        ),
+        Policy(
+            "batched", "N slots, enter and leave at any step", longest_first, whenever_free, everyone, by_family=True
+        ),
+    )
+}
+
+# Two names choose how engines are made rather than what one step computes; see capacity.py and client.py.
+STRATEGIES: tuple[str, ...] = (*POLICIES, "multi-instance", "auto")
+
+
+def policy(name: str) -> Policy:
+    """The policy of that name. Raises ConfigError with the known names."""
+    choice(ConfigError, "strategy", name, POLICIES)
+    return POLICIES[name]

@@ -1,0 +1,137 @@
+"""The waiting queue: better priorities first, then in the order of a policy, prefixes together; overtaking is bounded.
+
+Two things let a later request pass an earlier one: a better tier (Request.tier), and room in a unified KV cache that is
+enough for a smaller request only. Neither goes on for ever: see MAX_OVERTAKEN.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from llamabatch.request.sequence import Sequence
+from llamabatch.scheduler.common_prefix import prefix_families
+
+# So many times is a request overtaken at most; then nobody enters before it, and nobody takes its slot.
+MAX_OVERTAKEN = 64
+# Losing the slot to a better one counts for so many: what was computed is lost, so that it happens three times at most.
+PREEMPTION_COUNTS = 16
+# Requests that are looked at for one that fits, so that a step costs the same however long the queue is.
+LOOK_AHEAD = 16
+
+Key = Callable[[Sequence], tuple[Any, ...]]
+_Entry = tuple[tuple[bool, int], tuple[Any, ...], int, int, Sequence]
+
+
+class RequestQueue:
+    """Sequences that have no slot.
+
+    Args:
+        key: the policy's order inside a tier; the lowest goes first, equal ones in order of arrival.
+        find_families: look for common beginnings among requests that arrive together, so that the key can use them.
+    """
+
+    def __init__(self, key: Key, find_families: bool) -> None:
+        self._key = key
+        self._find_families = find_families
+        self._arrivals: list[Sequence] = []  # since the last look at the queue: a submitted list is ordered as a whole
+        self._heap: list[_Entry] = []  # may hold some that have gone already
+        self._by_age: deque[Sequence] = deque()  # the same; whoever came first stands in front
+        self._numbers = itertools.count()
+        self._entries = itertools.count()
+        self._members: set[int] = set()  # the numbers of those that wait
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def add(self, sequence: Sequence) -> None:
+        """A new request, or one that comes back: that one keeps its place."""
+        if sequence.number is None:
+            sequence.number = next(self._numbers)
+            self._arrivals.append(sequence)
+            self._by_age.append(sequence)
+        else:
+            self._by_age.appendleft(sequence)
+            self._push(sequence)
+        self._members.add(sequence.number)
+
+    def forget(self, sequence: Sequence) -> None:
+        """It was ended while it waited; it is passed over from now on."""
+        self._leave(sequence)
+
+    def first(self) -> Sequence | None:
+        """Who enters next if there is room for it."""
+        self._sort_in()
+        oldest = self._oldest()
+        if oldest is not None and oldest.overtaken >= MAX_OVERTAKEN:
+            return oldest
+        while self._heap and not self._waits(self._heap[0][-1]):
+            heapq.heappop(self._heap)
+        return self._heap[0][-1] if self._heap else None
+
+    def pop(self, fits: Callable[[Sequence], bool]) -> Sequence | None:
+        """The first that fits; None if there is none, or if it is somebody else's turn to wait for room."""
+        self._sort_in()
+        oldest = self._oldest()
+        if oldest is None:
+            return None
+        if oldest.overtaken >= MAX_OVERTAKEN:
+            found = oldest if fits(oldest) else None
+        else:
+            found = self._search(fits)
+        if found is not None:
+            self._leave(found)
+            if found.request.tier < oldest.request.tier:
+                oldest.overtaken += 1
+        return found
+
+    def _search(self, fits: Callable[[Sequence], bool]) -> Sequence | None:
+        """In the order of tiers and policy; those that do not fit are passed, and that is counted."""
+        passed: list[_Entry] = []
+        found = None
+        while self._heap and len(passed) < LOOK_AHEAD:
+            entry = heapq.heappop(self._heap)
+            if not self._waits(entry[-1]):
+                continue
+            if fits(entry[-1]):
+                found = entry[-1]
+                break
+            passed.append(entry)
+            if entry[-1].overtaken >= MAX_OVERTAKEN:
+                break
+        for entry in passed:
+            heapq.heappush(self._heap, entry)
+            if found is not None:
+                entry[-1].overtaken += 1
+        return found
+
+    def _oldest(self) -> Sequence | None:
+        while self._by_age and not self._waits(self._by_age[0]):
+            self._by_age.popleft()
+        return self._by_age[0] if self._by_age else None
+
+    def _sort_in(self) -> None:
+        arrivals, self._arrivals = [s for s in self._arrivals if not s.finished], []
+        if self._find_families and len(arrivals) > 1:
+            for family in prefix_families([s.token_ids for s in arrivals]):
+                members = [arrivals[i] for i in family]
+                longest = max(s.request.expected_tokens for s in members)
+                for sequence in members:
+                    sequence.family = (longest, members[0].number or 0)
+        for sequence in arrivals:
+            self._push(sequence)
+
+    def _push(self, sequence: Sequence) -> None:
+        assert sequence.number is not None
+        entry = (sequence.request.tier, self._key(sequence), sequence.number, next(self._entries), sequence)
+        heapq.heappush(self._heap, entry)
+
+    def _waits(self, sequence: Sequence) -> bool:
+        return sequence.number in self._members
+
+    def _leave(self, sequence: Sequence) -> None:
+        if sequence.number is not None:  # it may have failed on its way in
+            self._members.discard(sequence.number)

@@ -1,0 +1,127 @@
+"""Which strategy to use, from the figures alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from llamabatch.tools.compare.measure import BASELINE
+from llamabatch.tools.compare.report import Advice, Row
+from llamabatch.utils.format import seconds, significant, times
+
+NOISE = 0.05  # two runs of the same thing differ by as much
+EQUAL = 0.99  # the share of equal outputs that the project promises
+
+# Simplest first: one request at a time, then several, then several processes. Batched stands before static, which
+# needs a batch to fill and to end together and so has nothing over it at equal figures.
+_SIMPLEST_FIRST = ("sequential", "length-sorted", "interleaved", "batched", "static", "multi-instance")
+_LOOP = "the loop over llama_cpp.Llama"
+
+
+def advise(rows: Iterable[Row]) -> Advice | None:
+    """One sentence: which strategy, and why.
+
+    The fastest by generated tokens/s wins. Those within 5 % of it count as equally fast: among them the one where half
+    of the requests are done soonest wins, and among those within 5 % of that the simplest. The baseline wins where it
+    is more than 5 % faster than all of them.
+
+    Args:
+        rows: of one comparison; those with errors are passed over. None comes back if nothing is left.
+    """
+    measured = [row for row in rows if row.measured and row.error is None]
+    ours = [row for row in measured if row.strategy != BASELINE and not _is_double(row)]
+    ours = ours or [row for row in measured if row.strategy == "auto"]
+    if not ours:
+        return None
+    best = max(ours, key=lambda row: row.tokens_per_s)
+    loop = next((row for row in measured if row.strategy == BASELINE), None)
+    if loop is not None and loop.tokens_per_s > best.tokens_per_s * (1 + NOISE):
+        return Advice(BASELINE, _for_the_loop(loop, best))
+    near = [row for row in ours if row.tokens_per_s >= best.tokens_per_s * (1 - NOISE)]
+    soonest = min(_latency(row) for row in near)
+    pick = min((row for row in near if _latency(row) <= soonest * (1 + NOISE)), key=_complexity)
+    slow = loop or next((row for row in ours if row.strategy == "sequential" and row is not pick), None)
+    others = [row for row in ours if row is not pick and row is not slow]
+    why = _speed(pick, slow) + (_among_equals(pick, near, best) if len(near) > 1 else _ahead(pick, others))
+    but = _memory(pick, ours) + _first_words(pick, near) + _texts(pick)
+    return Advice(pick.strategy, f"For work like this use {pick.name}: {why}{but}.")
+
+
+def _is_double(row: Row) -> bool:
+    """ "auto" that chose what another row is; several engines in one process are what no other row is."""
+    return row.strategy == "auto" and (row.instances == 1 or row.chosen == "multi-instance")
+
+
+def _for_the_loop(loop: Row, best: Row) -> str:
+    ratio = times(loop.tokens_per_s / best.tokens_per_s)
+    return (
+        f"For work like this stay with {_LOOP}: its {significant(loop.tokens_per_s)} tokens/s are {ratio} times those "
+        f"of {best.name}, the fastest strategy."
+    )
+
+
+def _speed(pick: Row, slow: Row | None) -> str:
+    speed = f"{significant(pick.tokens_per_s)} tokens/s"
+    if slow is None:
+        return f"it makes {speed}"
+    name = _LOOP if slow.strategy == BASELINE else slow.name
+    return f"its {speed} are {times(pick.tokens_per_s / slow.tokens_per_s)} times those of {name}"
+
+
+def _ahead(pick: Row, others: list[Row]) -> str:
+    if not others:
+        return ""
+    second = max(others, key=lambda row: row.tokens_per_s)
+    ratio = pick.tokens_per_s / second.tokens_per_s
+    more = f"{times(ratio)} times" if ratio >= 2 else f"{100 * (ratio - 1):.0f} % more than"
+    return f" and {more} those of {second.name}, the next best"
+
+
+def _among_equals(pick: Row, near: list[Row], best: Row) -> str:
+    """Why this one, of several that are equally fast."""
+    latencies = [_latency(row) for row in near if row is not pick]
+    if min(latencies) > _latency(pick) * (1 + NOISE):
+        soonest = seconds(_latency(pick))
+        return f", nothing is more than 5 % faster, and half of its requests are done soonest, in {soonest}"
+    if pick is best:
+        return ", and nothing simpler is faster"
+    return f", {best.name} is no more than 5 % faster, and {pick.name} is simpler"
+
+
+def _memory(pick: Row, ours: list[Row]) -> str:
+    """What several processes cost, beside the best single one."""
+    single = [row for row in ours if row.strategy != "multi-instance" and row.peak_memory_bytes]
+    if pick.strategy != "multi-instance" or not single or not pick.peak_memory_bytes:
+        return ""
+    other = max(single, key=lambda row: row.tokens_per_s)
+    return (
+        f"; it takes {times(pick.peak_memory_bytes / (other.peak_memory_bytes or 1))} times the memory of {other.name}"
+    )
+
+
+def _first_words(pick: Row, near: list[Row]) -> str:
+    """One of the equally fast may show its first words much sooner, which matters if people wait."""
+    if pick.ttft.p50 is None:
+        return ""
+    waits = [(row.ttft.p50, row.name) for row in near if row.ttft.p50 is not None]
+    soonest, name = min(waits)
+    if soonest > pick.ttft.p50 / 2:
+        return ""
+    return (
+        f"; where people wait for the first words, {name} shows them in {seconds(soonest)} instead of "
+        f"{seconds(pick.ttft.p50)}"
+    )
+
+
+def _texts(pick: Row) -> str:
+    if pick.equal is None or pick.equal >= EQUAL:
+        return ""
+    return f"; {100 * (1 - pick.equal):.0f} % of its texts differ from those of sequential"
+
+
+def _latency(row: Row) -> float:
+    return row.latency.p50 or 0.0
+
+
+def _complexity(row: Row) -> int:
+    name = row.chosen or row.strategy
+    return _SIMPLEST_FIRST.index(name) if name in _SIMPLEST_FIRST else len(_SIMPLEST_FIRST)

@@ -1,0 +1,140 @@
+"""The baseline as a child program, `python -m llamabatch.tools.compare.baseline FD`: a loop over `llama_cpp.Llama`.
+
+What people do without llamabatch: the high-level API of llama-cpp-python, one prompt after another. It speaks
+the wire of llamabatch.client.worker, so that it is measured like every strategy. It gets its best: the same library,
+threads (also for prompts, where its own default differs), context, cache types, devices and mapping as the engines.
+The calls do not stream, which would decode each text twice; and it may keep the prefix of its previous prompt.
+Its n_batch and its flash attention stay at the defaults of `llama_cpp.Llama` unless the user asks for the latter:
+a larger n_batch would only cost it memory, and flash attention is slower on CPUs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from llamabatch.client.parent_link import ParentLink
+from llamabatch.client.wire import pack_output, unpack_config, unpack_request
+from llamabatch.config import EngineConfig
+from llamabatch.engine.stats import EngineStats
+from llamabatch.errors import ModelFileError
+from llamabatch.gguf.resolve import file_bytes, resolve
+from llamabatch.llama import library
+from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, Timings
+from llamabatch.request.request import Request
+
+
+class Loop:
+    """`llama_cpp.Llama`, and the time at which each token was known."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        path = resolve(config.model)
+        self._module = library.load(file_bytes(path))
+        self._choose_buffers(config)
+        try:
+            self._llama = self._module.Llama(
+                str(path),
+                n_ctx=config.number("n_ctx"),
+                n_threads=config.number("n_threads_batch"),  # it gains from all cores where we do not
+                n_threads_batch=config.number("n_threads_batch"),
+                n_gpu_layers=config.n_gpu_layers,
+                main_gpu=config.main_gpu,
+                tensor_split=list(config.tensor_split) if config.tensor_split else None,
+                use_mmap=config.use_mmap,
+                flash_attn=config.flash_attn == "on",
+                type_k=self._ggml_type(config.type_k),
+                type_v=self._ggml_type(config.type_v),
+                verbose=False,
+            )
+        except ValueError as error:  # what llama_cpp.Llama raises for a file or a context that it cannot make
+            raise ModelFileError(f"llama_cpp.Llama refuses {path}: {error}") from error
+        self._generate = self._llama.generate
+        self._llama.generate = self._timed
+        self._tokens: list[int] = []
+        self._times: list[float] = []
+        self.stats = EngineStats()
+
+    def run(self, request: Request) -> RequestOutput:
+        """One prompt, to its end."""
+        admitted = time.perf_counter()
+        self._tokens, self._times = [], []
+        error, text, reason = None, "", FinishReason.ERROR
+        try:
+            text, reason = self._complete(request)
+        except (ValueError, RuntimeError) as refusal:  # the prompt does not fit, or llama_decode failed
+            error = str(refusal)
+        stop = self._tokens[-1] if reason is FinishReason.STOP else None
+        output = CompletionOutput(0, text, tuple(self._tokens), reason, stop)
+        start = request.arrival_s
+        times = tuple(t - start for t in self._times)
+        timings = Timings(admitted - start, times[0] if times else None, time.perf_counter() - start, times)
+        # every call of Llama.eval after the prompt's is one row, and one pass over the weights
+        rows = max(0, len(self._tokens) - 1)
+        self.stats += EngineStats(
+            decode_calls=rows,
+            decode_rows=rows,
+            decode_passes=rows,
+            prefill_calls=1,
+            prefill_tokens=len(request.prompt_token_ids),
+        )
+        return RequestOutput(request.request_id, None, request.prompt_token_ids, (output,), error, timings)
+
+    def _complete(self, request: Request) -> tuple[str, FinishReason]:
+        ids, params = list(request.prompt_token_ids), request.params
+        if params.ignore_eos:  # create_completion has no such option; its inner loop alone is a little faster
+            for _ in itertools.islice(self._timed(ids, temp=0.0), params.max_tokens):
+                pass
+            return "", FinishReason.LENGTH
+        completion = self._llama.create_completion(ids, max_tokens=params.max_tokens, temperature=0.0)
+        choice = completion["choices"][0]
+        return choice["text"], FinishReason(choice["finish_reason"])
+
+    def _timed(self, *args: Any, **kwargs: Any) -> Iterator[int]:
+        """Llama.generate, with the tokens and their times written down."""
+        for token in self._generate(*args, **kwargs):
+            self._times.append(time.perf_counter())
+            self._tokens.append(int(token))
+            yield token
+
+    def _choose_buffers(self, config: EngineConfig) -> None:
+        """llama_cpp.Llama has no option for the extra buffers, and on some builds they crash."""
+        if config.extra_bufts == "on" or (config.extra_bufts == "auto" and library.extra_bufts_safe()):
+            return
+        binding = self._module.llama_cpp
+        defaults = binding.llama_model_default_params
+
+        def without_extra_buffers() -> Any:
+            params = defaults()
+            params.use_extra_bufts = False
+            return params
+
+        binding.llama_model_default_params = without_extra_buffers
+
+    def _ggml_type(self, name: str) -> int:
+        return int(getattr(self._module, f"GGML_TYPE_{name.upper()}"))
+
+
+def main(fd: int) -> None:
+    """Serves until the parent says close or is gone, as llamabatch.client.worker does."""
+    parent = ParentLink(fd)
+    try:
+        loop = Loop(unpack_config(parent.receive()[1]))
+    except Exception as error:
+        parent.send("failed", type(error).__name__, str(error))
+        return
+    parent.send("ready")
+    while (message := parent.receive())[0] != "close":
+        if message[0] == "submit":
+            for packed in message[1]:
+                output = loop.run(unpack_request(packed))
+                parent.send("outputs", [pack_output(SequenceOutput(output.request_id, (), "", output))])
+        elif message[0] == "stats":
+            parent.send("stats", loop.stats.to_wire())
+            parent.send("answer", message[1], None)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

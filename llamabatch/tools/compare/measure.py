@@ -1,0 +1,130 @@
+"""One measurement: fresh processes, a warm-up, all prompts at once, and what it took."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from llamabatch.client.process_client import ChildClient, RouterClient
+from llamabatch.client.restart_policy import NO_RESTART
+from llamabatch.config import EngineConfig
+from llamabatch.engine.stats import EngineStats
+from llamabatch.errors import EngineClosedError, EngineError
+from llamabatch.planning.capacity import Plan
+from llamabatch.request.outputs import RequestOutput, SequenceOutput
+from llamabatch.request.request import Request, new_group
+from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.scheduler.policies import POLICIES
+from llamabatch.tools.processes import PeakMemory, no_child_left
+
+BASELINE = "baseline"
+BASELINE_PROGRAM = "llamabatch.tools.compare.baseline"
+_WARM_UP_TOKENS = 4
+
+OnDone = Callable[[RequestOutput], None]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one run of all prompts gave.
+
+    Attributes:
+        outputs: one for each prompt, in their order.
+        wall_s: from the submission to the last output, seconds.
+        peak_memory_bytes: largest resident memory of the processes, summed; None where it cannot be told.
+        stats: what the engines did in it, without the warm-up.
+        plan: the options in force, of one engine.
+    """
+
+    outputs: tuple[RequestOutput, ...]
+    wall_s: float
+    peak_memory_bytes: int | None
+    stats: EngineStats
+    plan: Plan
+
+
+def measure(
+    config: EngineConfig, prompts: tuple[tuple[int, ...], ...], max_tokens: int, on_done: OnDone, *, baseline: bool
+) -> Measurement:
+    """Runs all prompts greedily, at once, in child processes of their own.
+
+    Args:
+        config: strategy "multi-instance" starts its instances, every other one child.
+        prompts: token ids.
+        on_done: called for each request that finishes.
+        baseline: run the loop over llama_cpp.Llama instead of an engine.
+
+    Raises:
+        What an engine raises when it starts; EngineError if no request came to a good end.
+    """
+    with contextlib.ExitStack() as stack, no_child_left():  # children are killed before the client is closed
+        client = _client(config, baseline)
+        stack.callback(client.close)
+        slots = 1 if baseline else slots_of(client.plan) * client.plan.config.number("instances")
+        warm = _run(client, _warm_up(prompts, 2 if slots == 1 else slots), lambda output: None)
+        before = _stats(client, warm)
+        with PeakMemory(client.pids) as peak:
+            start = time.perf_counter()
+            requests = _requests(prompts, SamplingParams(temperature=0, max_tokens=max_tokens))
+            outputs = _run(client, requests, on_done)
+            wall_s = time.perf_counter() - start
+            after, peak_memory = _stats(client, outputs), peak.read()
+        if all(output.error for output in outputs):
+            raise EngineError(f"no request succeeded: {outputs[0].error}")
+        return Measurement(outputs, wall_s, peak_memory, after.since(before), client.plan)
+
+
+def slots_of(plan: Plan) -> int:
+    """Sequences that one engine of this plan can hold at once."""
+    config = plan.part()
+    inner = config.instance_strategy if config.strategy == "multi-instance" else config.strategy
+    return 1 if POLICIES[inner].one_slot else config.number("n_slots")
+
+
+def _stats(client: ChildClient | RouterClient, outputs: tuple[RequestOutput, ...]) -> EngineStats:
+    """The counts; of an engine that is gone its last words, which the outputs hold."""
+    try:
+        return client.stats()
+    except EngineClosedError as error:
+        last_words = [output.error for output in outputs if output.error]
+        raise EngineError(last_words[0] if last_words else str(error)) from error
+
+
+def _client(config: EngineConfig, baseline: bool) -> ChildClient | RouterClient:
+    """A child that dies makes its row say so; another in its place would make it slower."""
+    if baseline:
+        return ChildClient(config, BASELINE_PROGRAM, NO_RESTART)
+    if config.strategy == "multi-instance":
+        return RouterClient(config, NO_RESTART)
+    return ChildClient(replace(config, isolate=True), policy=NO_RESTART)
+
+
+def _warm_up(prompts: tuple[tuple[int, ...], ...], most: int) -> list[Request]:
+    """Requests that touch weights, caches and buffers. The prompts are turned round: of the same lengths, but nothing
+    of them can be kept for later."""
+    chosen = tuple(tuple(reversed(prompt)) for prompt in prompts[:most])
+    return _requests(chosen, SamplingParams(temperature=0, max_tokens=_WARM_UP_TOKENS, ignore_eos=True))
+
+
+def _requests(prompts: tuple[tuple[int, ...], ...], params: SamplingParams) -> list[Request]:
+    group, now = new_group(), time.perf_counter()
+    return [
+        Request(f"{group}-{number}", prompt, params, arrival_s=now, group=group)
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def _run(client: ChildClient | RouterClient, requests: list[Request], on_done: OnDone) -> tuple[RequestOutput, ...]:
+    """Submits all and waits for all; the outputs in the order of the requests."""
+    done: dict[str, RequestOutput] = {}
+    events: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
+    client.submit(requests, events.put)
+    while len(done) < len(requests):
+        for event in events.get():
+            assert event.finished is not None
+            done[event.request_id] = event.finished
+            on_done(event.finished)
+    return tuple(done[request.request_id] for request in requests)

@@ -1,0 +1,226 @@
+"""The figures of a comparison: one row a strategy, and what compares the rows with each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from llamabatch.engine.stats import percentile
+from llamabatch.tools.compare.measure import BASELINE, Measurement, slots_of
+from llamabatch.tools.machine_facts import MachineFacts
+from llamabatch.tools.workload import Workload
+from llamabatch.utils.checks import counted
+
+REFERENCE = "sequential"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The middle and the slow end of a time over requests or tokens, seconds; None where there was nothing."""
+
+    p50: float | None = None
+    p95: float | None = None
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread:
+        known = [value for value in values if value is not None]
+        return cls(percentile(known, 50), percentile(known, 95))
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one strategy did.
+
+    Attributes:
+        strategy: as it was asked for, or "baseline".
+        chosen: what "auto" became, else None.
+        n_slots: sequences at once in one engine.
+        instances: engines.
+        error: why there are no figures, or how many requests failed; None if all is well.
+        wall_s: from the submission of all prompts to the last output, seconds.
+        requests_per_s, tokens_per_s: finished requests and generated tokens over wall_s.
+        ttft, latency: seconds from the submission to the first and the last token of each request: the time in the
+            queue counts. inter_token: seconds between neighbouring tokens of a request, over all requests.
+        peak_memory_bytes: largest resident memory of the processes, summed.
+        rows_per_step: mean rows of the calls that only continue sequences.
+        passes_per_step: mean passes over the weights of such a call.
+        equal: share of outputs with the same tokens as sequential's, 0 to 1; None where sequential did not run.
+        speed_up: tokens_per_s against the baseline's, or sequential's where there is no baseline.
+        rounds: tokens_per_s of each round; the other figures are those of the median round.
+        measurement: where all of it comes from.
+    """
+
+    strategy: str
+    chosen: str | None = None
+    n_slots: int = 1
+    instances: int = 1
+    error: str | None = None
+    wall_s: float = 0.0
+    requests_per_s: float = 0.0
+    tokens_per_s: float = 0.0
+    ttft: Spread = Spread()
+    inter_token: Spread = Spread()
+    latency: Spread = Spread()
+    peak_memory_bytes: int | None = None
+    rows_per_step: float | None = None
+    passes_per_step: float | None = None
+    equal: float | None = None
+    speed_up: float | None = None
+    rounds: tuple[float, ...] = ()
+    measurement: Measurement | None = None
+
+    @property
+    def name(self) -> str:
+        """For people: "auto (batched)"."""
+        if not self.chosen:
+            return self.strategy
+        several = f" × {self.instances}" if self.instances > 1 and self.chosen != "multi-instance" else ""
+        return f"{self.strategy} ({self.chosen}{several})"
+
+    @property
+    def measured(self) -> bool:
+        """Has figures."""
+        return self.tokens_per_s > 0
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The batched strategy by number of slots; see sweep.py.
+
+    Attributes:
+        rows: by rising n_slots.
+        efficiency: tokens/s per slot relative to the first row's, one for each row; None where one failed.
+        knee: the n_slots where more stop paying; None if nothing was measured.
+    """
+
+    rows: tuple[Row, ...]
+    efficiency: tuple[float | None, ...]
+    knee: int | None
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Which strategy to use, and why, in one sentence."""
+
+    strategy: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole comparison. `created`: UTC, ISO 8601."""
+
+    created: str
+    machine: MachineFacts
+    model: str
+    model_bytes: int
+    workload: Workload
+    max_tokens: int
+    rows: tuple[Row, ...]
+    sweep: Sweep | None
+    advice: Advice | None
+
+    @property
+    def failed(self) -> bool:
+        """Did anything go wrong anywhere?"""
+        return any(row.error is not None for row in (*self.rows, *(self.sweep.rows if self.sweep else ())))
+
+
+def row(strategy: str, rounds: list[Measurement]) -> Row:
+    """The figures of a strategy: of the round with the median tokens/s (the lower one of an even number)."""
+    speeds = [_tokens(measurement) / measurement.wall_s for measurement in rounds]
+    measurement = sorted(zip(speeds, range(len(rounds)), rounds, strict=True))[(len(rounds) - 1) // 2][2]
+    good = [output for output in measurement.outputs if output.error is None]
+    bad = [output for output in measurement.outputs if output.error is not None]
+    config, stats, n = measurement.plan.config, measurement.stats, len(measurement.outputs)
+    return Row(
+        strategy=strategy,
+        chosen=config.strategy if strategy == "auto" else None,
+        n_slots=1 if strategy == BASELINE else slots_of(measurement.plan),
+        instances=config.number("instances"),
+        error=f"{len(bad)} of {counted(n, 'request')} failed: {bad[0].error}" if bad else None,
+        wall_s=measurement.wall_s,
+        requests_per_s=len(good) / measurement.wall_s,
+        tokens_per_s=_tokens(measurement) / measurement.wall_s,
+        ttft=Spread.of(output.timings.ttft_s for output in good),
+        inter_token=Spread.of(gap for output in good for gap in output.timings.inter_token_s),
+        latency=Spread.of(output.timings.total_s for output in good),
+        peak_memory_bytes=measurement.peak_memory_bytes,
+        rows_per_step=stats.rows_per_step if stats.decode_calls else None,
+        passes_per_step=stats.passes_per_step if stats.decode_calls else None,
+        rounds=tuple(speeds),
+        measurement=measurement,
+    )
+
+
+def compared(rows: Iterable[Row], against: Iterable[Row]) -> tuple[Row, ...]:
+    """The rows with `equal` and `speed_up` filled in, by sequential and baseline of `against`."""
+    by_name = {row.strategy: row for row in against if row.measured}
+    reference = by_name.get(REFERENCE)
+    slow = by_name.get(BASELINE) or reference
+    return tuple(
+        replace(
+            row,
+            equal=_equal(row, reference) if row.measured and reference is not None else None,
+            speed_up=row.tokens_per_s / slow.tokens_per_s if row.measured and slow is not None else None,
+        )
+        for row in rows
+    )
+
+
+def _tokens(measurement: Measurement) -> int:
+    return sum(len(output.token_ids) for output in measurement.outputs if output.error is None)
+
+
+def _equal(row: Row, reference: Row) -> float | None:
+    if row.measurement is None or reference.measurement is None:
+        return None
+    pairs = list(zip(row.measurement.outputs, reference.measurement.outputs, strict=True))
+    return sum(a.error is None and a.token_ids == b.token_ids for a, b in pairs) / len(pairs)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What the figures by batch size say: efficiency, and the size where more stop paying.
+
+
+MIN_GAIN = 0.10  # throughput that a doubling must bring, to pay for its memory and its latency
+
+
+def sweep(rows: Iterable[Row]) -> Sweep:
+    """Rows of the batched strategy, one for each number of slots, in rising order."""
+    ordered = tuple(sorted(rows, key=lambda row: row.n_slots))
+    return Sweep(
+        ordered, efficiency(ordered), knee([(row.n_slots, row.tokens_per_s) for row in ordered if row.measured])
+    )
+
+
+def efficiency(rows: tuple[Row, ...]) -> tuple[float | None, ...]:
+    """Tokens/s per slot, relative to the smallest size that was measured: parallel efficiency, T(n) n0 / (T(n0) n).
+
+    1 means that every slot is as fast as the first alone; 1/n that n slots are no faster than one.
+    """
+    first = next((row for row in rows if row.measured), None)
+    if first is None:
+        return tuple(None for _ in rows)
+    alone = first.tokens_per_s / first.n_slots
+    return tuple(row.tokens_per_s / row.n_slots / alone if row.measured else None for row in rows)
+
+
+def knee(points: list[tuple[int, float]]) -> int | None:
+    """The last size that still brought 10 % more throughput a doubling than the knee before it.
+
+    From the smallest size on, a size n becomes the knee k if T(n) >= T(k) * 1.1 ** log2(n / k). The distance from the
+    chord (Kneedle: Satopää et al., 2011) is not used: step time is a staircase, on which it finds the first stair,
+    and a curve that still rises at its end has no such point, though its best size is then the last.
+
+    Args:
+        points: (slots, tokens/s) by rising slots.
+    """
+    if not points:
+        return None
+    best, speed = points[0]
+    for slots, tokens_per_s in points[1:]:
+        if tokens_per_s >= speed * (1 + MIN_GAIN) ** math.log2(slots / best):
+            best, speed = slots, tokens_per_s
+    return best

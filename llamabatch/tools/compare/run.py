@@ -1,0 +1,190 @@
+"""A whole comparison: the baseline, then each strategy, then each batch size, each alone on the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Protocol
+
+from llamabatch.config import MAX_SLOTS, EngineConfig, with_paths
+from llamabatch.engine.resolve_config import plan
+from llamabatch.errors import ConfigError, LlamaBatchError
+from llamabatch.gguf.resolve import file_bytes, resolve
+from llamabatch.llama.library import extra_bufts_safe
+from llamabatch.llama.model import Model
+from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.scheduler.policies import POLICIES, STRATEGIES
+from llamabatch.tools.compare.advice import advise
+from llamabatch.tools.compare.measure import BASELINE, Measurement, measure
+from llamabatch.tools.compare.report import Report, Row, compared, row, sweep
+from llamabatch.tools.machine_facts import MachineFacts
+from llamabatch.tools.processes import no_child_left
+from llamabatch.tools.workload import Workload, load
+from llamabatch.utils.checks import choice, integer
+from llamabatch.utils.paths import absolute
+
+MAX_ROUNDS = 100
+
+
+class Progress(Protocol):
+    """Is told how far a comparison is."""
+
+    def start(self, label: str, total: int) -> None:
+        """The next run begins: what it is called, and how many requests it has."""
+
+    def advance(self) -> None:
+        """One request of it is done."""
+
+    def end(self, wall_s: float | None, error: str | None) -> None:
+        """It is over: how long the requests took, or why it failed."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to compare. Checked when made; raises ConfigError and SamplingError.
+
+    Attributes:
+        model: path of a .gguf file, or "tiny".
+        prompts: a file (see workload.load); None: the bundled prompts.
+        strategies: names, each once; () means all.
+        max_tokens: to generate for each prompt.
+        slots: none: as many as the plan gives; one: for every strategy that has slots; several: the batched strategy
+            is measured with each of them as well, and the others run with the largest.
+        baseline: measure the loop over llama_cpp.Llama as well.
+        rounds: how often everything is measured; the median counts.
+        engine: options of EngineConfig.
+    """
+
+    model: str = "tiny"
+    prompts: Path | None = None
+    strategies: tuple[str, ...] = ()
+    max_tokens: int = 64
+    slots: tuple[int, ...] = ()
+    baseline: bool = True
+    rounds: int = 1
+    engine: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model", with_paths({"model": self.model})["model"])
+        object.__setattr__(self, "engine", with_paths(self.engine))
+        if self.prompts is not None:
+            object.__setattr__(self, "prompts", Path(absolute(self.prompts)))
+        SamplingParams(max_tokens=self.max_tokens)
+        integer(ConfigError, "rounds", self.rounds, 1, MAX_ROUNDS)
+        for number in self.slots:
+            integer(ConfigError, "slots", number, 1, MAX_SLOTS)
+        for name in self.strategies:
+            choice(ConfigError, "strategies", name, STRATEGIES)
+        for name in self.names:
+            self.config(name)  # a wrong option is found before anything runs
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The strategies in the order in which they run."""
+        return tuple(dict.fromkeys(self.strategies)) or STRATEGIES
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The batch sizes to measure one by one; none for a single one."""
+        sizes = tuple(sorted(set(self.slots)))
+        return sizes if len(sizes) > 1 else ()
+
+    def config(self, strategy: str, n_slots: int | None = None) -> EngineConfig:
+        """The options of one run."""
+        options = {**self.engine, "strategy": strategy}
+        if strategy in POLICIES and POLICIES[strategy].one_slot:
+            options["n_slots"] = 1
+        elif n_slots is not None or self.slots:
+            options["n_slots"] = n_slots or max(self.slots)
+        return EngineConfig.from_options(self.model, options)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One row to be: its strategy, and the options to measure it with."""
+
+    strategy: str
+    label: str
+    config: EngineConfig
+
+
+def run(settings: Settings, progress: Progress) -> Report:
+    """Measures everything. A strategy that fails gives a row with its error, and the others go on.
+
+    Raises:
+        InputError: model, prompts or options are refused.
+        SetupError, MemoryPlanError: nothing can run here.
+    """
+    with no_child_left():
+        path = resolve(settings.model)
+        with closing(Model(path)) as vocabulary:
+            n_ctx = plan(settings.config("sequential"), path).config.number("n_ctx")
+            workload = load(settings.prompts, vocabulary, n_ctx)
+            model_name = vocabulary.metadata.get("general.name", path.name)
+        rows, sized = _measure_all(settings, workload, progress)
+        rows = compared(rows, rows)
+        return Report(
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            machine=MachineFacts.here(),
+            model=model_name,
+            model_bytes=file_bytes(path),
+            workload=workload,
+            max_tokens=settings.max_tokens,
+            rows=rows,
+            sweep=sweep(compared(sized, rows)) if sized else None,
+            advice=advise(rows),
+        )
+
+
+def _measure_all(settings: Settings, workload: Workload, progress: Progress) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+    """The rows of baseline and strategies, and those of the batch sizes."""
+    # asked once, here: each child would ask, and warn, for itself
+    chosen = settings.engine.get("extra_bufts", "auto")
+    buffers = ("on" if extra_bufts_safe() else "off") if chosen == "auto" else chosen
+    settings = Settings(**{**vars(settings), "engine": {**settings.engine, "extra_bufts": buffers}})
+    jobs = [_Job(BASELINE, BASELINE, settings.config("sequential"))] if settings.baseline else []
+    jobs += [_Job(name, name, settings.config(name)) for name in settings.names]
+    n_strategies = len(jobs)
+    jobs += [_Job("batched", f"batched, n_slots = {n}", settings.config("batched", n)) for n in settings.sizes]
+    done: list[list[Measurement]] = [[] for _ in jobs]
+    errors: dict[int, str] = {}
+    for _ in range(settings.rounds):  # all of them in each round, so that a machine that slows down slows all
+        for number, job in enumerate(jobs):
+            if number not in errors:
+                outcome = _measure(job, workload, settings.max_tokens, progress)
+                if isinstance(outcome, str):
+                    errors[number] = outcome
+                else:
+                    done[number].append(outcome)
+    rows = tuple(
+        Row(job.strategy, n_slots=_asked_slots(job.config), error=errors[number])
+        if number in errors
+        else row(job.strategy, done[number])
+        for number, job in enumerate(jobs)
+    )
+    return rows[:n_strategies], rows[n_strategies:]
+
+
+def _measure(job: _Job, workload: Workload, max_tokens: int, progress: Progress) -> Measurement | str:
+    """The measurement, or why there is none."""
+    progress.start(job.label, len(workload.prompts))
+    try:
+        measurement = measure(
+            job.config,
+            workload.prompts,
+            max_tokens,
+            lambda output: progress.advance(),
+            baseline=job.strategy == BASELINE,
+        )
+    except LlamaBatchError as error:
+        progress.end(None, str(error))
+        return str(error)
+    progress.end(measurement.wall_s, None)
+    return measurement
+
+
+def _asked_slots(config: EngineConfig) -> int:
+    return 1 if config.n_slots == "auto" else config.n_slots

@@ -1,0 +1,381 @@
+"""Looks at the machine and the installation, and says what is wrong with the cure for each."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+import psutil
+
+from llamabatch.errors import SetupError
+from llamabatch.llama import extra_buffers, library, vetting
+from llamabatch.llama.environment import undecided
+from llamabatch.llama.library import LibraryInfo
+from llamabatch.planning import profile_store
+from llamabatch.planning.cpu import cpu_flags, cpu_name
+from llamabatch.planning.machine import Machine
+from llamabatch.sampling import native
+from llamabatch.utils import disk_cache, paths
+from llamabatch.utils.checks import counted
+from llamabatch.utils.version import __version__
+
+SETUP = "run `make setup` in a checkout of llamabatch"
+
+
+class Status(str, Enum):
+    """How bad a finding is. Only ERROR keeps llamabatch from working."""
+
+    OK = "ok"
+    WARN = "warn"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding. `cure` says what to do where `status` is not OK."""
+
+    name: str
+    status: Status
+    detail: str
+    cure: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """All findings, in the order in which they are shown, and the same machine in figures, for programs."""
+
+    checks: tuple[Check, ...]
+    facts: Mapping[str, Any]
+
+    @property
+    def ok(self) -> bool:
+        return all(check.status is not Status.ERROR for check in self.checks)
+
+    def to_json(self) -> dict[str, Any]:
+        """`{"ok": bool, "checks": [{"name", "status", "detail", "cure"}, ...], "facts": {...}}`"""
+        checks = [{**asdict(check), "status": check.status.value} for check in self.checks]
+        return {"ok": self.ok, "checks": checks, "facts": dict(self.facts)}
+
+
+def examine(environment: Mapping[str, str] | None = None) -> Report:
+    """Run every check. Loads the native library, and may try its kernels in a child process once a machine."""
+    given = dict(os.environ if environment is None else environment)  # before the library's load adds its own
+    try:
+        info: LibraryInfo | None = library.library_info()
+        problem = ""
+    except SetupError as error:
+        info, problem = None, str(error)
+    flags = cpu_flags()
+    checks = [*_versions(info), *_machine(flags)]
+    if info is None:
+        checks.append(Check("library", Status.ERROR, problem, SETUP))
+    else:
+        checks += [*_library(info), _build(info), _instructions(info, flags), _extra_buffers(info), _gpu(info)]
+    checks.append(_sampler())  # after the library, so that libgomp is loaded with llama.cpp's settings
+    checks += [*_environment(given), *_extras(), _model(), _profiles(), _trials(), _cache()]
+    return Report(tuple(checks), _facts(info, flags))
+
+
+def _facts(info: LibraryInfo | None, flags: frozenset[str]) -> dict[str, Any]:
+    machine = Machine.here()
+    facts = {
+        "llamabatch": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cpu": cpu_name(),
+        "cpu_features": [words for flag, words in _NOTEWORTHY.items() if flag in flags],
+        "cores": machine.cores,
+        "available_bytes": machine.available_bytes,
+        "extras": _installed_extras(),
+    }
+    if info is None:
+        return facts
+    return facts | {
+        "llama_cpp_python": info.binding_version,
+        "llama_cpp": info.llama_version,
+        "library_dir": str(info.library_dir),
+        "build": dict(info.marker) if info.marker else None,
+        "devices": [asdict(device) for device in info.devices],
+        "extra_buffers": library.extra_bufts_safe(),
+    }
+
+
+# --- versions and machine -----------------------------------------------------------------------------------------
+
+
+def _versions(info: LibraryInfo | None) -> Iterator[Check]:
+    def installed(name: str) -> str:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return "not installed"
+
+    binding = info.binding_version if info else installed("llama-cpp-python")
+    yield Check(
+        "versions",
+        Status.OK,
+        f"llamabatch {__version__}, Python {platform.python_version()}, llama-cpp-python {binding}, "
+        f"numpy {installed('numpy')}",
+    )
+    yield Check("system", Status.OK, f"{platform.system()} {platform.release()} on {platform.machine()}")
+
+
+_NOTEWORTHY = {
+    "amx_tile": "AMX", "amx_int8": "AMX-INT8", "amx_bf16": "AMX-BF16", "avx512f": "AVX-512",
+    "avx512_vnni": "AVX-512 VNNI", "avx512_bf16": "AVX-512 BF16", "avx_vnni": "AVX-VNNI", "avx2": "AVX2", "fma": "FMA",
+    "f16c": "F16C", "asimd": "NEON", "asimddp": "NEON dot product", "i8mm": "I8MM", "sve": "SVE", "sme": "SME",
+}  # fmt: skip
+
+
+def _machine(flags: frozenset[str]) -> Iterator[Check]:
+    known = [words for flag, words in _NOTEWORTHY.items() if flag in flags]
+    yield Check("cpu", Status.OK, f"{cpu_name()}: {', '.join(known) or 'features unknown'}")
+    machine = Machine.here()
+    load = psutil.getloadavg()[0]
+    busy = load > max(1.0, 0.5 * machine.cores)
+    yield Check(
+        "cores",
+        Status.WARN if busy else Status.OK,
+        f"{machine.cores} of {os.cpu_count()} usable, load {load:.1f}",
+        "other programs use the CPU, and a busy core costs more than its share: close them before measuring"
+        if busy
+        else "",
+    )
+    free = machine.available_bytes
+    scarce = free < 1 << 30
+    yield Check(
+        "memory",
+        Status.WARN if scarce else Status.OK,
+        f"{_gib(free)} available of {_gib(psutil.virtual_memory().total)}",
+        "close programs or raise the limit of the container" if scarce else "",
+    )
+
+
+# --- the native library -------------------------------------------------------------------------------------------
+
+
+def _library(info: LibraryInfo) -> Iterator[Check]:
+    yield Check("library", Status.OK, f"llama.cpp {info.llama_version} in {info.library_dir}")
+    yield Check("compiled for", Status.OK, info.system_info)
+    devices = [f"{d.name} ({d.kind}, {d.description}, {_gib(d.free_bytes)} free)" for d in info.devices]
+    yield Check(
+        "devices",
+        Status.OK if devices else Status.WARN,
+        "; ".join(devices) or "not told by this build",
+        "" if devices else SETUP,
+    )
+    yield Check(
+        "sequences",
+        Status.OK if info.max_parallel_sequences > 1 else Status.ERROR,
+        f"at most {info.max_parallel_sequences} in one context",
+        "" if info.max_parallel_sequences > 1 else SETUP,
+    )
+
+
+def _build(info: LibraryInfo) -> Check:
+    if info.marker is None:
+        return Check(
+            "patches", Status.WARN, "none: a stock build of llama-cpp-python", f"{SETUP} for the patched build"
+        )
+    patches = ", ".join(name.removesuffix(".patch") for name in info.marker.get("patches", {}))
+    return Check("patches", Status.OK, f"{patches} ({info.marker.get('backend')}, {info.marker.get('compiler')})")
+
+
+def _instructions(info: LibraryInfo, flags: frozenset[str]) -> Check:
+    """What the CPU has and the build does not use: the usual reason for a slow wheel from an index."""
+    wanted = {"avx2": "AVX2 = 1", "fma": "FMA = 1", "avx512f": "AVX512 = 1", "amx_int8": "AMX_INT8 = 1"}
+    unused = [_NOTEWORTHY[flag] for flag, words in wanted.items() if flag in flags and words not in info.system_info]
+    if unused:
+        return Check("instructions", Status.WARN, f"not used by this build: {', '.join(unused)}", SETUP)
+    return Check("instructions", Status.OK, "the build uses what this CPU has")
+
+
+def _extra_buffers(info: LibraryInfo) -> Check:
+    if library.extra_bufts_safe():
+        return Check("extra buffers", Status.OK, "on: weights are repacked for this CPU's fast kernels")
+    return Check(
+        "extra buffers",
+        Status.WARN,
+        f"off: the AMX kernels of this build crash or could not be tried (it lacks {extra_buffers.PATCH}), "
+        "and without them models run 2 to 3 times slower",
+        SETUP,
+    )
+
+
+def _gpu(info: LibraryInfo) -> Check:
+    if info.supports_gpu_offload:
+        return Check("gpu", Status.OK, "layers are offloaded")
+    if "GPU 0" in _output("nvidia-smi", "-L"):
+        return Check(
+            "gpu", Status.WARN, "an NVIDIA GPU is here, but this build does not use it", f"{SETUP} BACKEND=cuda"
+        )
+    return Check("gpu", Status.OK, "none, or none that this build can use")
+
+
+def _sampler() -> Check:
+    reason = native.why_not()
+    if not reason:
+        return Check("sampler", Status.OK, f"compiled: {native.PATH.name}")
+    cure = "install a C++ compiler (Debian and Ubuntu: apt install g++), then install llamabatch again"
+    if native.VARIABLE in reason:
+        cure = f"unset {native.VARIABLE}"
+    return Check("sampler", Status.WARN, f"numpy, several times slower: the compiled helper is {reason}", cure)
+
+
+# --- surroundings -------------------------------------------------------------------------------------------------
+
+_BAD_ENVIRONMENT: dict[str, tuple[Callable[[str], bool], str]] = {
+    "OMP_WAIT_POLICY": (
+        lambda value: value.lower() == "active",
+        "waiting threads never sleep, which is very slow beside any other program: unset it",
+    ),
+    "OMP_PROC_BIND": (
+        lambda value: value.lower() not in {"", "false"},
+        "several instances would share the same cores: unset it",
+    ),
+    "GOMP_CPU_AFFINITY": (bool, "several instances would share the same cores: unset it"),
+    "OMP_THREAD_LIMIT": (
+        lambda value: value.isdigit() and int(value) < Machine.here().cores,
+        "llama.cpp gets fewer threads than there are cores: unset it",
+    ),
+    "LLAMA_CPP_LIB_PATH": (bool, "llama-cpp-python takes its libraries from there: unset it unless you mean it"),
+}
+
+
+def _environment(given: Mapping[str, str]) -> Iterator[Check]:
+    relevant = {
+        name: value
+        for name, value in sorted(given.items())
+        if name.startswith(("GOMP_", "OMP_", "KMP_", "GGML_", "LLAMA_", "LLAMABATCH_", "CUDA_VISIBLE_DEVICES"))
+    }
+    bad = {name: words for name, (is_bad, words) in _BAD_ENVIRONMENT.items() if is_bad(relevant.get(name, ""))}
+    for name, words in bad.items():
+        yield Check(f"${name}", Status.WARN, relevant[name], words)
+    fine = [f"{name}={value}" for name, value in relevant.items() if name not in bad]
+    chosen = [f"{name}={value}" for name, value in undecided(None, given).items()]
+    text = f"yours: {', '.join(fine) or 'none'}; set by llamabatch: {', '.join(chosen) or 'none'}"
+    yield Check("environment", Status.OK, text)
+
+
+@dataclass(frozen=True)
+class Extra:
+    """Optional packages that are installed together.
+
+    Attributes:
+        use: what needs them.
+        modules: what is imported of each package.
+    """
+
+    use: str
+    modules: Mapping[str, str]
+
+
+# As in pyproject.toml, which an installed package has not: tests/unit/tools/test_doctor.py holds one against the other.
+EXTRAS = {
+    "tools": Extra(
+        "`llamabatch synth`, and pictures (--plot)", {"matplotlib": "matplotlib", "gguf": "gguf"}
+    ),
+    "hub": Extra("models by name from Hugging Face's hub", {"huggingface_hub": "huggingface_hub"}),
+    "parquet": Extra("`llamabatch run` from and to Parquet files", {"pyarrow": "pyarrow"}),
+    "metrics": Extra("files of figures for Prometheus (--metrics-file)", {"prometheus-client": "prometheus_client"}),
+    "gpu": Extra("memory, use and power of NVIDIA GPUs", {"nvidia-ml-py": "pynvml"}),
+}  # fmt: skip
+
+
+def _installed_extras() -> dict[str, dict[str, str | None]]:
+    """The version of each package of each extra; None where it is not there."""
+    return {
+        name: {package: _version_of(package, module) for package, module in extra.modules.items()}
+        for name, extra in EXTRAS.items()
+    }
+
+
+def _version_of(package: str, module: str) -> str | None:
+    if importlib.util.find_spec(module) is None:
+        return None
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "of unknown version"
+
+
+def _extras() -> Iterator[Check]:
+    """An extra that is not there is no fault; a part of one is, and so is a GPU that nothing tells of."""
+    for name, versions in _installed_extras().items():
+        use, get = EXTRAS[name].use, f'pip install "llamabatch[{name}]"'
+        missing = [package for package, version in versions.items() if version is None]
+        there = [f"{package} {version}" for package, version in versions.items() if version is not None]
+        check = f"extra {name}"
+        if not missing:
+            yield Check(check, Status.OK, f"{', '.join(there)}: {use}")
+        elif there or (name == "gpu" and "GPU 0" in _output("nvidia-smi", "-L")):
+            told = "; ".join([f"{', '.join(missing)} not installed", *there])
+            yield Check(check, Status.WARN, f"{told}: {use}", get)
+        else:
+            yield Check(check, Status.OK, f"not installed ({', '.join(missing)}): {use}; {get}")
+
+
+def _model() -> Check:
+    path = paths.bundled_model()
+    try:
+        with open(path, "rb") as file:
+            magic = file.read(4)
+        size = path.stat().st_size
+    except OSError as error:
+        return Check("bundled model", Status.ERROR, f"{path}: {error.strerror}", "install llamabatch again")
+    if magic != b"GGUF":
+        return Check("bundled model", Status.ERROR, f"{path} is not a GGUF file", "install llamabatch again")
+    return Check("bundled model", Status.OK, f"tiny, {size / 1e6:.1f} MB")
+
+
+def _profiles() -> Check:
+    """What `llamabatch tune` has kept for this machine and this build."""
+    found = profile_store.here()
+    if not found:
+        return Check("profiles", Status.OK, "none: `llamabatch tune -m MODEL` measures what is fastest here")
+    return Check("profiles", Status.OK, "; ".join(f"{profile.model} ({profile.created})" for profile in found))
+
+
+def _trials() -> Check:
+    """What trial loads have found of model files."""
+    found = [each.get("loads") for each in disk_cache.all_of(vetting.MODELS)]
+    if not found:
+        return Check("trial loads", Status.OK, "none: the first load of a model file tries it out in a child process")
+    refused = f", {found.count(False)} refused" if False in found else ""
+    good = found.count(True)
+    known = f"{counted(good, 'file')} known to load{refused}"
+    return Check("trial loads", Status.OK, f"{known}; to forget: {disk_cache.folder()}")
+
+
+def _cache() -> Check:
+    folder = paths.cache_dir()
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if os.access(existing, os.W_OK):
+        return Check("cache", Status.OK, str(folder))
+    cure = "set LLAMABATCH_CACHE to a folder that you may write"
+    return Check("cache", Status.WARN, f"{folder} cannot be written", cure)
+
+
+def _gib(n_bytes: int) -> str:
+    return f"{n_bytes / (1 << 30):.1f} GiB"
+
+
+def _output(*command: str) -> str:
+    """What a command prints; nothing where it is missing or fails."""
+    if shutil.which(command[0]) is None:
+        return ""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

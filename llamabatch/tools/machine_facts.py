@@ -1,0 +1,63 @@
+"""What a comparison ran on: without it the figures say nothing."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+
+import psutil
+
+from llamabatch.llama import library
+from llamabatch.planning.cpu import cpu_name
+from llamabatch.planning.machine import Machine
+from llamabatch.utils.checks import counted
+from llamabatch.utils.version import __version__
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """This machine and what is installed on it.
+
+    Attributes:
+        cpu: the model's name.
+        cores: that this process may use. logical_cores: that the machine has.
+        memory_bytes: of the machine.
+        devices: what llama.cpp can compute on.
+        versions: of llamabatch, llama-cpp-python, llama.cpp and Python.
+        patches: what the build of llama-cpp-python says about itself; None for a stock build.
+    """
+
+    cpu: str
+    cores: int
+    logical_cores: int
+    memory_bytes: int
+    os: str
+    devices: tuple[str, ...]
+    versions: dict[str, str]
+    patches: tuple[str, ...] | None
+
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        accelerators = [device.partition(": ")[2] for device in self.devices if not device.startswith("CPU")]
+        memory = f"{self.memory_bytes / 2**30:.0f} GiB"
+        return ", ".join([self.cpu, counted(self.cores, "core"), memory, *accelerators])
+
+    @classmethod
+    def here(cls) -> MachineFacts:
+        info = library.library_info()
+        return cls(
+            cpu=cpu_name(),
+            cores=Machine.here().cores,
+            logical_cores=psutil.cpu_count() or 1,
+            memory_bytes=int(psutil.virtual_memory().total),
+            os=platform.platform(),
+            devices=tuple(f"{device.name}: {device.description}" for device in info.devices),
+            versions={
+                "llamabatch": __version__,
+                "llama_cpp_python": info.binding_version,
+                "llama_cpp": info.llama_version,
+                "python": platform.python_version(),
+            },
+            patches=None if info.marker is None else tuple(info.marker.get("patches", ())),
+        )

@@ -1,0 +1,1 @@
+"""`llamabatch plan` says what fits before anything is loaded."""

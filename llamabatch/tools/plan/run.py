@@ -1,0 +1,170 @@
+"""Answers a question: what fits, how, and what to change. Reads headers, the machine, and with prompts a vocabulary."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from llamabatch.config import MAX_CTX, MAX_SLOTS, EngineConfig, with_paths
+from llamabatch.engine.resolve_config import machine_here, read_facts
+from llamabatch.errors import ConfigError, MemoryPlanError
+from llamabatch.gguf.resolve import resolve as resolve_path
+from llamabatch.llama.tuned_load import profile_for
+from llamabatch.planning.capacity import MEMORY_SHARE, Plan, fits, planned, resolve
+from llamabatch.planning.machine import Machine
+from llamabatch.planning.memory import PROCESS_BYTES
+from llamabatch.planning.model_facts import ModelFacts
+from llamabatch.tools.plan.advice import changes, lengths, slots_that_fit, strategy
+from llamabatch.tools.plan.report import Lengths, Report, Row
+from llamabatch.utils.checks import integer, number, show
+from llamabatch.utils.paths import absolute
+
+_UNLIMITED = 2**62
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?$", re.IGNORECASE)
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to plan. Raises ConfigError.
+
+    Attributes:
+        model: path of a .gguf file, or "tiny".
+        engine: options of EngineConfig.
+        prompts: a file of prompts, one a line or JSONL, whose longest decides n_ctx unless that is given.
+        max_tokens: that each of them may generate.
+        memory_bytes: plan for a machine with so much free instead of this one.
+        load: requests that come at once; None: many.
+        latency_ms: that the p95 of the time between two tokens may take; None: any.
+    """
+
+    model: str = "tiny"
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    prompts: Path | None = None
+    max_tokens: int = 256
+    memory_bytes: int | None = None
+    load: int | None = None
+    latency_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model", with_paths({"model": self.model})["model"])
+        object.__setattr__(self, "engine", with_paths(self.engine))
+        if self.prompts is not None:
+            object.__setattr__(self, "prompts", Path(absolute(self.prompts)))
+        integer(ConfigError, "max_tokens", self.max_tokens, 1, MAX_CTX)
+        if self.load is not None:
+            integer(ConfigError, "load", self.load, 1, 10**9)
+        if self.latency_ms is not None:
+            number(ConfigError, "latency_ms", self.latency_ms, 1e-3, 1e9)
+        if self.memory_bytes is not None:
+            integer(ConfigError, "memory", self.memory_bytes, 1, 2**60)
+        self.config()
+
+    def config(self) -> EngineConfig:
+        return EngineConfig.from_options(self.model, self.engine)
+
+
+def size_in_bytes(text: str) -> int:
+    """ "8G", "512M", "1.5 GiB": binary units. Raises ConfigError."""
+    match = _SIZE.match(text.strip())
+    if match is None:
+        raise ConfigError(f"memory is {show(text)}; give a size such as 8G or 512M")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def answer(question: Question) -> Report:
+    """Loads llama.cpp's library to ask what it can do here, but no weights; with prompts, a vocabulary.
+
+    Raises:
+        InputError: the model's header is damaged, or an option is refused.
+    """
+    config = question.config()
+    path = resolve_path(question.model)
+    facts = read_facts(config, path)
+    profile = profile_for(path, config)
+    machine = machine_here(config)
+    if question.memory_bytes is not None:
+        free = max(0, question.memory_bytes - PROCESS_BYTES)  # as here, where this process has taken its part
+        machine = replace(machine, available_bytes=free, address_space=None, data_bytes=None, gpus=())
+    facts = replace(facts, features=machine.features if config.extra_bufts != "off" else frozenset())
+    prompts = _lengths(question, path) if question.prompts is not None else None
+    if prompts is not None and config.n_ctx == "auto":
+        config = replace(config, n_ctx=_context_for(prompts, facts))
+    load = question.load if question.load is not None or prompts is None else prompts.count
+    plan, refusal = None, None
+    try:
+        plan = asked = resolve(config, facts, machine, profile)
+    except MemoryPlanError as error:
+        refusal = str(error)
+        least = replace(config, n_slots=1) if config.n_slots == "auto" else config
+        roomy = replace(machine, available_bytes=_UNLIMITED, address_space=None, data_bytes=None, gpus=())
+        asked = resolve(least, facts, roomy, profile)
+    # "auto" took one slot after another only because one fits: the answer is about several, and all that there will be
+    many = replace(asked.config, start_slots="auto")
+    if config.strategy == "auto":
+        many = replace(many, strategy="batched")
+    suits, because = strategy(asked, machine, profile, load, question.latency_ms)
+    return Report(
+        model=facts.name,
+        file_bytes=facts.file_bytes,
+        machine=machine,
+        given_bytes=question.memory_bytes,
+        plan=plan,
+        refusal=refusal,
+        asked=asked,
+        total_bytes=asked.total_bytes,
+        rows=tuple(_row(facts, many, machine, n) for n in lengths(facts, asked.config.number("n_ctx"))),
+        instances=_children(facts, asked, machine),
+        strategy=suits,
+        because=because,
+        changes=changes(facts, many, machine, plan is not None),
+        prompts=prompts,
+    )
+
+
+def _context_for(prompts: Lengths, facts: ModelFacts) -> int:
+    """Raises ConfigError where the longest is more than the model was trained for."""
+    if prompts.n_ctx > facts.n_ctx_train:
+        raise ConfigError(
+            f"the longest prompt of {prompts.source} has {prompts.longest} tokens, and {prompts.output} are to follow; "
+            f"{facts.name} was trained for {facts.n_ctx_train}"
+        )
+    return max(32, prompts.n_ctx)
+
+
+def _lengths(question: Question, path: Path) -> Lengths:
+    from llamabatch.llama.model import Model
+    from llamabatch.tools.workload import load  # with the library
+
+    assert question.prompts is not None
+    with closing(Model(path)) as vocabulary:
+        found = sorted(len(ids) for ids in load(question.prompts, vocabulary, MAX_CTX).prompts)
+
+    def at(share: float) -> int:
+        return found[min(len(found) - 1, int(share * len(found)))]
+
+    return Lengths(question.prompts.name, len(found), at(0.5), at(0.95), found[-1], question.max_tokens)
+
+
+def _row(facts: ModelFacts, asked: EngineConfig, machine: Machine, n_ctx: int) -> Row:
+    config = replace(asked, n_ctx=n_ctx, kv="split", kv_cells="auto", instances=1)
+    slots = slots_that_fit(facts, config, machine, MEMORY_SHARE)
+    one, two = (planned(facts, replace(config, n_slots=n), machine).memory for n in (4, 5))
+    shown = planned(facts, replace(config, n_slots=max(1, slots)), machine).memory
+    per_slot = two.total - one.total + sum(b.total - a.total for a, b in zip(one.gpus, two.gpus, strict=True))
+    return Row(n_ctx, slots, slots_that_fit(facts, config, machine, 1.0), shown, per_slot)
+
+
+def _children(facts: ModelFacts, asked: Plan, machine: Machine) -> int:
+    """How many engines of the plan fit as child processes into half of what is free, at most one for each core."""
+    config = replace(asked.config, strategy="multi-instance")
+    most = 0
+    for count in range(1, min(machine.cores, MAX_SLOTS) + 1):
+        if not fits(facts, replace(config, instances=count), machine, MEMORY_SHARE):
+            break
+        most = count
+    return most

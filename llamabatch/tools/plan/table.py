@@ -1,0 +1,116 @@
+"""A report as tables on a terminal, through rich."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from llamabatch.config import EngineConfig
+from llamabatch.planning.memory import MIB, PROCESS_BYTES, mib
+from llamabatch.tools.plan.advice import has_one_slot
+from llamabatch.tools.plan.report import Report
+from llamabatch.utils.checks import counted
+from llamabatch.utils.console import print_table, sentence
+
+
+def show(report: Report, console: Console) -> None:
+    """Prints the sum, what fits, the strategy, and what to change."""
+
+    def line(text: str, style: str = "") -> None:
+        sentence(console, text, style)
+
+    machine, config = report.machine, report.asked.config
+    free = f"{mib(machine.available_bytes)} free here"
+    if report.given_bytes is not None:
+        free = f"{mib(report.given_bytes)} given with --memory, {mib(machine.available_bytes)} of it beside the process"
+    line(f"{report.model}: {mib(report.file_bytes)}; {free}, {counted(machine.cores, 'core')}")
+    if report.prompts is not None:
+        p = report.prompts
+        line(
+            f"{p.source}: {counted(p.count, 'prompt')} of {counted(p.median, 'token')} at the median, {p.p95:,} at "
+            f"p95, {p.longest:,} at most, counted with the model's vocabulary; with {p.output:,} more each: "
+            f"n_ctx {p.n_ctx:,}"
+        )
+    print_table(console, _sum(report))
+    if report.refusal is not None:
+        line(f"It does not fit: {report.refusal}", "bold red")
+    else:
+        line(
+            f"It fits: {slots(config)} of {config.n_ctx:,} tokens"
+            f"{f' that share {config.kv_cells:,} cells' if config.kv == 'unified' else ''}"
+            f"{f', {config.instances} engines' if config.instances != 1 else ''}.",
+            "bold green",
+        )
+    print_table(console, _lengths(report))
+    line(f"Strategy: {report.strategy}: {report.because}.")
+    line(f"Instances: {config.instances} in the plan; {_children(report)}.")
+    if report.changes:
+        line("What would make it fit:" if not report.fits else "For more slots:")
+        for change in report.changes:
+            line(f"  {change.what}")
+    elif not report.fits:
+        line("No single change makes it fit: give it less of several, or a smaller model.", "red")
+
+
+def slots(config: EngineConfig) -> str:
+    """As many as the strategy uses."""
+    n_slots = 1 if has_one_slot(config) else config.number("n_slots")
+    return counted(n_slots, "slot")
+
+
+def _children(report: Report) -> str:
+    if report.instances == 0:
+        return "not one would fit as a child process in half of what is free"
+    return f"up to {report.instances} would fit as child processes in half of what is free, one for each core at most"
+
+
+def _sum(report: Report) -> Table:
+    """What one engine takes, part by part, and all of them with the process."""
+    need, config = report.memory, report.asked.config
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("of one engine" if config.instances != 1 else "memory", no_wrap=True)
+    table.add_column("MiB", justify="right", no_wrap=True)
+    for gpu in need.gpus:
+        table.add_column(f"GPU {gpu.number}\nMiB", justify="right", no_wrap=True)
+    parts = {
+        "weights": (need.weights, [gpu.weights for gpu in need.gpus]),
+        f"KV cache ({need.layout})": (need.kv_cache, [gpu.kv_cache for gpu in need.gpus]),
+        "buffers of a pass, logits": (need.compute, [gpu.compute for gpu in need.gpus]),
+        "repacked copies of weights": (need.copies, []),
+        "vocabulary, adapters, threads": (need.vocabulary, []),
+        "draft model": (need.draft, []),
+    }
+    for name, (here, there) in parts.items():
+        if here or any(there):
+            table.add_row(name, _mib(here), *(map(_mib, there) if there else [""] * len(need.gpus)))
+    table.add_section()
+    table.add_row("sum", _mib(need.total), *(_mib(gpu.total) for gpu in need.gpus), style="bold")
+    if config.instances != 1:
+        table.add_row(f"{config.instances} engines", _mib(report.total_bytes), *[""] * len(need.gpus), style="bold")
+    if not report.asked.in_children:
+        peak = report.asked.peak_bytes + PROCESS_BYTES
+        table.add_row("with the process: the peak", _mib(peak), *[""] * len(need.gpus))
+    return table
+
+
+def _lengths(report: Report) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    heads = ("n_ctx", "slots\nin half of it", "slots\nin all of it", "memory\nMiB", "a slot\nMiB")
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in report.rows:
+        asked = row.n_ctx == report.asked.config.n_ctx
+        table.add_row(
+            f"{row.n_ctx:,}{' ◀' if asked else ''}",
+            str(row.slots),
+            str(row.most_slots),
+            _mib(row.memory.total),
+            f"{row.slot_bytes / MIB:,.1f}",
+            style="bold green" if asked and row.slots else "red" if row.most_slots == 0 else None,
+        )
+    return table
+
+
+def _mib(n_bytes: int) -> str:
+    return f"{n_bytes / MIB:,.0f}"

@@ -1,0 +1,166 @@
+"""The processes that measure: one for each way to load, several at once where memory allows, and a busy neighbour."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import IO, Any
+
+from llamabatch import errors
+from llamabatch.config import EngineConfig
+from llamabatch.errors import EngineError
+from llamabatch.tools.tune.stages import Job, Setting, config_of
+from llamabatch.utils.subprogram import command
+
+PROGRAM = "llamabatch.tools.tune.child"
+_ANSWER_TIMEOUT_S = 600.0
+_MOST = 5
+_SPIN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(10**6): pass"
+
+Figures = dict[str, float]
+
+
+class Children:
+    """Measures, in a process that has what the setting needs; a context manager that leaves none behind.
+
+    Args:
+        base: the model, and where its layers lie.
+        room: how many processes with this model fit in memory at once.
+    """
+
+    def __init__(self, base: EngineConfig, room: int) -> None:
+        self._base = base
+        self._room = max(1, min(room, _MOST))
+        self._running: dict[tuple[str, str, int], _Child] = {}  # the one used last stands last
+
+    def measure(self, setting: Setting, job: Job) -> Figures:
+        """The figures of Bench.measure.
+
+        Raises:
+            EngineError: it cannot be run so: the context is refused, or the process died, which another call survives.
+            What loading a model raises.
+        """
+        child = self._child(setting, job)
+        try:
+            return child.measure(self._base, setting, job)
+        except _ChildDiedError:
+            del self._running[setting.load]
+            child.end()
+            raise
+
+    def spins_matter(self, setting: Setting, job: Job) -> bool:
+        """Whether the library waits as GOMP_SPINCOUNT says."""
+        return self._child(setting, job).uses_libgomp
+
+    def _child(self, setting: Setting, job: Job) -> _Child:
+        child = self._running.pop(setting.load, None)
+        if child is None:
+            while len(self._running) >= self._room:
+                oldest = next(iter(self._running))
+                self._running.pop(oldest).end()
+            child = _Child(config_of(self._base, setting, job), setting.environment())
+        self._running[setting.load] = child
+        return child
+
+    def close(self) -> None:
+        for child in self._running.values():
+            child.end()
+        self._running.clear()
+
+    def __enter__(self) -> Children:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+class _ChildDiedError(EngineError):
+    """The measuring process is gone."""
+
+
+class _Child:
+    def __init__(self, config: EngineConfig, environment: Mapping[str, str]) -> None:
+        inherited = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+        self._process: subprocess.Popen[str] = subprocess.Popen(
+            command(PROGRAM),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C reaches the parent alone
+            env={**inherited, **environment},
+        )
+        try:
+            self.uses_libgomp = bool(self._ask(dataclasses.asdict(config))["libgomp"])
+        except BaseException:
+            self.end()
+            raise
+
+    def measure(self, base: EngineConfig, setting: Setting, job: Job) -> Figures:
+        wanted = {name: value for name, value in dataclasses.asdict(job).items() if name != "n_ctx"}
+        config = dataclasses.asdict(config_of(base, setting, job))
+        figures: Figures = self._ask({**wanted, "config": config})["figures"]
+        return figures
+
+    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        stdin, stdout = _open(self._process.stdin), _open(self._process.stdout)
+        try:
+            stdin.write(json.dumps(message) + "\n")
+            stdin.flush()
+        except OSError:
+            pass  # it died: readline tells
+        ready, _, _ = select.select([stdout], [], [], _ANSWER_TIMEOUT_S)
+        line = stdout.readline() if ready else ""
+        if not line:
+            raise _ChildDiedError(f"the measuring process ended: {self._how_it_ended(bool(ready))}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise getattr(errors, answer["kind"], EngineError)(answer["error"])
+        return answer
+
+    def _how_it_ended(self, ended: bool) -> str:
+        if not ended:
+            return f"no answer within {_ANSWER_TIMEOUT_S:.0f} s"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(5)
+            return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return "it closed its output"
+
+    def end(self) -> None:
+        _end(self._process)
+
+
+def _open(stream: IO[str] | None) -> IO[str]:
+    assert stream is not None
+    return stream
+
+
+def _end(process: subprocess.Popen[Any]) -> None:
+    process.kill()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(OSError):  # what was not flushed has no reader
+                stream.close()
+    process.wait()
+
+
+@contextlib.contextmanager
+def busy_neighbour() -> Iterator[None]:
+    """One more process that wants a whole core; it ends with this block, or with this process."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SPIN],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        _end(process)

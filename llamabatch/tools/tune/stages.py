@@ -1,0 +1,197 @@
+"""The questions that tuning asks, in the order in which it asks them: each with the answers that are tried.
+
+The order is that of influence: what comes later is measured with what was chosen before.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from llamabatch.config import MAX_BATCH, EngineConfig
+from llamabatch.llama.environment import OnLoad, environment_defaults
+from llamabatch.planning.profile import FLOAT_TYPES
+
+# ----------------------------------------------------------------------------------------------------
+# What a measurement is made with, and what of it needs a fresh process.
+
+
+# What libgomp does where nobody sets GOMP_SPINCOUNT: "3 msec blocking when OMP_WAIT_POLICY is not specified", at
+# 100,000 spins a ms (gcc/libgomp/env.c).
+LIBGOMP_SPINS = 300_000
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to run the model; the names are EngineConfig's, `spins` is GOMP_SPINCOUNT, and `amx` is "off" where the
+    extra buffers are those of other kernels.
+
+    extra_bufts, amx and spins are fixed when a model or a library is loaded; the rest can change in a running process.
+    """
+
+    extra_bufts: str
+    spins: int
+    flash_attn: str
+    type_k: str
+    type_v: str
+    n_ubatch: int
+    n_threads: int
+    n_threads_batch: int
+    amx: str = "on"
+
+    @property
+    def load(self) -> tuple[str, str, int]:
+        """What a process is started with."""
+        return self.extra_bufts, self.amx, self.spins
+
+    def options(self) -> dict[str, Any]:
+        """As options of EngineConfig."""
+        return {name: value for name, value in vars(self).items() if name not in ("spins", "amx")}
+
+    def environment(self) -> dict[str, str]:
+        """The rest, as variables."""
+        return environment_defaults(None, OnLoad(self.spins, self.amx))
+
+
+@dataclass(frozen=True)
+class Job:
+    """One measurement.
+
+    Attributes:
+        prompt: tokens of each sequence before its steps are timed.
+        rows: numbers of sequences whose decode step is timed.
+        n_ctx, n_slots: of the context.
+        seconds: to spend on each number of rows.
+        time_prompt: whether the prompt itself is timed.
+    """
+
+    prompt: int
+    rows: tuple[int, ...]
+    n_ctx: int
+    n_slots: int
+    seconds: float
+    time_prompt: bool = True
+
+
+def config_of(base: EngineConfig, setting: Setting, job: Job) -> EngineConfig:
+    """The options of a context that carries out a job; `base` says which model, and where its layers lie."""
+    options = {name: getattr(base, name) for name in ("n_gpu_layers", "main_gpu", "tensor_split", "use_mmap")}
+    ours = {"n_ctx": job.n_ctx, "n_slots": job.n_slots, "kv": "split", "profile": False}
+    return EngineConfig.from_options(base.model, {**options, **setting.options(), **ours})
+
+
+STAIRS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
+_KV_TYPES = (("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "f16"), ("f32", "f32"))
+_SPINS = (1_000, 3_000, 10_000)
+_UBATCHES = (256, 512, 1024)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One question.
+
+    Attributes:
+        name: the field of Setting that it is about. title: for people.
+        measures: which figures count, out of "prompt", "one" (a step of one row), "many" (a step of many) and the same
+            with "busy " in front: beside a process that wants a whole core.
+        candidates: settings by label, given what was chosen so far; the first is what the rule says.
+        rounds: how often each is measured.
+        share: of the time, about.
+        only_on_request: shows its figures, but the first candidate stays unless the user allows other numerics.
+    """
+
+    name: str
+    title: str
+    measures: tuple[str, ...]
+    candidates: Callable[[Setting], dict[str, Setting]]
+    rounds: int = 3
+    share: float = 1.0
+    only_on_request: bool = False
+
+
+def stages(cores: int, config: EngineConfig, longest_prompt: int, amx: bool = False) -> tuple[Stage, ...]:
+    """All of them.
+
+    Args:
+        config: as it was resolved without a profile: what the rules say.
+        longest_prompt: tokens of the prompts that the question about n_ubatch uses.
+        amx: AMX kernels are on, and can be off.
+    """
+    return (
+        Stage("extra_bufts", "extra buffers", ("prompt", "one", "many"), lambda s: _extra_bufts(s, amx), share=1.5),
+        Stage("flash_attn", "flash attention", ("prompt", "many"), _flash_attn),
+        Stage("type_k", "KV types", ("prompt", "many"), _kv_types, rounds=2, only_on_request=True),
+        Stage("n_threads", "threads, one row", ("one",), lambda s: _threads(s, "n_threads", cores), share=0.7),
+        Stage(
+            "n_threads_batch",
+            "threads, more rows",
+            ("prompt", "many"),
+            lambda s: _threads(s, "n_threads_batch", cores),
+            share=0.7,
+        ),
+        Stage("spins", "spin count", ("one", "many", "busy one", "busy many"), _spins, share=3.5),
+        Stage("n_ubatch", "n_ubatch", ("long prompt",), lambda s: _ubatches(s, config.n_batch, longest_prompt)),
+    )
+
+
+def llama_cpp_defaults(setting: Setting, cores: int) -> Setting:
+    """What llama.cpp's own programs would run with: flash attention auto, which is on; libgomp's spin count; all cores.
+    Weights, cache types and extra buffers as in `setting`, where these are safe."""
+    return replace(
+        setting, flash_attn="auto", spins=LIBGOMP_SPINS, n_ubatch=512, n_threads=cores, n_threads_batch=cores
+    )
+
+
+def _extra_bufts(setting: Setting, amx: bool) -> dict[str, Setting]:
+    if setting.extra_bufts == "off":  # the user's wish, or they crash here
+        return {"off": setting}
+    without_amx = {"on, no AMX": replace(setting, amx="off")} if amx else {}
+    return {"on": setting, **without_amx, "off": replace(setting, extra_bufts="off")}
+
+
+def _flash_attn(setting: Setting) -> dict[str, Setting]:
+    ways = {setting.flash_attn: setting}
+    if setting.type_v not in FLOAT_TYPES:
+        return ways  # a quantised V cache needs it
+    for other in ("off", "on"):
+        if other != setting.flash_attn and (setting.flash_attn, other) != ("auto", "on"):  # auto is on, where it can be
+            ways[other] = replace(setting, flash_attn=other)
+    return ways
+
+
+def _kv_types(setting: Setting) -> dict[str, Setting]:
+    """K and V; a quantised V cache needs flash attention."""
+    ways = {_kv_label(setting): setting}
+    for type_k, type_v in _KV_TYPES:
+        flash = setting.flash_attn if type_v in FLOAT_TYPES else "on"
+        way = replace(setting, type_k=type_k, type_v=type_v, flash_attn=flash)
+        ways.setdefault(_kv_label(way), way)
+    return ways
+
+
+def _kv_label(setting: Setting) -> str:
+    return f"{setting.type_k}, {setting.type_v}"
+
+
+def _threads(setting: Setting, name: str, cores: int) -> dict[str, Setting]:
+    """One, half the cores, all of them, and both threads of each core where the process may use these."""
+    try:
+        logical = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS
+        logical = cores
+    counts = [getattr(setting, name), 1, max(1, cores // 2), cores, *([2 * cores] if 2 * cores <= logical else [])]
+    return {str(count): replace(setting, **{name: count}) for count in dict.fromkeys(counts)}
+
+
+def _spins(setting: Setting) -> dict[str, Setting]:
+    counts = dict.fromkeys((setting.spins, *_SPINS, LIBGOMP_SPINS))
+    return {f"{count:,}": replace(setting, spins=count) for count in counts}
+
+
+def _ubatches(setting: Setting, n_batch: int, longest_prompt: int) -> dict[str, Setting]:
+    """Sizes that a prompt of this length can fill."""
+    most = min(n_batch, longest_prompt, MAX_BATCH)
+    counts = dict.fromkeys((setting.n_ubatch, *(count for count in _UBATCHES if count <= most)))
+    return {str(count): replace(setting, n_ubatch=count) for count in counts}

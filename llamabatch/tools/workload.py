@@ -1,0 +1,160 @@
+"""Which prompts are run: from a file or the bundled ones, as token ids, so that every strategy gets the very same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+from llamabatch.engine.validation import check_prompt
+from llamabatch.errors import LlamaBatchError, PromptError, SetupError
+from llamabatch.llama.model import Model
+from llamabatch.request.chat import to_tokens
+from llamabatch.utils.paths import shown
+
+_JSONL = (".jsonl", ".ndjson", ".json")
+_SHAPES = '{"prompt": TEXT} or {"messages": [{"role": …, "content": …}]}'
+
+_T = TypeVar("_T")
+
+Prompt = str | list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One prompt of a file: a text, or the messages of a conversation."""
+
+    number: int
+    prompt: Prompt
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What every strategy runs.
+
+    Attributes:
+        source: the file's name, or "bundled".
+        prompts: token ids of each.
+    """
+
+    source: str
+    prompts: tuple[tuple[int, ...], ...]
+
+    @property
+    def n_prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+
+def load(path: Path | None, model: Model, n_ctx: int) -> Workload:
+    """Reads and tokenizes prompts.
+
+    Args:
+        path: a text file with one prompt a line, or JSONL; None: the bundled prompts.
+        model: its vocabulary and chat template; the weights are not needed.
+        n_ctx: tokens that one request may use.
+
+    Raises:
+        PromptError: there is no such file or no prompt in it, or a line cannot be run; the message names the line.
+        ConfigError: a line of the file is a conversation and the model has no chat template.
+        SetupError: the bundled prompts are missing.
+    """
+    name = "the bundled prompts" if path is None else shown(path)
+    lines = parse(name, _read(path), jsonl=True if path is None else _is_jsonl(path))
+    if path is None and model.chat_template is None:  # the bundled ones are questions, which any model can continue
+        lines = [Line(line.number, _question(line.prompt)) for line in lines]
+    prompts = [_at(name, line.number, partial(_token_ids, line.prompt, model, n_ctx)) for line in lines]
+    return Workload("bundled" if path is None else path.name, tuple(prompts))
+
+
+def parse(name: str, text: str, *, jsonl: bool | None = None) -> list[Line]:
+    """The prompts of a file's text; blank lines are passed over.
+
+    Args:
+        name: of the file, for messages.
+        jsonl: whether it is JSONL; None: if its first line is a JSON object.
+
+    Raises:
+        PromptError: it holds no prompt, or a line is not what it should be.
+    """
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if not lines:
+        raise PromptError(f"{name} holds no prompt; write one a line, as text or as {_SHAPES}")
+    if jsonl or (jsonl is None and _is_object(lines[0][1])):
+        return [Line(number, _at(name, number, partial(_from_json, line))) for number, line in lines]
+    return [Line(number, line) for number, line in lines]
+
+
+def _read(path: Path | None) -> str:
+    if path is None:
+        bundled = resources.files("llamabatch.models") / "tiny_prompts.jsonl"
+        if not bundled.is_file():
+            raise SetupError("the bundled prompts are missing from this installation; name a file with --prompts")
+        return bundled.read_text(encoding="utf-8")
+    if path.is_dir():
+        raise PromptError(f"{shown(path)} is a directory; give a file with one prompt a line")
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = path.read_bytes()[: error.start].count(b"\n") + 1
+        raise PromptError(f"{shown(path)}, line {line}: this is not UTF-8 text; prompts are read as UTF-8") from error
+    except OSError as error:
+        raise PromptError(
+            f"{shown(path)} cannot be read: {error.strerror}; give a file with one prompt a line"
+        ) from error
+
+
+def _question(prompt: Prompt) -> str:
+    return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
+
+
+def _is_jsonl(path: Path) -> bool | None:
+    """By the name's ending; None where it leaves it open."""
+    suffix = path.suffix.lower()
+    return True if suffix in _JSONL else False if suffix == ".txt" else None
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _from_json(line: str) -> Prompt:
+    try:
+        item = json.loads(line)
+    except ValueError as error:
+        raise PromptError(f"this is not JSON ({error}); write {_SHAPES}") from error
+    if not isinstance(item, dict) or ("prompt" in item) == ("messages" in item):
+        raise PromptError(f"write {_SHAPES}, one of the two")
+    if "messages" in item:
+        messages: list[dict[str, Any]] = item["messages"]
+        if not isinstance(messages, list):
+            raise PromptError(f"messages is a {type(messages).__name__}; give a list of messages")
+        return messages  # each of them is checked where the chat template is filled in
+    if not isinstance(item["prompt"], str):
+        raise PromptError(f"prompt is a {type(item['prompt']).__name__}; give a text")
+    text: str = item["prompt"]
+    return text
+
+
+def _token_ids(prompt: Prompt, model: Model, n_ctx: int) -> tuple[int, ...]:
+    """As LLM.generate does it for a text, and LLM.chat for messages."""
+    if isinstance(prompt, str):
+        ids = tuple(model.tokenize(prompt)) if prompt else ()
+    else:
+        ids = to_tokens(model, prompt)[1]
+    check_prompt(ids, model.n_vocab, n_ctx)
+    return ids
+
+
+def _at(name: str, number: int, read: Callable[[], _T]) -> _T:
+    """Puts file and line in front of what is wrong there."""
+    try:
+        return read()
+    except LlamaBatchError as error:
+        raise type(error)(f"{name}, line {number}: {error}") from error

@@ -1,1 +1,0 @@
-"""`llamabatch tune`: measures what decides the speed of a model on this machine, chooses, and keeps a profile."""

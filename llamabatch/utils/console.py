@@ -1,0 +1,161 @@
+"""What people read on a terminal: a console for tables, and sentences that are wrapped between words."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import textwrap
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from llamabatch.errors import InputError, SetupError
+from llamabatch.utils.paths import shown
+
+if TYPE_CHECKING:
+    from rich.style import Style
+
+_LEAST_WIDTH = 20
+_LABEL = re.compile(r" *\S[^:]*: {2,}")  # "rows:   7 ok": what follows stays behind its label
+
+
+class Stdout(Console):
+    """A console that raises BrokenPipeError where the reader of stdout has left, and rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # rich calls it while it handles the error
+
+
+def sentence(console: Console, text: str, style: str | Style = "") -> None:
+    """Prints lines of text: wrapped between words on a terminal, as they are elsewhere, for programs that read them."""
+    shown = wrapped(text, console.width) if console.is_terminal else text
+    console.print(Text(shown, style), soft_wrap=True)
+
+
+def print_table(console: Console, table: Table, lead: int = 1) -> None:
+    """Prints a table, in several parts with the same first columns where the console is too narrow for one.
+
+    Args:
+        lead: how many columns each part begins with.
+    """
+    shown = list(range(lead))
+    for index in range(lead, len(table.columns)):
+        if len(shown) > lead and not _fits(console, _part(table, [*shown, index])):
+            _print_part(console, table, shown)
+            shown = list(range(lead))
+        shown.append(index)
+    _print_part(console, table, shown)
+
+
+def _print_part(console: Console, table: Table, indices: list[int]) -> None:
+    part = _part(table, indices)
+    if not _fits(console, part):
+        for column in part.columns:
+            column.no_wrap = False
+    console.print(part)
+
+
+def _fits(console: Console, table: Table) -> bool:
+    return Measurement.get(console, console.options.update(max_width=1000), table).maximum <= console.width
+
+
+def _part(table: Table, indices: list[int]) -> Table:
+    part = Table(box=table.box, pad_edge=table.pad_edge, collapse_padding=table.collapse_padding)
+    columns = [table.columns[index] for index in indices]
+    for column in columns:
+        part.add_column(column.header, justify=column.justify, no_wrap=column.no_wrap)
+    for row, *cells in zip(table.rows, *(column.cells for column in columns), strict=True):
+        part.add_row(*cells, style=row.style, end_section=row.end_section)
+    return part
+
+
+def for_terminal(text: str, stream: TextIO | None = None) -> str:
+    """Lines of text for a stream, stderr unless told: wrapped between words if it is a terminal."""
+    stream = sys.stderr if stream is None else stream
+    try:
+        return wrapped(text, os.get_terminal_size(stream.fileno()).columns) if stream.isatty() else text
+    except (OSError, ValueError):  # no file is behind it
+        return text
+
+
+def wrapped(text: str, width: int) -> str:
+    """Each line is wrapped between words; a word that is longer than a line stays whole, as paths have to be copied."""
+    width = max(_LEAST_WIDTH, width or 80)
+    lines = text.split("\n")
+    labels = {match.end() for line in lines if (match := _LABEL.match(line)) and match.end() <= width // 3}
+    return "\n".join(_wrapped(line, width, labels) for line in lines)
+
+
+def _is_label(start: str) -> bool:
+    return start.endswith(" ") and start.rstrip().endswith(":")
+
+
+def _wrapped(line: str, width: int, labels: set[int]) -> str:
+    """`labels`: how long those of other lines of the text are."""
+    if len(line) <= width:
+        return line
+    indent = len(line) - len(line.lstrip(" "))
+    return textwrap.fill(
+        line,
+        width,
+        subsequent_indent=" " * next((n for n in labels if _is_label(line[:n])), indent),
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Where a report goes: the terminal, a JSON file, a picture. Targets are checked before hours of measuring.
+
+
+_PICTURES = (".png", ".svg", ".pdf")
+_PLAIN_WIDTH = 200  # a file or a pipe has no width: tables take what they need
+
+
+def check(json_file: Path | None, plot_file: Path | None) -> None:
+    """Finds out early that a target cannot be written.
+
+    Raises:
+        InputError: its folder is missing or closed, it is a directory, or the picture's kind is unknown.
+        SetupError: a picture needs matplotlib, which is not installed.
+    """
+    for option, path in (("--json", json_file), ("--plot", plot_file)):
+        if path is None or (option == "--json" and str(path) == "-"):
+            continue
+        folder = path.parent
+        if path.is_dir() or not folder.is_dir():
+            wrong = "is a directory" if path.is_dir() else f"cannot be made: there is no directory {shown(folder)}"
+            raise InputError(f"{option} {shown(path)} {wrong}; give the name of a file in a directory that exists")
+        if not os.access(path if path.exists() else folder, os.W_OK):
+            raise InputError(f"{option} {shown(path)} cannot be written: permission denied")
+    if plot_file is None:
+        return
+    if plot_file.suffix.lower() not in _PICTURES:
+        raise InputError(f"--plot {shown(plot_file)} has no ending of a picture; allowed are {', '.join(_PICTURES)}")
+    if find_spec("matplotlib") is None:
+        raise SetupError("--plot needs matplotlib, which is not installed; run: pip install 'llamabatch[tools]'")
+
+
+def write_json(content: dict[str, Any], file: Path | None) -> None:
+    """To a file, to stdout if that is "-", nowhere if None."""
+    if file is None:
+        return
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    if str(file) == "-":
+        sys.stdout.write(text)
+    else:
+        file.write_text(text, encoding="utf-8")
+
+
+def console() -> Console:
+    """stdout, as wide as its terminal."""
+    terminal = Stdout()
+    return terminal if terminal.is_terminal else Stdout(width=_PLAIN_WIDTH)

@@ -1,0 +1,158 @@
+"""Histograms of durations. All have the same fixed limits, so that those of several engines add up."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_STEPS = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 7.5, 8)  # in each power of ten; no two further apart than 25 %
+# what vLLM's histograms have besides, so that each of its buckets is a sum of whole ones of ours
+_OTHERS = (120.0, 160.0, 240.0, 480.0, 640.0, 960.0, 1920.0, 2560.0, 7680.0)
+
+LIMITS_S = tuple(sorted({float(f"{step}e{power}") for power in range(-4, 4) for step in _STEPS} | {*_OTHERS, 1e4}))
+"""Upper limits of the buckets, seconds: 0.1 ms to 10,000 s. A bucket holds what is above the limit before its own, and
+at most its own; one more holds all that is longer."""
+
+_NOTHING = (0,) * (len(LIMITS_S) + 1)
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How many durations fell between which limits. Two of them can be added, and an earlier one taken from a later.
+
+    Attributes:
+        counts: for each bucket of LIMITS_S, and last for what is longer than all limits.
+        sum_s: of all durations, seconds.
+    """
+
+    counts: tuple[int, ...] = _NOTHING
+    sum_s: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """How many durations."""
+        return sum(self.counts)
+
+    @property
+    def mean_s(self) -> float | None:
+        """Their mean, seconds; None of none."""
+        count = self.count
+        return self.sum_s / count if count else None
+
+    def percentile(self, percent: float) -> float | None:
+        """Seconds that so many percent of the durations did not exceed; None of none.
+
+        Within a bucket the durations count as spread evenly (as in PromQL's histogram_quantile), so the answer lies in
+        the bucket of the true one: at most 25 % of it away, and 0.1 ms where it is less than that. What is longer than
+        10,000 s counts as that.
+
+        Args:
+            percent: 0 to 100.
+        """
+        rank = self.count * percent / 100
+        below = 0
+        for number, count in enumerate(self.counts[:-1]):
+            if count and below + count >= rank:
+                low = LIMITS_S[number - 1] if number else 0.0
+                return low + (LIMITS_S[number] - low) * (rank - below) / count
+            below += count
+        return LIMITS_S[-1] if self.counts[-1] else None
+
+    def at_most(self, limits: Sequence[float]) -> list[int]:
+        """How many durations were no longer than each of these; each must be one of LIMITS_S."""
+        return [sum(self.counts[: LIMITS_S.index(limit) + 1]) for limit in limits]
+
+    def __add__(self, other: Histogram) -> Histogram:
+        return Histogram(tuple(map(int.__add__, self.counts, other.counts)), self.sum_s + other.sum_s)
+
+    def __sub__(self, earlier: Histogram) -> Histogram:
+        return Histogram(tuple(map(int.__sub__, self.counts, earlier.counts)), self.sum_s - earlier.sum_s)
+
+    def to_wire(self) -> list[Any]:
+        return [self.counts, self.sum_s]
+
+    @classmethod
+    def from_wire(cls, packed: Sequence[Any]) -> Histogram:
+        counts, sum_s = packed
+        return cls(tuple(counts), sum_s)
+
+
+class Tally:
+    """A histogram that is being filled, by one thread; others may ask for it."""
+
+    def __init__(self) -> None:
+        self._counts = list(_NOTHING)
+        self._sum_s = 0.0
+
+    def add(self, seconds: float, n: int = 1) -> None:
+        """Counts `n` durations of this length."""
+        self._counts[bisect_left(LIMITS_S, seconds)] += n
+        self._sum_s += seconds * n
+
+    def histogram(self) -> Histogram:
+        """What it holds now."""
+        return Histogram(tuple(self._counts), self._sum_s)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Percentiles of millions of figures in bounded memory.
+
+
+_GROWTH = math.log(1.02)  # neighbouring classes differ by 2 %, so that what is told is within 1 % of the figure
+_LEAST = 1e-7
+
+
+class Quantiles:
+    """Counts figures in classes whose limits grow by 2 %: a few hundred counters, whatever comes.
+
+    Attributes:
+        n: how many figures. total: their sum.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self.n = 0
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        """One figure; negative ones count as 0."""
+        self.add_all((value,))
+
+    def add_all(self, values: Iterable[float]) -> None:
+        counts, log, total = self._counts, math.log, 0.0
+        for value in values:
+            at = int(log(max(value, _LEAST) / _LEAST) / _GROWTH)
+            counts[at] = counts.get(at, 0) + 1
+            total += value
+            self.n += 1
+        self.total += total
+
+    def at(self, percent: float) -> float | None:
+        """The percentile, the lower one where it lies between two figures, within 1 %; None of nothing.
+
+        Args:
+            percent: 0 to 100.
+        """
+        if not self.n:
+            return None
+        wanted, seen = percent / 100 * (self.n - 1), 0
+        for at in sorted(self._counts):
+            seen += self._counts[at]
+            if seen > wanted:
+                return 0.0 if at == 0 else self._value(at)
+        return self._value(max(self._counts))
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.n if self.n else None
+
+    def classes(self) -> list[tuple[float, int]]:
+        """The middle of each class that holds figures, rising, and how many it holds."""
+        return [(self._value(at), self._counts[at]) for at in sorted(self._counts)]
+
+    @staticmethod
+    def _value(at: int) -> float:
+        return _LEAST * math.exp((at + 0.5) * _GROWTH)

@@ -1,0 +1,42 @@
+"""Programs of ours in child processes, which see the modules that this one sees, whatever folder they start in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+# A child imports what the parent would, and nothing that happens to lie in the working directory.
+_RUN = (
+    "import sys; module, n = sys.argv[1], 3 + int(sys.argv[2]); sys.path[:] = sys.argv[3:n]; sys.argv[1:n] = []; "
+    "import runpy; runpy.run_module(module, run_name='__main__')"
+)
+_ROOT = str(Path(__file__).absolute().parents[2])
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module as a program."""
+    path = import_path()
+    return [sys.executable, "-c", _RUN, module, str(len(path)), *path, *arguments]
+
+
+def import_path() -> list[str]:
+    """sys.path for a child. "" in it is the working directory, which may be another one by now: so the folder of this
+    package comes last."""
+    return [*sys.path, _ROOT]
+
+
+def run_program(
+    module: str, *arguments: str, timeout_s: float, without_gpus: bool = False
+) -> subprocess.CompletedProcess[bytes]:
+    """Runs a module as a program, to its end; stdout holds all that it prints.
+
+    Raises:
+        subprocess.TimeoutExpired, OSError
+    """
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "GGML_VK_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        command(module, *arguments), env={**os.environ, **(hidden if without_gpus else {})},
+        timeout=timeout_s, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip

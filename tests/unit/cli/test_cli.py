@@ -1,0 +1,148 @@
+"""Every command has help, and bad usage ends with a sentence and an exit code."""
+
+import contextlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamabatch.cli import COMMANDS, cli, main
+from llamabatch.cli.options import ScaledFile
+from llamabatch.utils.console import wrapped
+
+if sys.platform != "win32":
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_and_option_has_help(name):
+    command = cli.get_command(None, name)
+    assert command.help
+    for param in command.params:
+        if param.param_type_name == "option":
+            assert param.help, param.name
+
+
+def test_help_lists_all_commands():
+    result = CliRunner().invoke(cli, ["--help"])
+    assert result.exit_code == 0
+    assert all(name in result.output for name in COMMANDS)
+
+
+def test_no_summary_of_a_command_is_cut_off():
+    shown = CliRunner().invoke(cli, ["--help"], terminal_width=80).output
+    assert "..." not in shown.split("Commands:")[1]
+    for name in COMMANDS:
+        summary = cli.get_command(None, name).short_help
+        assert any(line.split(None, 1) == [name, summary] for line in shown.splitlines()), name
+    narrow = CliRunner().invoke(cli, ["--help"], terminal_width=40).output
+    assert "..." not in narrow.split("Commands:")[1]
+
+
+def test_a_narrow_terminal_has_help_that_fits(monkeypatch, capsys):
+    for columns in (40, 80):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setattr(sys, "argv", ["llamabatch", "--help"])
+        with pytest.raises(SystemExit):
+            main()
+        assert all(len(line) <= columns for line in capsys.readouterr().out.splitlines())
+
+
+@given(st.lists(st.text("ab:- ", max_size=60), max_size=6).map("\n".join), st.integers(20, 90))
+def test_sentences_are_wrapped_between_words(text, width):
+    shown = wrapped(text, width)
+    assert shown.split() == text.split()
+    for line in shown.split("\n"):
+        assert len(line.rstrip()) <= width or len(line.split()) == 1
+
+
+def test_what_follows_a_label_stays_behind_it():
+    text = "rows:    1 ok, 0 failed, and many more\nlongest: p50 1 s, p95 2 s, p99 3 s and so on\n  x y z"
+    assert wrapped(text, 30).split("\n") == [
+        "rows:    1 ok, 0 failed, and", "         many more", "longest: p50 1 s, p95 2 s, p99",
+        "         3 s and so on", "  x y z",
+    ]  # fmt: skip
+    assert wrapped("  a long line that is a point of a list", 20).split("\n")[1].startswith("  ")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a terminal of its own")
+@pytest.mark.parametrize("columns", [80, 40])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "in.xlsx", "out.csv"],
+        ["generate", "--n-slots", "257", "x"],
+        ["generate", "-P", "no-such-parameter=2", "x"],
+        ["generate", "--no-such-option"],
+        ["top", "no-such-file-or-process"],
+    ],
+)
+def test_errors_on_a_terminal_are_wrapped_between_words(arguments, columns, tmp_path):
+    command = [sys.executable, "-m", "llamabatch", *arguments]
+    (tmp_path / "in.xlsx").write_text("")
+    plain = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path).stderr
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"NO_COLOR": "1"}
+    process = subprocess.Popen(command, stderr=theirs, stdout=subprocess.DEVNULL, env=environment, cwd=tmp_path)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # how Linux says that the other end is closed
+        while piece := os.read(ours, 65536):
+            shown += piece
+    process.wait(timeout=120)
+    os.close(ours)
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode()).replace("\r\n", "\n").split("\r")[-1].split("\n")
+    assert all(len(line) <= columns or len(line.split()) == 1 for line in lines), lines
+    assert " ".join(lines).split()[-8:] == plain.split()[-8:]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "-m", "/no/such.gguf", "x"], "does not exist"),
+        (["generate", "-m", "/", "x"], "is a directory"),
+        (["generate", "-m", __file__, "x"], "is not a GGUF file"),
+        (["generate", "--strategy", "quick", "x"], "strategy is 'quick'"),
+        (["generate", "--n-slots", "0", "x"], "n_slots is 0; give a whole number from 1 to 256"),
+        (["generate", "--n-slots", "257", "x"], "n_slots is 257"),
+        (["generate", "--n-slots", "few", "x"], "neither a whole number nor 'auto'"),
+        (["generate", "-t", "nan", "x"], "temperature is nan"),
+        (["generate", "--tensor-split", "a,b", "x"], "list of numbers"),
+        (["generate", ""], "prompt is empty"),
+        (["generate", "-P", "typical_p", "x"], "is not a name and a value"),
+        (["generate", "-P", "typical=2", "x"], "typical_p is 2"),
+        (["generate", "-P", "temprature=2", "x"], "did you mean 'temperature'"),
+        (["generate", "-t", "1", "-P", "temperature=2", "x"], "temperature is given twice"),
+        (["generate", "--lora", "no-such.gguf=0.5", "x"], "no-such.gguf"),
+        (["generate", "--system", "s", "x"], "--system needs --chat"),
+        (["generate", "--no-such-option"], "No such option"),
+        (["no-such-command"], "No such command"),
+    ],
+)
+def test_bad_usage_exits_with_2_and_a_sentence(arguments, message):
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert "Traceback" not in result.output
+
+
+def test_optional_packages_are_not_needed_for_help():
+    assert importlib.util.find_spec("llamabatch.cli.generate") is not None
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [("a.gguf", ("a.gguf", 1.0)), ("a.gguf=0.5", ("a.gguf", 0.5)), ("a=b.gguf", ("a=b.gguf", 1.0))],
+)
+def test_files_with_scales(given, wanted):
+    assert ScaledFile().convert(given, None, None) == wanted

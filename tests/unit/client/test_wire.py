@@ -1,0 +1,135 @@
+import math
+import socket
+import threading
+from array import array
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamabatch.client.wire import (
+    Wire,
+    pack_config,
+    pack_output,
+    pack_request,
+    unpack_config,
+    unpack_output,
+    unpack_request,
+)
+from llamabatch.config import EngineConfig
+from llamabatch.errors import EngineError
+from llamabatch.request.logprobs import Logprob
+from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, Timings
+from llamabatch.request.request import Request
+from llamabatch.request.sampling_params import SamplingParams
+
+
+def across(*message):
+    left, right = socket.socketpair()
+    sender, receiver = Wire(left), Wire(right)
+    thread = threading.Thread(target=sender.send, args=message)
+    thread.start()
+    received = receiver.receive()
+    thread.join()
+    sender.close()
+    assert receiver.receive() is None
+    receiver.close()
+    return received
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), max_size=50), st.characters(), st.integers(0, 2**64 - 1))
+def test_requests_cross_unchanged_but_for_the_text_of_the_prompt(ids, stop, seed):
+    request = Request("r", tuple(ids), SamplingParams(seed=seed, stop=[stop], temperature=0.5), "\ud800")
+    assert unpack_request(across(pack_request(request))[0]) == replace(request, prompt=None)
+
+
+def test_all_of_the_parameters_cross():
+    params = SamplingParams(
+        repetition_penalty=1.1, presence_penalty=-1.0, frequency_penalty=0.5, logit_bias={7: -1.5, 3: 2.0},
+        allowed_token_ids=[5, 1],
+    )  # fmt: skip
+    assert unpack_request(across(pack_request(Request("r", (1,), params)))[0]).params == params
+
+
+def test_a_request_to_score_crosses():
+    request = Request("r", (1, 2, 3), score_from=2)
+    assert unpack_request(across(pack_request(request))[0]) == request
+
+
+@pytest.mark.parametrize("asked", [{"json": {"type": "integer"}}, {"choice": ["a", "\u00e9"]}, {"regex": "a+"}])
+def test_structured_outputs_cross(asked):
+    request = Request("r", (1,), SamplingParams(structured_outputs=asked))
+    assert unpack_request(across(pack_request(request))[0]) == request
+
+
+def test_adapters_cross():
+    request = Request("r", (1,), adapters=(("a", 0.5), ("b", -1.0)))
+    assert unpack_request(across(pack_request(request))[0]).adapters == request.adapters
+
+
+def test_embeddings_cross_to_the_last_bit():
+    request = Request("r", (1, 2), embed=True)
+    assert unpack_request(across(pack_request(request))[0]) == request
+    done = CompletionOutput(0, "", (), FinishReason.STOP)
+    whole = RequestOutput("r", None, (1, 2), (done,), embedding=array("f", [1.0, -0.0, 1e-45, 3.1]))
+    output = SequenceOutput("r", (), "", whole)
+    assert unpack_output(across(pack_output(output))[0], request) == output
+
+
+def test_lone_surrogates_cross():
+    request = Request("r", (1,), SamplingParams(stop="\ud800"))
+    assert unpack_request(across(pack_request(request))[0]) == request
+
+
+def test_a_random_seed_crosses_so_that_a_retry_draws_the_same():
+    request = Request("r", (1,))
+    assert unpack_request(across(pack_request(request))[0]).seed == request.seed
+
+
+def test_outputs_cross_unchanged():
+    request = Request("r", (1, 2), prompt="é")
+    completion = CompletionOutput(0, "text€", (3, 4), FinishReason.STOP, "end")
+    timings = Timings(0.1, 0.2, 0.3, (0.2, 0.3))
+    whole = RequestOutput("r", "é", (1, 2), (completion,), None, timings)
+    for output in (SequenceOutput("r", (3,), "t"), SequenceOutput("r", (4,), "", whole)):
+        assert unpack_output(across(pack_output(output))[0], request) == output
+
+
+def test_logprobs_cross_unchanged():
+    request = Request("r", (1, 2), SamplingParams(logprobs=3, prompt_logprobs=0))
+    assert unpack_request(across(pack_request(request))[0]).params == request.params
+    told = ({3: Logprob(-0.1, 1, "é"), 5: Logprob(-math.inf, 7, "\ufffd")}, {4: Logprob(-2.5, 2, "")})
+    completion = CompletionOutput(0, "t", (3, 4), FinishReason.LENGTH, None, told, -2.6)
+    whole = RequestOutput("r", None, (1, 2), (completion,), prompt_logprobs=(None, {2: Logprob(-1.0, 1, "b")}))
+    for output in (
+        SequenceOutput("r", (3,), "t", logprobs=told[:1]),
+        SequenceOutput("r", (4,), "", whole, 1, logprobs=told[1:]),
+    ):
+        assert unpack_output(across(pack_output(output))[0], request) == output
+
+
+def test_configs_cross_unchanged():
+    config = EngineConfig("tiny", n_slots=3, tensor_split=(1.0, 2.0), adapters=(("a", "a.gguf"),))
+    assert unpack_config(across(pack_config(config))[0]) == config
+
+
+def test_large_messages_cross():
+    assert across("x" * 5_000_000) == ["x" * 5_000_000]
+
+
+def test_a_damaged_length_is_refused():
+    left, right = socket.socketpair()
+    left.sendall(b"\xff\xff\xff\xff")
+    with pytest.raises(EngineError, match="announced 4294967295 bytes"):
+        Wire(right).receive()
+    left.close()
+    right.close()
+
+
+def test_the_other_side_dying_in_a_message_is_an_end():
+    left, right = socket.socketpair()
+    left.sendall(b"\x10\x00\x00\x00abc")
+    left.close()
+    assert Wire(right).receive() is None
+    right.close()

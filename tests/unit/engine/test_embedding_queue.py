@@ -1,0 +1,91 @@
+"""Which texts go through the model together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamabatch.config import EngineConfig
+from llamabatch.engine.embedding import EmbedQueue, longest_text
+from llamabatch.llama.embedder import MAX_TEXTS
+from llamabatch.request.request import Request
+from llamabatch.scheduler.chunked_prefill import SHORT, STEPS_BETWEEN
+
+A = (("a", 1.0),)
+
+
+def text(name, length, adapters=()):
+    return Request(name, (1,) * length, embed=True, adapters=adapters)
+
+
+def filled(requests, n_pack=128):
+    queue = EmbedQueue(n_pack)
+    for request in requests:
+        queue.add(request)
+    return queue
+
+
+def names(requests):
+    return [request.request_id for request in requests]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 300), st.sampled_from([(), A])), max_size=80),
+    st.lists(st.booleans(), max_size=200),
+)
+def test_each_text_goes_once_and_passes_are_no_larger_than_they_may(texts, busy):
+    queue = filled([text(str(i), length, adapters) for i, (length, adapters) in enumerate(texts)])
+    seen = []
+    for beside_others in [*busy, *[False] * (len(texts) + 1)]:
+        oldest = queue._waiting[0].request_id if queue._waiting else None
+        taken = queue.take(beside_others)
+        n_tokens = sum(len(request.prompt_token_ids) for request in taken)
+        assert len({request.adapters for request in taken}) <= 1
+        assert len(taken) <= MAX_TEXTS
+        assert n_tokens <= 128 or len(taken) == 1
+        if oldest is not None and not beside_others:
+            assert taken[0].request_id == oldest, "nobody is passed over for good"
+        seen += names(taken)
+        assert len(queue) == len(texts) - len(seen)
+    assert sorted(seen) == sorted(str(i) for i in range(len(texts)))
+
+
+def test_short_texts_fill_what_long_ones_leave():
+    queue = filled([text("a", 100), text("b", 90), text("c", 20), text("d", 38), text("e", 8)])
+    assert names(queue.take(False)) == ["a", "c", "e"]
+    assert names(queue.take(False)) == ["b", "d"]
+    assert queue.take(False) == []
+
+
+def test_beside_others_a_full_pass_is_rare_and_the_others_are_short():
+    queue = filled([text(f"r{i}", 60) for i in range(200)])
+    sizes = [sum(len(r.prompt_token_ids) for r in queue.take(True)) for _ in range(2 * (STEPS_BETWEEN + 1))]
+    assert [i for i, size in enumerate(sizes) if size > SHORT] == [0, STEPS_BETWEEN + 1]
+    assert all(size == 60 for size in sizes if size <= SHORT)
+
+
+def test_a_long_text_beside_others_waits_for_the_full_pass():
+    queue = filled([text("a", 10), text("b", 500)])
+    queue.take(True)
+    taken = [names(queue.take(True)) for _ in range(STEPS_BETWEEN + 1)]
+    assert taken == [*[[]] * STEPS_BETWEEN, ["b"]]
+
+
+def test_taking_back():
+    queue = filled([text("a", 10), text("b", 10, A)])
+    assert queue.uses("a")
+    assert queue.remove("b").request_id == "b"
+    assert not queue.uses("a")
+    assert "b" not in queue
+    assert names(queue.take(False)) == ["a"]
+    with pytest.raises(KeyError):
+        queue.remove("a")
+
+
+def test_the_longest_text_fits_a_call_and_a_slot():
+    config = EngineConfig("tiny", n_ctx=4096, n_batch=1024)
+    assert longest_text(config) == 1024
+    assert longest_text(replace(config, n_ctx=512)) == 512

@@ -1,0 +1,441 @@
+"""What a chat template is given: tools, variables, messages as OpenAI's API writes them."""
+
+import functools
+import itertools
+import json
+import subprocess
+import sys
+import time
+from concurrent.futures import CancelledError
+from datetime import datetime
+
+import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from llamabatch.errors import ConfigError, PromptError
+from llamabatch.request import chat_template
+from llamabatch.request.chat import TEMPLATE_KWARGS, ChatOptions, render
+from llamabatch.request.chat_template import BoundedTemplate
+
+TEMPLATE = r"""
+{%- if tools %}{{ "TOOLS " }}{{ tools | tojson }}{{ "\n" }}{% endif %}
+{%- for m in messages %}
+{{- m.role }}: {{ m.content }}
+{%- for call in m.tool_calls or [] %}
+{{- " CALL " + call.function.name + " " }}{{ call.function.arguments | tojson }}
+{%- endfor %}
+{{- "\n" }}
+{%- endfor %}
+{%- if enable_thinking %}THINK{% endif %}
+{%- if add_generation_prompt %}assistant:{% endif %}"""
+HI = [{"role": "user", "content": "hi"}]
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+def text(conversation=HI, template=TEMPLATE, **options):
+    return render(template, conversation, "", "", ChatOptions(**options))
+
+
+def test_tools_reach_the_template():
+    assert text(tools=[WEATHER]) == f"TOOLS {json.dumps([WEATHER])}\nuser: hi\nassistant:"
+
+
+@pytest.mark.parametrize("tools", ["weather", {"function": {}}, [5], [{"function": {}}], [{"name": "weather"}]])
+def test_what_are_no_tools_is_refused(tools):
+    with pytest.raises(PromptError, match="tool"):
+        text(tools=tools)
+
+
+def test_variables_reach_the_template():
+    assert text(kwargs={"enable_thinking": True}) == "user: hi\nTHINKassistant:"
+    assert text(kwargs={"add_generation_prompt": False}) == "user: hi\n"
+
+
+def test_variables_that_are_not_on_the_list_are_refused_with_the_nearest():
+    with pytest.raises(PromptError, match=r"has 'enable_thinkin'.*did you mean 'enable_thinking'"):
+        ChatOptions(kwargs={"enable_thinkin": True})
+    for name in ("messages", "bos_token", "raise_exception", "tools"):
+        assert name not in TEMPLATE_KWARGS
+        with pytest.raises(PromptError, match=name):
+            ChatOptions(kwargs={name: 1})
+    with pytest.raises(PromptError, match="give a mapping"):
+        ChatOptions(kwargs=[1])
+
+
+def test_what_the_template_does_not_read_is_refused():
+    with pytest.raises(PromptError, match="does not know 'documents'"):
+        text(kwargs={"documents": []})
+    with pytest.raises(PromptError, match="does not know 'tools'"):
+        text(template="{{ messages[0].content }}", tools=[WEATHER])
+
+
+def test_content_in_parts_and_calls_of_tools():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+    conversation = [
+        {"role": "user", "content": parts},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "content": "rain"},
+    ]
+    got = text(conversation)
+    assert got == 'user: ab\nassistant: None CALL weather {"city": "Oslo"}\ntool: rain\nassistant:'
+    assert call["function"]["arguments"] == '{"city": "Oslo"}', "the caller's message is left as it was"
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ({"role": "user", "content": 5}, "content is 5"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "type 'image_url'; only text"),
+        ({"role": "user", "content": ["a"]}, "type 'str'"),
+        ({"role": "assistant", "tool_calls": [{"name": "x"}]}, "a tool call is"),
+        ({"role": "assistant", "tool_calls": [{"function": {"name": "x", "arguments": "{"}}]}, "'x' are no JSON"),
+    ],
+)
+def test_bad_messages_say_what_is_wrong(message, says):
+    with pytest.raises(PromptError, match=says):
+        text([message])
+
+
+# --- bounds ---------------------------------------------------------------------------------------------------------
+
+# Each of them runs for ever, takes all memory or ends the process where nothing bounds it.
+BOMBS = {
+    "three loops": (
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}"
+        "{% endfor %}{% endfor %}"
+    ),
+    "a loop without a body": "{% for a in range(99999) if false %}{% endfor %}" * 400,
+    "loops that filter": "{% for a in range(99999) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}",
+    "doubling by ~": "{% set ns = namespace(t='a') %}{% for a in range(99) %}{% set ns.t = ns.t ~ ns.t %}{% endfor %}",
+    "doubling by +": "{% set ns = namespace(t='a') %}{% for a in range(99) %}{% set ns.t = ns.t + ns.t %}{% endfor %}",
+    "doubling by a set block": (
+        "{% set ns = namespace(t='a') %}{% for a in range(99) %}{% set t %}"
+        "{{ ns.t }}{{ ns.t }}{% endset %}{% set ns.t = t %}{% endfor %}"
+    ),
+    "doubling by join": (
+        "{% set ns = namespace(t='a') %}{% for a in range(99) %}{% set ns.t = [ns.t, ns.t]|join %}{% endfor %}"
+    ),
+    "doubling by a macro": (
+        "{% macro m(t) %}{{ t }}{{ t }}{% endmacro %}{% set ns = namespace(t='a') %}"
+        "{% for a in range(99) %}{% set ns.t = m(ns.t) %}{% endfor %}"
+    ),
+    "doubling by format": (
+        "{% set ns = namespace(t='a') %}{% for a in range(99) %}{% set ns.t = '{0}{0}'.format(ns.t) %}{% endfor %}"
+    ),
+    "doubling by format_map": (
+        "{% set ns = namespace(t='a') %}{% for a in range(99) %}"
+        "{% set ns.t = '{a}{a}'.format_map({'a': ns.t}) %}{% endfor %}"
+    ),
+    "doubling by percent": (
+        "{% set ns = namespace(t='a') %}{% for a in range(99) %}{% set ns.t = '%(a)s%(a)s' % {'a': ns.t} %}{% endfor %}"
+    ),
+    "doubling by the filter format": (
+        "{% set ns = namespace(t='a') %}{% for a in range(99) %}{% set ns.t = '%s%s'|format(ns.t, ns.t) %}{% endfor %}"
+    ),
+    "doubling by replace": (
+        "{% set ns = namespace(t='aa') %}{% for a in range(99) %}{% set ns.t = ns.t.replace('a', 'aa') %}{% endfor %}"
+    ),
+    "doubling of escapes": (
+        "{% set ns = namespace(t='&') %}{% for a in range(99) %}{% set ns.t = ns.t|forceescape ~ ns.t %}{% endfor %}"
+    ),
+    "doubling by tojson": (
+        "{% set ns = namespace(t='\\\\\\\"') %}{% for a in range(99) %}{% set ns.t = ns.t|tojson %}{% endfor %}"
+    ),
+    "an output bomb": "{% set t = 'a' * 100000 %}{% for a in range(99999) %}{{ t }}{% endfor %}",
+    "output of constants": (
+        "{% for a in range(99999) %}{% for a in range(99) %}" + "a" * 5000 + "{% endfor %}{% endfor %}"
+    ),
+    "times": "{{ 'a' * 10**10 }}",
+    "times from the left": "{{ 10**10 * 'a' }}",
+    "times of a list": "{{ ([1] * 10**9)|length }}",
+    "times of times": "{{ ('a' * 100000) * 100000 }}",
+    "power": "{{ 9**(9**9) }}",
+    "squares": "{% set ns = namespace(n=3) %}{% for a in range(99) %}{% set ns.n = ns.n * ns.n %}{% endfor %}",
+    "a number of many bits": (
+        "{% set ns = namespace(n=1) %}{% for a in range(99999) %}{% set ns.n = ns.n * 10**99 %}{% endfor %}"
+    ),
+    "a number from a text": "{% set n = ('f' * 20000000)|int(base=16) %}{{ n // 3 }}",
+    "a literal": "{% set n = 0x" + "f" * 200000 + " %}{{ n * n }}",
+    "center": "{{ 'a'|center(10**10) }}",
+    "center while it compiles": "{{ 'a'|center(10000000000) }}",
+    "center while it compiles, in autoescape": "{% autoescape 'a'|center(10000000000) %}{% endautoescape %}",
+    "ljust": "{{ 'a'.ljust(10**10) }}",
+    "zfill": "{{ 'a'.zfill(10**10) }}",
+    "expandtabs": "{{ ('\\t' * 1000).expandtabs(10**8) }}",
+    "indent": "{{ ('a\\n' * 100000)|indent(10**6) }}",
+    "indent by a text": "{{ ('a\\n' * 100000)|indent('a' * 1000000) }}",
+    "replace": "{{ ('a' * 1000000).replace('a', 'b' * 100000) }}",
+    "the filter replace": "{{ ('a' * 1000000)|replace('a', 'b' * 100000) }}",
+    "replace of nothing": "{{ ('a' * 1000000).replace('', 'b' * 100000) }}",
+    "join": "{{ ('b' * 100000).join(['a'] * 1000000) }}",
+    "the filter join": "{{ (['a'] * 1000000)|join('b' * 100000) }}",
+    "join of a generator": "{{ ('b' * 100000).join(range(99999)|map('string')) }}",
+    "join of one text": "{% set t = 'a' * 1000000 %}{{ range(99999)|map('replace', '', t)|join }}",
+    "percent": "{{ '%10000000000d' % 1 }}",
+    "percent star": "{{ '%*d' % (10**10, 1) }}",
+    "precision": "{{ '%.2000000000f' % 1 }}",
+    "is even": "{{ '%10000000000d' is even }}",
+    "is divisible": "{{ '%10000000000d' is divisibleby(3) }}",
+    "str.format": "{{ '{:10000000000}'.format(1) }}",
+    "str.format by a value": "{{ '{:{}}'.format(1, 10**10) }}",
+    "str.format by attr": "{{ ('{:10000000000}'|attr('format'))(1) }}",
+    "str.format of Markup": "{{ ('{:10000000000}'|safe).format(1) }}",
+    "str.format in map": "{{ [1]|map('{:10000000000}'.format)|list }}",
+    "translate": "{{ ('a' * 1000000).translate({97: 'b' * 100000}) }}",
+    "to_bytes": "{{ (1).to_bytes(10**10, 'big') }}",
+    "fromkeys": "{{ {}.fromkeys(range(99999)) }}" * 90 + "{{ 9**9**9 }}",
+    "round": "{{ 1.5|round(10**9, 'ceil') }}",
+    "batch": "{{ [1]|batch(10**9, 0)|list }}",
+    "slice": "{{ [1]|slice(10**9)|list }}",
+    "tojson with indent": "{{ (range(9999)|list)|tojson(indent=10**6) }}",
+    "tojson with an indent of text": "{{ (range(9999)|list)|tojson(indent='a' * 1000000) }}",
+    "tojson with separators": "{{ (range(99999)|list)|tojson(separators=('a' * 1000000, ':')) }}",
+    "sum of lists": "{{ (range(99999)|batch(1)|list)|sum(start=[]) }}",
+    "list of a text": "{{ ('a' * 60000000)|list|length }}",
+    "split": "{{ ('a ' * 30000000).split()|length }}",
+    "slices": "{% set t = 'a' * 10000000 %}{% for a in range(99999) %}{% set b = t[1:] %}{% endfor %}",
+    "slices of lists": "{% set t = [1] * 1000000 %}{% for a in range(99999) %}{% set b = t[::-1] %}{% endfor %}",
+    "finds": "{% set t = 'a' * 10000000 %}{% for a in range(99999) %}{% set b = t.find('b') %}{% endfor %}",
+    "in": "{% set t = 'a' * 10000000 %}{% for a in range(99999) %}{% set b = 'b' in t %}{% endfor %}",
+    "in a list": "{% set t = [1] * 100000 %}{% for a in range(99999) %}{% set b = 2 in t %}{% endfor %}",
+    "in a generator": (
+        "{% set t = 'a' * 9999999 %}{% set u = 'a' * 9999998 ~ 'b' %}{% for a in range(9999) %}"
+        "{{ t in ([[u]] * 999)|map(attribute=0) }}{% endfor %}"
+    ),
+    "a web of lists": (
+        "{% set ns = namespace(t=[1]) %}{% for a in range(60) %}{% set ns.t = [ns.t, ns.t] %}{% endfor %}{{ ns.t }}"
+    ),
+    "a web, as text": (
+        "{% set ns = namespace(t=[1]) %}{% for a in range(60) %}{% set ns.t = [ns.t, ns.t] %}{% endfor %}"
+        "{{ ns.t|string|length }}"
+    ),
+    "a web, by ~": (
+        "{% set ns = namespace(t=[1]) %}{% for a in range(60) %}{% set ns.t = [ns.t, ns.t] %}{% endfor %}"
+        "{{ 'a' ~ ns.t }}"
+    ),
+    "a web as JSON": (
+        "{% set ns = namespace(t=[1]) %}{% for a in range(60) %}{% set ns.t = [ns.t, ns.t] %}{% endfor %}"
+        "{{ ns.t|tojson }}"
+    ),
+    "webs compared": (
+        "{% set ns = namespace(t=[1], u=[1]) %}{% for a in range(60) %}{% set ns.t = [ns.t, ns.t] %}"
+        "{% set ns.u = [ns.u, ns.u] %}{% endfor %}{{ ns.t == ns.u }}"
+    ),
+    "a web as a key": (
+        "{% set ns = namespace(t=(1,)) %}{% for a in range(60) %}{% set ns.t = (ns.t, ns.t) %}{% endfor %}"
+        "{{ {}[ns.t] }}"
+    ),
+    "a web as a key of a literal": (
+        "{% set ns = namespace(t=(1,)) %}{% for a in range(60) %}{% set ns.t = (ns.t, ns.t) %}{% endfor %}"
+        "{{ {ns.t: 1} }}"
+    ),
+    "a web as a filter's name": (
+        "{% set ns = namespace(t=(1,)) %}{% for a in range(60) %}{% set ns.t = (ns.t, ns.t) %}{% endfor %}"
+        "{{ [1]|map(ns.t)|list }}"
+    ),
+    "a web in dict": (
+        "{% set ns = namespace(t=(1,)) %}{% for a in range(60) %}{% set ns.t = (ns.t, ns.t) %}{% endfor %}"
+        "{{ dict([[ns.t, 1]]|map('list')) }}"
+    ),
+    "a web in a namespace": (
+        "{% set ns = namespace(t=1) %}{% for a in range(60) %}{% set ns.t = [ns.t, ns.t] %}{% endfor %}{{ ns }}"
+    ),
+    "a web in an error": (
+        "{% set ns = namespace(t=1) %}{% for a in range(60) %}{% set ns.t = [ns.t, ns.t] %}{% endfor %}"
+        "{{ raise_exception(ns.t) }}"
+    ),
+    "a web sorted": (
+        "{% set ns = namespace(t=[1], u=[1]) %}{% for a in range(60) %}{% set ns.t = [ns.t, ns.t] %}"
+        "{% set ns.u = [ns.u, ns.u] %}{% endfor %}{{ [ns.t, ns.u]|sort }}"
+    ),
+    "a namespace in itself": "{% set ns = namespace() %}{% set ns.a = ns %}{{ ns }}",
+    "macros in macros": "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
+    "a macro that doubles": (
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}"
+    ),
+    "loops in loops": "{% for a in [1] recursive %}{{ loop([1, 1]) }}{% endfor %}",
+    "a block in itself": "{% block b %}{{ self.b() }}{% endblock %}",
+    "include": "{% include 'a' %}",
+    "a chain of generators": (
+        "{% set ns = namespace(g=[1]) %}{% for b in range(9) %}{% for a in range(99999) %}"
+        "{% set ns.g = ns.g|map('string') %}{% endfor %}{% endfor %}{{ ns.g|list }}"
+    ),
+    "a chain of lists": (
+        "{% set ns = namespace(g=[1]) %}{% for b in range(9) %}{% for a in range(99999) %}"
+        "{% set ns.g = [ns.g] %}{% endfor %}{% endfor %}{{ ns.g }}"
+    ),
+    "a chain of tuples": (
+        "{% set ns = namespace(g=(1,)) %}{% for b in range(9) %}{% for a in range(99999) %}"
+        "{% set ns.g = (ns.g,) %}{% endfor %}{% endfor %}{{ {ns.g: 1} }}"
+    ),
+    "a chain that is dropped": (
+        "{% set ns = namespace(g=[1]) %}{% for b in range(4) %}{% for a in range(99999) %}"
+        "{% set ns.g = ns.g|map('string') %}{% endfor %}{% endfor %}{% set ns.g = 1 %}{{ 9**9**9 }}"
+    ),
+    "lipsum": "{{ lipsum(10**6) }}",
+    "pprint": "{{ [1]|pprint }}",
+    "strftime": "{{ strftime_now('%1000000000d' * 20000) }}" * 9 + "{{ 9**9**9 }}",
+    "lists kept": (
+        "{% set ns = namespace(t=[]) %}{% for a in range(99999) %}{% for b in range(99999) %}"
+        "{% set ns.t = [ns.t, 'a' ~ b] %}{% endfor %}{% endfor %}"
+    ),
+    "a star call": (
+        "{% set t = [1] * 1000000 %}{% macro m() %}{{ varargs|length }}{% endmacro %}"
+        "{% for a in range(99999) %}{{ m(*t) }}{% endfor %}"
+    ),
+    "a call block": (
+        "{% macro m() %}{{ caller() }}{{ caller() }}{% endmacro %}" + "{% call m() %}" * 40 + "a" + "{% endcall %}" * 40
+    ),
+    "the same word sought": (
+        "{% set t = 'a' * 1000000 %}{% set u = 'a' * 90 ~ 'b' %}{% for a in range(99999) %}{{ t.find(u) }}{% endfor %}"
+    ),
+    "wide letters": (
+        "{% set ns = namespace(t='\U0001f600') %}{% for a in range(99) %}{% set ns.t = ns.t ~ ns.t %}{% endfor %}"
+    ),
+    "unique": "{% for a in range(99999) %}{{ range(99999)|unique|list|length }}{% endfor %}",
+    "a long path of attributes": (
+        "{% set ns = namespace() %}{% set ns.a = ns %}"
+        "{{ ([ns] * 99999)|map(attribute='a.' * 20000 ~ 'a')|list|length }}"
+    ),
+    "a long key to sort by": (
+        "{% set ns = namespace() %}{% set ns.a = ns %}{{ ([ns] * 9999)|sort(attribute='a.a,' * 20000 ~ 'a')|length }}"
+    ),
+    "a star call of a text": "{% macro m() %}{{ varargs|length }}{% endmacro %}{{ m(*('\U0001f600' * 30000000)) }}",
+    "a text joined": "{{ ','.join('\U0001f600' * 30000000)|length }}{{ ('\U0001f600' * 30000000)|join|length }}",
+    "words": "{{ ('a ' * 60000000)|wordcount }}",
+    "a title": "{{ ('a ' * 60000000)|title|length }}",
+    "escapes": "{% autoescape true %}{{ '&' * 100000000 }}{% endautoescape %}",
+    "escapes by Markup": "{{ (('' | safe) + '&' * 100000000)|length }}",
+    "escapes by Markup.join": "{{ (('' | safe).join(['&' * 100000000]))|length }}",
+    "filter block": "{% for a in range(99) %}{% filter center(10**9) %}a{% endfilter %}{% endfor %}",
+}
+
+RUN_BOMBS = """
+import json, resource, sys, time
+from llamabatch.request.chat import render
+
+resource.setrlimit(resource.RLIMIT_AS, (3 * 2**30,) * 2)
+for name, template in json.load(sys.stdin).items():
+    start = time.thread_time()
+    try:
+        said = "rendered: " + render(template, [{"role": "user", "content": "hi"}], "", "")[:100]
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+    print(json.dumps([name, said, time.thread_time() - start]), flush=True)
+print(json.dumps(["peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, 0]))
+"""
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """What became of each, in a child: where one is not bounded, it and those after it are missing."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", RUN_BOMBS], input=json.dumps(BOMBS), capture_output=True, text=True, timeout=300,
+            cwd=tmp_path_factory.mktemp("bombs"),
+        )  # fmt: skip
+        lines = done.stdout
+    except subprocess.TimeoutExpired as late:
+        lines = (late.stdout or b"").decode()
+    return {name: (said, seconds) for name, said, seconds in map(json.loads, lines.splitlines())}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_no_template_takes_all_time_or_memory(name, ended):
+    assert name in ended, "it ended the process, or ran for ever"
+    said, seconds = ended[name]
+    assert said.startswith(("PromptError: the model's chat template ", "ConfigError: the model's chat template "))
+    assert len(said) < 700
+    assert not said.endswith(": "), "it says why"
+    assert seconds < 20  # seconds on a quiet machine: 3
+
+
+def test_bounded_templates_stay_below_half_a_gigabyte(ended):
+    assert ended["peak"][0] < 2**29
+
+
+@pytest.mark.parametrize("opening", ["{{ " + "(" * 5000, "{% if x %}" * 3000, "{{ " + "[" * 900, "{{ " + "not " * 5000])
+def test_a_template_that_nests_deeply_cannot_be_compiled(opening):
+    with pytest.raises(ConfigError, match=r"the model's chat template cannot be compiled: ."):
+        text(template=opening)
+    with pytest.raises(ConfigError, match="cannot be compiled: it nests too deeply"):
+        text(template="{{ 1" + " + 1" * 5000 + " }}")
+
+
+def test_a_template_that_is_too_long_is_refused_before_it_is_compiled():
+    with pytest.raises(ConfigError, match="has 300,007 characters; allowed are up to 262,144"):
+        text(template="{{ 1 }}" + "a" * 300_000)
+
+
+def test_a_lack_of_memory_says_so(monkeypatch):
+    def render(self, variables, cancelled):
+        raise MemoryError
+
+    monkeypatch.setattr(BoundedTemplate, "render", render)
+    with pytest.raises(PromptError, match=r"refuses this conversation: it runs out of memory$"):
+        text()
+
+
+def test_arguments_of_tool_calls_may_not_nest_deeply():
+    call = {"function": {"name": "x", "arguments": "[" * 100_000}}
+    with pytest.raises(PromptError, match="'x' are no JSON"):
+        text([{"role": "assistant", "tool_calls": [call]}])
+
+
+def test_a_template_is_left_as_soon_as_nothing_waits_for_it(monkeypatch):
+    monkeypatch.setattr(chat_template, "BUDGET", 2**60)
+    monkeypatch.setattr(chat_template, "MAX_BUDGET", 2**60)
+    asked = []
+
+    def cancelled():
+        asked.append(time.monotonic())
+        return len(asked) == 20
+
+    for template in (BOMBS["three loops"], BOMBS["a macro that doubles"], BOMBS["loops that filter"]):
+        asked.clear()
+        with pytest.raises(CancelledError):
+            render(template, HI, "", "", cancelled=cancelled)
+        assert max(b - a for a, b in itertools.pairwise(asked)) < 1, "seconds between two looks"
+
+
+def test_what_a_template_may_take_grows_with_the_conversation():
+    walks = (
+        "{% for m in messages %}{% for n in messages %}{% if n.role == 'tool' %}x{% endif %}{% endfor %}{% endfor %}ok"
+    )
+    assert text(HI * 1200, walks) == "ok"
+    assert text([{"role": "user", "content": "a" * 10_000_000}], "{{ messages[0].content * 4 }}") == "a" * 40_000_000
+
+
+# What real templates do, and its text from jinja2's own sandbox without bounds.
+IDIOMS = {
+    "{{ messages|map(attribute='role')|join(',') }}": "user",
+    "{{ messages|selectattr('role', 'equalto', 'user')|list|length }}": "1",
+    "{% if messages|selectattr('role', 'equalto', 'tool') %}always{% endif %}": "always",
+    "{{ (messages|last).content.split('</think>')[-1].lstrip('\\n')|trim }}": "hi",
+    "{% for m in messages[::-1] %}{{ loop.index0 }}{{ loop.last }}{{ m['content'][:1] }}{% endfor %}": "0Trueh",
+    "{% set ns = namespace(a=1, b='x') %}{% set ns.a = ns.a + 2 * 3 %}{{ ns.a }}{{ ns.b ~ 1 ~ none }}": "7x1None",
+    "{% macro m(a, b=2) %}{{ a }}-{{ b }}{{ caller() if caller }}{% endmacro %}{{ m(1) }}": "1-2",
+    "{{ '%s and %5.1f' % ('a', 2) }}{{ '{} {:>3}'.format('b', 'c') }}": "a and   2.0b   c",
+    "{{ {'a': [1, 'ü']}|tojson }}{{ [1]|tojson(indent=2) }}": '{"a": [1, "ü"]}[\n  1\n]',
+    "{% for k, v in {'b': 1, 'a': 2}|dictsort %}{{ k }}{{ v }}{% endfor %}": "a2b1",
+    "{% for k, v in {'b': 1}.items() if v == 1 %}{{ k }}{% else %}none{% endfor %}": "b",
+    "{{ 'a' in 'cat' }}{{ 'role' in messages[0] }}{{ 1 in [1, 2] }}{{ 1 < 2 < 3 }}": "TrueTrueTrueTrue",
+    "{% set x %}{% for i in range(3) %}{{ i }}{% if i %}{% break %}{% endif %}{% endfor %}{% endset %}{{ x }}": "01",
+    "{% filter upper %}a{{ 'b' }}{% endfilter %}{{ 'x'|indent(2, true) }}": "AB  x",
+    "{{ '<b>'|e }}{{ ('<b>'|safe) ~ '<' }}{{ 'a-b'.replace('-', '_')|title }}": "&lt;b&gt;<b><A_b",
+    "{{ 7 // 2 }}{{ 7 % 2 }}{{ 2 ** 5 }}{{ -1 }}{{ 1.5|round|int }}{{ '12'|int + 1 }}": "3132-1213",
+    "{% for a in [[1, [2]]] recursive %}{{ a if a is number else loop(a) }}{% endfor %}": "12",
+    "{{ messages[0].get('tool_calls', 'no') }}{{ messages[0].no is defined }}{{ nothing|default('d') }}": "noFalsed",
+    "{{ [3, 1, 2]|sort|first }}{{ [1, 2]|sum }}{{ [1, 1]|unique|list }}{{ 'abc'|reverse }}": "13[1]cba",
+    "{{ strftime_now('%Y')|length }}{{ range(3)|list }}{{ 'x'.center(3) }}|": "4[0, 1, 2] x |",
+    "{{ cycler('a', 'b').next() }}{% set j = joiner(',') %}{{ j() }}{{ j() }}{{ dict(a=1).a }}": "a,1",
+}
+
+
+@pytest.mark.parametrize("template", IDIOMS)
+def test_what_templates_do_every_day_is_what_jinja_makes_of_it(template):
+    stock = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    stock.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
+    stock.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    assert text(template=template) == IDIOMS[template] == stock.from_string(template).render(messages=HI)

@@ -1,0 +1,196 @@
+"""Outputs that are no file of lines: stdout, and Parquet."""
+
+import json
+import os
+from array import array
+
+import pytest
+
+from llamabatch.errors import ConfigError, OutputError, SetupError
+from llamabatch.jobs.output import parquet
+from llamabatch.jobs.output.files import Files
+from llamabatch.jobs.output.journal import OwnFiles
+from llamabatch.jobs.output.manifest import model_identity
+from llamabatch.jobs.output.output import Output, OutputOptions
+from llamabatch.jobs.output.records import RecordOptions, record
+from llamabatch.jobs.output.stream import StreamOutput, open_output
+from llamabatch.jobs.rows import Row
+from llamabatch.request.logprobs import Logprob
+from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput
+
+
+def rec(number, text="é"):
+    return {"row": number, "id": f"id-{number}", "text": text, "finish_reason": "stop", "error": None}
+
+
+def read(fd):
+    return [json.loads(line)["row"] for line in os.read(fd, 2**16).splitlines()]
+
+
+@pytest.fixture
+def pipe():
+    ends = list(os.pipe())
+    yield ends
+    for fd in ends:
+        os.close(fd)
+
+
+def test_a_stream_is_in_order_and_ends_with_all_that_finished(pipe):
+    with StreamOutput(pipe[1]) as output:
+        for n in (2, 0, 5):
+            output.write(n, rec(n))
+        assert read(pipe[0]) == [0]
+        output.write(1, rec(1))
+        assert read(pipe[0]) == [1, 2]
+        with pytest.raises(ValueError, match="row 1 is not due"):
+            output.write(1, rec(1))
+        with pytest.raises(ValueError, match="row 3 is missing"):
+            output.finish()
+    assert read(pipe[0]) == [5]
+
+
+def test_a_stream_as_rows_finish(pipe):
+    output = open_output("-", {}, OutputOptions(order="finished"))
+    assert isinstance(output, StreamOutput)
+    output._fd = pipe[1]
+    for n in (2, 0):
+        output.write(n, rec(n))
+    assert read(pipe[0]) == [2, 0]
+    assert not output.is_done(0)
+    with pytest.raises(ConfigError, match="retry_errors needs an output that is a file"):
+        open_output("-", {}, OutputOptions(retry_errors=True))
+
+
+def test_a_reader_that_is_gone(pipe):
+    gone, fd = os.pipe()
+    os.close(gone)
+    with StreamOutput(fd) as output, pytest.raises(OutputError, match="-: write failed: Broken pipe"):
+        output.write(0, rec(0))
+    os.close(fd)
+
+
+def result(number):
+    told = ({5: Logprob(-0.5, 1, "Pa")},)
+    last = 2**31 - 1
+    first = CompletionOutput(0, "é\n", (5, last), FinishReason.STOP, None, (*told, {last: Logprob(-1.5, 2, "x")}))
+    second = CompletionOutput(1, "b", (7,), FinishReason.LENGTH)
+    odd = RequestOutput("r", "x", (1,), (first, second), prompt_logprobs=(None, *told))
+    vector = RequestOutput(
+        "r", "x", (1,), (CompletionOutput(0, "", (), FinishReason.STOP),), embedding=array("f", [0.1])
+    )
+    failed = RequestOutput("r", "x", (1,), (CompletionOutput(0, "", (), FinishReason.ERROR),), "no")
+    return (odd, vector, failed)[number % 3]
+
+
+def row(number):
+    return Row(number, f"id-{number}", ("completion", "embedding", "chat")[number % 3], "x", openai=number == 4)
+
+
+@pytest.mark.parametrize("shape", ["auto", "openai"])
+def test_parquet_holds_all_that_lines_hold_and_becomes_lines_again(tmp_path, shape, monkeypatch):
+    import pyarrow.parquet as pq
+
+    monkeypatch.setattr(parquet, "_GROUP_ROWS", 4)
+    out, options = tmp_path / "out.parquet", OutputOptions(records=RecordOptions(shape=shape, token_ids=True))
+    with Output(out, {}, options) as output:
+        kept = output.records
+        assert kept.shape == ("flat" if shape == "auto" else shape)
+        for n in range(9):
+            output.done(row(n), result(n))
+        assert not out.exists()
+        header, _, lines = (tmp_path / "out.parquet.part").read_bytes().partition(b"\n")
+        output.finish()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.parquet", "out.parquet.job.json"]
+    with pq.ParquetFile(out) as file:
+        assert file.metadata.num_row_groups == 3
+        found = file.read().to_pylist()
+    made = record(row(0), result(0), kept)
+    if shape == "auto":
+        assert [each["row"] for each in found] == list(range(9))
+        assert (found[0]["text"], found[0]["token_ids"]) == ("é\n", [5, 2**31 - 1])
+        assert json.loads(found[0]["logprobs"]) == made["logprobs"]
+        assert [each["text"] for each in found[0]["outputs"]] == ["é\n", "b"]
+        assert found[1]["embedding"] == list(array("f", [0.1]))
+        assert (found[2]["error"], found[1]["error"]) == ("no", None)
+    else:
+        assert json.loads(found[0]["response"])["body"]["choices"] == made["response"]["body"]["choices"]
+        assert found[2]["error"] == {"code": "request_failed", "message": "no"}
+    parquet.restore(OwnFiles(Files(), out, json.loads(header)["job"]), out, tmp_path / "lines")
+    again = [json.loads(line) for line in (tmp_path / "lines").read_bytes().splitlines()[1:]]
+    assert again == [json.loads(line) for line in lines.splitlines()]
+    with Output(out, {}, options) as output:
+        assert (output.finished, output.n_before, output.n_errors_before) == (True, 9, 3)
+
+
+def test_failed_rows_of_a_parquet_file_are_done_again(tmp_path):
+    import pyarrow.parquet as pq
+
+    out = tmp_path / "out.parquet"
+    with Output(out, {}) as output:
+        for n in range(6):
+            output.done(row(n), result(n))
+        output.finish()
+    with Output(out, {}, OutputOptions(retry_errors=True)) as output:
+        assert [n for n in range(6) if not output.is_done(n)] == [2, 5]
+        for n in (5, 2):
+            output.write(n, rec(n))
+        output.finish()
+    assert pq.read_table(out).column("error").to_pylist() == [None] * 6
+    assert pq.read_table(out).column("row").to_pylist() == list(range(6))
+
+
+def test_a_parquet_file_that_no_job_has_written_stays_as_it_is(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    out = tmp_path / "out.parquet"
+    pq.write_table(pa.table({"precious": [1]}), out)
+    before = out.read_bytes()
+    with pytest.raises(ConfigError, match=r"exists without out\.parquet\.job\.json"):
+        Output(out, {})
+    with pytest.raises(ConfigError, match="is not the output of a job"):
+        Output(out, {}, OutputOptions(force=True))
+    assert out.read_bytes() == before
+    out.write_bytes(b"PAR1 and no more")
+    with pytest.raises(ConfigError, match="is no Parquet file, or is damaged"):
+        Output(out, {}, OutputOptions(force=True))
+
+
+def test_an_empty_parquet_file_has_its_columns(tmp_path):
+    import pyarrow.parquet as pq
+
+    out = tmp_path / "out.parquet"
+    with Output(out, {}) as output:
+        output.finish()
+    assert pq.read_schema(out).names[:4] == ["row", "id", "text", "finish_reason"]
+
+
+def test_lone_surrogates_in_parquet(tmp_path):
+    import pyarrow.parquet as pq
+
+    out = tmp_path / "out.parquet"
+    with Output(out, {}) as output:
+        output.write(0, {**rec(0), "id": "\ud800a"})
+        output.finish()
+    assert pq.read_table(out).column("id").to_pylist() == ["?a"]
+
+
+def test_parquet_without_pyarrow_is_refused_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+    with pytest.raises(SetupError, match=r"pip install \"llamabatch\[parquet\]\""):
+        Output(tmp_path / "out.parquet", {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_is_known_by_its_content_not_by_its_folder(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    content = bytearray(os.urandom(3_000_000))
+    first, second = tmp_path / "a" / "m.gguf", tmp_path / "b" / "m.gguf"
+    first.write_bytes(content)
+    second.write_bytes(content)
+    assert model_identity(first) == model_identity(second)
+    content[-1] ^= 1
+    second.write_bytes(content)
+    assert model_identity(first) != model_identity(second)
+    assert model_identity(first)["size"] == 3_000_000

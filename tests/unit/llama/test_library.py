@@ -1,0 +1,283 @@
+"""Loading llama_cpp, without llama_cpp: the environment, the log, the layout check, the verdict on extra buffers."""
+
+import ctypes
+import importlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from llamabatch.errors import SetupError
+from llamabatch.llama import abi_check, build_info, environment, extra_buffers, library
+
+MB = 1 << 20
+
+
+# --- environment --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "spins"), [(3 * MB, "3000"), (600 * MB, "1000"), (None, "1000")])
+def test_spins_follow_the_size_of_the_model(size, spins):
+    assert environment.environment_defaults(size) == {"GOMP_SPINCOUNT": spins, "GGML_NO_BACKTRACE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ({}, {"GOMP_SPINCOUNT", "GGML_NO_BACKTRACE"}),
+        ({"GOMP_SPINCOUNT": "7"}, {"GGML_NO_BACKTRACE"}),
+        ({"OMP_WAIT_POLICY": "passive"}, {"GGML_NO_BACKTRACE"}),
+        ({"GGML_NO_BACKTRACE": ""}, {"GOMP_SPINCOUNT"}),
+    ],
+)
+def test_what_the_user_has_set_stays(given, missing, monkeypatch):
+    assert set(environment.undecided(None, given)) == missing
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "GGML_NO_BACKTRACE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    before = dict(os.environ)
+    with environment.prepared(None):
+        added = {name: value for name, value in os.environ.items() if name not in before}
+        assert {name: os.environ[name] for name in given} == given
+    assert set(added) == missing
+    assert set(os.environ) - set(before) == missing - {"GOMP_SPINCOUNT"}  # read at load; children choose anew
+    if "GGML_NO_BACKTRACE" in added:
+        monkeypatch.delenv("GGML_NO_BACKTRACE")
+
+
+def test_a_libgomp_that_came_first_is_reported(monkeypatch, caplog):
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(environment, "is_mapped", lambda name: True)
+    with caplog.at_level(logging.DEBUG, environment.__name__), environment.prepared(None):
+        pass
+    assert "too late" in caplog.text
+
+
+# --- a library that cannot be loaded ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ModuleNotFoundError("No module named 'llama_cpp'", name="llama_cpp"), "is not installed.*make setup"),
+        (ModuleNotFoundError("No module named 'diskcache'", name="diskcache"), "pip install diskcache"),
+        (RuntimeError("Failed to load shared library:\nlibcudart.so.12"), "cannot load its library.*libcudart"),
+        (AttributeError("undefined symbol: llama_new"), "differ.*llama_new"),
+    ],
+)
+def test_a_missing_or_broken_library_is_one_sentence(error, words, monkeypatch):
+    def fail(name):
+        raise error
+
+    monkeypatch.setattr(library, "_module", None)
+    monkeypatch.setattr(importlib, "import_module", fail)
+    with pytest.raises(SetupError, match=words) as caught:
+        library.load()
+    assert "\n" not in str(caught.value)
+
+
+def test_importing_the_room_does_not_import_llama_cpp():
+    code = (
+        "import sys; from llamabatch.llama import abi_check, environment, extra_buffers, library\n"
+        "assert 'llama_cpp' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- layout -------------------------------------------------------------------------------------------------------
+
+
+def fake_binding(**changed):
+    """A binding whose structs have the fields that we use, and whose functions need no library."""
+
+    def struct(name):
+        return type(name, (ctypes.Structure,), {"_fields_": [(f, ctypes.c_int) for f in abi_check._FIELDS[name]]})
+
+    names = {name: struct(name) for name in abi_check._FIELDS} | dict.fromkeys(abi_check._FUNCTIONS, print)
+    return SimpleNamespace(**(names | {"__version__": "0.3.99"} | changed))
+
+
+def test_a_missing_function_is_named():
+    binding = fake_binding()
+    del binding.llama_decode
+    with pytest.raises(SetupError, match=r"llama-cpp-python 0\.3\.99 has no llama_decode: reinstall"):
+        abi_check.check_layout(binding)
+
+
+def test_a_missing_field_is_named():
+    class Batch(ctypes.Structure):
+        _fields_ = (("n_tokens", ctypes.c_int32),)
+
+    with pytest.raises(SetupError, match="llama_batch without token"):
+        abi_check.check_layout(fake_binding(llama_batch=Batch))
+
+
+@pytest.mark.parametrize(("n_batch", "words"), [(7, r"n_batch is 7, not in 32\.\.65536"), (2048, None)])
+def test_a_default_out_of_its_range_is_named(n_batch, words, monkeypatch):
+    class Params(ctypes.Structure):
+        _fields_ = (("n_batch", ctypes.c_uint32),)
+
+    monkeypatch.setattr(abi_check, "_same_size", lambda *_: True)
+    monkeypatch.setattr(abi_check, "_call_padded", lambda *_: Params(n_batch))
+    check = (SimpleNamespace(p=Params), "p", "defaults", {"n_batch": (32, 65536)})
+    if words is None:
+        abi_check._check_defaults(*check)
+    else:
+        with pytest.raises(SetupError, match=words):
+            abi_check._check_defaults(*check)
+
+
+# --- the log ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def log(caplog):
+    caplog.set_level(logging.DEBUG, "test.forwarder")
+    return library.LogForwarder(logging.getLogger("test.forwarder"))
+
+
+def test_levels_are_those_of_ggml(log, caplog):
+    for level in range(1, 5):
+        log(level, f"level {level}\n".encode(), None)
+    assert [record.levelno for record in caplog.records] == [10, 20, 30, 40]
+    assert list(log.complaints) == ["level 3", "level 4"]
+
+
+def test_pieces_are_joined_until_the_line_ends(log, caplog):
+    log(3, b"loading ", None)
+    log(5, b"tensors .", None)
+    log(5, b".. done\nnext", None)
+    log(2, b"other\n", None)
+    assert [(r.levelno, r.getMessage()) for r in caplog.records] == [
+        (30, "loading tensors ... done"),
+        (30, "next"),
+        (20, "other"),
+    ]
+
+
+def test_strange_text_does_no_harm(log, caplog):
+    for text in (b"\xff\xfe\n", b"", None, b"\n\n", b"100 %s %d\n"):
+        log(9, text, None)
+    assert [record.getMessage() for record in caplog.records] == ["\ufffd\ufffd", "100 %s %d"]
+
+
+def test_an_error_in_a_handler_stays_out_of_c(monkeypatch):
+    def fail(*_):
+        raise ValueError("no")
+
+    logger = logging.getLogger("test.broken")
+    monkeypatch.setattr(logger, "log", fail)
+    library.LogForwarder(logger)(4, b"text\n", None)
+
+
+def test_complaints_are_handed_over_once(monkeypatch):
+    forwarder = library.LogForwarder(logging.getLogger("test.quiet"))
+    monkeypatch.setattr(library, "_forwarder", forwarder)
+    forwarder(4, b"bad magic\n", None)
+    assert library.recent_complaints() == ["bad magic"]
+    assert library.recent_complaints() == []
+
+
+# --- extra buffers ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def amx_machine(tmp_path, monkeypatch):
+    """A stock build on a CPU with AMX. `runs` collects the probes; `ends_with` says how they end."""
+    cpu_library = tmp_path / "libggml-cpu.so"
+    cpu_library.write_bytes(b"machine code")
+    machine = SimpleNamespace(runs=[], ends_with=-signal.SIGSEGV, marker=None, library=cpu_library)
+
+    def run(command, **_):
+        machine.runs.append(command)
+        if isinstance(machine.ends_with, Exception):
+            raise machine.ends_with
+        return SimpleNamespace(returncode=machine.ends_with, stdout=b"")
+
+    monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(extra_buffers, "_verdicts", {})
+    monkeypatch.setattr(extra_buffers, "_cpu_has_amx", lambda: True)
+    monkeypatch.setattr(extra_buffers, "_cpu_library", lambda module: cpu_library)
+    monkeypatch.setattr(build_info, "build_marker", lambda module: machine.marker)
+    monkeypatch.setattr(extra_buffers.paths, "bundled_model", lambda: cpu_library)
+    monkeypatch.setattr(subprocess, "run", run)
+    machine.module = SimpleNamespace(llama_print_system_info=lambda: b"AVX2 = 1 | AMX_INT8 = 1 | ")
+    return machine
+
+
+def new_process():
+    extra_buffers._verdicts.clear()
+
+
+def test_a_crash_turns_them_off_says_so_once_and_is_kept(amx_machine, caplog):
+    assert [extra_buffers.safe(amx_machine.module) for _ in range(3)] == [False] * 3
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "make setup" in caplog.text
+    new_process()
+    assert not extra_buffers.safe(amx_machine.module)
+    assert len(amx_machine.runs) == 1
+
+
+def test_another_library_is_tried_again(amx_machine):
+    assert not extra_buffers.safe(amx_machine.module)
+    new_process()
+    amx_machine.library.write_bytes(b"better code")
+    amx_machine.ends_with = 0
+    assert extra_buffers.safe(amx_machine.module)
+    assert len(amx_machine.runs) == 2
+
+
+def test_a_kept_verdict_is_honoured(amx_machine):
+    extra_buffers._keep(amx_machine.library, True)
+    assert extra_buffers.safe(amx_machine.module)
+    assert amx_machine.runs == []
+
+
+def test_a_broken_verdict_is_no_verdict(amx_machine):
+    extra_buffers._keep(amx_machine.library, True)
+    (kept,) = (amx_machine.library.parent / "cache" / "verdicts").iterdir()
+    for text in ("", "[]", json.dumps({"safe": "yes"})):
+        kept.write_text(text)
+        assert extra_buffers.kept_verdict(amx_machine.library) is None
+
+
+@pytest.mark.parametrize("end", [3, -signal.SIGKILL, subprocess.TimeoutExpired("probe", 60), OSError("no fork")])
+def test_no_answer_is_caution_and_not_kept(amx_machine, end, caplog):
+    amx_machine.ends_with = end
+    assert not extra_buffers.safe(amx_machine.module)
+    assert "no answer" in caplog.text
+    assert extra_buffers.kept_verdict(amx_machine.library) is None
+
+
+def test_a_cache_that_cannot_be_written_costs_a_probe_a_process(amx_machine, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path / "file" / "cache"))
+    for _ in range(2):
+        assert not extra_buffers.safe(amx_machine.module)
+        new_process()
+    assert len(amx_machine.runs) == 2
+
+
+def test_the_patched_build_needs_no_probe(amx_machine, caplog):
+    amx_machine.marker = {"patches": {extra_buffers.PATCH: "hash"}}
+    assert extra_buffers.safe(amx_machine.module)
+    amx_machine.marker = {"patches": {"0002-other.patch": "hash"}}
+    assert not extra_buffers.safe(amx_machine.module)
+    assert len(amx_machine.runs) == 1
+
+
+def test_without_amx_there_is_no_risk(amx_machine, monkeypatch):
+    amx_machine.module.llama_print_system_info = lambda: b"AVX2 = 1 | "
+    assert extra_buffers.safe(amx_machine.module)
+    amx_machine.module.llama_print_system_info = lambda: b"AMX_INT8 = 1 | "
+    monkeypatch.setattr(extra_buffers, "_cpu_has_amx", lambda: False)
+    assert extra_buffers.safe(amx_machine.module)
+    assert amx_machine.runs == []

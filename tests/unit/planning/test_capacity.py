@@ -1,0 +1,236 @@
+from dataclasses import replace
+
+import pytest
+
+from llamabatch.config import EngineConfig
+from llamabatch.errors import ConfigError, MemoryPlanError
+from llamabatch.planning.capacity import resolve
+from llamabatch.planning.compute_buffers import Widths
+from llamabatch.planning.machine import Machine
+from llamabatch.planning.memory import memory
+from llamabatch.planning.model_facts import ModelFacts
+
+GIB = 2**30
+# Qwen2.5-0.5B: 24 layers, 14 heads on 2 KV heads of 64
+FACTS = ModelFacts("small", 530_000_000, 24 * 2 * 64, 24 * 2 * 64, 896, 14, 151_936, 32_768)
+MACHINE = Machine(cores=8, available_bytes=16 * GIB)
+
+
+def test_facts_from_metadata():
+    metadata = {
+        "general.architecture": "qwen2",
+        "general.name": "small",
+        "qwen2.block_count": "24",
+        "qwen2.embedding_length": "896",
+        "qwen2.attention.head_count": "14",
+        "qwen2.attention.head_count_kv": "2",
+        "qwen2.context_length": "32768",
+    }
+    assert ModelFacts.from_metadata(metadata, 530_000_000, 151_936) == FACTS
+    layers = ", ".join(["2"] * 12 + ["4"] * 12)
+    uneven = ModelFacts.from_metadata(metadata | {"qwen2.attention.head_count_kv": f"[{layers}]"}, 1, 1)
+    assert uneven.k_values == (12 * 2 + 12 * 4) * 64
+
+
+def test_what_layers_keep():
+    """tests/model/test_architectures.py compares the same with what llama.cpp allocates."""
+    common = {"general.architecture": "x", "x.block_count": "4", "x.embedding_length": "64"}
+    attention = {"x.attention.head_count": "4", "x.attention.head_count_kv": "0,2,0,2"}
+    hybrid = ModelFacts.from_metadata(common | attention | {"x.shortconv.l_cache": "4"}, 1, 1)
+    assert (hybrid.k_values, hybrid.v_values, hybrid.state_values) == (64, 64, 2 * 3 * 64)
+    ssm = {"x.ssm.conv_kernel": "4", "x.ssm.inner_size": "128", "x.ssm.state_size": "8", "x.attention.head_count": "0"}
+    recurrent = ModelFacts.from_metadata(common | ssm, 1, 1)
+    assert (recurrent.k_values, recurrent.v_values, recurrent.state_values) == (0, 0, 4 * (3 * 128 + 8 * 128))
+    need = memory(recurrent, EngineConfig("m"), 4096, 8)
+    assert (need.kv_cache, need.layout) == (8 * recurrent.state_values * 4, "8 states")
+    latent = {"x.attention.head_count_kv": "1", "x.attention.key_length": "40", "x.attention.key_length_mla": "24"}
+    assert ModelFacts.from_metadata(common | attention | latent, 1, 1).k_values == 4 * 40
+    assert ModelFacts.from_metadata(common | attention | latent, 1, 1).v_values == 0
+
+
+def test_kv_cache_is_what_llama_cpp_allocates():
+    # llama.cpp's log for this shape: 4096 cells, 24 layers, K (f16) 24.00 MiB, V (f16) 24.00 MiB
+    need = memory(FACTS, EngineConfig("m"), 4096, 1)
+    assert need.kv_cache == 48 * 2**20
+    assert memory(FACTS, EngineConfig("m"), 300, 1).kv_cache == 512 * 24 * 2 * 64 * 2 * 2
+    assert memory(FACTS, EngineConfig("m", type_k="q8_0"), 4096, 1).kv_cache == (24 + 12.75) * 2**20
+
+
+def test_defaults():
+    plan = resolve(EngineConfig("m"), FACTS, MACHINE)
+    config = plan.config
+    assert (config.n_ctx, config.n_slots, config.n_threads, config.instances) == (4096, 32, 8, 1)
+    assert (config.strategy, config.flash_attn) == ("batched", "off")
+    assert {"n_ctx", "n_slots", "strategy", "n_threads", "flash_attn"} <= plan.reasons.keys()
+    assert "KV cache" in plan.describe()
+
+
+def start_of(config=None, facts=FACTS, machine=MACHINE):
+    plan = resolve(config or EngineConfig("m"), facts, machine)
+    return plan.config.start_slots, plan.config.n_slots, plan.reasons.get("start_slots", "")
+
+
+def test_a_context_starts_with_all_slots_where_they_are_asked_for_or_cost_nothing():
+    assert start_of(EngineConfig("m", n_slots=32)) == (32, 32, "n_slots is given")
+    assert start_of(machine=replace(MACHINE, lazy_cells=True))[:2] == (32, 32)
+    few = replace(FACTS, k_values=64, v_values=64)  # 32 slots of 1 MiB
+    assert start_of(facts=few) == (32, 32, "all: their cells are few")
+    for kind in ({"state_values": 10}, {"draft": few}, {"widths": Widths(896, 1000, 14, 896, 128, 4864, masks=2)}):
+        assert start_of(facts=replace(FACTS, **kind))[0] == start_of(facts=replace(FACTS, **kind))[1] > 8
+    on_gpu = Machine(8, 16 * GIB, n_gpus=1)  # which clears its own memory fast
+    assert start_of(machine=on_gpu)[:2] == (32, 32)
+    assert start_of(EngineConfig("m", n_gpu_layers=0), machine=on_gpu)[0] == 5
+
+
+def test_otherwise_it_starts_with_few_and_the_plan_counts_both():
+    assert start_of()[:2] == (5, 32)  # 48 MiB each
+    large = replace(FACTS, k_values=10 * FACTS.k_values, v_values=10 * FACTS.v_values)
+    assert start_of(facts=large)[0] == 1
+    assert start_of(EngineConfig("m", start_slots=9))[:2] == (9, 32)
+    assert start_of(EngineConfig("m", start_slots=9, n_slots=4))[:2] == (4, 4)
+    all_of_it, plan = (resolve(EngineConfig("m", n_slots=32, start_slots=n), FACTS, MACHINE) for n in (32, 5))
+    assert plan.memory.kv_cache - all_of_it.memory.kv_cache == 5 * 48 * 2**20
+    assert plan.memory.compute > all_of_it.memory.compute
+    assert "(32 x 4,096 cells, and those of 5 while it grows)" in plan.describe()
+    two = resolve(EngineConfig("m", n_slots=32, start_slots=5, instances=2), FACTS, MACHINE).part()
+    assert (two.n_slots, two.start_slots) == (16, 3)
+    for value in (0, 257, "all"):
+        with pytest.raises(ConfigError, match="start_slots"):
+            EngineConfig("m", start_slots=value)
+
+
+def test_flash_attention_where_it_is_fast():
+    stock, patched = Machine(8, 16 * GIB), Machine(8, 16 * GIB, fast_attention=True)
+    assert resolve(EngineConfig("m"), FACTS, stock).config.flash_attn == "off"
+    assert resolve(EngineConfig("m"), FACTS, patched).config.flash_attn == "on"
+    assert resolve(EngineConfig("m", flash_attn="off"), FACTS, patched).config.flash_attn == "off"
+    assert resolve(EngineConfig("m"), replace(FACTS, file_bytes=3_000_000), stock).config.flash_attn == "on"
+
+
+def test_fewer_slots_where_memory_is_short():
+    small = resolve(EngineConfig("m"), FACTS, Machine(8, 3 * GIB)).config
+    assert 1 < small.n_slots < 32
+    assert resolve(EngineConfig("m"), FACTS, Machine(8, int(0.95 * GIB))).config.strategy == "sequential"
+
+
+def test_what_does_not_fit_is_refused_with_the_sum():
+    parts = r"505 MiB weights \+ 24,576 MiB KV cache \(64 x 32,768 cells\) .* = .* MiB; lower"
+    the_sum = r"^[\d,]+ MiB are needed, but [\d,]+ MiB are free: " + parts
+    with pytest.raises(MemoryPlanError, match=the_sum):
+        resolve(EngineConfig("m", n_slots=64, n_ctx=32_768, kv="split"), FACTS, MACHINE)
+    config = EngineConfig("m", strategy="multi-instance", instances=40, n_slots=8, kv="split")
+    with pytest.raises(MemoryPlanError, match="40 engines of"):
+        resolve(config, FACTS, MACHINE)
+
+
+def test_a_gpu_holds_its_own():
+    plan = resolve(EngineConfig("m", n_slots=64, n_ctx=32_768), FACTS, replace(MACHINE, n_gpus=1))
+    assert plan.config.flash_attn == "auto"
+
+
+def test_n_ctx_beyond_training_is_refused():
+    with pytest.raises(ConfigError, match="n_ctx is 40000"):
+        resolve(EngineConfig("m", n_ctx=40_000), FACTS, MACHINE)
+
+
+def test_multi_instance_divides_cores_and_memory():
+    plan = resolve(EngineConfig("m", strategy="multi-instance"), FACTS, MACHINE)
+    assert (plan.config.instances, plan.config.n_threads) == (2, 4)
+    two = resolve(EngineConfig("m", strategy="multi-instance"), FACTS, Machine(2, 16 * GIB))
+    assert (two.config.instances, two.config.n_threads) == (2, 1)
+
+
+def test_a_quantised_v_cache_turns_flash_attention_on():
+    assert resolve(EngineConfig("m", type_v="q8_0"), FACTS, MACHINE).config.flash_attn == "on"
+
+
+def test_small_models_take_flash_attention():
+    assert resolve(EngineConfig("m"), replace(FACTS, file_bytes=3_000_000), MACHINE).config.flash_attn == "on"
+
+
+def test_threads():
+    small = resolve(EngineConfig("m", strategy="batched"), replace(FACTS, file_bytes=3_000_000), MACHINE).config
+    assert (small.n_threads, small.n_threads_batch) == (1, 8)
+    large = resolve(EngineConfig("m"), FACTS, MACHINE).config
+    assert (large.n_threads, large.n_threads_batch) == (8, 8)
+    given = resolve(EngineConfig("m", n_threads=3), FACTS, MACHINE).config
+    assert (given.n_threads, given.n_threads_batch) == (3, 3)
+    both = resolve(EngineConfig("m", n_threads=3, n_threads_batch=5), FACTS, MACHINE).config
+    assert (both.n_threads, both.n_threads_batch) == (3, 5)
+
+
+def test_this_machine_has_cores_and_memory():
+    here = Machine.here()
+    assert here.cores >= 1
+    assert here.available_bytes > 0
+
+
+def test_unified_takes_what_split_refuses():
+    # one request of 8k beside 31 of 256: 16,128 cells are enough, 32 x 8,192 are not to be had
+    little = Machine(8, 3 * GIB)
+    with pytest.raises(MemoryPlanError, match="32 x 8,192 cells"):
+        resolve(EngineConfig("m", n_slots=32, n_ctx=8192, kv="split", flash_attn="on"), FACTS, little)
+    plan = resolve(EngineConfig("m", n_slots=32, n_ctx=8192, flash_attn="on"), FACTS, little)
+    assert (plan.config.kv, plan.config.n_slots) == ("unified", 32)
+    assert 8192 + 31 * 256 <= plan.config.kv_cells < 32 * 8192
+    assert (
+        plan.memory.total
+        <= 1.5 * GIB
+        < memory(FACTS, replace(plan.config, kv_cells=plan.config.kv_cells + 256), 8192, 32).total
+    )
+    assert "would not fit" in plan.reasons["kv"]
+
+
+def test_unified_is_chosen_where_only_a_few_slots_would_fit():
+    few = resolve(EngineConfig("m", n_ctx=32_768, flash_attn="on"), FACTS, Machine(8, 3 * GIB)).config
+    assert (few.kv, few.n_slots, few.kv_cells % 256) == ("unified", 32, 0)
+    assert few.kv_cells >= 32_768
+    assert resolve(EngineConfig("m", n_ctx=4096), FACTS, MACHINE).config.kv == "split"
+    one = EngineConfig("m", n_ctx=32_768, flash_attn="on", strategy="sequential")
+    assert resolve(one, FACTS, Machine(8, 3 * GIB)).config.kv == "split"
+
+
+def test_unified_by_request():
+    given = resolve(EngineConfig("m", kv="unified", n_slots=8, n_ctx=1000, kv_cells=3000), FACTS, MACHINE)
+    assert (given.config.kv, given.config.kv_cells) == ("unified", 3000)
+    assert "3,072 cells shared by 8" in given.memory.describe()
+    most = resolve(EngineConfig("m", kv="unified", n_slots=8, n_ctx=1000), FACTS, MACHINE).config
+    assert most.kv_cells == 8 * 1024
+    assert resolve(EngineConfig("m", kv_cells=9000), FACTS, MACHINE).config.kv == "unified"
+
+
+def test_kv_cells_out_of_place():
+    with pytest.raises(ConfigError, match="kv_cells is 500; it must be at least n_ctx, 4096"):
+        resolve(EngineConfig("m", kv_cells=500), FACTS, MACHINE)
+    with pytest.raises(ConfigError, match="at least n_ctx, 600"):
+        EngineConfig("m", kv_cells=500, n_ctx=600)
+    with pytest.raises(ConfigError, match="kv is 'split'"):
+        EngineConfig("m", kv_cells=500, kv="split")
+
+
+def test_several_engines_share_the_weights_of_a_small_model():
+    small = replace(FACTS, file_bytes=3_000_000)
+    plan = resolve(EngineConfig("m"), small, Machine(2, 16 * GIB))
+    config, part = plan.config, plan.part()
+    assert (config.strategy, config.instances, config.n_slots) == ("batched", 2, 32)
+    assert (part.instances, part.n_slots, part.n_threads, part.n_threads_batch) == (1, 16, 1, 1)
+    assert "wait for each other" in plan.reasons["instances"]
+    assert resolve(EngineConfig("m"), small, Machine(64, 64 * GIB)).config.instances == 4
+    assert resolve(EngineConfig("m", n_slots=5), small, Machine(64, 64 * GIB)).config.instances == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"strategy": "batched"}, {"strategy": "sequential"}, {"n_threads": 2}, {"n_threads_batch": 2}, {"n_slots": 1}],
+)
+def test_one_engine_where_the_caller_says_how_to_compute(options):
+    small = replace(FACTS, file_bytes=3_000_000)
+    assert resolve(EngineConfig("m", **options), small, Machine(2, 16 * GIB)).config.instances == 1
+
+
+def test_instances_by_request():
+    plan = resolve(EngineConfig("m", strategy="batched", instances=3, n_slots=32), FACTS, MACHINE)
+    assert (plan.config.instances, plan.part().n_slots, plan.part().n_threads) == (3, 11, 2)
+    assert resolve(EngineConfig("m"), FACTS, MACHINE).config.instances == 1  # a large one keeps its threads busy
+    on_gpu = resolve(EngineConfig("m"), replace(FACTS, file_bytes=3_000_000), replace(MACHINE, n_gpus=1))
+    assert on_gpu.config.instances == 1

@@ -1,0 +1,293 @@
+"""The memory arithmetic without a library: weights by tensor, engines together, limits, GPUs."""
+
+import sys
+from dataclasses import replace
+from itertools import accumulate
+from types import SimpleNamespace
+
+import pytest
+
+from llamabatch.config import EngineConfig
+from llamabatch.errors import MemoryPlanError
+from llamabatch.gguf.reader import TensorInfo
+from llamabatch.planning import machine as limits
+from llamabatch.planning.capacity import resolve
+from llamabatch.planning.compute_buffers import Widths, graph_bytes
+from llamabatch.planning.machine import Machine
+from llamabatch.planning.memory import MIB, PROCESS_BYTES, in_files, memory, weights
+from llamabatch.planning.model_facts import Layer, ModelFacts
+from llamabatch.planning.nvml import Gpu, gpus
+
+GIB = 2**30
+NUMBERS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14}
+BYTES = {"F32": 4.0, "F16": 2.0, "Q4_0": 18 / 32, "Q8_0": 34 / 32, "Q4_K": 144 / 256, "Q6_K": 210 / 256}
+
+
+def tensor(name, kind, *dims):
+    count = 1
+    for dim in dims:
+        count *= dim
+    return TensorInfo(name, dims, NUMBERS[kind], 0, int(count * BYTES[kind]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "dims", "features", "share"),
+    [
+        ("Q8_0", (512, 64), {"avx2", "avx512"}, 0),  # x86 has kernels for it as it is, without native_patches/0006
+        ("Q8_0", (512, 64), {"avx2", "rows"}, 1),
+        ("Q8_0", (512, 60), {"avx2", "rows"}, 0),
+        ("Q8_0", (512, 64), {"neon"}, 1),
+        ("Q8_0", (512, 64), {"amx", "avx2"}, 38 / 34),  # 4 bytes more for each block
+        ("Q4_K", (512, 64), {"avx2"}, 1),
+        ("Q4_K", (512, 62), {"avx2"}, 0),  # rows go by eight
+        ("Q4_K", (512, 64), {"amx", "avx2"}, 148 / 144),
+        ("Q4_K", (512, 48), {"amx", "avx2"}, 1),  # no multiple of 32: the next kind of buffer
+        ("Q6_K", (512, 64), {"avx2", "avx512"}, 0),
+        ("Q6_K", (512, 64), {"avx2", "avx512", "rows"}, 0),
+        ("Q6_K", (512, 64), {"avx2", "avx512", "rows", "vnni512"}, 1),
+        ("Q6_K", (512, 64, 4), {"avx2", "avx512", "rows", "vnni512"}, 0),  # experts
+        ("Q8_0", (512, 64, 4), {"avx2", "rows"}, 1),
+        ("F16", (512, 64), {"amx"}, 1),
+        ("F32", (512, 64), {"amx", "avx2", "neon"}, 0),
+        ("Q4_K", (512, 64), set(), 0),
+        ("Q4_0", (512, 64, 4), {"avx2"}, 1),  # experts
+        ("Q4_0", (512, 64, 4), {"amx"}, 0),
+    ],
+)
+def test_which_tensors_are_copied(kind, dims, features, share):
+    one = tensor(f"blk.0.ffn_up{'_exps' if len(dims) > 2 else ''}.weight", kind, *dims)
+    assert weights([one], 1, frozenset(features)).copies[0] == pytest.approx(one.n_bytes * share)
+
+
+def test_what_has_three_dimensions_but_is_no_expert_is_not_copied():
+    """Such as the heads of latent attention, which repack.cpp leaves alone."""
+    heads = tensor("blk.0.attn_k_b.weight", "Q8_0", 128, 512, 16)
+    assert weights([heads], 1, frozenset({"avx2", "rows"})).copies == (0, 0)
+
+
+def test_weights_by_layer():
+    tensors = [
+        tensor("token_embd.weight", "Q4_0", 64, 320),
+        tensor("blk.0.attn_norm.weight", "F32", 64),
+        tensor("blk.0.attn_q.weight", "Q4_0", 64, 64),
+        tensor("blk.1.attn_q.weight", "Q4_0", 64, 128),
+        tensor("output_norm.weight", "F32", 64),
+    ]
+    found = weights(tensors, 2, frozenset({"avx2"}))
+    assert found.layers == (64 * 4 + 64 * 64 * 18 // 32, 128 * 64 * 18 // 32, 64 * 4)
+    assert found.rest == found.largest == tensors[0].n_bytes
+    assert found.copies[2] == tensors[0].n_bytes  # the embedding makes the logits, too
+    untied = weights([*tensors, tensor("output.weight", "F32", 64, 320)], 2, frozenset({"avx2"}))
+    assert untied.copies[2] == 0
+
+
+LAYERS = tuple(Layer(128, 128) for _ in range(4))
+TENSORS = tuple(tensor(f"blk.{n}.ffn_up.weight", "Q4_K", 1024, 4096) for n in range(4))
+EMBEDDING, NORM = tensor("token_embd.weight", "F32", 1024, 255), tensor("output_norm.weight", "F32", 1024)
+
+
+def laid_out(*tensors):
+    """One behind the other, as in a file."""
+    starts = accumulate((each.n_bytes for each in tensors), initial=0)
+    return tuple(replace(each, offset=start) for each, start in zip(tensors, starts, strict=False))
+
+
+FACTS = ModelFacts(
+    "m", 4 * TENSORS[0].n_bytes + MIB, 512, 512, 1024, 8, 1000, 8192, layers=LAYERS,
+    tensors=laid_out(EMBEDDING, *TENSORS, NORM), widths=Widths(1024, 1000, 8, 1024, 256, 3 * 4096),
+)  # fmt: skip
+MACHINE = Machine(4, 8 * GIB, features=frozenset({"avx2"}), fast_attention=True)
+
+
+def test_the_copy_is_counted_and_what_it_replaces_may_go():
+    plan = resolve(EngineConfig("m", n_slots=2), FACTS, MACHINE)
+    assert plan.memory.copies == plan.memory.reclaimable == 4 * TENSORS[0].n_bytes
+    assert "9 MiB repacked copies" in plan.memory.describe()
+    assert resolve(EngineConfig("m", n_slots=2, extra_bufts="off"), FACTS, MACHINE).memory.copies == 0
+    read = resolve(EngineConfig("m", n_slots=2, use_mmap=False), FACTS, MACHINE).memory
+    assert (read.weights, read.reclaimable) == (MIB, 0)
+    assert plan.memory.loading == 0
+    just = plan.total_bytes - plan.memory.reclaimable
+    resolve(plan.config, FACTS, replace(MACHINE, available_bytes=just))
+    with pytest.raises(MemoryPlanError, match="lower n_ctx"):
+        resolve(plan.config, FACTS, replace(MACHINE, available_bytes=just - 1))
+
+
+AVX2 = frozenset({"avx2"})
+
+
+def test_what_stays_mapped_is_from_the_first_to_the_last_tensor_without_a_copy():
+    copied, output = TENSORS[0], tensor("output.weight", "Q4_K", 1024, 256)
+    here = (True, True)
+
+    def found(*tensors, parts=(), features=AVX2, on_cpu=here):
+        return in_files(laid_out(*tensors), parts, 1, features, on_cpu)
+
+    n, e = copied.n_bytes, EMBEDDING.n_bytes
+    kept = e + NORM.n_bytes
+    assert found(EMBEDDING, copied, NORM) == (kept + n, kept, 0)
+    assert found(copied, EMBEDDING, NORM) == (kept, kept, 0)  # an end that is copied is unmapped
+    assert found(output, EMBEDDING, NORM, copied) == (kept, kept, 0)
+    assert found(EMBEDDING, copied, NORM, features=frozenset()) == (kept + n, kept + n, 0)
+    assert found(EMBEDDING, NORM, copied, NORM, parts=(3, 1)) == (kept + NORM.n_bytes,) * 2 + (0,)
+    assert found(EMBEDDING, NORM, copied, on_cpu=(False, False)) == (e, e, 0)  # on a GPU
+    tied = tensor("token_embd.weight", "Q4_K", 1024, 256)
+    assert found(tied, copied, NORM) == (tied.n_bytes + n + NORM.n_bytes, tied.n_bytes + NORM.n_bytes, tied.n_bytes)
+    assert found(tied, copied, NORM, output).embedding == 0
+
+
+def test_an_embedding_that_also_makes_the_logits_is_kept_beside_its_copy():
+    """Without mapping, too: its rows are looked up where they were read."""
+    tied = tensor("token_embd.weight", "Q4_K", 1024, 25600)
+    facts = replace(
+        FACTS, tensors=laid_out(tied, *TENSORS, NORM), features=AVX2, file_bytes=tied.n_bytes + 4 * TENSORS[0].n_bytes
+    )
+    read = memory(facts, EngineConfig("m", flash_attn="on", use_mmap=False), 1024, 4)
+    assert (read.weights, read.copies) == (tied.n_bytes + NORM.n_bytes, tied.n_bytes + 4 * TENSORS[0].n_bytes)
+    mapped = memory(facts, EngineConfig("m", flash_attn="on"), 1024, 4)
+    assert mapped.reclaimable == mapped.copies
+
+
+def test_the_peak_may_be_while_the_model_is_loaded():
+    output = tensor("output.weight", "Q4_K", 1024, 102400)
+    tensors = laid_out(output, EMBEDDING, NORM, *TENSORS)
+    facts = replace(FACTS, tensors=tensors, file_bytes=tensors[-1].offset + TENSORS[0].n_bytes)
+    plan = resolve(EngineConfig("m", n_slots=1, n_ctx=256), facts, MACHINE)
+    assert plan.memory.weights == EMBEDDING.n_bytes + NORM.n_bytes
+    assert plan.memory.loading == output.n_bytes + 4 * TENSORS[0].n_bytes > plan.memory.own
+    assert plan.peak_bytes == plan.memory.peak == plan.memory.shared + plan.memory.loading > plan.total_bytes
+    resolve(plan.config, facts, replace(MACHINE, available_bytes=plan.total_bytes))  # no reason to refuse it
+    read = resolve(replace(plan.config, use_mmap=False), facts, MACHINE)
+    assert (read.memory.loading, read.peak_bytes) == (0, read.total_bytes)
+
+
+def test_in_a_model_of_one_layer_only_outputs_reach_the_feed_forward_network():
+    """The buffer is reserved for all tokens; what is never written takes no memory, but counts for RLIMIT_DATA."""
+    one = replace(FACTS, layers=LAYERS[:1])
+    sizes = [memory(facts, EngineConfig("m", flash_attn="on"), 512, 4) for facts in (one, FACTS)]
+    assert sizes[0].compute < sizes[1].compute / 2
+    assert sizes[0].data + 3 * (sizes[1].kv_cache // 4) == sizes[1].data
+
+
+def test_engines_of_one_process_share_and_children_map():
+    one = memory(FACTS, EngineConfig("m", flash_attn="on"), 1024, 4)
+    assert one.together(3, children=False) == one.total + 2 * (one.kv_cache + one.compute)
+    assert one.together(3, children=True) == one.weights + 3 * (one.total - one.weights + PROCESS_BYTES)
+    assert one.together(3, children=True, mapped=False) == 3 * (one.total + PROCESS_BYTES)
+
+
+def test_a_pass_is_as_wide_as_its_widest_place():
+    widths = Widths(n_embd=100, n_vocab=1000, n_head=8, queries=100, keys=20, feed_forward=900)
+    by_network = graph_bytes(widths, 512, 256, 1, flash=True)
+    assert by_network == 512 * 256 * 2 + 512 * (4 * 100 + 900) * 4
+    assert graph_bytes(widths, 512, 256, 512, flash=True) == 512 * 256 * 2 + 512 * (1000 + 400) * 4
+    scores = 512 * 4096 * 8 + 512 * (300 + 200 + 20)
+    assert graph_bytes(widths, 512, 4096, 1, flash=False) == 512 * 4096 * 4 + 4 * scores
+
+
+# --- limits -------------------------------------------------------------------------------------------------------
+
+
+def test_address_space_and_data_are_limits_of_their_own():
+    config = EngineConfig("m", n_slots=2, n_ctx=1024, kv="split")
+    plan = resolve(config, FACTS, MACHINE)
+    with pytest.raises(MemoryPlanError, match=r"RLIMIT_AS leaves .*: .* weights .* = .* MiB, and "):
+        resolve(config, FACTS, replace(MACHINE, address_space=plan.address_space - 1))
+    resolve(config, FACTS, replace(MACHINE, address_space=plan.address_space))
+    with pytest.raises(MemoryPlanError, match=r"RLIMIT_DATA leaves .* weights .* = "):
+        resolve(config, FACTS, replace(MACHINE, data_bytes=plan.data_bytes - 1))
+    resolve(config, FACTS, replace(MACHINE, data_bytes=plan.data_bytes))
+    auto = resolve(EngineConfig("m", n_ctx=8192), FACTS, replace(MACHINE, address_space=GIB)).config
+    assert 1 < auto.n_slots < 32
+    assert plan.address_space > plan.total_bytes > plan.data_bytes
+
+
+def cgroup(folder, limit, used, inactive=0, *, old=False):
+    folder.mkdir(parents=True, exist_ok=True)
+    names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    limit_name, used_name, cache = names if old else ("memory.max", "memory.current", "inactive_file")
+    (folder / limit_name).write_text(f"{limit}\n")
+    (folder / used_name).write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 1\n{cache} {inactive}\n")
+
+
+def test_the_tightest_of_nested_cgroups_counts(tmp_path):
+    root, membership = tmp_path / "cgroup", tmp_path / "self"
+    membership.write_text("0::/user.slice/job.scope\n")
+    cgroup(root / "user.slice" / "job.scope", "max", 10)
+    cgroup(root / "user.slice", 1000, 600, 50)
+    assert limits.cgroup_bytes(root, membership) == 450
+    cgroup(root / "user.slice" / "job.scope", 300, 100)
+    assert limits.cgroup_bytes(root, membership) == 200
+    cgroup(root, 250, 100)  # a container's own root
+    assert limits.cgroup_bytes(root, membership) == 150
+    membership.write_text("0::/../elsewhere\n")  # the name is the host's
+    assert limits.cgroup_bytes(root, membership) == 150
+    (root / "cpu.max").write_text("250000 100000")
+    (root / "user.slice" / "cpu.max").write_text("max 100000")
+    assert limits.cgroup_cores(root, membership) == 2
+
+
+def test_version_1_cgroups(tmp_path):
+    root, membership = tmp_path / "cgroup", tmp_path / "self"
+    membership.write_text("5:cpu,cpuacct:/a\n4:memory:/docker/a\n0::/\n")
+    cgroup(root / "memory" / "docker" / "a", 2000, 1500, 100, old=True)
+    cgroup(root / "memory", 9223372036854771712, 5000, old=True)  # no limit
+    assert limits.cgroup_bytes(root, membership) == 600
+    assert limits.cgroup_bytes(tmp_path / "none", tmp_path / "nothing") is None
+
+
+# --- GPUs ---------------------------------------------------------------------------------------------------------
+
+TWO = (Gpu("A", 8 * GIB, 8 * GIB), Gpu("B", 8 * GIB, 8 * GIB))
+
+
+def test_layers_go_to_gpus_as_llama_cpp_deals_them():
+    machine = replace(MACHINE, n_gpus=2, gpus=TWO)
+    plan = resolve(EngineConfig("m", n_slots=2, n_ctx=1024), FACTS, machine)
+    first, second = plan.memory.gpus
+    n = TENSORS[0].n_bytes
+    assert (first.weights, second.weights) == (3 * n, n + NORM.n_bytes)  # 4 layers and the output
+    assert first.kv_cache == 3 * second.kv_cache > 0
+    assert plan.memory.kv_cache == 0
+    some = resolve(EngineConfig("m", n_slots=2, n_ctx=1024, n_gpu_layers=2, tensor_split=(0, 1)), FACTS, machine)
+    assert [gpu.weights for gpu in some.memory.gpus] == [0, n + NORM.n_bytes]
+    assert some.memory.kv_cache == 3 * some.memory.gpus[1].kv_cache
+
+
+def test_what_a_gpu_cannot_hold_is_refused():
+    small = replace(MACHINE, n_gpus=1, gpus=(Gpu("A", 20 * MIB, GIB),))
+    with pytest.raises(MemoryPlanError, match=r"on A: 9 MiB weights .* = .* 20 MiB are free there"):
+        resolve(EngineConfig("m", n_slots=32, n_ctx=8192, kv="split"), FACTS, small)
+    metal = replace(MACHINE, n_gpus=1, unified_memory=True)
+    assert resolve(EngineConfig("m", n_slots=2), FACTS, metal).memory.gpus == ()
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    def handle(number):
+        return f"GPU-{'abc'[number]}"
+
+    fake = SimpleNamespace(
+        nvmlInit=lambda: None, nvmlShutdown=lambda: None, nvmlDeviceGetCount=lambda: 3,
+        nvmlDeviceGetHandleByIndex=handle, nvmlDeviceGetUUID=lambda h: h.encode(), nvmlDeviceGetName=lambda h: f"N {h}",
+        nvmlDeviceGetMemoryInfo=lambda h: SimpleNamespace(free=100 + ord(h[-1]), total=1000),
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return fake
+
+
+def test_gpus_that_nvml_tells_of(nvml, monkeypatch):
+    assert gpus() == tuple(Gpu(f"N GPU-{x}", 100 + ord(x), 1000) for x in "abc")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-a,9,1")
+    assert [gpu.name for gpu in gpus()] == ["N GPU-c", "N GPU-a"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpus() == ()
+
+
+def test_without_nvml_nothing_is_known(nvml, monkeypatch):
+    nvml.nvmlInit = lambda: 1 / 0
+    assert gpus() == ()
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert gpus() == ()

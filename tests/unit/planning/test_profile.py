@@ -1,0 +1,270 @@
+"""Profiles: what they hold for, what they fill in, and that a bad file is as good as none."""
+
+import contextlib
+import dataclasses
+import json
+import logging
+import struct
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamabatch.config import EngineConfig
+from llamabatch.errors import ConfigError, ModelFileError, SetupError
+from llamabatch.gguf.shape import ModelShape, read_shape
+from llamabatch.llama.environment import OnLoad, undecided
+from llamabatch.planning import profile_store
+from llamabatch.planning.capacity import resolve
+from llamabatch.planning.machine import Machine
+from llamabatch.planning.model_facts import ModelFacts
+from llamabatch.planning.profile import Profile, ProfileKey, Stair
+
+SHAPE = ModelShape("qwen2", "24", "896", "4864", "14", "2", 5, "7", 290, 530_000_000)
+KEY = ProfileKey(SHAPE, "A CPU", "abc", 8, "1.0", "f16", "f16")
+STAIRS = (Stair(1, 20.0), Stair(8, 40.0), Stair(16, 50.0), Stair(32, 80.0), Stair(64, 130.0))
+PROFILE = Profile(KEY, "2026-01-02", "small", (), "on", "off", 3, 5, 1024, 5000, STAIRS)
+FACTS = ModelFacts("small", 530_000_000, 24 * 2 * 64, 24 * 2 * 64, 896, 14, 151_936, 32_768)
+MACHINE = Machine(cores=8, available_bytes=64 * 2**30)
+
+
+# --- the shape of a file ------------------------------------------------------------------------------------------
+
+
+def text(value):
+    raw = value.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def pair(key, kind, body):
+    return text(key) + struct.pack("<I", kind) + body
+
+
+def gguf(*pairs, tensors=290, tail=b"\0" * 100):
+    return struct.pack("<4sIQQ", b"GGUF", 3, tensors, len(pairs)) + b"".join(pairs) + tail
+
+
+TEMPLATE = pair("tokenizer.chat_template", 8, text("x" * 100_000))
+TAGS = pair("general.tags", 9, struct.pack("<IQ", 8, 2) + text("a") + text("b"))
+LAYERS = [
+    pair("general.architecture", 8, text("qwen2")),
+    TAGS,
+    pair("qwen2.block_count", 4, struct.pack("<I", 3)),
+    pair("qwen2.embedding_length", 4, struct.pack("<I", 64)),
+    pair("qwen2.attention.head_count", 4, struct.pack("<I", 8)),
+    pair("qwen2.attention.head_count_kv", 9, struct.pack("<IQ", 5, 3) + struct.pack("<3i", 2, 2, 4)),
+    TEMPLATE,
+    pair("general.file_type", 4, struct.pack("<I", 7)),
+]
+TOKENS = pair("tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, 151_936))  # their texts are never read
+WHOLE = gguf(*LAYERS, TOKENS)
+
+
+def test_the_shape_is_read_up_to_the_vocabulary(tmp_path):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(WHOLE)
+    assert read_shape(path) == ModelShape("qwen2", "3", "64", "", "8", "2,2,4", 151_936, "7", 290, len(WHOLE))
+
+
+@given(st.integers(0, len(WHOLE)), st.binary(max_size=12), st.integers(0, 2**32))
+def test_a_damaged_header_is_refused_and_never_raises_anything_else(tmp_path_factory, cut, junk, at):
+    body = bytearray(WHOLE)
+    at %= 400  # among the pairs, in front of the chat template's text
+    body[at : at + len(junk)] = junk
+    path = tmp_path_factory.mktemp("gguf") / "m.gguf"
+    path.write_bytes(bytes(body[:cut]))
+    with contextlib.suppress(ModelFileError):
+        read_shape(path)
+    path.write_bytes(WHOLE[: min(cut, len(WHOLE) - 101)])  # the vocabulary's length is not whole any more
+    with pytest.raises(ModelFileError):
+        read_shape(path)
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (pair("a", 99, b""), "type 99"),
+        (pair("a", 8, struct.pack("<Q", 2**20)), "beyond the end"),
+        (struct.pack("<Q", 2**40), "bytes"),
+        (pair("a", 9, struct.pack("<IQ", 8, 2**60)), "array"),
+        (pair("a", 9, struct.pack("<IQ", 4, 2**60)), "beyond the end"),
+        (pair("a", 9, struct.pack("<IQ", 9, 1)), "array"),
+    ],
+)
+def test_what_a_header_claims_is_bounded(bad, words, tmp_path):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf(bad))
+    with pytest.raises(ModelFileError, match=words):
+        read_shape(path)
+
+
+# --- keys and files -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "m.gguf"
+    path.write_bytes(WHOLE)
+    return path
+
+
+def kept(model, **changes):
+    profile = replace(PROFILE, key=profile_store.key_of(model, "f16", "f16"), **changes)
+    return profile, profile_store.keep(profile)
+
+
+@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(ProfileKey) if f.name != "shape"])
+def test_every_part_of_a_key_counts(name):
+    other = replace(KEY, **{name: 9 if name == "cores" else "other"})
+    assert other.digest != KEY.digest
+
+
+@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(ModelShape)])
+def test_every_part_of_a_shape_counts(name):
+    other = 9 if isinstance(getattr(SHAPE, name), int) else "other"
+    assert replace(KEY, shape=replace(SHAPE, **{name: other})).digest != KEY.digest
+
+
+def test_a_profile_comes_back_for_any_file_of_that_shape(model, tmp_path):
+    assert profile_store.find(model, "f16", "f16") is None
+    profile, file = kept(model)
+    assert profile_store.find(model, "f16", "f16") == profile
+    elsewhere = tmp_path / "renamed.gguf"
+    elsewhere.write_bytes(WHOLE)
+    assert profile_store.find(elsewhere, "f16", "f16") == profile
+    assert profile_store.find(model, "q8_0", "f16") is None
+    assert profile_store.here() == [profile]
+    assert [path.name for path in file.parent.iterdir()] == [file.name]  # nothing half-written beside it
+    elsewhere.write_bytes(WHOLE + b"\0")
+    assert profile_store.find(elsewhere, "f16", "f16") is None
+
+
+def test_another_machine_or_build_has_no_profile(model, monkeypatch):
+    kept(model)
+    for name, value in (("cpu_name", "B"), ("cpu_flags", frozenset({"z"})), ("library_id", "2")):
+        with monkeypatch.context() as patch:
+            patch.setattr(profile_store, name, lambda value=value: value)
+            assert profile_store.find(model, "f16", "f16") is None
+            assert profile_store.here() == []
+
+
+def damaged(document, **changes):
+    return json.dumps({**document, **changes})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda good: "",
+        lambda good: "[]",
+        lambda good: "[" * 100_000,
+        lambda good: json.dumps(good)[:-20],
+        lambda good: damaged(good, version=2),
+        lambda good: damaged(good, n_threads=0),
+        lambda good: damaged(good, n_threads="two"),
+        lambda good: damaged(good, flash_attn="maybe"),
+        lambda good: damaged(good, spins=-1),
+        lambda good: damaged(good, stairs=[{"rows": 1, "step_ms": 0}]),
+        lambda good: damaged(good, stairs=[{"rows": 1}]),
+        lambda good: damaged(good, stairs=7),
+        lambda good: damaged(good, gpus=None),
+        lambda good: damaged(good, key=None),
+        lambda good: damaged(good, surprise=1),
+        lambda good: damaged(good, key={**good["key"], "cores": 77}),  # of another machine, under this one's name
+    ],
+)
+def test_a_damaged_or_foreign_file_is_ignored_with_a_log_line(damage, model, caplog):
+    profile, file = kept(model)
+    file.write_text(damage(json.loads(json.dumps(profile.to_json()))))
+    with caplog.at_level(logging.WARNING):
+        assert profile_store.find(model, "f16", "f16") is None
+    assert "is ignored" in caplog.text
+
+
+def test_a_cache_that_cannot_be_written_is_said_before_measuring(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path / "file"))
+    with pytest.raises(SetupError, match="LLAMABATCH_CACHE"):
+        profile_store.check_writable()
+    with pytest.raises(SetupError, match="LLAMABATCH_CACHE"):
+        profile_store.keep(PROFILE)
+
+
+def test_a_quantised_cache_without_flash_attention_is_no_profile():
+    with pytest.raises(ConfigError, match="flash_attn"):
+        replace(PROFILE, key=replace(KEY, type_v="q8_0"), flash_attn="off")
+
+
+# --- explicit before profile before rule --------------------------------------------------------------------------
+
+RULES = {"flash_attn": "off", "extra_bufts": "auto", "n_threads": 8, "n_threads_batch": 8, "n_ubatch": 512}
+FOUND = {"flash_attn": "on", "extra_bufts": "off", "n_threads": 3, "n_threads_batch": 5, "n_ubatch": 1024}
+GIVEN = {"flash_attn": "off", "extra_bufts": "on", "n_threads": 2, "n_threads_batch": 7, "n_ubatch": 64}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_precedence(name):
+    assert getattr(resolve(EngineConfig("m"), FACTS, MACHINE).config, name) == RULES[name]
+    plan = resolve(EngineConfig("m"), FACTS, MACHINE, PROFILE)
+    assert getattr(plan.config, name) == FOUND[name]
+    assert plan.reasons[name] == "profile of 2026-01-02"
+    plan = resolve(EngineConfig("m", **{name: GIVEN[name]}), FACTS, MACHINE, PROFILE)
+    assert getattr(plan.config, name) == GIVEN[name]
+    assert "profile" not in plan.reasons.get(name, "")
+
+
+def test_a_profile_without_a_choice_leaves_the_rule():
+    nothing = Profile(KEY, "2026-01-02", "small")
+    assert resolve(EngineConfig("m"), FACTS, MACHINE, nothing) == resolve(EngineConfig("m"), FACTS, MACHINE)
+
+
+def test_threads_that_the_caller_gives_count_for_larger_steps_too():
+    plan = resolve(EngineConfig("m", n_threads=2), FACTS, MACHINE, PROFILE)
+    assert (plan.config.n_threads, plan.config.n_threads_batch) == (2, 2)
+
+
+def test_several_instances_share_the_cores_as_the_rule_says():
+    plan = resolve(EngineConfig("m", strategy="multi-instance"), FACTS, MACHINE, PROFILE)
+    assert (plan.config.instances, plan.config.n_threads, plan.config.flash_attn) == (2, 4, "on")
+    assert "profile" not in plan.reasons["n_slots"]
+
+
+def test_a_small_n_batch_limits_the_ubatch_of_a_profile():
+    assert resolve(EngineConfig("m", n_batch=128), FACTS, MACHINE, PROFILE).config.n_ubatch == 128
+    assert resolve(EngineConfig("m", n_batch=128), FACTS, MACHINE).config.n_ubatch == 128
+
+
+def test_slots_are_the_rows_that_pay_of_those_that_fit():
+    assert resolve(EngineConfig("m"), FACTS, MACHINE).config.n_slots == 32
+    plan = resolve(EngineConfig("m"), FACTS, MACHINE, PROFILE)
+    assert plan.config.n_slots == 64
+    assert "profile of 2026-01-02" in plan.reasons["n_slots"]
+    tight = replace(MACHINE, available_bytes=7 * 2**29)  # 48 MiB a slot, half of what is free, the weights off
+    assert resolve(EngineConfig("m"), FACTS, tight, PROFILE).config.n_slots == 16
+    assert resolve(EngineConfig("m", n_slots=7), FACTS, MACHINE, PROFILE).config.n_slots == 7
+    flat = replace(PROFILE, stairs=(Stair(1, 20), Stair(8, 40), Stair(16, 80), Stair(32, 158)))
+    assert resolve(EngineConfig("m"), FACTS, MACHINE, flat).config.n_slots == 8  # 1.3 % more with 32 do not count
+
+
+def test_spins_of_a_profile_and_the_wish_of_the_user():
+    measured = OnLoad(spins=5000)
+    assert undecided(600 << 20, {}, measured)["GOMP_SPINCOUNT"] == "5000"
+    assert undecided(600 << 20, {}, OnLoad(spins=0))["GOMP_SPINCOUNT"] == "0"
+    assert undecided(600 << 20, {})["GOMP_SPINCOUNT"] == "1000"
+    assert "GOMP_SPINCOUNT" not in undecided(600 << 20, {"GOMP_SPINCOUNT": "7"}, measured)
+    assert "GOMP_SPINCOUNT" not in undecided(600 << 20, {"OMP_WAIT_POLICY": "passive"}, measured)
+
+
+def test_amx_of_a_profile_and_the_wish_of_the_user():
+    measured = OnLoad(amx="off")
+    assert undecided(600 << 20, {}, measured)["GGML_CPU_AMX"] == "0"
+    assert "GGML_CPU_AMX" not in undecided(600 << 20, {"GGML_CPU_AMX": "1"}, measured)
+    assert "GGML_CPU_AMX" not in undecided(600 << 20, {}, OnLoad(amx="on"))
+
+
+def test_cache_types_never_come_from_a_profile():
+    quantised = replace(PROFILE, key=replace(KEY, type_k="q8_0", type_v="q8_0"))
+    config, _ = quantised.fill(EngineConfig("m"))
+    assert (config.type_k, config.type_v) == ("f16", "f16")

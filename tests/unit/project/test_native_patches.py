@@ -1,0 +1,352 @@
+"""The build of the native library, without building: patches, cache key, failures in one sentence."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from llamabatch.llama import build_info, extra_buffers, library
+from llamabatch.utils import paths
+from native_patches import bootstrap, build, source, tools
+from native_patches.plan import MARKER
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A source tree with one file, inside a git repository: there `git apply` skips files without a word."""
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "hello.c").write_text("one\ntwo\nthree\n")
+    return tree
+
+
+def make_patch(folder, removed="two"):
+    patch = folder / "0009-hello.patch"
+    patch.write_text(
+        "Without it: hello is not polite.\n\n"
+        f"--- a/hello.c\n+++ b/hello.c\n@@ -1,3 +1,3 @@\n one\n-{removed}\n+please\n three\n"
+    )
+    return patch
+
+
+# --- patches ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("patch", source.patches(), ids=lambda patch: patch.name)
+def test_every_patch_says_what_it_is_for(patch):
+    text = source.header(patch)
+    assert all(words in text for words in ("Without it:", "Upstream:", "Merged when:"))
+    assert "+++" not in text
+    assert source._changed_files(patch)
+
+
+def test_the_package_knows_patches_by_their_names():
+    known = (
+        extra_buffers.PATCH,
+        library.ATTENTION_PATCH,
+        library.ROWS_PATCH,
+        library.AMX_PATCH,
+        library.SPLITTING_PATCH,
+    )
+    assert all((source.PATCH_FOLDER / name).is_file() for name in known)
+    assert MARKER == build_info.MARKER
+
+
+@pytest.mark.parametrize("tool", ["git", "patch"])
+def test_a_patch_applies(tool, tree, tmp_path, monkeypatch):
+    if shutil.which(tool) is None:
+        pytest.skip(f"{tool} is not installed")
+    found = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: found(name) if name == tool else None)
+    source.apply(make_patch(tmp_path), tree)
+    assert (tree / "hello.c").read_text() == "one\nplease\nthree\n"
+
+
+@pytest.mark.parametrize("tool", ["git", "patch"])
+def test_a_patch_that_does_not_fit_stops_with_its_header(tool, tree, tmp_path, monkeypatch):
+    if shutil.which(tool) is None:
+        pytest.skip(f"{tool} is not installed")
+    found = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: found(name) if name == tool else None)
+    with pytest.raises(tools.SetupFailure, match=r"0009-hello\.patch does not apply(?s:.*)hello is not polite"):
+        source.apply(make_patch(tmp_path, removed="something else"), tree)
+    assert (tree / "hello.c").read_text() == "one\ntwo\nthree\n"
+
+
+def test_without_git_and_patch_the_sentence_says_what_to_install(tree, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(tools.SetupFailure, match="install git"):
+        source.apply(make_patch(tmp_path), tree)
+
+
+# --- source package -----------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_source_package_is_refused(cache, monkeypatch, tmp_path):
+    def download(command, log, title, environment=None):
+        Path(command[command.index("--dest") + 1], source.FILE_NAME).write_bytes(b"not it")
+        return 0
+
+    monkeypatch.setattr(source, "run_logged", download)
+    with pytest.raises(tools.SetupFailure, match="not the file that llamabatch was made with"):
+        source.fetch(tmp_path / "log")
+    assert list((cache / "sources").iterdir()) == []
+
+
+def test_the_source_package_is_downloaded_once(cache, monkeypatch, tmp_path):
+    calls = []
+
+    def download(command, log, title, environment=None):
+        calls.append(command)
+        Path(command[command.index("--dest") + 1], source.FILE_NAME).write_bytes(b"the package")
+        return 0
+
+    monkeypatch.setattr(source, "run_logged", download)
+    monkeypatch.setattr(source, "sha256_of", lambda path: source.SHA256)
+    assert source.fetch(tmp_path / "log") == source.fetch(tmp_path / "log")
+    assert len(calls) == 1
+
+
+def test_no_network_is_said_so(cache, monkeypatch, tmp_path):
+    def download(command, log, title, environment=None):
+        log.write_text("$ pip download\nFailed to establish a new connection: [Errno -2] Name or service not known\n")
+        return 1
+
+    monkeypatch.setattr(source, "run_logged", download)
+    with pytest.raises(tools.SetupFailure, match="the package index cannot be reached"):
+        source.fetch(tmp_path / "log")
+
+
+def test_unpack_returns_the_top_folder(tmp_path):
+    top = source.FILE_NAME.removesuffix(".tar.gz")
+    (tmp_path / top).mkdir()
+    (tmp_path / top / "file").write_text("x")
+    with tarfile.open(tmp_path / "package.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / top, arcname=top)
+    assert (source.unpack(tmp_path / "package.tar.gz", tmp_path / "out") / "file").read_text() == "x"
+
+
+# --- plan and cache -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plan(cache, monkeypatch):
+    for name in ("CMAKE_ARGS", *build._ENVIRONMENT):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(build, "_compiler", lambda: ("g++ 12", "#define __AVX2__ 1"))
+    return build.make_plan("cpu")
+
+
+def test_the_same_machine_gives_the_same_key(plan):
+    assert build.make_plan("cpu") == plan
+    assert build.make_plan("cpu").key == plan.key
+    assert plan.version == f"{source.VERSION}+llamabatch.{plan.key[:8]}"
+
+
+def test_the_key_follows_the_patches(plan, tmp_path):
+    (tmp_path / "0001-other.patch").write_text("Without it: nothing.\n")
+    assert build.make_plan("cpu", tmp_path).key != plan.key
+    (tmp_path / "0001-other.patch").write_text("Without it: something.\n")
+    changed = build.make_plan("cpu", tmp_path)
+    assert changed.key not in {plan.key, build.make_plan("cpu", source.PATCH_FOLDER / "nowhere").key}
+
+
+def test_the_key_follows_flags_compiler_cpu_and_environment(plan, monkeypatch):
+    keys = {plan.key}
+    monkeypatch.setenv("CMAKE_ARGS", "-DGGML_BLAS=ON '-DX=a b'")
+    with_flags = build.make_plan("cpu")
+    assert with_flags.flags[-2:] == ("-DGGML_BLAS=ON", "-DX=a b")
+    keys.add(with_flags.key)
+    monkeypatch.delenv("CMAKE_ARGS")
+    monkeypatch.setattr(build, "_compiler", lambda: ("g++ 13", "#define __AVX2__ 1"))
+    keys.add(build.make_plan("cpu").key)
+    monkeypatch.setattr(build, "_compiler", lambda: ("g++ 12", "#define __AVX512F__ 1"))
+    keys.add(build.make_plan("cpu").key)
+    monkeypatch.setenv("CXXFLAGS", "-O2")
+    keys.add(build.make_plan("cpu").key)
+    assert len(keys) == 5
+
+
+def test_a_wheel_in_the_cache_is_not_built_again(plan, monkeypatch):
+    plan.folder.mkdir(parents=True)
+    (plan.folder / "llama.whl").touch()
+    monkeypatch.setattr(build, "_build", lambda plan, python: pytest.fail("built"))
+    assert build.wheel(plan) == plan.folder / "llama.whl"
+
+
+def test_force_builds_again(plan, monkeypatch):
+    plan.folder.mkdir(parents=True)
+    (plan.folder / "llama.whl").touch()
+    built = []
+    monkeypatch.setattr(build, "_build", lambda plan, python: built.append(plan))
+    build.wheel(plan, force=True)
+    assert built == [plan]
+
+
+def test_the_package_is_marked(plan, tmp_path):
+    (tmp_path / "llama_cpp").mkdir()
+    init = tmp_path / "llama_cpp" / "__init__.py"
+    init.write_text(f'from .llama_cpp import *\n\n__version__ = "{source.VERSION}"\n')
+    build._mark(tmp_path, plan)
+    assert f'__version__ = "{plan.version}"' in init.read_text()
+    marker = (tmp_path / "llama_cpp" / MARKER).read_text()
+    assert extra_buffers.PATCH in marker
+    assert plan.key in marker
+
+
+def test_a_failed_build_is_one_sentence_and_leaves_only_the_log(plan, cache, monkeypatch, capsys):
+    monkeypatch.setattr(build, "require_space", lambda folder, gigabytes: None)
+    monkeypatch.setattr(source, "fetch", lambda log, python: Path("package"))
+    monkeypatch.setattr(source, "unpack", lambda package, folder: folder)
+    monkeypatch.setattr(source, "apply", lambda patch, tree: None)
+    monkeypatch.setattr(build, "_mark", lambda tree, plan: None)
+
+    def compile_(command, log, title, environment=None):
+        assert environment["CMAKE_ARGS"].startswith("-DGGML_NATIVE=ON ")
+        log.write_text("$ pip wheel\nc++: fatal error: Killed signal terminated program cc1plus\n")
+        return 1
+
+    monkeypatch.setattr(build, "run_logged", compile_)
+    assert tools.main_guard(lambda: print(build.wheel(plan))) == 1
+    err = capsys.readouterr().err
+    assert re.search(r"Set-up failed: The build of llama.cpp failed: the compiler ran out of memory.*log: .*\.log", err)
+    assert [path.name for path in (cache / "wheels").iterdir()] == ["lock"]
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="there it exists")
+def test_metal_elsewhere_is_refused(plan):
+    with pytest.raises(tools.SetupFailure, match="macOS only"):
+        build.make_plan("metal")
+
+
+def test_cuda_without_its_compiler_is_refused(plan, monkeypatch):
+    monkeypatch.setattr(build, "_output", lambda command: None)
+    with pytest.raises(tools.SetupFailure, match="nvcc"):
+        build.make_plan("cuda")
+
+
+def test_cuda_is_the_default_only_where_a_gpu_answers(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(build, "_output", lambda command: "GPU 0: a card" if command[0] == "nvidia-smi" else None)
+    assert build.default_backend() == "cuda"
+    monkeypatch.setattr(build, "_output", lambda command: None)
+    assert build.default_backend() == "cpu"
+
+
+def test_no_compiler_is_said_so(monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(tools.SetupFailure, match="No C\\+\\+ compiler"):
+        build._compiler()
+
+
+# --- tools --------------------------------------------------------------------------------------------------------
+
+
+def test_both_sides_agree_on_the_cache_folder(monkeypatch, tmp_path):
+    monkeypatch.delenv("LLAMABATCH_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert tools.cache_dir() == paths.cache_dir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert tools.cache_dir() == paths.cache_dir()
+    monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path / "own"))
+    assert tools.cache_dir() == paths.cache_dir() == tmp_path / "own"
+
+
+def test_too_little_space_is_said_so(tmp_path):
+    with pytest.raises(tools.SetupFailure, match="LLAMABATCH_CACHE"):
+        tools.require_space(tmp_path, 1e9)
+
+
+def test_a_folder_that_cannot_be_made_is_said_so(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(tools.SetupFailure, match="LLAMABATCH_CACHE"):
+        tools.make_folder(tmp_path / "file" / "cache")
+
+
+def test_run_logged_shows_life_and_keeps_the_output(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(tools.Heartbeat, "PLAIN_INTERVAL_S", 0.0)
+    code = "import time; print('[7/83] compiling', flush=True); time.sleep(0.6); raise SystemExit(3)"
+    assert tools.run_logged([sys.executable, "-c", code], tmp_path / "log", "building") == 3
+    assert re.search(r"building: 0:00 \[7/83\]", capsys.readouterr().err)
+    assert "[7/83] compiling" in (tmp_path / "log").read_text()
+
+
+def test_only_the_last_command_explains_a_failure(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("$ first\nNo space left on device\n$ second\nsomething else\n")
+    assert tools.explain(log, "unknown") == "unknown"
+    log.write_text("$ first\nNo space left on device\n")
+    assert "disk is full" in tools.explain(log, "unknown")
+
+
+def test_failures_end_in_one_sentence(capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    def full():
+        raise OSError(28, "No space left on device", "a/file")
+
+    assert tools.main_guard(interrupted) == 130
+    assert tools.main_guard(full) == 1
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    assert "No space left on device (a/file)" in err
+
+
+# --- bootstrap and Makefile ---------------------------------------------------------------------------------------
+
+
+def test_a_missing_venv_module_is_said_so(monkeypatch):
+    monkeypatch.setattr(bootstrap.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(tools.SetupFailure, match="lacks venv and ensurepip"):
+        bootstrap.require_python()
+
+
+def test_the_stamp_follows_project_wheel_and_folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
+    (tmp_path / "pyproject.toml").write_text("a")
+    first = bootstrap.stamp_text(Path("a.whl"))
+    assert bootstrap.stamp_text(Path("b.whl")) != first
+    (tmp_path / "pyproject.toml").write_text("b")
+    assert bootstrap.stamp_text(Path("a.whl")) != first
+
+
+def test_a_strange_venv_is_left_alone(monkeypatch, tmp_path):
+    monkeypatch.setattr(bootstrap, "VENV", tmp_path)
+    monkeypatch.setattr(bootstrap, "PYTHON", tmp_path / "bin" / "python")
+    monkeypatch.setattr(bootstrap, "STAMP", tmp_path / "stamp")
+    (tmp_path / "precious").touch()
+    with pytest.raises(tools.SetupFailure, match="remove it"):
+        bootstrap.make_venv(tmp_path / "log")
+    assert (tmp_path / "precious").exists()
+
+
+@pytest.mark.skipif(not (ROOT / "Makefile").is_file(), reason="not in a checkout")
+def test_make_refuses_an_old_python(tmp_path):
+    old = tmp_path / "python"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    done = subprocess.run(
+        ["make", "-C", ROOT, "setup", f"PYTHON={old}"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "MAKEFLAGS": ""},
+    )
+    assert done.returncode != 0
+    assert "Python 3.10 or newer" in done.stderr

@@ -1,0 +1,69 @@
+"""Results as OpenAI's dictionaries."""
+
+import pytest
+
+from llamabatch.request.logprobs import Logprob
+from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
+from llamabatch.request.request import Request
+
+LOGPROBS = (
+    {5: Logprob(-0.1, 1, "Pa"), 7: Logprob(-2.5, 2, "Lo")},
+    {9: Logprob(-3.0, 3, "ris"), 5: Logprob(-0.2, 1, "Pa"), 7: Logprob(-1.5, 2, "é")},
+)
+COMPLETION = CompletionOutput(0, "Paris", (5, 9), FinishReason.STOP, 2, LOGPROBS, -3.1)
+OUTPUT = RequestOutput(
+    "request-1", "France?", (1, 2, 3), (COMPLETION, CompletionOutput(1, "x", (4,), FinishReason.LENGTH))
+)
+
+
+def test_a_completion():
+    made = OUTPUT.to_openai(model="tiny")
+    assert (made["object"], made["model"]) == ("text_completion", "tiny")
+    assert [(c["index"], c["text"], c["finish_reason"]) for c in made["choices"]] == [
+        (0, "Paris", "stop"), (1, "x", "length"),
+    ]  # fmt: skip
+    assert made["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
+    assert made["choices"][0]["logprobs"] == {
+        "tokens": ["Pa", "ris"],
+        "token_logprobs": [-0.1, -3.0],
+        "top_logprobs": [{"Pa": -0.1, "Lo": -2.5}, {"ris": -3.0, "Pa": -0.2, "é": -1.5}],
+        "text_offset": [0, 2],
+    }
+    assert made["choices"][1]["logprobs"] is None
+    assert "error" not in made
+
+
+def test_a_chat_completion():
+    made = OUTPUT.to_openai(chat=True)
+    assert made["object"] == "chat.completion"
+    assert made["choices"][0]["message"] == {"role": "assistant", "content": "Paris"}
+    first, second = made["choices"][0]["logprobs"]["content"]
+    assert first["token"] == "Pa"
+    assert [t["token"] for t in first["top_logprobs"]] == ["Pa", "Lo"]
+    assert second["token"] == "ris"
+    assert [t["token"] for t in second["top_logprobs"]] == ["Pa", "é", "ris"]
+    assert second["top_logprobs"][1]["bytes"] == [0xC3, 0xA9]
+
+
+def test_a_token_that_is_not_among_the_likeliest_is_not_listed_there():
+    rare = ({9: Logprob(-9.0, 77, "x"), 5: Logprob(-0.2, 1, "Pa")},)
+    completion = CompletionOutput(0, "x", (9,), FinishReason.STOP, 2, rare, -9.0)
+    made = RequestOutput("r", None, (1,), (completion,)).to_openai(chat=True)
+    [token] = made["choices"][0]["logprobs"]["content"]
+    assert (token["token"], [t["token"] for t in token["top_logprobs"]]) == ("x", ["Pa"])
+
+
+def test_a_failure_keeps_its_reason():
+    made = RequestOutput.failed(Request("r", (1,)), "too long").to_openai()
+    assert made["choices"][0]["finish_reason"] == "error"
+    assert made["error"]["message"] == "too long"
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_pieces_of_a_stream(chat):
+    piece = SequenceOutput("r", (5,), "Pa", None, 1).to_openai(chat=chat)["choices"][0]
+    assert piece["index"] == 1
+    assert piece["finish_reason"] is None
+    assert (piece["delta"]["content"] if chat else piece["text"]) == "Pa"
+    last = SequenceOutput("r", (9,), "ris", OUTPUT, 1).to_openai(chat=chat)["choices"][0]
+    assert last["finish_reason"] == "length"

@@ -1,0 +1,534 @@
+"""What structured_outputs may ask for; trying grammars out; following them, for a vocabulary made up here."""
+
+import json
+import random
+import re
+import threading
+import time
+from types import MappingProxyType
+
+import numpy as np
+import pydantic
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from llamabatch.engine.pending_grammars import PendingGrammars
+from llamabatch.errors import SamplingError
+from llamabatch.request.detokenizer import Vocabulary
+from llamabatch.request.request import Request
+from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.request.sequence import Sequence
+from llamabatch.request.structured_outputs import MAX_CHARS, Structure, structure
+from llamabatch.sampling import grammar_compiler as grammars_module
+from llamabatch.sampling import grammar_matcher as guide_module
+from llamabatch.sampling import grammar_sandbox
+from llamabatch.sampling.grammar_compiler import Grammars
+from llamabatch.sampling.grammar_matcher import GuideRows, hold
+from llamabatch.sampling.sampler import SamplerState
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+TEXT = json.dumps(SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (None, None),
+        ({"json": SCHEMA}, ("json", TEXT)),
+        ({"json": TEXT.replace(" ", "\n")}, ("json", TEXT)),
+        ({"json": Person}, ("json", json.dumps(Person.model_json_schema()))),
+        ({"json": True}, ("json", "{}")),
+        ({"json": MappingProxyType(SCHEMA)}, ("json", TEXT)),
+        ({"json_object": True}, ("json", '{"type": "object"}')),
+        ({"regex": r"\d+", "json": None, "json_object": False}, ("regex", r"\d+")),
+        ({"choice": ("yes", "né")}, ("choice", '["yes", "n\\u00e9"]')),
+        ({"grammar": 'start: "a"'}, ("grammar", 'start: "a"')),
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, ("json", '{"type": "object"}')),
+        ({"type": "json_object", "schema": SCHEMA}, ("json", TEXT)),
+        ({"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}, ("json", TEXT)),
+        (Structure("regex", "a"), ("regex", "a")),
+        (Structure("json", SCHEMA), ("json", TEXT)),
+        (Structure("json", TEXT), ("json", TEXT)),
+        (Structure("choice", ["yes", "né"]), ("choice", '["yes", "n\\u00e9"]')),
+        (Structure("choice", '["yes", "n\\u00e9"]'), ("choice", '["yes", "n\\u00e9"]')),
+    ],
+)
+def test_everything_becomes_one_form(given, wanted):
+    assert structure(given) == wanted
+    params = SamplingParams.from_options(response_format=given)
+    assert params.structured_outputs == wanted
+    assert hash(params) == hash(SamplingParams(structured_outputs=given))
+
+
+CYCLE = {}
+CYCLE["items"] = CYCLE
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("json", "is 'json'; give a mapping"),
+        ({}, "holds nothing; give exactly one of json, regex"),
+        ({"json": SCHEMA, "regex": "a"}, "holds json, regex; give exactly one"),
+        ({"jsn": SCHEMA}, "no 'jsn'; did you mean 'json'"),
+        (Structure("jsn", TEXT), "kind of structured_outputs is 'jsn'; did you mean 'json'"),
+        (Structure(["json"], TEXT), "kind of structured_outputs is"),
+        (Structure("json", 5), "json of structured_outputs is 5; give a schema"),
+        (Structure("json", "{"), "json of structured_outputs is no JSON"),
+        (Structure("regex", SCHEMA), "regex of structured_outputs is"),
+        (Structure("choice", "yes"), "choice of structured_outputs is no JSON list"),
+        (Structure("choice", '"yes"'), "give a list of strings"),
+        ({1: SCHEMA}, "no 1"),
+        ({10**5000: SCHEMA}, "number of 16610 bits"),
+        ({"json": {"const": 10**5000}}, "cannot be written"),
+        ({"type": 10**5000}, "number of 16610 bits"),
+        ({"json": 3}, "json of structured_outputs is 3"),
+        ({"json": False}, "holds nothing"),
+        ({"json": "{"}, "is no JSON"),
+        ({"json": DEEP}, "is no JSON"),
+        ({"json": {"const": float("nan")}}, "cannot be written"),
+        ({"json": CYCLE}, "cannot be written"),
+        ({"json": {"const": {1, 2}}}, "cannot be written"),
+        ({"json": {"enum": ["x" * MAX_CHARS]}}, f"allowed are up to {MAX_CHARS}"),
+        ({"json_object": 1}, "give True or False"),
+        ({"regex": ""}, "regex of structured_outputs has ''"),
+        ({"regex": "a" * (MAX_CHARS + 1)}, "characters; allowed"),
+        ({"regex": b"a"}, "give a string"),
+        ({"grammar": "a\0"}, "without zeros"),
+        ({"grammar": "\ud800"}, "without zeros and surrogates"),
+        ({"choice": "yes"}, "give a list of strings"),
+        ({"choice": []}, "give a list of strings"),
+        ({"choice": [1]}, "holds 1; give strings"),
+        ({"choice": ["a", ""]}, "choice of structured_outputs has ''"),
+        (Structure("regex", "a" * (MAX_CHARS + 1)), "characters; allowed"),
+        ({"type": "json"}, "did you mean 'json_object'|json_schema"),
+        ({"type": "json_schema"}, "needs"),
+    ],
+)
+def test_everything_else_is_refused_by_name(given, words):
+    with pytest.raises(SamplingError, match=words):
+        SamplingParams(structured_outputs=given)
+
+
+@pytest.mark.parametrize("other", [{"stop_token_ids": [1]}, {"min_tokens": 2}, {"ignore_eos": True}])
+def test_tokens_that_would_end_the_text_elsewhere_are_refused(other):
+    with pytest.raises(SamplingError, match=f"{next(iter(other))} is .* beside structured_outputs, which say"):
+        SamplingParams(structured_outputs={"regex": "a"}, **other)
+
+
+def test_a_stop_string_goes_beside_a_form():
+    params = SamplingParams(structured_outputs={"regex": "a"}, stop="x")
+    assert (params.stop_strings, params.structure) == (("x",), Structure("regex", "a"))
+
+
+def test_choices_may_come_in_an_array():
+    assert structure({"choice": np.array(["yes", "no"])}) == structure({"choice": ["yes", "no"]})
+
+
+# --- compiling ----------------------------------------------------------------------------------------------------
+
+EOGS = (0, 300)
+
+
+class Bytes:
+    """A vocabulary: end, 255 bytes, some words, another end, a name that is no text."""
+
+    def __init__(self, words=("ab", '{"', '": ', "true", "Paris", "é")):
+        self.texts = [b"", *(bytes([i]) for i in range(1, 256)), *(w.encode() for w in words)]
+        self.texts += [b""] * (302 - len(self.texts))
+        self.n_vocab, self.eog_ids = len(self.texts), EOGS
+
+    def token_bytes(self, token_id):
+        return self.texts[token_id]
+
+    def all_bytes(self, token_id):
+        return self.texts[token_id] or {0: b"<end>", 300: b"<turn>", 301: b"<tool>"}.get(token_id, b"")
+
+    def tokenize(self, text, *, add_special=True, parse_special=False):
+        return list(text.encode())
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    compiler = Grammars(Bytes())
+    yield compiler
+    compiler.close()
+
+
+def compiled(compiler, **asked):
+    return compiler.compile(structure(asked)).result(timeout=30)
+
+
+def walk(compiler, rng, limit=400, **asked):
+    """A random text of this form, or None if the limit cut it."""
+    vocabulary = Bytes()
+    guide = hold(draw := SamplerState(SamplingParams(), 0), compiled(compiler, **asked), vocabulary.n_vocab)
+    rows, tokens = GuideRows(vocabulary.n_vocab, 1), [65, 66]  # after a prompt of two tokens
+    for index in range(limit):
+        rows.fill([(guide, index, tokens)])
+        words = draw.masks.next(index, tokens)
+        may_come = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+        assert guide.error is None
+        ends = [token for token in may_come if token in EOGS]
+        assert ends in ([], list(EOGS)), "all tokens that end a generation are alike"
+        token = int(rng.choice(may_come))
+        if token in EOGS:
+            return b"".join(map(vocabulary.token_bytes, tokens[2:])).decode()
+        tokens.append(token)
+    return None
+
+
+def test_random_walks_end_where_the_form_is_whole(compiler):
+    rng = random.Random(1)
+    for _ in range(20):
+        assert re.fullmatch("(ab|c)+x?", walk(compiler, rng, regex="(ab|c)+x?"))
+        assert walk(compiler, rng, choice=["Paris", "Pa", 'say "é\\"', "a\nb"]) in {"Paris", "Pa", 'say "é\\"', "a\nb"}
+        text = walk(compiler, rng, json={"type": "array", "items": {"enum": [1, "é", None]}, "maxItems": 5})
+        assert all(each in (1, "é", None) for each in json.loads(text))
+        assert re.fullmatch("a[xyé]{2,3}", walk(compiler, rng, grammar='start: "a" b~2..3\nb: "x" | "y" | "é"'))
+        assert re.fullmatch("(no ){2}[^b-z]", walk(compiler, rng, grammar='root ::= x x [a]\nx ::= "no" " "'))
+
+
+def _bounds(least, most, *names):
+    """Two numbers in order, under these names; each may be missing."""
+    pairs = st.tuples(st.integers(least, most), st.integers(least, most)).map(sorted)
+    given = pairs.map(lambda pair: dict(zip(names, pair, strict=True)))
+    return st.tuples(given, st.sets(st.sampled_from(names))).map(
+        lambda both: {name: value for name, value in both[0].items() if name not in both[1]}
+    )
+
+
+LEAVES = st.one_of(
+    st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"type": ["integer", "null"]}, {"const": 'a\n"b'}]),
+    _bounds(-1000, 1000, "minimum", "maximum").map(lambda bounds: {"type": "integer", **bounds}),
+    _bounds(-9, 9, "minimum", "maximum").map(lambda bounds: {"type": "number", **bounds}),
+    _bounds(0, 9, "minLength", "maxLength").map(lambda bounds: {"type": "string", **bounds}),
+    st.lists(
+        st.one_of(
+            st.integers(-(2**53), 2**53), st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=3), st.none()
+        ),
+        min_size=1,
+        max_size=4,
+    ).map(lambda values: {"enum": values}),
+)
+
+
+def _nested(inner):
+    names = st.sampled_from(["a", "b c", "é", '"'])
+    objects = st.tuples(st.dictionaries(names, inner, max_size=3), st.sets(names))
+    return st.one_of(
+        st.tuples(inner, _bounds(0, 3, "minItems", "maxItems")).map(
+            lambda both: {"type": "array", "items": both[0], **both[1]}
+        ),
+        objects.map(
+            lambda both: {
+                "type": "object",
+                "properties": both[0],
+                "required": sorted(both[1] & set(both[0])),
+                "additionalProperties": False,
+            }
+        ),
+        st.lists(inner, min_size=1, max_size=3).map(lambda each: {"anyOf": each}),
+    )
+
+
+def _is_valid(value, schema):
+    """As JSON schema has it, for what is drawn above."""
+    if "anyOf" in schema:
+        return any(_is_valid(value, each) for each in schema["anyOf"])
+    if "enum" in schema or "const" in schema:
+        known = schema.get("enum", [schema.get("const")])
+        return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in known)
+    types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    kinds = {"boolean": bool, "null": type(None), "integer": int, "string": str, "array": list, "object": dict}
+    right = any(
+        isinstance(value, kinds.get(t, (int, float))) and isinstance(value, bool) == (t == "boolean") for t in types
+    )
+    size = len(value) if isinstance(value, (str, list)) else value
+    low = next((schema[name] for name in ("minimum", "minLength", "minItems") if name in schema), None)
+    high = next((schema[name] for name in ("maximum", "maxLength", "maxItems") if name in schema), None)
+    if not right or (low is not None and size < low) or (high is not None and size > high):
+        return False
+    if isinstance(value, list):
+        return all(_is_valid(each, schema["items"]) for each in value)
+    if isinstance(value, dict):
+        known = schema["properties"]
+        return set(schema["required"]) <= set(value) <= set(known) and all(
+            _is_valid(each, known[name]) for name, each in value.items()
+        )
+    return True
+
+
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@given(schema=st.recursive(LEAVES, _nested, max_leaves=5), seed=st.integers(0, 2**32))
+def test_random_walks_through_random_schemas_are_valid(compiler, schema, seed):
+    text = walk(compiler, random.Random(seed), json=schema)
+    if text is not None:
+        assert _is_valid(json.loads(text), schema), text
+
+
+def test_a_choice_may_hold_every_character_of_ascii(compiler):
+    """Lark's lexer takes U+007F as an escape only."""
+    for character in map(chr, range(1, 128)):
+        text = f"a{character}b"
+        assert walk(compiler, random.Random(0), choice=[text]) == text
+
+
+def test_a_text_may_be_empty(compiler):
+    assert walk(compiler, random.Random(0), regex="(xyz)?") in ("", "xyz")
+
+
+def test_whitespace_between_the_parts_is_bounded(compiler):
+    """Or a model that is unsure pads until max_tokens."""
+    matcher = compiled(compiler, json={"type": "array", "items": {"const": 1}}).first.deep_copy()
+    assert matcher.validate_tokens(list(b"[\n\n  1 , 1]")) == 11
+    assert matcher.validate_tokens(list(b"[  1]")) == 2
+    assert matcher.validate_tokens(list(b"[\n" + b" " * 21)) == 22
+
+
+@pytest.mark.parametrize("again", ['"a":"x"', '"\\u0061":"x"', '"b":"x","a":"x"'])
+def test_a_name_that_the_schema_knows_cannot_come_again_as_another(compiler, again):
+    """Whoever reads the text would take the last."""
+    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+    matcher = compiled(compiler, json={**schema, "additionalProperties": {"type": "string"}}).first.deep_copy()
+    text = list(f'{{"a":1,{again}}}'.encode())
+    assert matcher.validate_tokens(text) < len(text)
+    assert matcher.validate_tokens(list(b'{"a":1,"c":"x"}')) == 15
+
+
+@pytest.mark.parametrize("schema", [{"enum": ["a", 2**53 + 1]}, {"type": "integer", "minimum": -(2**60)}])
+def test_numbers_that_are_not_exact_are_refused(compiler, schema):
+    with pytest.raises(SamplingError, match="is not exact as a float"):
+        compiled(compiler, json={"type": "array", "items": schema})
+
+
+def test_names_that_must_be_many_must_be_required(compiler):
+    names = {"type": "object", "additionalProperties": {"type": "integer"}}
+    with pytest.raises(SamplingError, match="minProperties is 2, of which all but one must be in required"):
+        compiled(compiler, json={"type": "array", "items": {**names, "minProperties": 2}})
+    properties = {"minProperties": {"type": "integer"}}
+    compiled(compiler, json={**names, "properties": properties, "required": ["minProperties"], "minProperties": 2})
+
+
+def test_a_grammar_is_compiled_once_until_too_many_others_came(compiler, monkeypatch):
+    asked = structure({"regex": "once"})
+    future = compiler.compile(asked)
+    assert compiler.compile(structure({"regex": "once"})) is future
+    monkeypatch.setattr(grammars_module, "KEPT", 2)
+    for regex in ("x", "y"):
+        compiled(compiler, regex=regex)
+    assert compiler.compile(asked) is not future
+
+
+def test_a_verdict_is_kept_for_a_while(compiler, monkeypatch):
+    future = compiler.compile(structure({"regex": "(bad"}))
+    with pytest.raises(SamplingError, match=r"regex of structured_outputs is refused: .*unclosed group"):
+        future.result()
+    assert compiler.compile(structure({"regex": "(bad"})) is future
+    monkeypatch.setattr(grammars_module, "_REMEMBER_BAD_S", 0.0)
+    assert compiler.compile(structure({"regex": "(bad"})) is not future
+
+
+def _chain(n, line):
+    return "".join(line.format(i, i + 1) for i in range(n))
+
+
+HOSTILE = {
+    "groups": ({"grammar": "start: " + "(" * 60_000 + '"a"' + ")" * 60_000}, "nested"),
+    "groups in GBNF": ({"grammar": "root ::= " + "(" * 60_000 + '"a"' + ")" * 60_000}, "recursion"),
+    "groups in a regex": ({"regex": "(" * 60_000 + "a" + ")" * 60_000}, "nest"),
+    "a chain of rules": (
+        {"grammar": "start: r0\n" + _chain(9000, 'r{}: "a" r{}\n') + 'r9000: "b"'},
+        "nested too deeply",
+    ),
+    "rules in GBNF": ({"grammar": "root ::= r0\n" + _chain(6000, 'r{} ::= "a" r{}\n') + 'r6000 ::= "b"'}, "1.5 s"),
+    "doubling rules": ({"grammar": "start: A0\n" + _chain(40, "A{0}: A{1} A{1}\n") + 'A40: "b"'}, "too big|1.5 s"),
+    "nested schemas": ({"json": '{"items":' * 900 + "{}" + "}" * 900}, "recursion"),
+    "a schema of itself": ({"json": {"$ref": "#"}}, "no text can match"),
+    "a chain of schemas": (
+        {"json": {"$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(5000)}, "$ref": "#/$defs/d0"}},
+        "nested too deeply",
+    ),
+    "products of alternatives": (
+        {"json": {"allOf": [{"anyOf": [{"pattern": f"a{i}.*b{j}"} for i in range(20)]} for j in range(12)]}},
+        "too large",
+    ),
+    "a remainder": ({"json": {"type": "integer", "multipleOf": 1_234_577}}, "1.5 s"),
+    "what is not supported": ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
+    "a look-ahead": ({"regex": "(?=a)b"}, "look-around|regex parse error"),
+    "another file": ({"json": {"$ref": "http://example.com/x.json"}}, "example.com"),
+    "nothing": ({"json": {"type": "integer", "minimum": 3, "maximum": 2}}, "Unsatisfiable"),
+    "no rule": ({"grammar": "hello"}, "grammar of structured_outputs is refused"),
+    "a special token that is none": ({"grammar": "start: <nix>"}, "special token"),
+}
+HARMLESS = (
+    {"json": {"enum": [f"v{i}" for i in range(20_000)]}},
+    {"choice": [f"v{i}" for i in range(20_000)]},
+    {"regex": "a{1,100000}"},
+    {"grammar": 'start: "a"{1,100000}'},
+)
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_grammar_is_an_error_of_its_own(compiler, case):
+    compiled(compiler, regex="[a-c]+")  # the process runs
+    asked, words = HOSTILE[case]
+    start = time.monotonic()
+    with pytest.raises(SamplingError, match=words):
+        compiled(compiler, **asked)
+    assert time.monotonic() - start < 4  # 2 s, and as much for a busy machine: each would take far longer, or kill
+    assert walk(compiler, random.Random(0), regex="[a-c]x")
+
+
+@pytest.mark.parametrize("asked", HARMLESS)
+def test_large_counts_are_no_danger(compiler, asked):
+    assert compiled(compiler, **asked) is not None
+
+
+def test_escapes_of_gbnf_stand_for_their_characters(compiler):
+    grammar = r'root ::= "\u0041\x42\\u0043\u00e9\U0001F600" [\u4e00-\u4e05] [\u0061]'
+    matcher = compiled(compiler, grammar=grammar).first.deep_copy()
+    text = list("AB\\u0043é\U0001f600\u4e01a".encode())
+    assert matcher.consume_tokens(text)
+    assert matcher.is_accepting()
+
+
+def test_names_of_special_tokens_stand_for_the_tokens(compiler):
+    matcher = compiled(compiler, grammar='start: <tool> "x"').first.deep_copy()
+    assert matcher.consume_token(301)
+    assert matcher.consume_token(ord("x"))
+    assert matcher.is_stopped()
+
+
+def test_a_grammar_that_grows_too_costly_is_an_error_of_its_own(compiler):
+    doubling = "start: a0\n" + _chain(40, "a{0}: a{1} a{1}\n") + 'a40: "b"'
+    guide = hold(draw := SamplerState(SamplingParams(), 0), compiled(compiler, grammar=doubling), 302)
+    other = hold(SamplerState(SamplingParams(), 0), compiled(compiler, regex="b+"), 302)
+    rows = GuideRows(302, 1)
+    for index in range(4):
+        rows.fill([(guide, index, [98] * (index + 1)), (other, index, [98] * (index + 1))])
+    assert "Too many items" in guide.error
+    assert guide.why_nothing == guide.error
+    assert not draw.masks.next(3, []).any()
+    assert other.error is None
+    assert other.words(3, []).any()
+
+
+def test_what_many_texts_have_cost_is_no_error_of_the_next(monkeypatch):
+    """They share a lexer, whose states are limited for all of them together."""
+    compiler = Grammars(Bytes())
+    monkeypatch.setattr(grammar_sandbox, "MAX_LEXER_STATES", 80)
+    asked = {"regex": "([a-f]{1,100}[0-9]){1,500}"}
+    rng = random.Random(0)
+    draws = [SamplerState(SamplingParams(), i) for i in range(40)]
+    guides = [hold(draw, compiled(compiler, **asked), 302) for draw in draws]
+    rows, texts = GuideRows(302, 2), [[1] for _ in guides]
+    for index in range(20):
+        rows.fill([(guide, index, text) for guide, text in zip(guides, texts, strict=True)])
+        for guide, draw, text in zip(guides, draws, texts, strict=True):
+            assert guide.error is None
+            words = draw.masks.next(index, text)
+            may_come = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+            text.append(rng.choice([int(token) for token in may_come if token not in EOGS]))
+    assert not any(guide._source for guide in guides), "the limit was never met"
+    compiler.close()
+
+
+def test_what_takes_long_to_compile_is_not_compiled_again_within_a_step(monkeypatch):
+    compiler = Grammars(Bytes())
+    monkeypatch.setattr(grammar_sandbox, "MAX_LEXER_STATES", 20)
+    monkeypatch.setattr(guide_module, "_MOST_SECONDS", 0.0)
+    asked = {"regex": "[a-z]{1,100}"}
+    guide, rows = hold(SamplerState(SamplingParams(), 0), compiled(compiler, **asked), 302), GuideRows(302, 1)
+    for index in range(40):
+        rows.fill([(guide, index, [1, *b"x" * index])])
+    assert "too many states" in guide.error
+    again = hold(SamplerState(SamplingParams(), 0), compiled(compiler, **asked), 302)
+    rows.fill([(again, 0, [1])])
+    assert again.error is None
+    compiler.close()
+
+
+def test_a_guide_follows_a_text_that_was_cut_back(compiler):
+    guide = hold(SamplerState(SamplingParams(), 0), compiled(compiler, regex="abc"), 302)
+    rows = GuideRows(302, 1)
+    for tokens in ([1], [1, 97], [1, 97, 98], [1, 97], [1, 97, 98]):
+        rows.fill([(guide, len(tokens) - 1, tokens)])
+    assert guide.error is None
+    assert np.flatnonzero(np.unpackbits(guide.words(2, []).view(np.uint8), bitorder="little")).tolist() == [ord("c")]
+
+
+def test_masks_of_many_rows_by_several_threads_are_those_of_one(compiler):
+    matchers = [compiled(compiler, regex=f"[a-{letter}]{{3}}") for letter in "bcdefghij"]
+    masks = []
+    for threads in (1, 2):
+        guides = [hold(SamplerState(SamplingParams(), 0), matcher, 302) for matcher in matchers]
+        rows = GuideRows(302, threads)
+        for index in range(2):
+            rows.fill([(guide, index, [5, 97][: index + 1]) for guide in guides])
+        masks.append([guide.words(1, []).copy() for guide in guides])
+    assert np.array_equal(*masks)
+    assert len({row.tobytes() for row in masks[0]}) == len(matchers)
+
+
+def test_a_model_without_an_end_is_refused():
+    vocabulary = Bytes()
+    vocabulary.eog_ids = ()
+    compiler = Grammars(vocabulary)
+    with pytest.raises(SamplingError, match="end-of-generation"):
+        compiled(compiler, choice=["a"])
+    compiler.close()
+
+
+def test_closing_ends_a_trial_that_is_under_way(monkeypatch):
+    monkeypatch.setattr(grammars_module, "MOST_SECONDS", 60.0)  # it would end after 5 s by itself
+    compiler = Grammars(Bytes())
+    compiled(compiler, regex="x")
+    future = compiler.compile(structure({"json": {"type": "integer", "multipleOf": 1_234_577}}))
+    process = compiler._trial._process
+    start = time.monotonic()
+    threading.Timer(0.1, compiler.close).start()
+    assert future.exception(timeout=10) is not None
+    assert time.monotonic() - start < 4
+    assert process.wait(5) is not None
+
+
+# --- waiting for it -----------------------------------------------------------------------------------------------
+
+
+def test_sequences_enter_when_their_grammar_is_ready_and_fail_with_it(compiler):
+    entered = []
+    unready = PendingGrammars(lambda sequence, compiled: entered.append(sequence.request.request_id))
+    vocabulary = Vocabulary(256, lambda token: token == 0, lambda token: b"a", lambda token: b"a")
+    ready = compiler.compile(structure({"regex": "ready"}))
+    ready.result()
+    slow = compiler.compile(structure({"json": {"type": "integer", "multipleOf": 1_234_579}}))
+    for name, future in (("ready", ready), ("slow", slow), ("aborted", slow)):
+        unready.add(Sequence(Request(name, (1,)), vocabulary, 64), future)
+    late = Request("late", (1,), SamplingParams(deadline_s=0.05))
+    unready.add(Sequence(late, vocabulary, 64), slow)
+    assert entered == ["ready"]
+    assert unready.step(0.0) == []
+    time.sleep(0.1)
+    [missed] = unready.step(0.0)
+    assert "deadline_s is 0.05" in missed.finished.error
+    assert unready.num_missed == 1
+    assert "slow" in unready
+    assert unready.abort("aborted", None).finished.finish_reason == "abort"
+    failed = []
+    deadline = time.monotonic() + 20
+    while len(unready) and time.monotonic() < deadline:
+        failed += unready.step(0.1)
+    assert [output.request_id for output in failed] == ["slow"]
+    assert failed[0].finished.finish_reason == "error"
+    assert "1.5 s" in failed[0].finished.error
+    assert entered == ["ready"]

@@ -1,0 +1,110 @@
+"""Logprobs of rows: compiled and in numpy, against a softmax in float64."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llamabatch.request.logprobs import Logprob, RowLogprobs
+from llamabatch.sampling import native
+from llamabatch.sampling import row_logprobs as module
+from llamabatch.sampling.row_logprobs import row_logprobs
+from tests.unit.sampling.test_sampler_compiled import KINDS, SIZES, logits, needs_helper
+
+
+def exact(row: np.ndarray, token: int, top: int) -> tuple[list[int], list[float], int]:
+    """In float64 and by a full sort."""
+    wide = row.astype(np.float64)
+    logprobs = wide - wide.max() - math.log(math.fsum(np.exp(wide - wide.max())))
+    order = sorted(range(len(row)), key=lambda i: (-wide[i], i))
+    ids = [token, *[i for i in order[:top] if wide[i] > -np.inf]]
+    return ids, [float(logprobs[i]) for i in ids], order.index(token) + 1
+
+
+@pytest.fixture(params=["compiled", "numpy"])
+def way(request, monkeypatch):
+    if request.param == "numpy":
+        monkeypatch.setattr(native, "available", lambda: False)
+    elif not native.available():
+        pytest.skip(f"the compiled helper is {native.why_not()}")
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("nan", "inf")])
+@pytest.mark.parametrize("size", [1, 2, 17, 129, 1120, 5001])
+def test_they_are_those_of_a_softmax_in_float64(kind, size):
+    rng = np.random.default_rng(size)
+    rows = np.stack([logits(rng, kind, size) for _ in range(4)])
+    rows = rows[[bool(np.isfinite(row.max())) for row in rows]]
+    for top in (0, 1, 5, 40, size):
+        tokens = [int(rng.integers(0, size)) for _ in rows]
+        for row, token, found in zip(
+            rows, tokens, row_logprobs(rows, range(len(rows)), tokens, [top] * len(rows)), strict=True
+        ):
+            ids, wanted, rank = exact(row, token, top)
+            assert list(found.token_ids) == ids
+            assert found.rank == rank
+            assert found.logprobs == pytest.approx(wanted, rel=1e-7, abs=1e-6)
+
+
+@pytest.mark.usefixtures("way")
+def test_a_large_vocabulary_whose_tail_weighs_more_than_its_top():
+    row = np.full(262_144, -20.0, np.float32)
+    row[7] = 0
+    [found] = row_logprobs(row[None], [0], [9], [2])
+    weight = 262_143 * math.exp(-20)
+    assert found.logprobs == pytest.approx([-20 - math.log1p(weight), -math.log1p(weight), -20 - math.log1p(weight)])
+    assert (list(found.token_ids), found.rank) == ([9, 7, 0], 1 + 9)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_rows_that_are_no_numbers_give_nothing(bad):
+    row = np.zeros(300, np.float32)
+    row[200] = bad
+    none = np.full(300, -np.inf, np.float32)
+    for found in row_logprobs(np.stack([row, none]), [0, 1], [3, 3], [2, 2]):
+        assert (list(found.token_ids), list(found.logprobs)) == ([], [])
+
+
+@pytest.mark.usefixtures("way")
+def test_rows_in_any_order_with_numbers_of_their_own():
+    rows = np.random.default_rng(0).normal(0, 3, (6, 40_000)).astype(np.float32)[::2]
+    found = row_logprobs(rows, [2, 0, 2], [5, 6, 7], [3, 0, -1], n_threads=2)
+    for each, row, token, top in zip(found, [2, 0], [5, 6], [3, 0], strict=False):
+        ids, wanted, rank = exact(rows[row], token, top)
+        assert (list(each.token_ids), each.rank) == (ids, rank)
+        assert each.logprobs == pytest.approx(wanted, abs=1e-6)
+    assert (list(found[2].token_ids), found[2].rank) == ([7], 0)
+    assert found[2].logprobs == pytest.approx(exact(rows[2], 7, 0)[1], abs=1e-6)
+
+
+@needs_helper
+@settings(max_examples=200)
+@given(seed=st.integers(0, 2**32), kind=st.sampled_from(KINDS), size=st.sampled_from(SIZES), top=st.integers(-1, 1024))
+def test_numpy_gives_the_same_to_a_millionth(seed, kind, size, top):
+    rng = np.random.default_rng(seed)
+    row = logits(rng, kind, size)
+    token, top = int(rng.integers(0, size)), min(top, size)
+    [found] = row_logprobs(row[None], [0], [token], [top])
+    wanted = module._row_logprobs(row, token, top)
+    assert (list(found.token_ids), found.rank) == (list(wanted.token_ids), wanted.rank)
+    assert found.logprobs == pytest.approx(wanted.logprobs, rel=1e-7, abs=1e-6)
+
+
+@needs_helper
+def test_what_does_not_fit_is_refused_before_the_helper_sees_it():
+    rows = np.zeros((2, 9), np.float32)
+    for wrong in ([2], [1], [0]), ([-1], [1], [0]), ([0], [9], [0]), ([0], [-1], [0]), ([0], [1], [0, 0]):
+        with pytest.raises(ValueError, match="rows"):
+            row_logprobs(rows, *wrong)
+    with pytest.raises(ValueError, match="float64"):
+        row_logprobs(np.zeros((2, 9)), [0], [1], [0])
+
+
+def test_the_token_that_came_is_named_once_and_first():
+    row = RowLogprobs([5, 4, 5], [-1.0, -0.5, -1.0], 2)
+    named = row.named(lambda token: b"\xff" if token == 5 else b"four")
+    assert list(named.items()) == [(5, Logprob(-1.0, 2, "\ufffd")), (4, Logprob(-0.5, 1, "four"))]

@@ -1,0 +1,136 @@
+"""Which tokens may come: sources of masks, alone and together, and what SamplingParams make of them."""
+
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamabatch import SamplingError, SamplingParams
+from llamabatch.request.request import Request
+from llamabatch.request.sequence import Sequence
+from llamabatch.sampling.defaults import fill
+from llamabatch.sampling.prepared_params import PreparedParams, PreparedParamsCache
+from llamabatch.sampling.token_masks import BadWords, Masks, NotBefore, all_but
+from tests.unit.fakes import VOCABULARY
+
+N = 70
+
+
+def allowed(words) -> set[int]:
+    if words is None:
+        return set(range(N))
+    return {i for i in range(N) if words[i // 32] >> (i % 32) & 1}
+
+
+class Fixed:
+    def __init__(self, words):
+        self._words = words
+
+    def words(self, index, token_ids):
+        return self._words
+
+
+@given(st.lists(st.sets(st.integers(0, N - 1)) | st.none(), max_size=4))
+def test_a_token_may_come_if_all_sources_allow_it(forbidden):
+    masks = Masks(N)
+    given_words = [None if ids is None else all_but(ids, N) for ids in forbidden]
+    for words in given_words:
+        masks.add(Fixed(words))
+    before = [None if words is None else words.copy() for words in given_words]
+    together = masks.next(0, [])
+    assert allowed(together) == set(range(N)).difference(*(ids or () for ids in forbidden))
+    assert (together is None) == all(ids is None for ids in forbidden)
+    for words, earlier in zip(given_words, before, strict=True):
+        assert words is None or (words == earlier).all(), "a source's own mask was changed"
+
+
+def test_min_tokens_count_output_tokens():
+    source = NotBefore(3, all_but([0], N))
+    assert [0 in allowed(source.words(index, [1] * 9)) for index in range(5)] == [False, False, False, True, True]
+
+
+@given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=3), min_size=1, max_size=5), st.data())
+def test_the_last_token_of_a_bad_word_is_forbidden_after_the_others(runs, data):
+    prompt = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=3))
+    output = data.draw(st.lists(st.integers(0, 4), max_size=6))
+    wanted = set(range(N))
+    for *before, last in runs:
+        if output[len(output) - len(before) :] == before:
+            wanted.discard(last)
+    source = BadWords(map(tuple, runs), N)
+    for _ in range(2):  # asking changes nothing
+        assert allowed(source.words(len(output), prompt + output)) == wanted
+
+
+class Letters:
+    """One token a character; the space before a word is part of its first token, as in most vocabularies."""
+
+    n_vocab = 256
+    metadata: ClassVar[dict[str, str]] = {}
+    eog_ids = (0, 1)
+
+    def __init__(self, always_a_space: bool = False) -> None:
+        self._always_a_space = always_a_space
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        assert not add_special
+        assert not parse_special
+        text = " " + text if self._always_a_space else text
+        return [ord(a) | 128 * (before == " ") for before, a in zip("x" + text, text, strict=False) if a != " "]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b" " * (token_id >= 128) + bytes([token_id & 127])
+
+
+def forbidden_after(params, output=(), model=None):
+    sequence = Sequence(Request("r", (9,)), VOCABULARY, 64)
+    draw = PreparedParams(fill(params), model or Letters()).draw(sequence)
+    if draw.masks is None:
+        return set()
+    words = draw.masks.next(len(output), [9, *output])
+    return set() if words is None else {i for i in range(256) if not words[i // 32] >> (i % 32) & 1}
+
+
+def test_bad_words_are_looked_for_with_and_without_a_space():
+    a, spaced_a, b = ord("a"), ord("a") | 128, ord("b")
+    assert forbidden_after(SamplingParams(bad_words="a")) == {a, spaced_a}
+    params = SamplingParams(bad_words=["ab"])
+    assert forbidden_after(params) == set()
+    assert forbidden_after(params, [a]) == {b}
+    assert forbidden_after(params, [spaced_a]) == {b}
+    assert forbidden_after(params, [b]) == set()
+    with_space_always = Letters(always_a_space=True)
+    assert forbidden_after(SamplingParams(bad_words="a"), model=with_space_always) == {a, spaced_a}
+
+
+def test_min_tokens_forbid_whatever_would_end_the_text():
+    params = SamplingParams(min_tokens=2, stop_token_ids=[7])
+    assert forbidden_after(params, [5]) == {0, 1, 7}
+    assert forbidden_after(params, [5, 5]) == set()
+    assert forbidden_after(SamplingParams(min_tokens=2, stop_token_ids=[7], ignore_eos=True), [5]) == {7}
+    assert forbidden_after(SamplingParams(min_tokens=2, bad_words="a")) == {0, 1, ord("a"), ord("a") | 128}
+
+
+def test_who_asks_for_nothing_has_no_masks():
+    sequence = Sequence(Request("r", (9,)), VOCABULARY, 64)
+    assert PreparedParams(fill(SamplingParams(stop="x", stop_token_ids=[3])), Letters()).draw(sequence).masks is None
+
+
+def test_a_word_without_tokens_is_refused():
+    with pytest.raises(SamplingError, match="bad_words has ' '"):
+        PreparedParams(fill(SamplingParams(bad_words=" ")), Letters())
+
+
+def test_recipes_are_made_once_and_forgotten():
+    recipes, params = PreparedParamsCache(Letters()), SamplingParams(bad_words="a")
+    first = recipes.of(params)
+    assert recipes.of(params) is first
+    for _ in range(100):
+        assert recipes.of(SamplingParams()).params == fill(SamplingParams())
+    assert recipes.of(params) is not first
+    assert np.array_equal(
+        first.draw(Sequence(Request("r", (9,)), VOCABULARY, 64)).masks.next(0, [9]),
+        all_but([ord("a"), ord("a") | 128], 256),
+    )

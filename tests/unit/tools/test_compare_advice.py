@@ -1,0 +1,127 @@
+"""One sentence from invented tables: what is said must follow from the figures."""
+
+import pytest
+
+from llamabatch.tools.compare.advice import advise
+from llamabatch.tools.compare.measure import BASELINE
+from llamabatch.tools.compare.report import Row
+from tests.unit.compare_fakes import figures, report
+
+
+def chosen(*rows: Row) -> tuple[str, str]:
+    advice = advise(rows)
+    assert advice is not None
+    assert advice.sentence.endswith(".")
+    assert advice.sentence.count(". ") == 0, "one sentence"
+    return advice.strategy, advice.sentence
+
+
+def test_batched_far_ahead():
+    strategy, sentence = chosen(
+        figures(BASELINE, 90, latency=9),
+        figures("sequential", 100, latency=8),
+        figures("length-sorted", 100, latency=7),
+        figures("interleaved", 95, latency=15),
+        figures("static", 300, latency=2),
+        figures("batched", 400, latency=1.5),
+        figures("multi-instance", 250, latency=3),
+        figures("auto", 401, latency=1.5, chosen="batched"),
+    )
+    assert strategy == "batched"
+    assert "its 400 tokens/s are 4.4 times those of the loop over llama_cpp.Llama" in sentence
+    assert "33 % more than those of static, the next best" in sentence
+
+
+def test_no_gain_from_batching_prefers_what_is_done_soonest():
+    strategy, sentence = chosen(
+        figures(BASELINE, 95, latency=9),
+        figures("sequential", 100, latency=8, ttft=7.5),
+        figures("length-sorted", 100, latency=5, ttft=4.8),
+        figures("interleaved", 98, latency=9, ttft=0.5),
+        figures("static", 101, latency=7, ttft=6),
+        figures("batched", 102, latency=6, ttft=5),
+        figures("multi-instance", 80, latency=9),
+    )
+    assert strategy == "length-sorted"
+    assert "done soonest, in 5.00 s" in sentence
+    assert "where people wait for the first words, interleaved shows them in 500 ms instead of 4.80 s" in sentence
+
+
+def test_multi_instance_ahead():
+    strategy, sentence = chosen(
+        figures("sequential", 100, latency=8, peak_memory_bytes=100),
+        figures("batched", 400, latency=2, peak_memory_bytes=200),
+        figures("multi-instance", 520, latency=1.6, peak_memory_bytes=500),
+    )
+    assert strategy == "multi-instance"
+    assert "5.2 times those of sequential and 30 % more than those of batched" in sentence
+    assert "2.5 times the memory of batched" in sentence
+
+
+def test_auto_counts_where_it_runs_several_engines():
+    strategy, sentence = chosen(
+        figures("batched", 400, latency=2),
+        figures("auto", 600, latency=1.4, chosen="batched", instances=2),
+    )
+    assert strategy == "auto"
+    assert sentence.startswith("For work like this use auto (batched × 2): ")
+
+
+def test_a_difference_within_the_noise_goes_to_the_simpler_one():
+    strategy, sentence = chosen(figures("sequential", 100, latency=2), figures("batched", 104, latency=1.95))
+    assert strategy == "sequential"
+    assert "batched is no more than 5 % faster, and sequential is simpler" in sentence
+    strategy, sentence = chosen(
+        figures("sequential", 50, latency=9), figures("static", 101, latency=2), figures("batched", 100, latency=2)
+    )
+    assert strategy == "batched"
+    assert "2.0 times those of sequential, static is no more than 5 % faster, and batched is simpler" in sentence
+
+
+def test_no_strategy_is_named_twice():
+    _, sentence = chosen(figures("sequential", 100), figures("batched", 400))
+    assert sentence == "For work like this use batched: its 400 tokens/s are 4.0 times those of sequential."
+    _, sentence = chosen(figures("sequential", 10), figures("interleaved", 20), figures("batched", 50))
+    assert sentence.endswith("are 5.0 times those of sequential and 2.5 times those of interleaved, the next best.")
+
+
+def test_interleaved_wins_by_latency_where_nothing_is_faster():
+    strategy, _ = chosen(
+        figures("sequential", 100, latency=8), figures("interleaved", 97, latency=4), figures("batched", 60, latency=9)
+    )
+    assert strategy == "interleaved"
+
+
+def test_the_loop_wins_where_it_is_faster():
+    strategy, sentence = chosen(figures(BASELINE, 120), figures("sequential", 100), figures("batched", 90))
+    assert strategy == BASELINE
+    assert "stay with the loop over llama_cpp.Llama: its 120 tokens/s are 1.2 times those of sequential" in sentence
+
+
+def test_differing_texts_are_mentioned():
+    assert "7 % of its texts differ" in chosen(figures("batched", 100, equal=0.93))[1]
+    assert "differ" not in chosen(figures("batched", 100, equal=0.99))[1]
+
+
+@pytest.mark.parametrize("rows", [(), (figures(BASELINE, 100),), (Row("batched", error="it died"),)])
+def test_nothing_to_advise(rows):
+    assert advise(rows) is None
+
+
+def test_a_row_with_an_error_is_never_advised():
+    assert (
+        chosen(figures("batched", 400, error="1 of 2 requests failed: x"), figures("sequential", 100))[0]
+        == "sequential"
+    )
+
+
+def test_auto_alone_is_advised_under_its_own_name():
+    strategy, sentence = chosen(figures("auto", 100, chosen="batched"))
+    assert strategy == "auto"
+    assert "use auto (batched): it makes 100 tokens/s" in sentence
+
+
+def test_a_simulated_machine_gives_three_answers():
+    """The cost of a pass and of a row decide: an accelerator, a machine without gain, and equal costs."""
+    assert report(row_ms=0.1, pass_ms=20).advice.strategy == "batched"
+    assert report(row_ms=8, pass_ms=0.1).advice.strategy in ("sequential", "length-sorted")

@@ -1,0 +1,180 @@
+"""The doctor's findings, with a made-up library and environment."""
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from llamabatch.cli import cli
+from llamabatch.errors import SetupError
+from llamabatch.llama import extra_buffers, library
+from llamabatch.llama.library import Device, LibraryInfo
+from llamabatch.tools import doctor
+from llamabatch.tools.doctor import Status
+from llamabatch.utils import disk_cache
+
+
+def info(**changed):
+    facts = {
+        "binding_version": "0.3.36",
+        "llama_version": "0.5.0",
+        "library_dir": Path("lib"),
+        "libraries": (),
+        "marker": {"patches": {extra_buffers.PATCH: "hash"}, "backend": "cpu", "compiler": "g++ 12"},
+        "system_info": "CPU : AVX2 = 1 | FMA = 1 | AVX512 = 1 | AMX_INT8 = 1",
+        "devices": (Device("CPU", "a CPU", "cpu", 8 << 30, 8 << 30),),
+        "supports_gpu_offload": False,
+        "max_parallel_sequences": 256,
+    }
+    return LibraryInfo(**(facts | changed))
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A quiet machine with AMX and the patched build; change `machine.info` or `machine.safe`."""
+    machine = SimpleNamespace(info=info(), safe=True)
+    monkeypatch.setattr(library, "library_info", lambda: machine.info)
+    monkeypatch.setattr(library, "extra_bufts_safe", lambda: machine.safe)
+    monkeypatch.setattr(doctor, "cpu_flags", lambda: frozenset({"avx2", "fma", "avx512f", "amx_int8"}))
+    monkeypatch.setattr(doctor, "_output", lambda *command: "")
+    monkeypatch.setattr(doctor.native, "why_not", lambda: "")
+    monkeypatch.setattr(doctor.psutil, "getloadavg", lambda: (0.1, 0.1, 0.1))
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: object())
+    return machine
+
+
+def finding(name, environment=None):
+    report = doctor.examine(environment or {})
+    return next(check for check in report.checks if check.name == name)
+
+
+def test_a_sound_machine_has_no_findings(machine):
+    report = doctor.examine({})
+    assert report.ok
+    assert [check for check in report.checks if check.status is not Status.OK] == []
+    assert report.facts["llama_cpp_python"] == "0.3.36"
+
+
+def test_trial_loads_are_counted_and_their_folder_named(machine, tmp_path, monkeypatch):
+    monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path))
+    assert "none" in finding("trial loads").detail
+    for key, loads in (("a", True), ("b", True), ("c", False)):
+        disk_cache.keep("model", key, {"loads": loads})
+    assert finding("trial loads").detail == f"2 files known to load, 1 refused; to forget: {tmp_path / 'verdicts'}"
+
+
+def test_every_finding_has_a_cure(machine):
+    machine.info = info(marker=None, system_info="CPU : AVX2 = 1", devices=(), max_parallel_sequences=1)
+    machine.safe = False
+    report = doctor.examine({"OMP_WAIT_POLICY": "ACTIVE", "OMP_PROC_BIND": "close", "OMP_THREAD_LIMIT": "0"})
+    bad = {check.name for check in report.checks if check.status is not Status.OK}
+    assert bad == {
+        "devices", "sequences", "patches", "instructions", "extra buffers",
+        "$OMP_WAIT_POLICY", "$OMP_PROC_BIND", "$OMP_THREAD_LIMIT",
+    }  # fmt: skip
+    assert all(bool(check.cure) == (check.status is not Status.OK) for check in report.checks)
+    assert not report.ok
+
+
+def test_no_library_is_an_error_and_the_rest_is_still_told(machine, monkeypatch):
+    def fail():
+        raise SetupError("llama-cpp-python is not installed: install it.")
+
+    monkeypatch.setattr(library, "library_info", fail)
+    report = doctor.examine({})
+    errors = [check for check in report.checks if check.status is Status.ERROR]
+    assert [check.detail for check in errors] == ["llama-cpp-python is not installed: install it."]
+    assert {"cpu", "memory", "environment", "bundled model"} <= {check.name for check in report.checks}
+
+
+def test_unused_instructions_are_named(machine):
+    machine.info = info(system_info="CPU : AVX2 = 1 | FMA = 1")
+    check = finding("instructions")
+    assert (check.status, check.detail) == (Status.WARN, "not used by this build: AVX-512, AMX-INT8")
+
+
+def test_a_gpu_that_the_build_ignores(machine, monkeypatch):
+    monkeypatch.setattr(doctor, "_output", lambda *command: "GPU 0: a card")
+    assert "BACKEND=cuda" in finding("gpu").cure
+    machine.info = info(supports_gpu_offload=True)
+    assert finding("gpu").status is Status.OK
+
+
+@pytest.mark.parametrize(
+    ("reason", "cure"),
+    [("not compiled when llamabatch was installed", "install a C++ compiler"), ("LLAMABATCH_NATIVE is 0", "unset")],
+)
+def test_sampling_with_numpy_is_told(machine, monkeypatch, reason, cure):
+    assert finding("sampler").status is Status.OK
+    monkeypatch.setattr(doctor.native, "why_not", lambda: reason)
+    check = finding("sampler")
+    assert (check.status, reason in check.detail, check.cure.startswith(cure)) == (Status.WARN, True, True)
+
+
+def test_a_busy_machine_is_told(machine, monkeypatch):
+    monkeypatch.setattr(doctor.psutil, "getloadavg", lambda: (99.0, 1.0, 1.0))
+    assert finding("cores").status is Status.WARN
+
+
+def test_the_environment_is_shown_with_who_set_it(machine):
+    detail = finding("environment", {"GOMP_SPINCOUNT": "5", "GGML_X": "1", "HOME": "/"}).detail
+    assert detail == "yours: GGML_X=1, GOMP_SPINCOUNT=5; set by llamabatch: GGML_NO_BACKTRACE=1"
+
+
+def test_every_extra_of_the_project_is_named_with_its_packages():
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    extras = {name: wanted for name, wanted in project["optional-dependencies"].items() if name != "dev"}
+    assert {name: [re.split("[<>=!~ ]", each)[0] for each in wanted] for name, wanted in extras.items()} == {
+        name: list(extra.modules) for name, extra in doctor.EXTRAS.items()
+    }
+    assert all(extra.use for extra in doctor.EXTRAS.values())
+
+
+def test_each_extra_is_there_in_part_or_not(machine, monkeypatch):
+    monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: "7.0")
+    assert finding("extra tools").detail == "matplotlib 7.0, gguf 7.0: `llamabatch synth`, and pictures (--plot)"
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    for name, extra in doctor.EXTRAS.items():
+        check = finding(f"extra {name}")
+        assert (check.status, check.cure) == (Status.OK, "")
+        for told in ("not installed", extra.use, f'pip install "llamabatch[{name}]"', *extra.modules):
+            assert told in check.detail
+    monkeypatch.setattr(doctor, "_output", lambda *command: "GPU 0: a card")
+    assert finding("extra gpu").cure == 'pip install "llamabatch[gpu]"'
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None if name == "gguf" else object())
+    check = finding("extra tools")
+    assert (check.status, check.cure) == (Status.WARN, 'pip install "llamabatch[tools]"')
+    assert check.detail.startswith("gguf not installed; matplotlib 7.0: ")
+    assert doctor.examine({}).facts["extras"]["tools"] == {"matplotlib": "7.0", "gguf": None}
+
+
+def test_nothing_is_cut_on_a_narrow_terminal(machine, monkeypatch):
+    plain = CliRunner().invoke(cli, ["doctor"]).output
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    for columns in (80, 40):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", CliRunner().invoke(cli, ["doctor"]).output)
+        assert shown.split() == plain.split()
+        assert all(len(line) <= columns or len(line.split()) == 1 for line in shown.splitlines())
+
+
+def test_a_missing_model(machine, monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor.paths, "bundled_model", lambda: tmp_path / "tiny.gguf")
+    assert finding("bundled model").status is Status.ERROR
+    (tmp_path / "tiny.gguf").write_bytes(b"version https://git-lfs")
+    assert "not a GGUF file" in finding("bundled model").detail
+
+
+def test_the_command_prints_text_and_json(machine, monkeypatch):
+    text = CliRunner().invoke(cli, ["doctor"])
+    assert (text.exit_code, "0 errors, 0 warnings" in text.output) == (0, True)
+    printed = json.loads(CliRunner().invoke(cli, ["doctor", "--json"]).stdout)
+    assert set(printed) == {"ok", "checks", "facts"}
+    assert all(set(check) == {"name", "status", "detail", "cure"} for check in printed["checks"])
+    machine.info = info(max_parallel_sequences=1)
+    assert CliRunner().invoke(cli, ["doctor"]).exit_code == 1

@@ -1,0 +1,25 @@
+"""A child program as llamabatch.client.worker, but for requests that kill it: those whose prompt begins with POISON."""
+
+import signal
+import sys
+
+from llamabatch.client import worker
+from llamabatch.llama.model_runner import ModelRunner
+
+POISON = (7, 11, 13)
+BUG = (17, 19, 23)  # for those, the engine fails without ending the process
+_compute = ModelRunner.run
+
+
+def run(self, batch):
+    for span in batch.spans:
+        if tuple(span.sequence.request.prompt_token_ids[: len(POISON)]) == POISON:
+            signal.raise_signal(signal.SIGSEGV)  # in this thread, so that it computes no further
+        if tuple(span.sequence.request.prompt_token_ids[: len(BUG)]) == BUG:
+            raise RuntimeError("a bug of ours")
+    return _compute(self, batch)
+
+
+if __name__ == "__main__":
+    ModelRunner.run = run
+    worker.main(int(sys.argv[1]))
