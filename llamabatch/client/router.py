@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Iterable, Sequence
-from collections.abc import Sequence as ListLike
 from typing import Protocol
 
 from llamabatch.client.base import failure, said_only, tell_end
@@ -32,7 +31,7 @@ class Affinity:
     def __init__(self) -> None:
         self._members: dict[int, int] = {}
 
-    def add(self, token_ids: ListLike[int], member: int) -> None:
+    def add(self, token_ids: Sequence[int], member: int) -> None:
         """This text has been computed there."""
         for key, _ in _keys(token_ids):
             self._members.pop(key, None)  # so that it stands at the end, as the youngest
@@ -40,7 +39,7 @@ class Affinity:
         while len(self._members) > MAX_KNOWN:
             del self._members[next(iter(self._members))]
 
-    def find(self, token_ids: ListLike[int]) -> tuple[int, int] | None:
+    def find(self, token_ids: Sequence[int]) -> tuple[int, int] | None:
         """Who has computed the longest beginning known, and its length in tokens, at least."""
         found = None
         for key, length in _keys(token_ids):
@@ -51,7 +50,7 @@ class Affinity:
         return found
 
 
-def _keys(token_ids: ListLike[int]) -> list[tuple[int, int]]:
+def _keys(token_ids: Sequence[int]) -> list[tuple[int, int]]:
     """(hash, length) of the beginnings that are remembered, shortest first."""
     lengths = itertools.takewhile(lambda n: n <= len(token_ids), _LENGTHS)
     return [(hash(tuple(token_ids[:n])), n) for n in lengths]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence as ListLike
+from collections import abc
 from dataclasses import replace
 from typing import Any
 
@@ -274,7 +274,7 @@ class Engine:
             **(vars(self._speculation.counts) if self._speculation is not None else {}),
         )
 
-    def save_prefix(self, token_ids: ListLike[int], path: str) -> bool:
+    def save_prefix(self, token_ids: abc.Sequence[int], path: str) -> bool:
         """Writes the cells of a finished request of these tokens to a file; False if they are not there (any more).
 
         Raises:

@@ -13,8 +13,7 @@ import stat
 import struct
 import sys
 from array import array
-from collections.abc import Mapping
-from collections.abc import Sequence as ListLike
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,7 +132,7 @@ def _size(name: str, header: Mapping[str, Any], key: str) -> int:
     return count
 
 
-def _packed(token_ids: ListLike[int]) -> bytes:
+def _packed(token_ids: Sequence[int]) -> bytes:
     ids = array("i", token_ids)
     if sys.byteorder == "big":
         ids.byteswap()

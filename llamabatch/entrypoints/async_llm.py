@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from collections.abc import Sequence as ListLike
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
@@ -96,7 +95,7 @@ class AsyncLLM:
 
     async def generate(
         self,
-        prompts: Prompt | ListLike[Prompt],
+        prompts: Prompt | Sequence[Prompt],
         params: Params = None,
         *,
         adapters: Adapters = None,
@@ -107,10 +106,10 @@ class AsyncLLM:
 
     async def chat(
         self,
-        conversations: Conversation | ListLike[Conversation],
+        conversations: Conversation | Sequence[Conversation],
         params: Params = None,
         *,
-        tools: ListLike[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         adapters: Adapters = None,
         errors: ErrorPolicy = "warn",
@@ -121,10 +120,10 @@ class AsyncLLM:
 
     def stream(
         self,
-        prompts: Prompt | Conversation | ListLike[Prompt | Conversation],
+        prompts: Prompt | Conversation | Sequence[Prompt | Conversation],
         params: Params = None,
         *,
-        tools: ListLike[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         adapters: Adapters = None,
         errors: ErrorPolicy = "warn",
@@ -135,10 +134,10 @@ class AsyncLLM:
 
     def as_completed(
         self,
-        prompts: Prompt | Conversation | ListLike[Prompt | Conversation],
+        prompts: Prompt | Conversation | Sequence[Prompt | Conversation],
         params: Params = None,
         *,
-        tools: ListLike[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         adapters: Adapters = None,
         errors: ErrorPolicy = "warn",
@@ -151,7 +150,7 @@ class AsyncLLM:
     async def score(
         self,
         prompt: Prompt,
-        continuations: ListLike[Prompt],
+        continuations: Sequence[Prompt],
         *,
         adapters: OneAdapters = None,
         errors: ErrorPolicy = ...,
@@ -165,7 +164,7 @@ class AsyncLLM:
     async def score(
         self,
         prompt: Prompt | Pairs,
-        continuations: ListLike[Prompt] | None = None,
+        continuations: Sequence[Prompt] | None = None,
         *,
         adapters: OneAdapters = None,
         errors: ErrorPolicy = "warn",
@@ -178,7 +177,7 @@ class AsyncLLM:
 
     async def embed(
         self,
-        texts: Prompt | ListLike[Prompt],
+        texts: Prompt | Sequence[Prompt],
         *,
         normalize: bool = False,
         adapters: Adapters = None,
@@ -197,7 +196,7 @@ class AsyncLLM:
             partial(model.tokenize, text, add_special=add_special, parse_special=parse_special)
         )
 
-    async def detokenize(self, token_ids: ListLike[int], *, skip_special_tokens: bool = True) -> str:
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """As LLM.detokenize, of one list."""
         front = InputProcessor(await self._client())
         return str(await self._on_thread(partial(front.detokenize, token_ids, skip_special_tokens)))

@@ -6,8 +6,7 @@ import itertools
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,9 +39,9 @@ from llamabatch.request.request import Request, new_group
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils.checks import choice, counted, items, show
 
-Prompt = str | ListLike[int]
+Prompt = str | Sequence[int]
 OneParams = SamplingParams | Mapping[str, Any]
-Params = OneParams | ListLike[OneParams] | None
+Params = OneParams | Sequence[OneParams] | None
 OneAdapters = Mapping[str, float] | str | None
 Adapters = OneAdapters | list[OneAdapters]
 
@@ -90,7 +89,7 @@ class Submission:
 
     def __init__(
         self,
-        items: ListLike[Request | Refused],
+        items: Sequence[Request | Refused],
         noun: str,
         errors: ErrorPolicy,
         label: Callable[[int], str] | None,
@@ -112,7 +111,7 @@ class Submission:
                 self._note(event)
             raise self._error()
 
-    def take(self, events: ListLike[SequenceOutput]) -> Iterator[SequenceOutput]:
+    def take(self, events: Sequence[SequenceOutput]) -> Iterator[SequenceOutput]:
         """Notes what a step brought these requests; gives it on with the index of its prompt.
 
         Raises:
@@ -337,7 +336,7 @@ class InputProcessor:
         return sets
 
 
-def is_token_ids(prompt: object) -> TypeGuard[ListLike[int]]:
+def is_token_ids(prompt: object) -> TypeGuard[Sequence[int]]:
     """A non-empty list, tuple or array of whole numbers is one prompt; a list of anything else is a list of them."""
     if isinstance(prompt, Iterator) or _is_table(prompt):
         return False

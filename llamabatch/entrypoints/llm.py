@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-from collections.abc import Generator, Iterator, Mapping
-from collections.abc import Sequence as ListLike
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -95,7 +94,7 @@ class LLM(SavedPrefixes, Monitored):
 
     def generate(
         self,
-        prompts: Prompt | ListLike[Prompt],
+        prompts: Prompt | Sequence[Prompt],
         params: Params = None,
         *,
         adapters: Adapters = None,
@@ -129,10 +128,10 @@ class LLM(SavedPrefixes, Monitored):
 
     def chat(
         self,
-        conversations: Conversation | ListLike[Conversation],
+        conversations: Conversation | Sequence[Conversation],
         params: Params = None,
         *,
-        tools: ListLike[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         adapters: Adapters = None,
         errors: ErrorPolicy = "warn",
@@ -155,10 +154,10 @@ class LLM(SavedPrefixes, Monitored):
 
     def stream(
         self,
-        prompts: Prompt | Conversation | ListLike[Prompt | Conversation],
+        prompts: Prompt | Conversation | Sequence[Prompt | Conversation],
         params: Params = None,
         *,
-        tools: ListLike[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         adapters: Adapters = None,
         errors: ErrorPolicy = "warn",
@@ -181,10 +180,10 @@ class LLM(SavedPrefixes, Monitored):
 
     def as_completed(
         self,
-        prompts: Prompt | Conversation | ListLike[Prompt | Conversation],
+        prompts: Prompt | Conversation | Sequence[Prompt | Conversation],
         params: Params = None,
         *,
-        tools: ListLike[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         adapters: Adapters = None,
         errors: ErrorPolicy = "warn",
@@ -197,7 +196,7 @@ class LLM(SavedPrefixes, Monitored):
     def score(
         self,
         prompt: Prompt,
-        continuations: ListLike[Prompt],
+        continuations: Sequence[Prompt],
         *,
         progress: bool = False,
         adapters: OneAdapters = None,
@@ -218,7 +217,7 @@ class LLM(SavedPrefixes, Monitored):
     def score(
         self,
         prompt: Prompt | Pairs,
-        continuations: ListLike[Prompt] | None = None,
+        continuations: Sequence[Prompt] | None = None,
         *,
         progress: bool = False,
         adapters: OneAdapters = None,
@@ -252,7 +251,7 @@ class LLM(SavedPrefixes, Monitored):
     @overload
     def embed(
         self,
-        texts: Prompt | ListLike[Prompt],
+        texts: Prompt | Sequence[Prompt],
         *,
         normalize: bool = ...,
         adapters: Adapters = ...,
@@ -264,7 +263,7 @@ class LLM(SavedPrefixes, Monitored):
     @overload
     def embed(
         self,
-        texts: Prompt | ListLike[Prompt],
+        texts: Prompt | Sequence[Prompt],
         *,
         normalize: bool = ...,
         adapters: Adapters = ...,
@@ -275,7 +274,7 @@ class LLM(SavedPrefixes, Monitored):
 
     def embed(
         self,
-        texts: Prompt | ListLike[Prompt],
+        texts: Prompt | Sequence[Prompt],
         *,
         normalize: bool = False,
         adapters: Adapters = None,
@@ -338,13 +337,13 @@ class LLM(SavedPrefixes, Monitored):
         return self._client.model.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     @overload
-    def detokenize(self, token_ids: ListLike[int], *, skip_special_tokens: bool = True) -> str: ...
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
     @overload
-    def detokenize(self, token_ids: ListLike[ListLike[int]], *, skip_special_tokens: bool = True) -> list[str]: ...
+    def detokenize(self, token_ids: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]: ...
 
     def detokenize(
-        self, token_ids: ListLike[int] | ListLike[ListLike[int]], *, skip_special_tokens: bool = True
+        self, token_ids: Sequence[int] | Sequence[Sequence[int]], *, skip_special_tokens: bool = True
     ) -> str | list[str]:
         """Token ids to text, or a list of lists of them to a text for each; bytes that are no UTF-8 become U+FFFD.
 

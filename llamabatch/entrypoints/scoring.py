@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Mapping
-from collections.abc import Sequence as ListLike
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +34,7 @@ from llamabatch.utils.checks import items, show
 # Of each token its own logprob and rank, and no likelier ones beside it.
 _PARAMS = SamplingParams(max_tokens=1, prompt_logprobs=0)
 
-Pairs = ListLike[tuple[Prompt, ListLike[Prompt]]]
+Pairs = Sequence[tuple[Prompt, Sequence[Prompt]]]
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ class Scoring:
         self._requests = [item if isinstance(item, Request) else item.request for item in self._items]
         self.submission = Submission(self._items, "continuation", errors, self._labels.__getitem__)
 
-    def scores(self, outputs: ListLike[RequestOutput]) -> list[list[Score]]:
+    def scores(self, outputs: Sequence[RequestOutput]) -> list[list[Score]]:
         """One list a pair, from the outputs of the submission."""
         found = map(Score.of, self._requests, outputs)
         return [list(itertools.islice(found, length)) for length in self._lengths]

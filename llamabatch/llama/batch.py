@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -69,7 +69,7 @@ class Batch:
         self._positions[at:end] = np.arange(span.start, span.start + span.length)
         self._outputs[at:known] = 1
 
-    def fill_texts(self, texts: ListLike[ListLike[int]]) -> Any:
+    def fill_texts(self, texts: Sequence[Sequence[int]]) -> Any:
         """The C struct of whole texts, text i as sequence i, every token an output."""
         lengths = [len(ids) for ids in texts]
         n = sum(lengths)
@@ -133,7 +133,7 @@ def count_passes(call: Call, n_ubatch: int, unified: bool = False) -> int:
     return passes
 
 
-def _first_run(left: ListLike[tuple[int, int]], n_ubatch: int) -> int:
+def _first_run(left: Sequence[tuple[int, int]], n_ubatch: int) -> int:
     run = 1
     while run < len(left) and left[run][0] == left[run - 1][0] + 1 and run <= n_ubatch:
         run += 1

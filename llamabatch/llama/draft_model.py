@@ -8,7 +8,7 @@ preemption: whatever differs is cut, copied from where it stands, or computed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence as ListLike
+from collections import abc
 from dataclasses import dataclass, field, replace
 
 from llamabatch.config import EngineConfig
@@ -91,7 +91,7 @@ class DraftModelProposer:
         self._context.close()
         self._model.close()
 
-    def propose(self, sequences: ListLike[Sequence], n: int) -> list[list[int]]:
+    def propose(self, sequences: abc.Sequence[Sequence], n: int) -> list[list[int]]:
         """Up to n greedy guesses for each sequence; fewer at the end of n_ctx, none where the draft model fails."""
         short = (s for s in sequences if len(s.token_ids) <= self._n_ctx)
         spans = sorted(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,7 @@ class Embedder:
         if self._handle and any(name == held for held, _ in self._adapters):
             self._set_adapters(())
 
-    def run(self, texts: ListLike[ListLike[int]], adapters: AdapterSet) -> list[array[float]]:
+    def run(self, texts: Sequence[Sequence[int]], adapters: AdapterSet) -> list[array[float]]:
         """One pass: a vector of n_embd float32 for each text, pooled as the model says, else the mean.
 
         Raises:

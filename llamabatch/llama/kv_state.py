@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import struct
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,7 @@ def give(lib: Any, handle: Any, slot: int, n_streams: int, state: bytes) -> bool
     return int(lib.llama_state_seq_set_data(handle, buffer, len(whole), slot)) == len(whole)
 
 
-def check(model: Model, config: EngineConfig, token_ids: ListLike[int], state: bytes) -> None:
+def check(model: Model, config: EngineConfig, token_ids: Sequence[int], state: bytes) -> None:
     """Walks what `take` is said to have given, before llama.cpp sees any of it.
 
     llama.cpp compares types and row sizes with its own, and reads no further than the end; positions it takes as they

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from collections.abc import Sequence as ListLike
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -273,7 +272,7 @@ class Memory:
 
 
 def memory(
-    facts: ModelFacts, config: EngineConfig, n_ctx: int, n_slots: int, gpu_shares: ListLike[float] = ()
+    facts: ModelFacts, config: EngineConfig, n_ctx: int, n_slots: int, gpu_shares: Sequence[float] = ()
 ) -> Memory:
     """What one engine takes: weights and their copies, KV cells rounded to 256 (a slot, or in all if kv is "unified"),
     recurrent states (a slot, f32), the buffers of one pass, and the rows of logits.
@@ -400,7 +399,7 @@ def _embeddings(facts: ModelFacts, config: EngineConfig) -> int:
     return n_tokens * facts.n_vocab * 4 + cells + graph + work_bytes(_widths(facts), n_tokens)
 
 
-def _places(config: EngineConfig, n_layer: int, shares: ListLike[float]) -> list[int | None]:
+def _places(config: EngineConfig, n_layer: int, shares: Sequence[float]) -> list[int | None]:
     """On which GPU each layer and, last, the output lies: llama-model.cpp, load_tensors. None: on the CPU."""
     on_gpus = config.n_gpu_layers if config.n_gpu_layers >= 0 else n_layer + 1
     first = max(n_layer + 1 - on_gpus, 0)

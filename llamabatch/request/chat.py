@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from llamabatch.request.chat_template import BoundedTemplate
 
 Message = Mapping[str, Any]
-Conversation = ListLike[Message]
+Conversation = Sequence[Message]
 
 
 # Variables of chat templates that a caller may set. A template is a program from the model's file: what it reads beyond
@@ -53,7 +52,7 @@ class ChatOptions:
         PromptError: the tools are no such list, or a variable is not in TEMPLATE_KWARGS.
     """
 
-    tools: ListLike[Mapping[str, Any]] | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -148,7 +147,7 @@ def to_tokens(
 
 
 def _messages(conversation: object) -> Conversation:
-    if isinstance(conversation, (str, Mapping)) or not isinstance(conversation, ListLike):
+    if isinstance(conversation, (str, Mapping)) or not isinstance(conversation, Sequence):
         raise PromptError(f"a conversation is a list of messages, not {type(conversation).__name__}")
     if not conversation:
         raise PromptError("the conversation is empty; give at least one message")
@@ -199,7 +198,7 @@ def _tool_call(call: Any) -> Any:
 
 
 def _check_tools(tools: object) -> None:
-    if isinstance(tools, (str, Mapping)) or not isinstance(tools, ListLike):
+    if isinstance(tools, (str, Mapping)) or not isinstance(tools, Sequence):
         raise PromptError(f"tools is {show(tools)}; give a list of function tools")
     for tool in tools:
         function = tool.get("function") if isinstance(tool, Mapping) else None

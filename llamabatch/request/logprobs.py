@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from llamabatch.errors import PromptError, SamplingError
@@ -36,8 +35,8 @@ Told = tuple[TokenLogprobs, ...] | None  # of output tokens, one each; None: not
 class RowLogprobs(NamedTuple):
     """What the runner read from one output row: a token, then the likeliest ones in order; `rank` is the first's."""
 
-    token_ids: ListLike[int]
-    logprobs: ListLike[float]
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
     rank: int
 
     def named(self, token_bytes: Callable[[int], bytes]) -> TokenLogprobs:
@@ -119,11 +118,11 @@ class LogprobRecord:
         end = min(end, len(self._prompt) - 1)
         return self._prompt[end - count + 1 : end + 1]
 
-    def take_prompt(self, rows: ListLike[RowLogprobs]) -> None:
+    def take_prompt(self, rows: Sequence[RowLogprobs]) -> None:
         """The next rows inside the prompt."""
         self._prompt_rows += [row.named(self._token_bytes) for row in rows]
 
-    def take(self, rows: ListLike[RowLogprobs]) -> Told:
+    def take(self, rows: Sequence[RowLogprobs]) -> Told:
         """The rows that output tokens were drawn from; returns what is told of these tokens."""
         for row in rows:
             self._sum += row.logprobs[0]

@@ -8,8 +8,7 @@ of its last token, each with a run one longer than that of the token before it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _MAX_BREAKER_BYTES = 40
 _MAX_TAIL = 20  # tokens
@@ -62,7 +61,7 @@ class DryPenalty:
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def extend(self, token_ids: ListLike[int]) -> None:
+    def extend(self, token_ids: Sequence[int]) -> None:
         """The next tokens of the text: all of a prompt at once, or what has been sampled since."""
         if len(token_ids) == 1:
             self._add(token_ids[0])
@@ -112,7 +111,7 @@ class DryPenalty:
         return longest
 
 
-def _runs_to_the_end(tokens: ListLike[int], window: int) -> dict[int, int]:
+def _runs_to_the_end(tokens: Sequence[int], window: int) -> dict[int, int]:
     """Where the last token stood before -> how many tokens up to there equal the last ones.
 
     The Z function of the text read backwards (Gusfield 1997), which takes time that grows with the text alone.

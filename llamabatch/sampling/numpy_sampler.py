@@ -6,7 +6,7 @@ are llama.cpp's: bias, penalties, mask, top_k, top_p, min_p on the untempered pr
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,7 +37,7 @@ class SamplerState(Protocol):
     index: int
     counts: TokenCounts | None
     mask: Mask | None
-    token_ids: ListLike[int]
+    token_ids: Sequence[int]
     error: str | None
 
 

@@ -6,8 +6,8 @@ Where nobody of a call asked, the runner does not come here.
 from __future__ import annotations
 
 import itertools
+from collections import abc
 from collections.abc import Callable
-from collections.abc import Sequence as ListLike
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def sample_and_tell(
-    logits: Floats, outputs: ListLike[ScheduledSpan], draw_of: Callable[[Sequence], SamplerState], n_threads: int
+    logits: Floats, outputs: abc.Sequence[ScheduledSpan], draw_of: Callable[[Sequence], SamplerState], n_threads: int
 ) -> list[tuple[int | None, tuple[RowLogprobs, ...]]]:
     """Samples the rows of a call that are to be sampled, and reads the logprobs that its sequences ask for.
 
@@ -57,7 +57,7 @@ def sample_and_tell(
 
 
 def tell_accepted(
-    logits: Floats, spans: ListLike[ScheduledSpan], accepted: ListLike[tuple[int, ...]], n_threads: int
+    logits: Floats, spans: abc.Sequence[ScheduledSpan], accepted: abc.Sequence[tuple[int, ...]], n_threads: int
 ) -> dict[int, tuple[RowLogprobs, ...]]:
     """Of a call that checked guesses: for each span that asks, by its id(), what is told of its accepted tokens.
 
@@ -86,7 +86,7 @@ def _sample_some(logits: Floats, draws: dict[int, SamplerState], n_threads: int)
 
 
 def row_logprobs(
-    logits: Floats, rows: ListLike[int], tokens: ListLike[int], tops: ListLike[int], n_threads: int = 1
+    logits: Floats, rows: abc.Sequence[int], tokens: abc.Sequence[int], tops: abc.Sequence[int], n_threads: int = 1
 ) -> list[RowLogprobs]:
     """For each wanted row the logprob of one token, and of the likeliest ones; without any where the logits are no
     numbers.

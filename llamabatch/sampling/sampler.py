@@ -8,7 +8,7 @@ A row's token depends on its logits, its parameters, the tokens before it (penal
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -59,7 +59,7 @@ class SamplerState:
         self.mask = mask
         self.masks: Masks | None = None
         self.chain = Chain(self.params, repeats) if self.params.uncommon else None
-        self.token_ids: ListLike[int] = ()
+        self.token_ids: Sequence[int] = ()
         self.error: str | None = None
         self._prepared: native.Prepared | None = None
 

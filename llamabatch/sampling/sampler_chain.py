@@ -11,7 +11,7 @@ one seed gives one text.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -126,7 +126,7 @@ class ProcessorError(Exception):
     """A logits processor raised something, or gave what is no row of logits; the message names it."""
 
 
-def processed(row: Floats, processors: ListLike[LogitsProcessor], output: ListLike[int]) -> Floats:
+def processed(row: Floats, processors: Sequence[LogitsProcessor], output: Sequence[int]) -> Floats:
     """What the functions make of a row, one after another; the row itself stays as it is.
 
     Args:

@@ -5,7 +5,7 @@ So the text is that of one token a step, sampled or greedy: a draw depends on it
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from llamabatch.scheduler.output import ScheduledSpan
 
 
 def accepted_tokens(
-    logits: npt.NDArray[np.float32], spans: ListLike[ScheduledSpan], draws: ListLike[SamplerState], n_threads: int
+    logits: npt.NDArray[np.float32], spans: Sequence[ScheduledSpan], draws: Sequence[SamplerState], n_threads: int
 ) -> list[tuple[int, ...]]:
     """The tokens that each span brings: its guesses as far as they hold, and the one that the sampler drew behind them.
 
@@ -40,7 +40,7 @@ def accepted_tokens(
 
 
 def _sample_alone(
-    logits: npt.NDArray[np.float32], spans: ListLike[ScheduledSpan], draws: ListLike[SamplerState], n_threads: int
+    logits: npt.NDArray[np.float32], spans: Sequence[ScheduledSpan], draws: Sequence[SamplerState], n_threads: int
 ) -> list[int]:
     """All rows at once, those behind a wrong guess in vain: rows cost microseconds, calls and copies as much."""
     each = []

@@ -7,9 +7,8 @@ split_equal); with a unified one it takes whatever comes, up to n_ubatch tokens.
 from __future__ import annotations
 
 import itertools
+from collections import abc
 from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as ListLike
-from collections.abc import Set as AbstractSet
 
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.output import Call, Limits, ScheduledSpan
@@ -47,7 +46,7 @@ MAX_DUMMY_GAP = 8
 SHORT_CHUNK = 16
 
 
-def decode_calls(sequences: ListLike[Sequence], occupied: AbstractSet[int], limits: Limits) -> list[Call]:
+def decode_calls(sequences: abc.Sequence[Sequence], occupied: abc.Set[int], limits: Limits) -> list[Call]:
     """One row for each sequence, holes in the ids filled with dummy rows where that is cheaper than a cut.
 
     Args:
@@ -58,10 +57,10 @@ def decode_calls(sequences: ListLike[Sequence], occupied: AbstractSet[int], limi
 
 
 def verify_call(
-    sequences: ListLike[Sequence],
-    drafts: ListLike[ListLike[int]],
+    sequences: abc.Sequence[Sequence],
+    drafts: abc.Sequence[abc.Sequence[int]],
     n_guesses: int,
-    occupied: AbstractSet[int],
+    occupied: abc.Set[int],
     limits: Limits,
 ) -> Call:
     """The same with up to `n_guesses` guessed tokens behind each row.
@@ -77,7 +76,7 @@ def verify_call(
     return Call(tuple(spans), _dummies(spans, occupied, limits), n_guesses)
 
 
-def _dummies(spans: list[ScheduledSpan], occupied: AbstractSet[int], limits: Limits) -> tuple[int, ...]:
+def _dummies(spans: list[ScheduledSpan], occupied: abc.Set[int], limits: Limits) -> tuple[int, ...]:
     dummies: list[int] = []
     if limits.can_pad:
         for left, right in itertools.pairwise(span.slot for span in spans):
@@ -87,7 +86,7 @@ def _dummies(spans: list[ScheduledSpan], occupied: AbstractSet[int], limits: Lim
     return tuple(dummies)
 
 
-def prefill_calls(sequences: ListLike[Sequence], budget: int, limits: Limits) -> list[Call]:
+def prefill_calls(sequences: abc.Sequence[Sequence], budget: int, limits: Limits) -> list[Call]:
     """Prompt chunks of `budget` tokens in all, oldest first; chunks of one length in neighbouring slots share a call. A
     chunk of which many rows are read is cut into several, one after another, as a call has few output rows.
 
@@ -104,7 +103,7 @@ def prefill_calls(sequences: ListLike[Sequence], budget: int, limits: Limits) ->
     return group_spans(spans, limits)
 
 
-def group_spans(spans: ListLike[ScheduledSpan], limits: Limits) -> list[Call]:
+def group_spans(spans: abc.Sequence[ScheduledSpan], limits: Limits) -> list[Call]:
     """Calls for chunks of prompts; see prefill_calls."""
     spans = sorted(spans, key=lambda span: (span.slot, span.start))
     groups: list[list[ScheduledSpan]] = []

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
+from collections import abc
 from collections.abc import Iterable
-from collections.abc import Sequence as ListLike
 
 from llamabatch.request.adapters import AdapterSet
 from llamabatch.request.request import Request
@@ -15,7 +15,7 @@ from llamabatch.request.sequence import Sequence
 MIN_SHARED = 32
 
 
-def common_length(a: ListLike[int], b: ListLike[int]) -> int:
+def common_length(a: abc.Sequence[int], b: abc.Sequence[int]) -> int:
     """Length of the common beginning, by bisection: slices compare at C speed."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
@@ -29,7 +29,7 @@ def common_length(a: ListLike[int], b: ListLike[int]) -> int:
     return low
 
 
-def prefix_families(prompts: ListLike[ListLike[int]]) -> list[list[int]]:
+def prefix_families(prompts: abc.Sequence[abc.Sequence[int]]) -> list[list[int]]:
     """Indices of prompts that belong together: neighbours in sorted order that share at least half of the shorter one,
     and at least MIN_SHARED tokens. Each prompt is in one family; families and members come in order of index."""
     # any order that puts equal beginnings side by side will do; that of raw bytes compares fastest
@@ -43,7 +43,7 @@ def prefix_families(prompts: ListLike[ListLike[int]]) -> list[list[int]]:
     return sorted(sorted(family) for family in families)
 
 
-def _are_family(a: ListLike[int], b: ListLike[int]) -> bool:
+def _are_family(a: abc.Sequence[int], b: abc.Sequence[int]) -> bool:
     needed = max(MIN_SHARED, (min(len(a), len(b)) + 1) // 2)
     return min(len(a), len(b)) >= needed and a[:needed] == b[:needed]
 

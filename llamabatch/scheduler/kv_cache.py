@@ -8,8 +8,8 @@ would be without.
 from __future__ import annotations
 
 import heapq
+from collections import abc
 from collections.abc import Callable, Iterable, Set
-from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, replace
 
 from llamabatch.request.adapters import AdapterSet
@@ -95,7 +95,7 @@ class CachedPrefix:
         used: when they were last of use, as a number that rises.
     """
 
-    token_ids: ListLike[int]
+    token_ids: abc.Sequence[int]
     count: int
     key: AdapterSet
     used: int
@@ -142,7 +142,7 @@ class KVCacheManager:
                 best = rank
         return None if best is None else (best[2], best[0])
 
-    def slot_of(self, token_ids: ListLike[int]) -> int | None:
+    def slot_of(self, token_ids: abc.Sequence[int]) -> int | None:
         """The slot that keeps exactly these tokens, computed without adapters."""
         wanted = list(token_ids)
         for slot, kept in self.kept.items():
@@ -158,7 +158,7 @@ class KVCacheManager:
         own: Iterable[int] | None = None,
         top: bool = False,
         spared: int | None = None,
-        beside: ListLike[int] | None = None,
+        beside: abc.Sequence[int] | None = None,
     ) -> int:
         """The free slot that keeps the ids dense and, among several, costs the least of what is kept; it is emptied.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections import abc
 from weakref import WeakKeyDictionary
 
 from llamabatch.request.sequence import Sequence
@@ -23,7 +23,7 @@ class RunIndex:
         self._next: dict[tuple[int, ...], int] = {}  # run -> the place of the token after it
         self._known = 0  # tokens whose place is in it
 
-    def find(self, token_ids: ListLike[int], n: int) -> list[int]:
+    def find(self, token_ids: abc.Sequence[int], n: int) -> list[int]:
         """n tokens that may come next; none where the last token is new to the text."""
         self._take_in(token_ids)
         size = len(token_ids)
@@ -37,7 +37,7 @@ class RunIndex:
                 return found
         return []
 
-    def _take_in(self, token_ids: ListLike[int]) -> None:
+    def _take_in(self, token_ids: abc.Sequence[int]) -> None:
         size = len(token_ids)
         if size < self._known:  # the text was cut
             self._next, self._known = {}, 0
@@ -56,7 +56,7 @@ class NgramProposer:
     def __init__(self) -> None:
         self._indices: WeakKeyDictionary[Sequence, RunIndex] = WeakKeyDictionary()
 
-    def propose(self, sequences: ListLike[Sequence], n: int) -> list[list[int]]:
+    def propose(self, sequences: abc.Sequence[Sequence], n: int) -> list[list[int]]:
         """Up to n guessed tokens for each sequence."""
         return [self._index(sequence).find(sequence.token_ids, n) for sequence in sequences]
 

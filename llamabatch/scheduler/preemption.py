@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import abc
 from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as ListLike
 
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.request_queue import MAX_OVERTAKEN, PREEMPTION_COUNTS
@@ -25,7 +25,7 @@ def slots_of_kind(sequence: Sequence, running: Iterable[Sequence]) -> list[int]:
 
 
 def who_gives_way(
-    waiting: Sequence, running: ListLike[Sequence], n_free: int, n_cells: int | None, preempt: bool
+    waiting: Sequence, running: abc.Sequence[Sequence], n_free: int, n_cells: int | None, preempt: bool
 ) -> list[Sequence]:
     """Who has to go so that `waiting` can enter: the worst tier first, and of that the youngest; background sequences
     from the lowest slot up, so that those in front stay side by side. Nobody if that would not be enough.

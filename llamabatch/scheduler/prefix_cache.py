@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence as ListLike
+from collections import abc
 
 from llamabatch.request.outputs import FinishReason
 from llamabatch.request.sequence import Sequence
@@ -66,10 +66,10 @@ class PrefixCache:
     def enter(
         self,
         sequence: Sequence,
-        running: ListLike[Sequence],
-        own: ListLike[int] | None,
+        running: abc.Sequence[Sequence],
+        own: abc.Sequence[int] | None,
         top: bool,
-        beside: ListLike[int] | None,
+        beside: abc.Sequence[int] | None,
     ) -> None:
         """Leases a slot: where a finished sequence left its beginning, if nobody who runs has more of it.
 
@@ -104,7 +104,7 @@ class PrefixCache:
                 best, known = (path, shared), shared
         return best
 
-    def restores(self, running: ListLike[Sequence]) -> tuple[Restore, ...]:
+    def restores(self, running: abc.Sequence[Sequence]) -> tuple[Restore, ...]:
         """For those that have entered before this step and begin as a file does."""
         if not self._restoring:
             return ()
@@ -121,7 +121,7 @@ class PrefixCache:
         self.num_prefix_hits += 1
         self.num_prefix_tokens += count
 
-    def _look_again(self, sequence: Sequence, running: ListLike[Sequence]) -> None:
+    def _look_again(self, sequence: Sequence, running: abc.Sequence[Sequence]) -> None:
         """Its source was lost: what that has left may serve, or another that entered before it: two that wait for each
         other would wait for ever."""
         assert sequence.slot is not None
@@ -133,7 +133,7 @@ class PrefixCache:
         elif source is not None:
             self._sources[sequence.request.request_id] = source
 
-    def copy_ready(self, running: ListLike[Sequence]) -> None:
+    def copy_ready(self, running: abc.Sequence[Sequence]) -> None:
         """Copies for those whose source has computed enough."""
         if not self._sources:
             return
@@ -151,7 +151,7 @@ class PrefixCache:
                 sequence.num_computed = count
                 self.num_shared_tokens += count
 
-    def evict(self, decoding: ListLike[Sequence], occupied: set[int]) -> None:
+    def evict(self, decoding: abc.Sequence[Sequence], occupied: set[int]) -> None:
         """What is kept between rows stays only where computing it again would cost more than a second pass until the
         end of one of them. `occupied` then holds the slots of what stays."""
         slots = sorted(s.slot for s in decoding if s.slot is not None)

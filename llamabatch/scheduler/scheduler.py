@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import abc
 from collections.abc import Callable, Set
-from collections.abc import Sequence as ListLike
 
 from llamabatch.errors import InputError, describe
 from llamabatch.request.logprobs import Told
@@ -283,7 +283,7 @@ class Scheduler:
 
     # --- apply --------------------------------------------------------------------------------------------------
 
-    def update(self, batch: SchedulerOutput, results: ListLike[SpanOutput]) -> list[SequenceOutput]:
+    def update(self, batch: SchedulerOutput, results: abc.Sequence[SpanOutput]) -> list[SequenceOutput]:
         """Takes one result a span, in the order of `batch.spans`."""
         now = self._clock()
         if self._turns.beside and all(call.is_decode for call in batch.calls):
@@ -399,6 +399,6 @@ def _output_of(sequence: Sequence) -> RequestOutput:
         return RequestOutput.failed(sequence.request, sequence.error or describe(error))
 
 
-def _is_one_list(running: ListLike[Sequence]) -> bool:
+def _is_one_list(running: abc.Sequence[Sequence]) -> bool:
     """Are all of one call? Then its caller waits for the last of them, not for anybody's next token."""
     return len({s.request.group for s in running}) == 1

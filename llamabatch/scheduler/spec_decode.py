@@ -8,10 +8,8 @@ machine and a full row on the next (step time against rows is a staircase), so t
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import abc, deque
 from collections.abc import Callable
-from collections.abc import Sequence as ListLike
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakKeyDictionary
@@ -39,7 +37,7 @@ class Proposer(Protocol):
 
     is_free: bool
 
-    def propose(self, sequences: ListLike[Sequence], n: int) -> list[list[int]]:
+    def propose(self, sequences: abc.Sequence[Sequence], n: int) -> list[list[int]]:
         """Up to n guessed tokens to follow each sequence's last one."""
 
     def close(self) -> None:
@@ -168,7 +166,7 @@ class SpecDecoder:
 
     # --- decide -------------------------------------------------------------------------------------------------
 
-    def calls(self, decoding: ListLike[Sequence], occupied: AbstractSet[int]) -> list[Call]:
+    def calls(self, decoding: abc.Sequence[Sequence], occupied: abc.Set[int]) -> list[Call]:
         """What packing.decode_calls gives, or a call that checks guesses as well."""
         self._began, self._drafting = self._clock(), 0.0
         most = self._most_guesses(decoding)
@@ -177,7 +175,7 @@ class SpecDecoder:
             return decode_calls(decoding, occupied, self._limits)
         return [verify_call(decoding, drafts, max(map(len, drafts)), occupied, self._limits)]
 
-    def _most_guesses(self, decoding: ListLike[Sequence]) -> int:
+    def _most_guesses(self, decoding: abc.Sequence[Sequence]) -> int:
         """What one pass of one call has room for behind each row."""
         if not decoding:
             return 0
@@ -189,7 +187,7 @@ class SpecDecoder:
             room = min(room, self._n_ctx - 1 - max(s.num_cells for s in decoding))
         return min(room, limits.n_ubatch // width - 1, limits.n_outputs // len(decoding) - 1)
 
-    def _drafts(self, decoding: ListLike[Sequence], most: int) -> list[list[int]]:
+    def _drafts(self, decoding: abc.Sequence[Sequence], most: int) -> list[list[int]]:
         """Guesses for each row, none for some or all of them."""
         known = [self._known_of(s) for s in decoding]
         # a guess that is the last token that may come would never be followed by one
@@ -215,7 +213,7 @@ class SpecDecoder:
         self._steps_without += 1
         return True
 
-    def _propose(self, decoding: ListLike[Sequence], lengths: list[int], n: int) -> list[list[int]]:
+    def _propose(self, decoding: abc.Sequence[Sequence], lengths: list[int], n: int) -> list[list[int]]:
         asked = [s for s, length in zip(decoding, lengths, strict=True) if length]
         found = iter(self._drafter.propose(asked, n))
         return [
@@ -262,7 +260,7 @@ class SpecDecoder:
 
     # --- learn --------------------------------------------------------------------------------------------------
 
-    def observe(self, batch: SchedulerOutput, results: ListLike[SpanOutput]) -> None:
+    def observe(self, batch: SchedulerOutput, results: abc.Sequence[SpanOutput]) -> None:
         """Takes what came of a step, results in the order of batch.spans."""
         if len(batch.calls) == 1 and not batch.copies and (batch.calls[0].is_decode or batch.calls[0].n_guesses):
             call = batch.calls[0]

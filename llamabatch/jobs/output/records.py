@@ -6,7 +6,7 @@ for, and the ids of OpenAI's format are made of the row's number.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -100,7 +100,7 @@ def _continuation(each: CompletionOutput, options: RecordOptions) -> dict[str, A
     return made
 
 
-def _logprobs(told: ListLike[TokenLogprobs | None]) -> list[list[dict[str, Any]] | None]:
+def _logprobs(told: Sequence[TokenLogprobs | None]) -> list[list[dict[str, Any]] | None]:
     """For each token, itself and then the likeliest at its place; None for the first of a prompt."""
     return [
         None
