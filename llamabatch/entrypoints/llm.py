@@ -325,7 +325,7 @@ class LLM(SavedPrefixes, Monitored):
             parse_special: read names of special tokens in the text as those tokens.
 
         Raises:
-            PromptError: not a text, or a text of more than 64 MiB.
+            PromptError: not a text, a text of more than 64 MiB, or one with a word that a stock build does not survive.
         """
         if isinstance(text, (list, tuple)):
             return [self._tokenize(one, add_special, parse_special) for one in text]

@@ -174,7 +174,7 @@ std::string random_text(std::mt19937_64 & random) {
     for (size_t k = below(120); k > 0; k--) {
         const auto & kind  = *kinds[below(kinds.size())];
         const auto & piece = kind[below(kind.size())];
-        const size_t times = below(8) ? 1 : below(40) ? 1 + below(6) : 1 + below(600);
+        const size_t times = below(8) ? 1 : below(40) ? 1 + below(12) : 1 + below(600);
         for (size_t i = 0; i < times; i++) {
             text += piece;
         }
@@ -195,6 +195,51 @@ std::vector<std::string> all_characters() {
         }
     }
     return texts;
+}
+
+// What llama.cpp's patterns have not got, so that another one is not a surprise: lookaheads over loops, lazy loops,
+// counted groups, matches that are empty.
+const std::vector<std::string> PATTERNS = {
+    "\\s+$", "(?=(\\d{3})+(?!\\d))", "a*b*c|a|b", "(a|ab)(c|bcd)*", "(?:a\\s*)+b|\\s", "a{2,4}?b|a", "(ab){1,2}c|ab",
+    "(ab|a){2,}b", "x*", "(?=ab)a|b*", "(?!a*b)a|bb", "[^a]?(?=[ab])[^b]+a|.", "a+?b|\\w\\W", "(?:(?=a+b)a|b){1,3}c|\\d?",
+    "(?=(a|ab)+c).|b$", "((a+b)*c|a)", "\\S{2,3}(?!\\S)|\\s{1,2}(?!\\S)|\\s{1}", "(?:a b*(?: a b*)*)+|b",
+    "(?=(?:ab|a)+?c)a*|b+", "(?:a*b)*c|ab", "[a-b]{0,2}?c| ?[^\\sa]+[\\r\\n]*|\\s*[\\r\\n]+", "(a*)b{3}|(?!aa)a",
+    "(?=a*b*c)a|(?=a*b)a|b", "(?!b*a*c)[ab]|(?=\\s*\\d)\\s", "(?=a*ab)a|ab|b", "(?=\\s*\\s1)\\s|\\s1|1",
+};
+
+void compare_patterns(int n_texts) {
+    const std::vector<std::string> alphabets = { "ab", "abc", "abc \n1", "aaaab\t \r\nc1x2", "1 2 3" };
+    std::mt19937_64 random(1);
+    for (const auto & pattern : PATTERNS) {
+        const std::wstring wide_pattern(pattern.begin(), pattern.end());
+        if (!unicode_regex::find(pattern) || !unicode_regex::find(wide_pattern)) {
+            printf("%s is not supported\n", pattern.c_str());
+            n_differ++;
+        }
+        for (int k = 0; k < n_texts; k++) {
+            const auto & alphabet = alphabets[random() % alphabets.size()];
+            std::string text;
+            for (size_t i = random() % (k % 50 ? 20 : 120); i > 0; i--) {
+                text.append(random() % 5 ? 1 : 1 + random() % 8, alphabet[random() % alphabet.size()]);
+            }
+            std::vector<size_t> parts;
+            for (size_t left = text.size(); left > 0; left -= parts.back()) {
+                parts.push_back(random() % 3 ? left : 1 + random() % left);
+            }
+            const auto wanted = unicode_regex_split_stl(text, pattern, parts);
+            bool same = unicode_regex_split_general(text, pattern, parts) == wanted;
+            same &= unicode_regex_split_general(std::wstring(text.begin(), text.end()), wide_pattern, parts) == wanted;
+            const auto patience = unicode_regex::patience;
+            unicode_regex::patience = 0;
+            same &= unicode_regex_split_general(text, pattern, parts) == wanted;
+            unicode_regex::patience = patience;
+            n_compared++;
+            n_words += wanted.size();
+            if (!same && n_differ++ < 20) {
+                printf("%s differs for [%s]\n", pattern.c_str(), text.c_str());
+            }
+        }
+    }
 }
 
 double seconds(const llama_model * model, const std::string & text) {
@@ -247,6 +292,7 @@ int main(int argc, char ** argv) {
     }
     const std::string path = "tokenizer_check." + std::to_string(std::chrono::steady_clock::now().time_since_epoch().count()) + ".gguf";
     const auto characters = all_characters();
+    on_large_stack([&] { compare_patterns(50*n_texts); });
     std::set<std::vector<std::string>> seen;
     int  loaded = 0, slow = 0;
     long cases  = 0;
