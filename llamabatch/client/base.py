@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 from llamabatch.engine.hooks import Sink
 from llamabatch.engine.stats import EngineStats
@@ -44,6 +43,8 @@ class Heartbeat:
     last_token_s: float | None
     restarts: int
 
+
+EngineMethod = Literal["save_prefix", "load_prefix", "unload_prefix", "load_adapter", "unload_adapter"]
 
 logger = logging.getLogger(__name__)
 
@@ -100,25 +101,19 @@ class EngineClient(Protocol):
     def adapters(self) -> list[str]:
         """Names of the loaded adapters."""
 
-    def save_prefix(self, token_ids: list[int], path: str) -> bool:
-        """As Engine.save_prefix; `path` is absolute."""
+    def call(self, method: EngineMethod, *arguments: Any) -> Any:
+        """Calls a method of Engine between two steps and returns its answer; paths among the arguments are absolute.
 
-    def load_prefix(self, path: str) -> int:
-        """As Engine.load_prefix, in all engines."""
+        Over several engines, save_prefix ends at the first that still has the cells, and the others run in all of them.
 
-    def unload_prefix(self, path: str) -> None:
-        """As Engine.unload_prefix."""
-
-    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
-        """Loads a LoRA or a control vector. Raises AdapterError, ModelFileError, EngineClosedError."""
-
-    def unload_adapter(self, name: str) -> None:
-        """Frees an adapter. Raises AdapterError if it is not loaded or in use, EngineClosedError."""
+        Raises:
+            As the method of Engine; EngineClosedError: the client was closed, or its engine died.
+        """
 
     def close(self) -> None:
         """Ends all requests with finish_reason "abort" (in a child: "error") and frees everything. May be called twice.
 
-        Not from a sink; nor what else waits for the engine: load_adapter(), unload_adapter().
+        Neither close() nor call() may be used in a sink, as both wait for the engine.
         """
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
-from llamabatch.client.base import EngineClient, Heartbeat, said_only
+from llamabatch.client.base import EngineClient, EngineMethod, Heartbeat, said_only
 from llamabatch.config import EngineConfig
 from llamabatch.engine.hooks import Sink
 from llamabatch.engine.stats import EngineStats
@@ -52,20 +52,8 @@ class PassingClient:
     def adapters(self) -> list[str]:
         return self.behind.adapters
 
-    def save_prefix(self, token_ids: list[int], path: str) -> bool:
-        return self.behind.save_prefix(token_ids, path)
-
-    def load_prefix(self, path: str) -> int:
-        return self.behind.load_prefix(path)
-
-    def unload_prefix(self, path: str) -> None:
-        self.behind.unload_prefix(path)
-
-    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
-        self.behind.load_adapter(name, path)
-
-    def unload_adapter(self, name: str) -> None:
-        self.behind.unload_adapter(name)
+    def call(self, method: EngineMethod, *arguments: Any) -> Any:
+        return self.behind.call(method, *arguments)
 
     def close(self) -> None:
         self.behind.close()

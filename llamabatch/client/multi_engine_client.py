@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any
 
+from llamabatch.client.base import EngineMethod
 from llamabatch.client.router import Router
 from llamabatch.client.thread_client import InThisProcess, ThreadClient
 from llamabatch.engine.engine import Engine, unload_adapter
@@ -36,11 +36,12 @@ class ThreadsClient(InThisProcess, Router):
             raise
         super().__init__(self._clients, self.plan.config.cache_prefix)
 
-    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
-        self._hold(lambda engines: engines[0].load_adapter(name, path))
-
-    def unload_adapter(self, name: str) -> None:
-        self._hold(lambda engines: unload_adapter(engines, name))
+    def call(self, method: EngineMethod, *arguments: Any) -> Any:
+        if method == "load_adapter":
+            return self._hold(lambda engines: engines[0].load_adapter(*arguments))
+        if method == "unload_adapter":
+            return self._hold(lambda engines: unload_adapter(engines, *arguments))
+        return super().call(method, *arguments)
 
     def _hold(self, action: Callable[[list[Engine]], None]) -> None:
         """Has one engine's thread do something with the weights that all share, while the others stand still.

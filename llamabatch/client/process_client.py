@@ -7,10 +7,11 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
-from llamabatch.client.base import Heartbeat
+from llamabatch.client.base import EngineMethod, Heartbeat
 from llamabatch.client.restart_policy import RESTARTS, RestartPolicy
 from llamabatch.client.router import Router
 from llamabatch.client.spawn import WORKER
@@ -23,79 +24,150 @@ from llamabatch.errors import LlamaBatchError
 from llamabatch.gguf.resolve import resolve as resolve_path
 from llamabatch.llama.library import gpu_count
 from llamabatch.llama.model import Model
-from llamabatch.planning.capacity import Plan
 from llamabatch.request.adapters import adapter_path, check_known
 from llamabatch.request.request import Request
 from llamabatch.utils.lifetime import Lifetime
 
-# ----------------------------------------------------------------------------------------------------
-# Adapters of engines in child processes: each loads its own.
-
-
-class ChildAdapters:
-    """All children hold the same. What one of them refuses is taken back in the others."""
-
-    def __init__(self, children: Sequence[Supervisor], config: EngineConfig) -> None:
-        self._children = children
-        self._paths = dict(config.adapters)
-        self._lock = threading.Lock()
-
-    @property
-    def names(self) -> list[str]:
-        return sorted(self._paths)
-
-    def load(self, name: str, path: str | os.PathLike[str]) -> None:
-        """As EngineClient.load_adapter."""
-        absolute = adapter_path(name, path)
-        with self._lock:
-            self._everywhere(("load_adapter", name, absolute), ("unload_adapter", name))
-            self._paths[name] = absolute
-
-    def unload(self, name: str) -> None:
-        """As EngineClient.unload_adapter."""
-        with self._lock:
-            check_known(((name, 1.0),), self._paths)
-            path = self._paths.pop(name)  # from here on no request can ask for it
-            try:
-                self._everywhere(("unload_adapter", name), ("load_adapter", name, path))
-            except LlamaBatchError:
-                self._paths[name] = path
-                raise
-
-    def _everywhere(self, command: tuple[str, ...], undo: tuple[str, ...]) -> None:
-        done: list[Supervisor] = []
-        try:
-            for child in self._children:
-                if child.alive or len(self._children) == 1:  # the only one tells that it is gone
-                    _carry_out(child, command)
-                    done.append(child)
-        except LlamaBatchError:
-            for child in done:
-                with contextlib.suppress(LlamaBatchError):
-                    _carry_out(child, undo)
-            raise
-
-
-def _carry_out(child: Supervisor, command: tuple[str, ...]) -> None:
-    kind, *arguments = command
-    getattr(child, kind)(*arguments)
-
-
 _CLOSE_TIMEOUT_S = 20.0  # a step that is under way may take that long on a slow machine; then it is killed
 
+Instance = tuple[EngineConfig, dict[str, str]]  # of one child: its config, its environment variables
+_Call = tuple[EngineMethod, str] | tuple[EngineMethod, str, str]
 
-class Children:
+
+class _ProcessClient:
+    """An EngineClient over child processes: starts them, waits until all are ready, and ends them together.
+
+    Args:
+        instances: the children, from the resolved config.
+        reach: makes what requests go through from the children: the only supervisor, or a router over them.
+        program: the module that each child runs; it speaks the wire.
+        policy: when a child that died is replaced.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        instances: Callable[[EngineConfig], list[Instance]],
+        reach: Callable[[list[Supervisor], EngineConfig], Supervisor | Router],
+        program: str,
+        policy: RestartPolicy,
+    ) -> None:
+        self.model = Model(resolve_path(config.model), config, vocab_only=True)
+        children = _Children(self.model)
+        try:
+            self.plan = plan(config, self.model.path)
+            for resolved, environment in instances(self.plan.config):
+                children.add(Supervisor(resolved, environment, program, policy))
+            for child in children.list:  # they load at the same time
+                child.wait_until_ready()
+        except BaseException:
+            children.kill()
+            raise
+        self._children = children.list
+        self._adapters = _ChildAdapters(children.list, self.plan.config)
+        self._engine = reach(children.list, self.plan.config)
+        self._lifetime = Lifetime(self, children)
+
+    def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
+        self._engine.submit(requests, sink, stream=stream)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        self._engine.abort(request_ids)
+
+    def stats(self) -> EngineStats:
+        return self._engine.stats()
+
+    def call(self, method: EngineMethod, *arguments: Any) -> Any:
+        if method == "load_adapter":
+            return self._adapters.load(*arguments)
+        if method == "unload_adapter":
+            return self._adapters.unload(*arguments)
+        return self._engine.call(method, *arguments)
+
+    @property
+    def adapters(self) -> list[str]:
+        return self._adapters.names
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the children that run now."""
+        return [child.pid for child in self._children if child.pid is not None]
+
+    @property
+    def heartbeats(self) -> list[Heartbeat]:
+        """One for each child."""
+        return [child.heartbeat for child in self._children]
+
+    def close(self) -> None:
+        self._lifetime.end()
+
+
+class ChildClient(_ProcessClient):
+    """An engine in a child process: what kills llama.cpp does not kill this process, and another takes its place.
+
+    Args:
+        program: the module that the child runs; it speaks the wire.
+        policy: when a child that died is replaced.
+
+    Raises:
+        What Engine raises; EngineError if the child died while it started.
+    """
+
+    def __init__(self, config: EngineConfig, program: str = WORKER, policy: RestartPolicy = RESTARTS) -> None:
+        super().__init__(config, lambda resolved: [(resolved, {})], lambda children, _: children[0], program, policy)
+
+
+class RouterClient(_ProcessClient):
+    """Several engines, each in a child with its share of the cores or a GPU of its own; the least loaded gets the next.
+
+    Args:
+        policy: when a child that died is replaced.
+
+    Raises:
+        What Engine raises; MemoryPlanError if the engines together would not fit.
+    """
+
+    def __init__(self, config: EngineConfig, policy: RestartPolicy = RESTARTS) -> None:
+        super().__init__(config, _instances, _router, WORKER, policy)
+
+
+def _instances(config: EngineConfig) -> list[Instance]:
+    one = replace(config, strategy=config.instance_strategy, instances=1)
+    count, gpus = config.number("instances"), _visible_gpus(one)
+    if not gpus:
+        return [(one, {})] * count
+    # each instance sees one GPU only; untested where there are several
+    one = replace(one, main_gpu=0, tensor_split=None)
+    return [(one, {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]}) for number in range(count)]
+
+
+def _visible_gpus(config: EngineConfig) -> list[str]:
+    """The names of the GPUs to deal out; none where one or no GPU is to be used."""
+    n_gpus = gpu_count()
+    if n_gpus < 2 or config.n_gpu_layers == 0:
+        return []
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return chosen.split(",") if chosen else [str(number) for number in range(n_gpus)]
+
+
+def _router(children: list[Supervisor], config: EngineConfig) -> Router:
+    router = Router(children, config.cache_prefix)
+    for child in children:
+        child.failover = weakref.WeakMethod(router.take_over)
+    return router
+
+
+class _Children:
     """Supervisors, each with its child process, and the parent's vocabulary, ended together: an Endable."""
 
-    def __init__(self, model: Model, policy: RestartPolicy) -> None:
+    def __init__(self, model: Model) -> None:
         self.list: list[Supervisor] = []
         self._model = model
-        self._policy = policy
 
-    def start(self, config: EngineConfig, environment: dict[str, str], program: str = WORKER) -> None:
-        """One more; the arguments are those of Supervisor."""
-        self.list.append(Supervisor(config, environment, program, self._policy))
-        self.list[-1].start()  # in the list, so that an interrupt does not leave it behind
+    def add(self, child: Supervisor) -> None:
+        """Starts it, and ends it with the others."""
+        self.list.append(child)  # before its start, so that an interrupt does not leave it behind
+        child.start()
 
     def drop(self) -> None:
         for child in self.list:
@@ -113,7 +185,7 @@ class Children:
             self.kill()
 
     def kill(self) -> None:
-        """Does not wait, for children that are still loading."""
+        """Ends children at once, also those that are still loading."""
         for child in self.list:
             child.drop()
         for child in self.list:
@@ -125,122 +197,47 @@ class Children:
         return all(child.ended for child in self.list)
 
 
-class _InChildren:
-    """What both kinds have in common. `_take` comes when all children are ready."""
-
-    _children: list[Supervisor]
-    plan: Plan
-
-    def _take(self, children: Children) -> None:
-        self._children = children.list
-        self._adapters = ChildAdapters(children.list, self.plan.config)
-        self._lifetime = Lifetime(self, children)
-
-    @property
-    def adapters(self) -> list[str]:
-        return self._adapters.names
-
-    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
-        self._adapters.load(name, path)
-
-    def unload_adapter(self, name: str) -> None:
-        self._adapters.unload(name)
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the children that are there now."""
-        return [child.pid for child in self._children if child.pid is not None]
-
-    @property
-    def heartbeats(self) -> list[Heartbeat]:
-        """How each child is."""
-        return [child.heartbeat for child in self._children]
-
-    def close(self) -> None:
-        self._lifetime.end()
-
-
-class ChildClient(_InChildren):
-    """An engine in a child process: what kills llama.cpp does not kill this process, and another takes its place.
-
-    Args:
-        program: the module that the child runs; it speaks the wire.
-        policy: when a child that died is replaced.
-
-    Raises:
-        What Engine raises; EngineError if the child died while it started.
+class _ChildAdapters:
+    """Adapters of engines in child processes. Each child loads its own, and all hold the same: what one of them refuses
+    is undone in the others.
     """
 
-    def __init__(self, config: EngineConfig, program: str = WORKER, policy: RestartPolicy = RESTARTS) -> None:
-        self.model = Model(resolve_path(config.model), config, vocab_only=True)
-        children = Children(self.model, policy)
+    def __init__(self, children: list[Supervisor], config: EngineConfig) -> None:
+        self._children = children
+        self._paths = dict(config.adapters)
+        self._lock = threading.Lock()
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._paths)
+
+    def load(self, name: str, path: str | os.PathLike[str]) -> None:
+        """As Engine.load_adapter, in all children."""
+        absolute = adapter_path(name, path)
+        with self._lock:
+            self._call_all(("load_adapter", name, absolute), undo=("unload_adapter", name))
+            self._paths[name] = absolute
+
+    def unload(self, name: str) -> None:
+        """As Engine.unload_adapter, in all children."""
+        with self._lock:
+            check_known(((name, 1.0),), self._paths)
+            path = self._paths.pop(name)  # from here on no request can ask for it
+            try:
+                self._call_all(("unload_adapter", name), undo=("load_adapter", name, path))
+            except LlamaBatchError:
+                self._paths[name] = path
+                raise
+
+    def _call_all(self, call: _Call, undo: _Call) -> None:
+        done: list[Supervisor] = []
         try:
-            self.plan = plan(config, self.model.path)
-            children.start(self.plan.config, {}, program)
-            [self._child] = children.list
-            self._child.wait_until_ready()
-        except BaseException:
-            children.kill()
+            for child in self._children:
+                if child.alive or len(self._children) == 1:  # the only one raises that it is gone
+                    child.call(*call)
+                    done.append(child)
+        except LlamaBatchError:
+            for child in done:
+                with contextlib.suppress(LlamaBatchError):
+                    child.call(*undo)
             raise
-        self._take(children)
-
-    def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
-        self._child.submit(requests, sink, stream=stream)
-
-    def abort(self, request_ids: Iterable[str]) -> None:
-        self._child.abort(request_ids)
-
-    def stats(self) -> EngineStats:
-        return self._child.stats()
-
-    def save_prefix(self, token_ids: list[int], path: str) -> bool:
-        return self._child.save_prefix(token_ids, path)
-
-    def load_prefix(self, path: str) -> int:
-        return self._child.load_prefix(path)
-
-    def unload_prefix(self, path: str) -> None:
-        self._child.unload_prefix(path)
-
-
-class RouterClient(_InChildren, Router):
-    """Several engines, each in a child with its share of the cores or a GPU of its own; the least loaded gets the next.
-
-    Args:
-        policy: when a child that died is replaced.
-
-    Raises:
-        What Engine raises; MemoryPlanError if the engines together would not fit.
-    """
-
-    def __init__(self, config: EngineConfig, policy: RestartPolicy = RESTARTS) -> None:
-        self.model = Model(resolve_path(config.model), config, vocab_only=True)
-        children = Children(self.model, policy)
-        try:
-            self.plan = plan(config, self.model.path)
-            one = replace(self.plan.config, strategy=config.instance_strategy, instances=1)
-            gpus = _visible_gpus(one)
-            for number in range(self.plan.config.number("instances")):
-                if gpus:  # each instance sees one GPU only; untested where there are several
-                    environment = {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]}
-                    children.start(replace(one, main_gpu=0, tensor_split=None), environment)
-                else:
-                    children.start(one, {})
-            for child in children.list:  # they load side by side
-                child.wait_until_ready()
-        except BaseException:
-            children.kill()
-            raise
-        super().__init__(children.list, self.plan.config.cache_prefix)
-        for child in children.list:
-            child.failover = weakref.WeakMethod(self.inherit)
-        self._take(children)
-
-
-def _visible_gpus(config: EngineConfig) -> list[str]:
-    """The names of the GPUs to deal out; none where one or no GPU is to be used."""
-    n_gpus = gpu_count()
-    if n_gpus < 2 or config.n_gpu_layers == 0:
-        return []
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return chosen.split(",") if chosen else [str(number) for number in range(n_gpus)]

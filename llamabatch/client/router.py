@@ -6,9 +6,9 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from llamabatch.client.base import failure, said_only, tell_end
+from llamabatch.client.base import EngineMethod, failure, said_only, tell_end
 from llamabatch.engine.hooks import Sink
 from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import EngineClosedError, LlamaBatchError, describe
@@ -76,11 +76,7 @@ class Member(Protocol):
 
     def stats(self) -> EngineStats: ...
 
-    def save_prefix(self, token_ids: list[int], path: str) -> bool: ...
-
-    def load_prefix(self, path: str) -> int: ...
-
-    def unload_prefix(self, path: str) -> None: ...
+    def call(self, method: EngineMethod, *arguments: Any) -> Any: ...
 
 
 class Router:
@@ -133,7 +129,7 @@ class Router:
                 try:
                     self._members[number].submit(share, tell, stream=stream)
                 except EngineClosedError as error:  # it died a moment ago
-                    self.inherit(share, sink, stream, str(error))
+                    self.take_over(share, sink, stream, str(error))
                 except Exception as error:  # the other shares go on
                     for request in share:
                         tell_end(tell, failure(request, describe(error)))
@@ -143,8 +139,8 @@ class Router:
             self._account([failure(r, "interrupted") for r in requests if r.request_id not in sent])
             raise
 
-    def inherit(self, requests: list[Request], sink: Sink, stream: bool, reason: str) -> None:
-        """Those that one had not begun which is gone for this reason go to the others."""
+    def take_over(self, requests: list[Request], sink: Sink, stream: bool, reason: str) -> None:
+        """Sends requests that never started in an engine that is gone, for this reason, to the others."""
         ids = {request.request_id for request in requests}
         with self._lock:
             self._moving |= ids
@@ -183,15 +179,11 @@ class Router:
         alive = (told for told, member in zip(self._told, self._members, strict=True) if member.alive)
         return sum((*dead, *alive), EngineStats())
 
-    def save_prefix(self, token_ids: list[int], path: str) -> bool:
-        return any(self._members[number].save_prefix(token_ids, path) for number in self._alive())
-
-    def load_prefix(self, path: str) -> int:
-        return max(self._members[number].load_prefix(path) for number in self._alive())
-
-    def unload_prefix(self, path: str) -> None:
-        for number in self._alive():
-            self._members[number].unload_prefix(path)
+    def call(self, method: EngineMethod, *arguments: Any) -> Any:
+        answers = (self._members[number].call(method, *arguments) for number in self._alive())
+        if method == "save_prefix":
+            return any(answers)  # asks no further once one has saved it
+        return list(answers)[-1]  # equal in all engines
 
     def _alive(self) -> list[int]:
         alive = [number for number, member in enumerate(self._members) if member.alive]

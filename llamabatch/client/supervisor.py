@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from llamabatch.client.base import Heartbeat, in_a_sink, tell
+from llamabatch.client.base import EngineMethod, Heartbeat, in_a_sink, tell
 from llamabatch.client.crash_triage import TrackedRequest
 from llamabatch.client.in_flight import InFlight
 from llamabatch.client.restart_policy import RESTARTS, RestartPolicy, Restarts, Silence
@@ -198,23 +198,8 @@ class Supervisor:
             waiting = counted.waiting + self._in_flight.n_unsent
             return replace(counted, waiting=waiting, restarts=self._restarts.total)
 
-    def save_prefix(self, token_ids: list[int], path: str) -> bool:
-        return bool(self.ask("save_prefix", token_ids, path))
-
-    def load_prefix(self, path: str) -> int:
-        return int(self.ask("load_prefix", path))
-
-    def unload_prefix(self, path: str) -> None:
-        self.ask("unload_prefix", path)
-
-    def load_adapter(self, name: str, path: str) -> None:
-        self.ask("load_adapter", name, path)
-
-    def unload_adapter(self, name: str) -> None:
-        self.ask("unload_adapter", name)
-
-    def ask(self, kind: str, *arguments: Any) -> Any:
-        """Sends a message that has an answer to the child, or to the next one, and waits for it.
+    def call(self, method: EngineMethod, *arguments: Any) -> Any:
+        """Sends a call to the child, or to the next one, and waits for its answer.
 
         Raises:
             What the child refuses it with; EngineError if the child ended before it answered; EngineClosedError if
@@ -228,13 +213,13 @@ class Supervisor:
             child = self._child
         assert child is not None
         try:
-            answer = child.ask(kind, *arguments).result()
+            answer = child.ask(method, *arguments).result()
         except EngineClosedError as error:
             if not self._outlives(child):
                 raise
-            raise EngineError(f"{kind}: {error}") from error
+            raise EngineError(f"{method}: {error}") from error
         with self._lock:
-            self._loaded.note(kind, *arguments)
+            self._loaded.note(method, *arguments)
         return answer
 
     def ask_to_end(self) -> None:

@@ -7,7 +7,6 @@ answered with those that still wait.
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import threading
 import time
@@ -21,6 +20,7 @@ from llamabatch.client.base import (
     _CLOSED,
     _TRIES,
     _UNTIDY,
+    EngineMethod,
     Heartbeat,
     failure,
     logger,
@@ -194,22 +194,8 @@ class ThreadClient(InThisProcess):
         stats, waiting = self._engine.stats(), self._mailbox.n_waiting
         return replace(stats, waiting=stats.waiting + waiting) if waiting else stats
 
-    def save_prefix(self, token_ids: list[int], path: str) -> bool:
-        saved: bool = self.ask(lambda engine: engine.save_prefix(token_ids, path)).result()
-        return saved
-
-    def load_prefix(self, path: str) -> int:
-        n_tokens: int = self.ask(lambda engine: engine.load_prefix(path)).result()
-        return n_tokens
-
-    def unload_prefix(self, path: str) -> None:
-        self.ask(lambda engine: engine.unload_prefix(path)).result()
-
-    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
-        self.ask(lambda engine: engine.load_adapter(name, path)).result()
-
-    def unload_adapter(self, name: str) -> None:
-        self.ask(lambda engine: engine.unload_adapter(name)).result()
+    def call(self, method: EngineMethod, *arguments: Any) -> Any:
+        return self.ask(lambda engine: getattr(engine, method)(*arguments)).result()
 
     def ask(self, question: Callable[[Engine], Any]) -> Future[Any]:
         """Has the engine's thread call this between two steps. Raises EngineClosedError."""

@@ -8,9 +8,9 @@ import os
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, cast, get_args
 
-from llamabatch.client.base import EngineClient
+from llamabatch.client.base import EngineClient, EngineMethod
 from llamabatch.client.connect import connect_here
 from llamabatch.client.parent_link import ParentLink
 from llamabatch.client.wire import pack_output, unpack_config, unpack_request
@@ -128,7 +128,7 @@ def tell_all(parent: ParentLink, outputs: list[SequenceOutput]) -> None:
     parent.send("outputs", [pack_output(output) for output in outputs])
 
 
-_QUESTIONS = ("load_adapter", "unload_adapter", "save_prefix", "load_prefix", "unload_prefix")
+_CALLS = get_args(EngineMethod)
 
 
 def _answer(
@@ -139,8 +139,8 @@ def _answer(
         answer: Any = None
         if kind == "stats":
             heart.tell_stats()
-        elif kind in _QUESTIONS:
-            answer = getattr(client, kind)(*arguments)
+        elif kind in _CALLS:
+            answer = client.call(cast(EngineMethod, kind), *arguments)
         parent.send("answer", number, answer)
     except EngineClosedError:
         return False

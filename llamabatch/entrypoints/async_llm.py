@@ -229,7 +229,7 @@ class AsyncLLM:
         for _ in range(TRIES):
             [output] = await self.generate(prompt, ONE_TOKEN)
             token_ids = tokens_to_save(output)
-            if await self._on_thread(partial(client.save_prefix, token_ids, absolute)):
+            if await self._on_thread(partial(client.call, "save_prefix", token_ids, absolute)):
                 return len(token_ids)
         raise EngineError(CROWDED)
 
@@ -237,24 +237,25 @@ class AsyncLLM:
         """As LLM.load_prefix."""
         absolute = paths.absolute(path)
         client = await self._client()
-        return await self._on_thread(lambda: client.load_prefix(absolute))
+        n_tokens: int = await self._on_thread(partial(client.call, "load_prefix", absolute))
+        return n_tokens
 
     async def unload_prefix(self, path: str | os.PathLike[str]) -> None:
         """As LLM.unload_prefix."""
         absolute = paths.absolute(path)
         client = await self._client()
-        await self._on_thread(lambda: client.unload_prefix(absolute))
+        await self._on_thread(partial(client.call, "unload_prefix", absolute))
 
     async def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
         """As LLM.load_adapter."""
         absolute = adapter_path(name, path)
         client = await self._client()
-        await self._on_thread(lambda: client.load_adapter(name, absolute))
+        await self._on_thread(partial(client.call, "load_adapter", name, absolute))
 
     async def unload_adapter(self, name: str) -> None:
         """As LLM.unload_adapter."""
         client = await self._client()
-        await self._on_thread(lambda: client.unload_adapter(name))
+        await self._on_thread(partial(client.call, "unload_adapter", name))
 
     async def aclose(self) -> None:
         """Ends what runs with finish_reason "abort" and frees the model. May be called twice."""

@@ -368,7 +368,7 @@ class LLM(SavedPrefixes, Monitored):
             ModelFileError: the file is missing, damaged, or for another model.
             EngineClosedError: after close().
         """
-        self._client.load_adapter(name, adapter_path(name, path))
+        self._client.call("load_adapter", name, adapter_path(name, path))
 
     def unload_adapter(self, name: str) -> None:
         """Frees an adapter.
@@ -377,7 +377,7 @@ class LLM(SavedPrefixes, Monitored):
             AdapterError: it is not loaded, or a request in flight uses it.
             EngineClosedError: after close().
         """
-        self._client.unload_adapter(name)
+        self._client.call("unload_adapter", name)
 
     def close(self) -> None:
         """Ends what runs and frees the model. May be called twice; a forgotten LLM is closed when it is collected."""

@@ -134,7 +134,7 @@ class SavedPrefixes(ABC):
         for _ in range(TRIES):
             [output] = self.generate(prompt, ONE_TOKEN)
             token_ids = tokens_to_save(output)
-            if self._client.save_prefix(token_ids, target):
+            if self._client.call("save_prefix", token_ids, target):
                 return len(token_ids)
         raise EngineError(CROWDED)
 
@@ -146,8 +146,9 @@ class SavedPrefixes(ABC):
             InputError: the file is damaged, or was saved with another model, llama.cpp or kind of KV cache.
             ConfigError: the model's state cannot be shared.
         """
-        return self._client.load_prefix(absolute(path))
+        n_tokens: int = self._client.call("load_prefix", absolute(path))
+        return n_tokens
 
     def unload_prefix(self, path: str | os.PathLike[str]) -> None:
         """Frees a loaded prefix. Raises InputError if it is not loaded."""
-        self._client.unload_prefix(absolute(path))
+        self._client.call("unload_prefix", absolute(path))

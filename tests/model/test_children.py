@@ -111,7 +111,7 @@ def test_the_router_shares_the_load_and_outlives_a_child(greedy):
     wanted = [o.text for o in llm.chat(conversations, greedy)]
     rows = [child.stats().decode_rows for child in client._children]
     assert min(rows) > 0.25 * max(rows), "one child did nearly all of the work"
-    assert client._loads == [0, 0]
+    assert client._engine._loads == [0, 0]
     killed, other = client.pids
     os.kill(killed, signal.SIGKILL)
     assert [o.text for o in llm.chat(conversations, greedy)] == wanted

@@ -207,7 +207,7 @@ def test_the_limit_of_restarts_ends_everything(world):
     child.die("SIGILL")
     assert "4 times in a row without a result, at last with while it started: SIGILL" in world.end_of("a").error
     until(lambda: not world.supervisor.alive)
-    for call in (lambda: world.submit("b"), lambda: world.supervisor.ask("load_prefix", "x")):
+    for call in (lambda: world.submit("b"), lambda: world.supervisor.call("load_prefix", "x")):
         with pytest.raises(EngineClosedError, match="4 times in a row"):
             call()
     assert world.supervisor.stats().restarts == 3  # monitors go on: it is not closed
@@ -233,7 +233,7 @@ def test_what_was_loaded_goes_before_what_is_asked():
 
     def ask():
         for kind, *arguments in (("load_adapter", "a", "a.gguf"), ("load_prefix", "p"), ("unload_adapter", "first")):
-            answers.put(world.supervisor.ask(kind, *arguments))
+            answers.put(world.supervisor.call(kind, *arguments))
 
     threading.Thread(target=ask).start()
     for _ in range(3):
@@ -256,7 +256,7 @@ def test_a_refusal_is_its_askers_and_nothing_is_loaded_again(world):
 
     def ask():
         with pytest.raises(AdapterError):
-            world.supervisor.load_adapter("a", "a.gguf")
+            world.supervisor.call("load_adapter", "a", "a.gguf")
         raised.put(True)
 
     threading.Thread(target=ask).start()
@@ -383,7 +383,7 @@ def test_what_no_child_had_begun_goes_to_another_instance():
     gone, living = (world.supervisor for world in worlds)
     first, second = (world.child() for world in worlds)
     router = Router([gone, living])
-    gone.failover = weakref.WeakMethod(router.inherit)
+    gone.failover = weakref.WeakMethod(router.take_over)
     told = queue.SimpleQueue()
     requests = [Request(str(number), (1,)) for number in range(6)]
     router.submit(requests, told.put, stream=True)
@@ -424,13 +424,13 @@ def test_an_abort_reaches_a_request_that_is_moving():
 
     member = Member()
     router = Router([member])
-    router.inherit([Request("a", (1,))], print, False, "why")
+    router.take_over([Request("a", (1,))], print, False, "why")
     assert member.aborted == ("a",)
     assert not router._moving
     assert not router._taken_back
     member.alive = False
     told = []
-    router.inherit([Request("b", (1,))], told.extend, False, "why")
+    router.take_over([Request("b", (1,))], told.extend, False, "why")
     assert told[0].finished.error == "why"
 
 
@@ -477,7 +477,7 @@ def test_a_question_brings_another_child_too():
     world = given_up()
     until(lambda: world.supervisor.alive)
     answers = queue.SimpleQueue()
-    threading.Thread(target=lambda: answers.put(world.supervisor.ask("load_prefix", "p"))).start()
+    threading.Thread(target=lambda: answers.put(world.supervisor.call("load_prefix", "p"))).start()
     child = world.child()
     [(_, answer)] = child.got("load_prefix")
     answer.set_result(7)
