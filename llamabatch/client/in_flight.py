@@ -20,7 +20,7 @@ from llamabatch.engine.hooks import Failover, Sink
 from llamabatch.errors import InputError, describe
 from llamabatch.request.outputs import FinishReason, SequenceOutput
 from llamabatch.request.request import Request
-from llamabatch.scheduler.deadlines import lateness
+from llamabatch.scheduler.deadlines import deadline_message
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ class InFlight:
         with self._lock:
             late = self._ledger.late(now)
         for ticket in late:
-            self._end([ticket], _ERROR, lateness(ticket.request, now, "while no engine process had it"))
+            self._end([ticket], _ERROR, deadline_message(ticket.request, now, "while no engine process had it"))
 
     def child_died(self, how: str, from_outside: bool) -> None:
         """All that it had waits for the next one; a request that has killed too many ends."""

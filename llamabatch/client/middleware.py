@@ -11,11 +11,10 @@ from typing import Any
 from llamabatch.client.base import EngineClient, EngineMethod, Heartbeat, said_only
 from llamabatch.config import EngineConfig
 from llamabatch.engine.hooks import Sink
-from llamabatch.engine.stats import EngineStats
+from llamabatch.engine.stats import EngineStats, RequestCounts
 from llamabatch.errors import QueueFull
 from llamabatch.request.outputs import SequenceOutput
 from llamabatch.request.request import Request
-from llamabatch.scheduler.counters import RequestCounts
 from llamabatch.scheduler.policies import policy
 from llamabatch.utils.lifetime import ForkGuard
 

@@ -16,7 +16,7 @@ from llamabatch.engine.parallel_sampling import ParallelSampling
 from llamabatch.engine.pending_grammars import PendingGrammars
 from llamabatch.engine.prefix_file import PrefixFile
 from llamabatch.engine.resolve_config import plan
-from llamabatch.engine.stats import EngineStats
+from llamabatch.engine.stats import EngineStats, RequestCounts
 from llamabatch.engine.validation import check_overflow, check_params, check_prompt, fitted
 from llamabatch.errors import AdapterError, ConfigError, EngineClosedError, EngineError, InputError, describe
 from llamabatch.gguf.resolve import resolve as resolve_path
@@ -31,7 +31,6 @@ from llamabatch.request.request import Request
 from llamabatch.request.sequence import Sequence
 from llamabatch.sampling import native
 from llamabatch.sampling.prepared_params import PreparedParamsCache
-from llamabatch.scheduler.counters import RequestCounts
 from llamabatch.scheduler.ngram_proposer import NgramProposer
 from llamabatch.scheduler.output import Limits
 from llamabatch.scheduler.policies import policy
@@ -97,7 +96,7 @@ class Engine:
             speculation=self._speculation,
             preempt=self.config.preempt,
             max_wait_s=self.config.max_wait_ms / 1000,
-            on_enter=None if watch is None else self._note,
+            on_admit=None if watch is None else self._note,
         )
         self._watch = watch
         self._admitted: list[str] = []  # whom nobody has been told of; stays empty where nobody watches
@@ -256,22 +255,13 @@ class Engine:
         May be called from any thread, also while a step is under way: then some of it is counted already.
         """
         scheduler = self._scheduler
-        return EngineStats(
-            running=len(scheduler.running),
-            waiting=scheduler.num_waiting + len(self._unready) + len(self._embeddings),
-            free_slots=scheduler.num_free_slots,
-            preemptions=scheduler.num_preemptions,
-            missed_deadlines=scheduler.deadlines.num_missed + self._unready.num_missed,
-            shared_tokens=scheduler.sharing.num_shared_tokens,
-            prefix_hits=scheduler.sharing.num_prefix_hits,
-            prefix_tokens=scheduler.sharing.num_prefix_tokens,
+        return EngineStats(**scheduler.stats()) + EngineStats(
+            waiting=len(self._unready) + len(self._embeddings),
+            missed_deadlines=self._unready.num_missed,
             kv_cells=scheduler.limits.n_cells or scheduler.most_slots * self.config.number("n_ctx"),
-            kv_cells_used=sum(sequence.num_cells for sequence in list(scheduler.running)),
-            **scheduler.tallies.figures(),
             **self._counts.figures(),
             **vars(self._runner.counts),
             **vars(self._embeddings.counts),
-            **(vars(self._speculation.counts) if self._speculation is not None else {}),
         )
 
     def save_prefix(self, token_ids: abc.Sequence[int], path: str) -> bool:
@@ -285,7 +275,7 @@ class Engine:
         path = absolute(path)
         if not self._scheduler.limits.keeps_prefixes:
             raise ConfigError("no prefix can be saved: cache_prefix is False, or the model's state cannot be cut")
-        slot = self._scheduler.sharing.cells.slot_of(token_ids)
+        slot = self._scheduler.cached_slot(token_ids)
         state = self._runner.state(slot) if slot is not None else None
         if state is None:
             return False
@@ -316,17 +306,13 @@ class Engine:
             kv_state.check(self.model, self.config, prefix.token_ids, prefix.state)
         except InputError as error:
             raise InputError(f"the prefix file {path} is refused: {error}") from error
-        self._runner.loaded[path] = prefix.state
-        self._scheduler.sharing.loaded[path] = list(prefix.token_ids)
+        self._scheduler.load_prefix(path, prefix.token_ids, prefix.state)
         return len(prefix.token_ids)
 
     def unload_prefix(self, path: str) -> None:
         """Frees a loaded prefix. Raises InputError if it is not loaded."""
         self._check_open()
-        path = absolute(path)
-        if self._runner.loaded.pop(path, None) is None:
-            raise InputError(f"no prefix of {path} is loaded")
-        del self._scheduler.sharing.loaded[path]
+        self._scheduler.unload_prefix(absolute(path))
 
     def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
         """Loads a LoRA or a control vector for later requests.
@@ -346,7 +332,7 @@ class Engine:
     def uses_adapter(self, name: str) -> bool:
         """Does any request in flight?"""
         unready = any(name == used for s in self._unready.sequences for used, _ in s.request.adapters)
-        return unready or self._embeddings.uses_adapter(name) or self._scheduler.adapters.uses(name)
+        return unready or self._embeddings.uses_adapter(name) or self._scheduler.uses_adapter(name)
 
     def forget_adapter(self, name: str) -> None:
         """Takes it off the context, so that it can be freed."""
@@ -421,5 +407,5 @@ def speculation(config: EngineConfig, limits: Limits, model: Model, draft: Model
     """What guesses tokens in this engine, which then owns the draft model; None if nothing does."""
     if config.speculate == "off":
         return None
-    drafter: Proposer = NgramProposer() if draft is None else DraftModelProposer(draft, model, config, limits.n_slots)
-    return SpecDecoder(drafter, limits, config.n_draft, config.number("n_ctx"), config.speculate_always)
+    proposer: Proposer = NgramProposer() if draft is None else DraftModelProposer(draft, model, config, limits.n_slots)
+    return SpecDecoder(proposer, limits, config.n_draft, config.number("n_ctx"), config.speculate_always)

@@ -10,7 +10,7 @@ from typing import Any
 from llamabatch.errors import describe
 from llamabatch.request.outputs import SequenceOutput
 from llamabatch.request.sequence import Sequence
-from llamabatch.scheduler.deadlines import complaint
+from llamabatch.scheduler.deadlines import sequence_deadline_message
 
 Enter = Callable[[Sequence, Any], None]
 
@@ -65,7 +65,7 @@ class PendingGrammars:
             if future not in done:
                 if sequence.request.is_late(now):
                     self.num_missed += 1
-                    failed.append(self.abort(request_id, complaint(sequence, now)))
+                    failed.append(self.abort(request_id, sequence_deadline_message(sequence, now)))
                 continue
             try:  # whatever it is, it is this request's error
                 self._enter(sequence, future.result())

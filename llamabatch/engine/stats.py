@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llamabatch.utils.histogram import Histogram
+from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutput
+from llamabatch.utils.histogram import Histogram, Tally
 
 _GAUGES = ("running", "waiting", "free_slots", "kv_cells", "kv_cells_used", "speculating")
 _HISTOGRAMS = ("queue_s", "ttft_s", "inter_token_s", "e2e_s")
@@ -154,6 +155,44 @@ class EngineStats:
     def from_wire(cls, packed: Mapping[str, Any]) -> EngineStats:
         """The other side of to_wire."""
         return cls(**{**packed, **{name: Histogram.from_wire(packed[name]) for name in _HISTOGRAMS}})
+
+
+class RequestCounts:
+    """Requests taken in, and how they ended; the attributes are those of EngineStats."""
+
+    def __init__(self) -> None:
+        self.submitted = 0
+        self.finished_stop = 0
+        self.finished_length = 0
+        self.errors = 0
+        self.aborted = 0
+        self._e2e = Tally()
+
+    def note(self, outputs: Iterable[SequenceOutput]) -> None:
+        """Counts the requests that end with one of these outputs."""
+        for output in outputs:
+            if output.finished is not None:
+                self._count_end(output.finished)
+
+    def _count_end(self, output: RequestOutput) -> None:
+        """Of several continuations the first decides, unless one failed."""
+        reason = output.finish_reason
+        if output.error is not None or reason is FinishReason.ERROR:
+            self.errors += 1
+            return
+        if reason is FinishReason.ABORT:
+            self.aborted += 1
+            return
+        if reason is FinishReason.STOP:
+            self.finished_stop += 1
+        else:
+            self.finished_length += 1
+        self._e2e.add(output.timings.total_s)
+
+    def figures(self) -> dict[str, Any]:
+        """Fields of EngineStats."""
+        counts = {name: value for name, value in vars(self).items() if name != "_e2e"}
+        return {**counts, "e2e_s": self._e2e.histogram()}
 
 
 def percentile(values: Iterable[float], percent: float) -> float | None:

@@ -72,7 +72,6 @@ class ModelRunner:
         self.counts = RunnerCounts()
         self._n_ubatch = config.number("n_ubatch")
         self._config = config
-        self.loaded: dict[str, bytes] = {}  # path of a prefix file -> its state
         self._unflushed = False  # llama.cpp copies between slots, and moves positions, when it decodes next
         self._unfilled: set[int] = set()  # slots that should hold a saved prefix, and do not
         self._growth: _Growth | None = None
@@ -165,8 +164,8 @@ class ModelRunner:
             self._context.decode(self._batch.fill_rows([0], [0], [restore.slot]))
             self._context.clear(restore.slot)
             self._unflushed = False
-        if not self._context.restore(restore.slot, self.loaded[restore.path], restore.count):
-            logger.warning("llama.cpp refuses the saved prefix %s", restore.path)
+        if not self._context.restore(restore.slot, restore.prefix.state, restore.count):
+            logger.warning("llama.cpp refuses the saved prefix %s", restore.prefix.path)
             self._context.clear(restore.slot)
             self._unfilled.add(restore.slot)
         else:
@@ -389,7 +388,6 @@ class NoRunner:
 
     def __init__(self) -> None:
         self.counts = RunnerCounts()
-        self.loaded: dict[str, bytes] = {}
 
     def close(self) -> None:
         pass

@@ -59,7 +59,7 @@ class PrefillPacer:
         self._joined = self.is_long or (beside and self._aside % STEPS_WITH != 0 and self._rows_are_cheap())
         return self._joined
 
-    def took(self, seconds: float) -> None:
+    def observe(self, seconds: float) -> None:
         """How long this step took, where background sequences run beside others and nobody computed prompt tokens."""
         (self._with if self._joined else self._without).append(seconds)
 

@@ -43,14 +43,14 @@ class Deadlines:
         return late
 
 
-def complaint(sequence: Sequence, now: float) -> str:
+def sequence_deadline_message(sequence: Sequence, now: float) -> str:
     """What the output of a late one says."""
     n = sequence.num_output
     where = f"with {counted(n, 'token')} generated" if sequence.was_admitted else "while it waited for a slot"
-    return lateness(sequence.request, now, where)
+    return deadline_message(sequence.request, now, where)
 
 
-def lateness(request: Request, now: float, where: str) -> str:
+def deadline_message(request: Request, now: float, where: str) -> str:
     """The same, for whoever has no sequence of it."""
     after = now - request.arrival_s
     return f"DeadlineExceeded: deadline_s is {request.params.deadline_s}; it was ended after {after:.3f} s, {where}"

@@ -106,7 +106,7 @@ class KVCacheManager:
 
     def __init__(self, n_slots: int, limits: Limits) -> None:
         self.slots = SlotPool(n_slots)
-        self.kept: dict[int, CachedPrefix] = {}
+        self.cached: dict[int, CachedPrefix] = {}
         self._is_unified = limits.is_unified
         self._keeps = limits.keeps_prefixes and limits.can_share
         self._uses = 0
@@ -117,23 +117,23 @@ class KVCacheManager:
     def grow(self, n_slots: int, carried: Set[int]) -> None:
         """A larger context has taken over the cells of the slots `carried`; what others keep is lost."""
         self.slots.grow(n_slots)
-        for slot in self.kept.keys() - carried:
-            self.drop(slot)
+        for slot in self.cached.keys() - carried:
+            self.evict(slot)
 
     @property
-    def n_kept(self) -> int:
+    def n_cached_cells(self) -> int:
         """Cells that finished sequences hold."""
-        return sum(kept.count for kept in self.kept.values())
+        return sum(kept.count for kept in self.cached.values())
 
     def best(self, sequence: Sequence) -> tuple[int, int] | None:
         """The slot of a finished sequence that saves the most work, and how many tokens; None: nobody's does."""
         most = sequence.most_shared
-        if not self.kept or most < MIN_SHARED:
+        if not self.cached or most < MIN_SHARED:
             return None
         known, key = sequence.token_ids, share_key(sequence.request)
         head = known[:MIN_SHARED]
         best: tuple[int, int, int] | None = None
-        for slot, kept in self.kept.items():
+        for slot, kept in self.cached.items():
             if kept.key != key or kept.token_ids[:MIN_SHARED] != head:
                 continue
             shared = min(common_length(known, kept.token_ids), kept.count, most)
@@ -145,7 +145,7 @@ class KVCacheManager:
     def slot_of(self, token_ids: abc.Sequence[int]) -> int | None:
         """The slot that keeps exactly these tokens, computed without adapters."""
         wanted = list(token_ids)
-        for slot, kept in self.kept.items():
+        for slot, kept in self.cached.items():
             if kept.count == len(wanted) and not kept.key and list(kept.token_ids[: kept.count]) == wanted:
                 return slot
         return None
@@ -171,7 +171,7 @@ class KVCacheManager:
         if beside is not None:
             distance = (lambda slot: min(abs(slot - one) for one in beside)) if beside else (lambda slot: -slot)
             return self.lease_this(min(self.slots.free, key=distance), spared)
-        if not self.kept:
+        if not self.cached:
             return self.slots.lease(top=top)
         # a unified cache takes any ids into a pass
         leased = () if self._is_unified else self.slots.leased if own is None else tuple(own)
@@ -184,31 +184,31 @@ class KVCacheManager:
 
     def lease_this(self, slot: int, spared: int | None = None) -> int:
         """A free slot; what is kept there moves to where less is kept, if it is worth that, or is lost."""
-        kept = self.kept.get(slot)
+        kept = self.cached.get(slot)
         if kept is not None and self.expected_saving(slot) >= COPY_IN_TOKENS:
             value, leased = self.value(slot), self.slots.leased
             others = [s for s in self.slots.free if s not in (slot, spared) and self.value(s) < value]
             if others:  # best of all an empty one outside the range of those that are leased
                 high = max(leased, default=-1)
                 target = min(others, key=lambda other: (self.value(other), other < high, other))
-                self.drop(target)
+                self.evict(target)
                 self.copy(slot, target, kept.count)
-                self.kept[target] = kept
-        self.drop(slot)
+                self.cached[target] = kept
+        self.evict(slot)
         return self.slots.lease(slot)
 
     def lease_prefix(self, slot: int, count: int, *, own: Iterable[int] | None = None, top: bool = False) -> int:
         """A slot that begins with `count` tokens of what free slot `slot` keeps: that slot itself, unless others may
         want the rest of it and a slot with less is free. `own` and `top` are those of lease."""
-        kept = self.kept[slot]
+        kept = self.cached[slot]
         self._uses += 1
         self._n_used_again += 1
-        self.kept[slot] = replace(kept, used=self._uses)
+        self.cached[slot] = replace(kept, used=self._uses)
         if kept.count - count >= MIN_SHARED and any(self.value(s) < self.value(slot) for s in self.slots.free):
             target = self.lease(own=own, top=top, spared=slot)
             self.copy(slot, target, count)
             return target
-        del self.kept[slot]
+        del self.cached[slot]
         if count < kept.count:
             self._cuts[slot] = count
         return self.slots.lease(slot)
@@ -228,40 +228,40 @@ class KVCacheManager:
         self._n_kept_ever += 1
         if self._n_kept_ever > _REMEMBERED:
             self._n_used_again, self._n_kept_ever = (self._n_used_again + 1) // 2, self._n_kept_ever // 2
-        self.kept[slot] = CachedPrefix(
+        self.cached[slot] = CachedPrefix(
             sequence.token_ids, sequence.num_computed, share_key(sequence.request), self._uses
         )
 
     def value(self, slot: int) -> float:
         """What a free slot keeps is worth: its length by its age; 0 where it is empty."""
-        kept = self.kept.get(slot)
+        kept = self.cached.get(slot)
         return 0.0 if kept is None else kept.count / (self._uses + 1 - kept.used)
 
     def expected_saving(self, slot: int) -> float:
         """Tokens that what a slot keeps will save: its length times the share of prefixes that were used again."""
-        kept = self.kept.get(slot)
+        kept = self.cached.get(slot)
         return 0.0 if kept is None else kept.count * min(1.0, self._n_used_again / self._n_kept_ever)
 
     # --- giving up ----------------------------------------------------------------------------------------------
 
-    def drop(self, slot: int) -> None:
+    def evict(self, slot: int) -> None:
         """Gives up what is kept in a slot, if anything is."""
-        if self.kept.pop(slot, None) is not None:
+        if self.cached.pop(slot, None) is not None:
             self._cuts[slot] = 0
 
-    def drop_keys(self, unwanted: Callable[[AdapterSet], bool]) -> None:
+    def evict_keys(self, unwanted: Callable[[AdapterSet], bool]) -> None:
         """Gives up what is kept under such keys."""
-        for slot in [slot for slot, kept in self.kept.items() if unwanted(kept.key)]:
-            self.drop(slot)
+        for slot in [slot for slot, kept in self.cached.items() if unwanted(kept.key)]:
+            self.evict(slot)
 
-    def drop_until(self, n_cells: int) -> None:
+    def evict_to(self, n_cells: int) -> None:
         """Gives up the least valuable until the rest takes no more than so many cells."""
-        excess = self.n_kept - n_cells
+        excess = self.n_cached_cells - n_cells
         if excess > 0:
-            for slot in sorted(self.kept, key=self.value):
+            for slot in sorted(self.cached, key=self.value):
                 if excess > 0:
-                    excess -= self.kept[slot].count
-                    self.drop(slot)
+                    excess -= self.cached[slot].count
+                    self.evict(slot)
 
     # --- a step's actions ---------------------------------------------------------------------------------------
 
@@ -274,7 +274,7 @@ class KVCacheManager:
         """A slot that was given back holds more than the `count` tokens that its sequence was left with."""
         self._cuts.setdefault(slot, count)
 
-    def actions(self) -> tuple[tuple[PrefixCopy, ...], tuple[Cut, ...]]:
+    def pop_actions(self) -> tuple[tuple[PrefixCopy, ...], tuple[Cut, ...]]:
         """What has come together since the last call."""
         copies, self._copies = tuple(self._copies), []
         cuts = tuple(Cut(slot, count) for slot, count in sorted(self._cuts.items())) if self._cuts else ()
@@ -284,5 +284,5 @@ class KVCacheManager:
     def check_integrity(self) -> None:
         """Raises ValueError if something is kept in a slot that is not free."""
         self.slots.check_integrity()
-        if not self.kept.keys() <= set(self.slots.free):
+        if not self.cached.keys() <= set(self.slots.free):
             raise ValueError("prefixes are kept in leased slots")

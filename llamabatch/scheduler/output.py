@@ -14,6 +14,7 @@ from typing import NamedTuple
 from llamabatch.request.adapters import AdapterSet
 from llamabatch.request.logprobs import RowLogprobs
 from llamabatch.request.sequence import Sequence
+from llamabatch.scheduler.prefix_store import StoredPrefix
 
 
 class ScheduledSpan(NamedTuple):
@@ -91,10 +92,10 @@ class Shift:
 
 @dataclass(frozen=True)
 class Restore:
-    """Slot `slot`, which is empty, gets the first `count` tokens of the prefix that was loaded from file `path`."""
+    """Slot `slot`, which is empty, gets the first `count` tokens of a loaded prefix."""
 
     slot: int
-    path: str
+    prefix: StoredPrefix
     count: int
 
 

@@ -9,22 +9,22 @@ from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.request_queue import MAX_OVERTAKEN, PREEMPTION_COUNTS
 
 
-def in_front(running: list[Sequence]) -> list[Sequence]:
+def foreground(running: list[Sequence]) -> list[Sequence]:
     """Those that are not background; all, where there are no others."""
     return [s for s in running if not s.background] or running
 
 
-def may_copy(sequence: Sequence, running: Iterable[Sequence]) -> Iterator[Sequence]:
+def copy_candidates(sequence: Sequence, running: Iterable[Sequence]) -> Iterator[Sequence]:
     """Those whose prefix it may wait for: who is in front does not wait for a background one that stands aside."""
     return (s for s in running if sequence.background or not s.background or s.num_pending == 1)
 
 
-def slots_of_kind(sequence: Sequence, running: Iterable[Sequence]) -> list[int]:
+def peer_slots(sequence: Sequence, running: Iterable[Sequence]) -> list[int]:
     """The slots of those that compute when it does."""
     return [s.slot for s in running if s.slot is not None and s.background == sequence.background]
 
 
-def who_gives_way(
+def victims(
     waiting: Sequence, running: abc.Sequence[Sequence], n_free: int, n_cells: int | None, preempt: bool
 ) -> list[Sequence]:
     """Who has to go so that `waiting` can enter: the worst tier first, and of that the youngest; background sequences

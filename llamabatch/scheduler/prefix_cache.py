@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections import abc
+from typing import Any
 
 from llamabatch.request.outputs import FinishReason
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.batch_builder import MAX_DUMMY_GAP
-from llamabatch.scheduler.common_prefix import MIN_SHARED, best_source, common_length, share_key
+from llamabatch.scheduler.common_prefix import best_source
 from llamabatch.scheduler.kv_cache import KVCacheManager
 from llamabatch.scheduler.output import Limits, Restore
-from llamabatch.scheduler.preemption import may_copy
+from llamabatch.scheduler.preemption import copy_candidates
+from llamabatch.scheduler.prefix_store import PrefixStore, StoredPrefix
 
 # A second pass over the weights costs as much as this many prompt tokens (0.5B Q8_0: 23 ms, and 770 tokens/s).
 PASS_IN_TOKENS = 18
@@ -24,22 +26,32 @@ class PrefixCache:
         n_slots: that the context starts with.
 
     Attributes:
-        cells: what the slots hold.
+        kv_cache: the slots and their cells.
+        store: prefixes loaded from files.
         num_shared_tokens: copied from running sequences.
         num_prefix_hits, num_prefix_tokens: sequences that began with cells of finished ones, or from a file; tokens
             of these.
     """
 
     def __init__(self, limits: Limits, n_slots: int) -> None:
-        self.cells = KVCacheManager(n_slots, limits)
+        self.kv_cache = KVCacheManager(n_slots, limits)
         self.num_shared_tokens = 0
         self.num_prefix_hits = 0
         self.num_prefix_tokens = 0
-        self.loaded: dict[str, list[int]] = {}  # path of a file -> its tokens
-        self._restoring: dict[str, tuple[str, int]] = {}  # request id -> from which file it is to be filled, how much
+        self.store = PrefixStore()
+        # request id -> the loaded prefix that the next step fills its slot with, and how many tokens of it
+        self._restoring: dict[str, tuple[StoredPrefix, int]] = {}
         self._limits = limits
         # request id -> whose prefix it waits to copy, None if that one has lost its slot; how much of it
         self._sources: dict[str, tuple[Sequence | None, int]] = {}
+
+    def stats(self) -> dict[str, Any]:
+        """Fields of EngineStats."""
+        return {
+            "shared_tokens": self.num_shared_tokens,
+            "prefix_hits": self.num_prefix_hits,
+            "prefix_tokens": self.num_prefix_tokens,
+        }
 
     def waits(self, sequence: Sequence) -> bool:
         """Does it wait for another to compute what it will copy?"""
@@ -78,31 +90,20 @@ class PrefixCache:
         """
         kept = source = None
         if self._limits.can_share:
-            kept, source = self.cells.best(sequence), best_source(sequence, may_copy(sequence, running))
+            kept, source = self.kv_cache.best(sequence), best_source(sequence, copy_candidates(sequence, running))
         known = max((found[1] for found in (kept, source) if found is not None), default=0)
-        saved = self._best_saved(sequence, known) if self.loaded and self._limits.can_share else None
-        if saved is not None:  # filled in the next step: nothing copies from the slot, or to it, any more
-            sequence.admit(self.cells.lease(own=own, top=top, beside=beside))
-            self._restoring[sequence.request.request_id] = saved
+        stored = self.store.find(sequence, known) if self._limits.can_share else None
+        if stored is not None:  # filled in the next step: nothing copies from the slot, or to it, any more
+            sequence.admit(self.kv_cache.lease(own=own, top=top, beside=beside))
+            self._restoring[sequence.request.request_id] = stored
             return
         if kept is not None and (source is None or kept[1] >= source[1]):
-            sequence.admit(self.cells.lease_prefix(*kept, own=own, top=top))
+            sequence.admit(self.kv_cache.lease_prefix(*kept, own=own, top=top))
             self._count_hit(sequence, kept[1])
             return
-        sequence.admit(self.cells.lease(own=own, top=top, beside=beside))
+        sequence.admit(self.kv_cache.lease(own=own, top=top, beside=beside))
         if source is not None:
             self._sources[sequence.request.request_id] = source
-
-    def _best_saved(self, sequence: Sequence, known: int) -> tuple[str, int] | None:
-        """The loaded file that saves the most work, if that is more than `known` tokens by MIN_SHARED."""
-        if share_key(sequence.request):
-            return None
-        best = None
-        for path, token_ids in self.loaded.items():
-            shared = min(common_length(sequence.token_ids, token_ids), sequence.most_shared)
-            if shared >= known + MIN_SHARED:
-                best, known = (path, shared), shared
-        return best
 
     def restores(self, running: abc.Sequence[Sequence]) -> tuple[Restore, ...]:
         """For those that have entered before this step and begin as a file does."""
@@ -110,9 +111,9 @@ class PrefixCache:
             return ()
         restores = []
         for sequence in running:
-            path, count = self._restoring.pop(sequence.request.request_id, (None, 0))
-            if path is not None and path in self.loaded and sequence.slot is not None:
-                restores.append(Restore(sequence.slot, path, count))
+            prefix, count = self._restoring.pop(sequence.request.request_id, (None, 0))
+            if prefix is not None and prefix in self.store and sequence.slot is not None:
+                restores.append(Restore(sequence.slot, prefix, count))
                 self._count_hit(sequence, count)
         return tuple(restores)
 
@@ -126,9 +127,9 @@ class PrefixCache:
         other would wait for ever."""
         assert sequence.slot is not None
         earlier = itertools.takewhile(lambda other: other is not sequence, running)
-        kept, source = self.cells.best(sequence), best_source(sequence, may_copy(sequence, earlier))
+        kept, source = self.kv_cache.best(sequence), best_source(sequence, copy_candidates(sequence, earlier))
         if kept is not None and (source is None or kept[1] >= source[1]):
-            self.cells.copy(kept[0], sequence.slot, kept[1])
+            self.kv_cache.copy(kept[0], sequence.slot, kept[1])
             self._count_hit(sequence, kept[1])
         elif source is not None:
             self._sources[sequence.request.request_id] = source
@@ -147,26 +148,26 @@ class PrefixCache:
                 self._look_again(sequence, running)
             elif source.num_computed >= count:
                 self.forget(sequence)
-                self.cells.copy(source.slot, sequence.slot, count)
+                self.kv_cache.copy(source.slot, sequence.slot, count)
                 sequence.num_computed = count
                 self.num_shared_tokens += count
 
-    def evict(self, decoding: abc.Sequence[Sequence], occupied: set[int]) -> None:
+    def evict_between(self, decoding: abc.Sequence[Sequence], occupied: set[int]) -> None:
         """What is kept between rows stays only where computing it again would cost more than a second pass until the
         end of one of them. `occupied` then holds the slots of what stays."""
         slots = sorted(s.slot for s in decoding if s.slot is not None)
-        if not self.cells.kept or not slots or slots[-1] - slots[0] < len(slots):
+        if not self.kv_cache.cached or not slots or slots[-1] - slots[0] < len(slots):
             return
         for left, right in itertools.pairwise(slots):
             gap = range(left + 1, right)
-            kept = [slot for slot in gap if slot in self.cells.kept]
+            kept = [slot for slot in gap if slot in self.kv_cache.cached]
             if not kept or len(gap) > MAX_DUMMY_GAP or not occupied.isdisjoint(gap):
                 continue
             steps = max(s.most_steps_left for s in decoding)
-            if sum(map(self.cells.expected_saving, kept)) < PASS_IN_TOKENS * steps:
+            if sum(map(self.kv_cache.expected_saving, kept)) < PASS_IN_TOKENS * steps:
                 for slot in kept:
-                    self.cells.drop(slot)
-        occupied.update(self.cells.kept)
+                    self.kv_cache.evict(slot)
+        occupied.update(self.kv_cache.cached)
 
 
 def _ended_early(source: Sequence) -> bool:

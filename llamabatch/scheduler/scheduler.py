@@ -7,6 +7,7 @@ import logging
 import time
 from collections import abc
 from collections.abc import Callable, Set
+from typing import Any
 
 from llamabatch.errors import InputError, describe
 from llamabatch.request.logprobs import Told
@@ -16,11 +17,11 @@ from llamabatch.scheduler.adapter_batching import AdapterScheduler
 from llamabatch.scheduler.batch_builder import decode_calls, moves, prefill_calls
 from llamabatch.scheduler.chunked_prefill import BACKGROUND_CHUNK, PrefillPacer
 from llamabatch.scheduler.counters import SequenceCounters
-from llamabatch.scheduler.deadlines import Deadlines, complaint
+from llamabatch.scheduler.deadlines import Deadlines, sequence_deadline_message
 from llamabatch.scheduler.kv_cache import SlotPool
 from llamabatch.scheduler.output import DecodeStatus, Limits, ScheduledSpan, SchedulerOutput, Shift, SpanOutput
 from llamabatch.scheduler.policies import Policy
-from llamabatch.scheduler.preemption import in_front, slots_of_kind, who_gives_way
+from llamabatch.scheduler.preemption import foreground, peer_slots, victims
 from llamabatch.scheduler.prefix_cache import PrefixCache
 from llamabatch.scheduler.request_queue import PREEMPTION_COUNTS, RequestQueue
 from llamabatch.scheduler.spec_decode import SpecDecoder
@@ -35,7 +36,7 @@ class Scheduler:
         preempt: a waiting request of better priority may take the slot of a running one; of background ones it always
             may.
         max_wait_s: how long the first request waits for company when nothing runs; see `wait_s`.
-        on_enter: is called with each sequence that gets a slot.
+        on_admit: is called with each sequence that gets a slot.
     """
 
     def __init__(
@@ -47,28 +48,28 @@ class Scheduler:
         *,
         preempt: bool = False,
         max_wait_s: float = 0.0,
-        on_enter: Callable[[Sequence], None] | None = None,
+        on_admit: Callable[[Sequence], None] | None = None,
     ) -> None:
         self.policy = policy
         self.limits = limits
         self.most_slots = 1 if policy.one_slot else limits.n_slots
-        self.sharing = PrefixCache(limits, min(self.most_slots, limits.start_slots or limits.n_slots))
-        self._cells = self.sharing.cells
+        self.prefix_cache = PrefixCache(limits, min(self.most_slots, limits.start_slots or limits.n_slots))
+        self._kv_cache = self.prefix_cache.kv_cache
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.deadlines = Deadlines()
-        self.tallies = SequenceCounters()
+        self.counters = SequenceCounters()
         self._clock = clock
         self._preempts = preempt
         self._max_wait_s = max_wait_s
-        self._on_enter = on_enter
+        self._on_admit = on_admit
         self._first_s = 0.0  # when the first request came after nothing was left to do
         self._n_background = 0  # background sequences in flight
         self._began_s = 0.0  # when the step began; noted where background sequences run beside others
         self._speculation = speculation
         self._waiting = RequestQueue(policy.key, policy.by_family and limits.can_share)
         self._sequences: dict[str, Sequence] = {}
-        self._turns = PrefillPacer(limits)
+        self._prefill_pacer = PrefillPacer(limits)
         self.adapters = AdapterScheduler()
         self._shifting: set[Sequence] = set()  # those in flight that may outgrow their slot
         self._is_full = False  # the KV cache had no room for all that run
@@ -76,7 +77,7 @@ class Scheduler:
 
     @property
     def slots(self) -> SlotPool:
-        return self._cells.slots
+        return self._kv_cache.slots
 
     @property
     def num_free_slots(self) -> int:
@@ -152,7 +153,7 @@ class Scheduler:
         """Slots with cells that somebody needs, rising: those of running sequences, what is kept, and what is still to
         be copied from sequences that have just ended."""
         running = {s.slot for s in self.running if s.num_computed and s.slot is not None}
-        return sorted(running | self._cells.kept.keys() | self.sharing.source_slots())
+        return sorted(running | self._kv_cache.cached.keys() | self.prefix_cache.source_slots())
 
     def grow(self, n_slots: int, carried: Set[int]) -> None:
         """A context of that many slots has taken the place of the old one; no more than before means that there is no
@@ -168,26 +169,56 @@ class Scheduler:
             for sequence in list(self.running):
                 self._preempt(sequence)
             carried = frozenset()
-        self._cells.grow(n_slots, carried)
+        self._kv_cache.grow(n_slots, carried)
+
+    def stats(self) -> dict[str, Any]:
+        """Fields of EngineStats. May be called from any thread, then between two parts of a step."""
+        return {
+            "running": len(self.running),
+            "waiting": len(self._waiting),
+            "free_slots": self.num_free_slots,
+            "preemptions": self.num_preemptions,
+            "missed_deadlines": self.deadlines.num_missed,
+            "kv_cells_used": sum(sequence.num_cells for sequence in list(self.running)),
+            **self.prefix_cache.stats(),
+            **self.counters.stats(),
+            **(vars(self._speculation.counts) if self._speculation is not None else {}),
+        }
+
+    def cached_slot(self, token_ids: abc.Sequence[int]) -> int | None:
+        """The slot where a finished request has left the cells of exactly these tokens, computed without adapters."""
+        return self._kv_cache.slot_of(token_ids)
+
+    def load_prefix(self, path: str, token_ids: abc.Sequence[int], state: bytes) -> None:
+        """Holds a prefix for requests that begin with it; see PrefixStore."""
+        self.prefix_cache.store.load(path, token_ids, state)
+
+    def unload_prefix(self, path: str) -> None:
+        """Frees a loaded prefix. Raises InputError if it is not loaded."""
+        self.prefix_cache.store.unload(path)
+
+    def uses_adapter(self, name: str) -> bool:
+        """True if a request in flight uses this adapter."""
+        return self.adapters.uses(name)
 
     def forget_adapter(self, name: str) -> None:
-        """It is about to be unloaded, and another may take its name: what is kept of it is of no more use."""
-        self._cells.drop_keys(lambda key: any(name == used for used, _ in key))
+        """Evicts cached cells of an adapter that is about to be unloaded: another may take its name."""
+        self._kv_cache.evict_keys(lambda key: any(name == used for used, _ in key))
 
     # --- decide -------------------------------------------------------------------------------------------------
 
     def schedule(self) -> SchedulerOutput:
         self._step += 1
-        restores = self.sharing.restores(self.running)
+        restores = self.prefix_cache.restores(self.running)
         # before anyone enters: a source that has just finished still holds its slot's cells
-        self.sharing.copy_ready(self.running)
+        self.prefix_cache.copy_ready(self.running)
         self._admit()
-        self.sharing.copy_ready(self.running)
-        served = self.running if not self._n_background else in_front(self.running)
-        joins = self._turns.background_joins(beside=len(served) < len(self.running))
-        if self._turns.beside:
+        self.prefix_cache.copy_ready(self.running)
+        served = self.running if not self._n_background else foreground(self.running)
+        joins = self._prefill_pacer.background_joins(beside=len(served) < len(self.running))
+        if self._prefill_pacer.beside:
             self._began_s = self._clock()
-        ready = [s for s in (self.running if joins else served) if not self.sharing.waits(s)]
+        ready = [s for s in (self.running if joins else served) if not self.prefix_cache.waits(s)]
         chosen = self.policy.select(self.adapters.choose(ready) if self.adapters.in_use else ready)
         if len(chosen) == len(self.running):
             self._close_holes()
@@ -202,23 +233,23 @@ class Scheduler:
         # decoding goes first: slots that are still empty can then take a dummy row
         occupied = {s.slot for s in self.running if s.num_computed and s.slot is not None}
         if self.limits.can_pad:
-            self.sharing.evict(decoding, occupied)
+            self.prefix_cache.evict_between(decoding, occupied)
         if self._speculation is None:
             calls = decode_calls(decoding, occupied, self.limits)
         else:
             calls = self._speculation.calls(decoding, occupied)
         # where the policy lets one sequence compute at a time, there is nobody in this step to go easy on
-        prompts, budget = self._turns.choose(prompts, somebody_waits and bool(decoding))
+        prompts, budget = self._prefill_pacer.choose(prompts, somebody_waits and bool(decoding))
         if (served and served[0].background) or (self.adapters.in_use and somebody_waits):
             # whoever comes now shall not wait for long, nor somebody with other adapters
             budget = min(budget, self.limits.prefill_budget)
         calls += prefill_calls(prompts, budget, self.limits)
-        if joins and self._turns.is_long:
+        if joins and self._prefill_pacer.is_long:
             late = [s for s in filling if s.background]
             calls += prefill_calls(late, min(BACKGROUND_CHUNK, self.limits.n_batch), self.limits)
         if self.adapters.in_use:
             self.adapters.spend(calls)
-        return SchedulerOutput(*self._cells.actions(), tuple(calls), shifts, restores)
+        return SchedulerOutput(*self._kv_cache.pop_actions(), tuple(calls), shifts, restores)
 
     def _shifts(self) -> tuple[Shift, ...]:
         """Those whose slot is full forget a part, each at the same token whatever runs beside it."""
@@ -243,7 +274,7 @@ class Scheduler:
         first = self._waiting.first()
         if first is None or not self.policy.entering(len(self.running) - 1, 1):
             return False
-        leaving = who_gives_way(first, self.running, self.slots.n_free, self.limits.n_cells, self._preempts)
+        leaving = victims(first, self.running, self.slots.n_free, self.limits.n_cells, self._preempts)
         for sequence in leaving:
             sequence.overtaken += PREEMPTION_COUNTS
             self._preempt(sequence)
@@ -257,44 +288,44 @@ class Scheduler:
         return sum(s.most_cells for s in self.running) + sequence.most_cells <= self.limits.n_cells
 
     def _enter(self, sequence: Sequence) -> None:
-        own, top = slots_of_kind(sequence, self.running) if self._n_background else None, sequence.background
+        own, top = peer_slots(sequence, self.running) if self._n_background else None, sequence.background
         beside = self.adapters.beside(sequence, self.running)
         if not sequence.was_admitted:
-            self.tallies.entered(sequence, self._clock())
-        self.sharing.enter(sequence, self.running, own, top, beside)
+            self.counters.count_admission(sequence, self._clock())
+        self.prefix_cache.enter(sequence, self.running, own, top, beside)
         self.running.append(sequence)
-        if self._on_enter is not None:
-            self._on_enter(sequence)
+        if self._on_admit is not None:
+            self._on_admit(sequence)
         if self.limits.n_cells is not None:  # what is kept gives way to all that those who run can come to use
-            self._cells.drop_until(self.limits.n_cells - sum(s.most_cells for s in self.running))
+            self._kv_cache.evict_to(self.limits.n_cells - sum(s.most_cells for s in self.running))
 
     def _close_holes(self) -> None:
         """Moves sequences into the holes that nobody waits to fill, so that a step needs no dummy rows."""
         if self._waiting or self.limits.is_unified or not self.limits.can_share:
             return
-        front = in_front(self.running) if self._n_background else self.running
+        front = foreground(self.running) if self._n_background else self.running
         behind = [s for s in self.running if s.background] if len(front) < len(self.running) else []
         for sequences, up in ((front, False), (behind, True)):  # one after the other: both may want one hole
             for sequence, new in moves(sequences, self.slots.free, up=up):
                 assert sequence.slot is not None
-                old, sequence.slot = sequence.slot, self._cells.lease_this(new)
-                self._cells.copy(old, new, sequence.num_cells)
-                self._cells.vacate(old)
+                old, sequence.slot = sequence.slot, self._kv_cache.lease_this(new)
+                self._kv_cache.copy(old, new, sequence.num_cells)
+                self._kv_cache.vacate(old)
 
     # --- apply --------------------------------------------------------------------------------------------------
 
     def update(self, batch: SchedulerOutput, results: abc.Sequence[SpanOutput]) -> list[SequenceOutput]:
         """Takes one result a span, in the order of `batch.spans`."""
         now = self._clock()
-        if self._turns.beside and all(call.is_decode for call in batch.calls):
-            self._turns.took(now - self._began_s)
+        if self._prefill_pacer.beside and all(call.is_decode for call in batch.calls):
+            self._prefill_pacer.observe(now - self._began_s)
         outputs = []
         if self._speculation is not None:
             self._speculation.observe(batch, results)
         alone = len(self.running) == 1
         no_room = any(result.status is DecodeStatus.NO_ROOM for result in results)
-        if no_room and self._cells.kept and self.limits.is_unified:
-            self._cells.drop_until(0)  # and all try again in the next step
+        if no_room and self._kv_cache.cached and self.limits.is_unified:
+            self._kv_cache.evict_to(0)  # and all try again in the next step
             alone = False
         elif no_room and not alone:
             # the youngest of the worst tier makes room; the others try again in the next step
@@ -308,10 +339,10 @@ class Scheduler:
             if output is not None:
                 outputs.append(output)
         for late in self.deadlines.missed(now):
-            ended = self.abort(late.request.request_id, complaint(late, now))
+            ended = self.abort(late.request.request_id, sequence_deadline_message(late, now))
             assert ended is not None
             outputs.append(ended)
-        self.tallies.stepped(now)
+        self.counters.end_step(now)
         return outputs
 
     def _apply(self, span: ScheduledSpan, result: SpanOutput, now: float, alone: bool) -> SequenceOutput | None:
@@ -338,7 +369,7 @@ class Scheduler:
             taken += 1
             if sequence.finished:
                 break
-        self.tallies.took(sequence, taken, before, now)
+        self.counters.count_tokens(sequence, taken, before, now)
         if span.draft is not None:  # behind the tokens taken, the cells hold guesses that did not come true
             sequence.num_computed = span.start + taken + span.shift
         accepted, told = tuple(result.token_ids[:taken]), None
@@ -347,7 +378,7 @@ class Scheduler:
         if sequence.finished:
             output = self._retire(sequence, accepted, text, told)
             if taken < len(result.token_ids):
-                self._cells.cut(span.slot, sequence.num_cells)
+                self._kv_cache.cut(span.slot, sequence.num_cells)
             return output
         return SequenceOutput(sequence.request.request_id, accepted, text, logprobs=told)
 
@@ -366,28 +397,28 @@ class Scheduler:
         self.adapters.remove(sequence.request)
         self._shifting.discard(sequence)
         self._is_full = False
-        self.sharing.forget(sequence)
+        self.prefix_cache.forget(sequence)
         if sequence in self.running:
             self.running.remove(sequence)
             assert sequence.slot is not None
             if sequence.finish_reason is FinishReason.ERROR:
-                self._cells.vacate(sequence.slot)
+                self._kv_cache.vacate(sequence.slot)
             else:
-                self._cells.keep(sequence.slot, sequence)
+                self._kv_cache.keep(sequence.slot, sequence)
         return SequenceOutput(request_id, token_ids, text, _output_of(sequence), logprobs=told)
 
     def _preempt(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
         self.running.remove(sequence)
-        self._cells.vacate(sequence.slot)
+        self._kv_cache.vacate(sequence.slot)
         sequence.preempt()
-        self.sharing.lost(sequence)
+        self.prefix_cache.lost(sequence)
         self.num_preemptions += 1
         self._waiting.add(sequence)
 
     def check_integrity(self) -> None:
         """Raises ValueError if slots and running sequences disagree: a bug of ours."""
-        self._cells.check_integrity()
+        self._kv_cache.check_integrity()
         if sorted(s.slot for s in self.running if s.slot is not None) != sorted(self.slots.leased):
             raise ValueError("leased slots and running sequences differ")
 

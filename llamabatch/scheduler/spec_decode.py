@@ -117,7 +117,7 @@ def can_draft(params: SamplingParams) -> bool:
     )
 
 
-class _Known:
+class DraftState:
     """What is kept for one sequence."""
 
     __slots__ = ("acceptance", "can_draft")
@@ -131,7 +131,7 @@ class SpecDecoder:
     """Makes the decode calls of each step, with guesses where they pay.
 
     Args:
-        drafter: where the guesses come from.
+        proposer: where the guesses come from.
         n_draft: guesses a sequence in a step at most.
         n_ctx: tokens that one sequence may hold.
         always: guess whenever there is something to guess, paying or not.
@@ -140,7 +140,7 @@ class SpecDecoder:
 
     def __init__(
         self,
-        drafter: Proposer,
+        proposer: Proposer,
         limits: Limits,
         n_draft: int,
         n_ctx: int,
@@ -148,13 +148,13 @@ class SpecDecoder:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.counts = SpeculationCounts()
-        self._drafter = drafter
+        self._proposer = proposer
         self._limits = limits
         self._n_draft = n_draft
         self._n_ctx = n_ctx
         self._always = always
         self._clock = clock
-        self._known: WeakKeyDictionary[Sequence, _Known] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[Sequence, DraftState] = WeakKeyDictionary()
         self._acceptance = Acceptance(14, 20)  # hopeful, so that it is tried
         self._step_times = StepTimes()
         self._draft_times = StepTimes()  # of one guess for each of so many rows
@@ -162,7 +162,7 @@ class SpecDecoder:
         self._began = self._drafting = 0.0
 
     def close(self) -> None:
-        self._drafter.close()
+        self._proposer.close()
 
     # --- decide -------------------------------------------------------------------------------------------------
 
@@ -189,12 +189,12 @@ class SpecDecoder:
 
     def _drafts(self, decoding: abc.Sequence[Sequence], most: int) -> list[list[int]]:
         """Guesses for each row, none for some or all of them."""
-        known = [self._known_of(s) for s in decoding]
+        known = [self._state_of(s) for s in decoding]
         # a guess that is the last token that may come would never be followed by one
         lengths = [min(most, s.most_steps_left - 1) if k.can_draft else 0 for s, k in zip(decoding, known, strict=True)]
         if not any(lengths) or self._rests():
             return []
-        if self._drafter.is_free:
+        if self._proposer.is_free:
             found = self._propose(decoding, lengths, most)
             n = self._how_many(known, [len(draft) for draft in found], costs=False)
             return [draft[:n] for draft in found] if n else []
@@ -215,12 +215,12 @@ class SpecDecoder:
 
     def _propose(self, decoding: abc.Sequence[Sequence], lengths: list[int], n: int) -> list[list[int]]:
         asked = [s for s, length in zip(decoding, lengths, strict=True) if length]
-        found = iter(self._drafter.propose(asked, n))
+        found = iter(self._proposer.propose(asked, n))
         return [
             _to_the_end(s, next(found)[:length]) if length else [] for s, length in zip(decoding, lengths, strict=True)
         ]
 
-    def _how_many(self, known: list[_Known], lengths: list[int], costs: bool) -> int:
+    def _how_many(self, known: list[DraftState], lengths: list[int], costs: bool) -> int:
         """How many guesses a row bring the most tokens a second; 0: none does better than going without."""
         longest = max(lengths)
         if self._always or not longest:
@@ -252,10 +252,10 @@ class SpecDecoder:
             return fallback
         return best
 
-    def _known_of(self, sequence: Sequence) -> _Known:
+    def _state_of(self, sequence: Sequence) -> DraftState:
         known = self._known.get(sequence)
         if known is None:
-            known = self._known[sequence] = _Known(sequence)
+            known = self._known[sequence] = DraftState(sequence)
         return known
 
     # --- learn --------------------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ class SpecDecoder:
                 self.counts.drafted_tokens += len(span.draft)
                 self.counts.accepted_tokens += n_accepted
                 self._acceptance.add(len(span.draft), n_accepted)
-                self._known_of(span.sequence).acceptance.add(len(span.draft), n_accepted)
+                self._state_of(span.sequence).acceptance.add(len(span.draft), n_accepted)
 
 
 def _to_the_end(sequence: Sequence, draft: list[int]) -> list[int]:

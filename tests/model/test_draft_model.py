@@ -67,9 +67,9 @@ def test_it_follows_growth_moves_shared_prefixes_and_lost_slots(reference, asser
     wanted = reference.generate([list(prompt) for prompt in prompts], params)
     finished = {}
     with Engine(EngineConfig("tiny", n_slots=8, start_slots=2, n_ctx=512, **ITSELF)) as engine:
-        drafter = engine._speculation._drafter
-        computed, decode = [], drafter._decode
-        drafter._decode = lambda context, struct: (computed.append(struct.n_tokens), decode(context, struct))
+        proposer = engine._speculation._proposer
+        computed, decode = [], proposer._decode
+        proposer._decode = lambda context, struct: (computed.append(struct.n_tokens), decode(context, struct))
         waiting = list(range(len(prompts)))
         for number in range(4000):
             if waiting and rng.random() < 0.5:
@@ -97,11 +97,11 @@ def test_a_long_prompt_is_caught_up_with_in_small_parts(reference, assert_equal_
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     finished = {}
     with Engine(EngineConfig("tiny", n_slots=4, n_ctx=800, n_ubatch=64, n_batch=64, **ITSELF)) as engine:
-        drafter = engine._speculation._drafter
-        computed, decode, propose = [], drafter._decode, drafter.propose
-        drafter._decode = lambda context, struct: (computed.append(struct.n_tokens), decode(context, struct))
+        proposer = engine._speculation._proposer
+        computed, decode, propose = [], proposer._decode, proposer.propose
+        proposer._decode = lambda context, struct: (computed.append(struct.n_tokens), decode(context, struct))
         most = 0
-        drafter.propose = lambda sequences, n: (computed.clear(), propose(sequences, n))[1]
+        proposer.propose = lambda sequences, n: (computed.clear(), propose(sequences, n))[1]
         for i, prompt in enumerate(prompts):
             engine.add(Request(f"r{i}", tuple(prompt), params))
         while engine.has_work:
@@ -164,8 +164,8 @@ def test_a_draft_model_that_fails_costs_nobody_a_request(reference):
     conversation = mixed_conversations(1)[0]
     [wanted] = reference.chat([conversation], GREEDY)
     with Engine(EngineConfig("tiny", n_slots=2, **ITSELF)) as engine:
-        drafter = engine._speculation._drafter
-        drafter._context.decode = lambda struct: SimpleNamespace(name="FAILED", value=-3)
+        proposer = engine._speculation._proposer
+        proposer._context.decode = lambda struct: SimpleNamespace(name="FAILED", value=-3)
         engine.add(Request("r", wanted.prompt_token_ids, GREEDY))
         while engine.has_work:
             for output in engine.step():
@@ -221,7 +221,7 @@ def test_a_draft_model_that_is_missing_is_named(tmp_path):
 def test_the_weights_are_in_memory_once_where_the_draft_model_is_the_target(tmp_path):
     (tmp_path / "same.gguf").symlink_to(resolve("tiny"))
     with Engine(EngineConfig("tiny", speculate="draft", draft_model=str(tmp_path / "same.gguf"))) as engine:
-        assert engine._speculation._drafter._model is engine.model
+        assert engine._speculation._proposer._model is engine.model
         assert engine.plan.memory.draft < engine.plan.memory.kv_cache + engine.plan.memory.compute
 
 

@@ -89,7 +89,6 @@ class FakeModelRunner:
         self.cells: list[list[int]] = [[] for _ in range(n_slots)]
         self.calls: list[Call] = []
         self.copied_tokens = 0
-        self.loaded: dict[str, list[int]] = {}  # what a prefix file holds
         self._no_room_every = no_room_every
         self._bad_token = bad_token
         self._memory_for = memory_for
@@ -113,7 +112,7 @@ class FakeModelRunner:
     def run(self, batch: SchedulerOutput) -> list[SpanOutput]:
         for restore in batch.restores:
             assert self.cells[restore.slot] == []
-            self.cells[restore.slot] = self.loaded[restore.path][: restore.count]
+            self.cells[restore.slot] = list(restore.prefix.state[: restore.count])
         for copy in batch.copies:
             assert self.limits.can_share
             assert len(self.cells[copy.source]) >= copy.count > 0

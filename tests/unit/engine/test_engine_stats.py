@@ -111,7 +111,7 @@ def test_a_scheduler_counts_what_its_outputs_tell(name, guesses, no_room_every):
     for number in range(40):
         scheduler.add(sequence(f"r{number}", random_prompt(rng, 100), rng.randrange(1, 30)))
     outputs = drain(scheduler, runner)
-    told = EngineStats(**scheduler.tallies.figures())
+    told = EngineStats(**scheduler.stats())
     assert told.prompt_tokens == sum(len(o.prompt_token_ids) for o in outputs.values())
     assert told.generated_tokens == sum(len(o.token_ids) for o in outputs.values())
     timings = [o.timings for o in outputs.values()]

@@ -32,7 +32,8 @@ def run(request: Request, abort_after: int | None = None):
             break
         pieces += fans.merge(step(scheduler, runner))
     assert not fans
-    return [piece for piece in pieces if piece.request_id == request.request_id], scheduler.sharing.num_shared_tokens
+    own = [piece for piece in pieces if piece.request_id == request.request_id]
+    return own, scheduler.prefix_cache.num_shared_tokens
 
 
 def test_continuations_share_the_prompt_and_come_as_one_output():

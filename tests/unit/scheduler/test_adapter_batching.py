@@ -138,7 +138,7 @@ def test_finished_requests_leave_their_cells_to_those_of_the_same_set(again):
         scheduler.forget_adapter("a")
     scheduler.add(sequence("second", prompt, A if again == () else again))
     drain(scheduler, runner)
-    assert scheduler.sharing.num_prefix_hits == (again == A), (
+    assert scheduler.prefix_cache.num_prefix_hits == (again == A), (
         "not of another set, nor of an adapter that was unloaded since"
     )
 

@@ -46,7 +46,7 @@ def test_a_turn_computes_its_own_tokens_only():
     # 20 tokens of its own, the last token of the answer before, which had no cell yet, and 9 of its answer
     assert computed == [100 + 9, 20 + 1 + 9, 20 + 1 + 9, 20 + 1 + 9]
     assert runner.copied_tokens == 0
-    assert (scheduler.sharing.num_prefix_hits, scheduler.sharing.num_prefix_tokens) == (3, 109 + 139 + 169)
+    assert (scheduler.prefix_cache.num_prefix_hits, scheduler.prefix_cache.num_prefix_tokens) == (3, 109 + 139 + 169)
 
 
 def expected_output_without_end(prompt, n):
@@ -62,7 +62,7 @@ def test_turned_off_everything_is_computed():
     scheduler, runner = engine(Limits(8, 512, 128, 64, keeps_prefixes=False))
     text = prompt_of(5, 100)
     assert [ask(scheduler, runner, sequence(f"t{i}", text, 1))[1] for i in range(2)] == [100, 100]
-    assert scheduler.sharing.num_prefix_hits == 0
+    assert scheduler.prefix_cache.num_prefix_hits == 0
 
 
 def test_who_wants_the_rows_of_its_prompt_has_them_computed():
@@ -82,7 +82,7 @@ def test_every_chat_of_a_list_finds_its_own_cells():
     _, computed = ask(scheduler, runner, *[sequence(f"{i}", t, 1) for i, t in enumerate(texts)])
     # one of the first list may have had to give way when the others closed the hole that it had left
     assert computed <= 7 * 2 + len(texts[-1])
-    assert scheduler.sharing.num_prefix_hits >= 7
+    assert scheduler.prefix_cache.num_prefix_hits >= 7
 
 
 def kept_prompts(scheduler, runner, *lengths):
@@ -91,7 +91,7 @@ def kept_prompts(scheduler, runner, *lengths):
     for i, prompt in enumerate(prompts):
         scheduler.add(sequence(f"k{i}", prompt, 1))
     drain(scheduler, runner)
-    assert sorted(kept.count for kept in scheduler._cells.kept.values()) == sorted(lengths)
+    assert sorted(kept.count for kept in scheduler._kv_cache.cached.values()) == sorted(lengths)
     return prompts
 
 
@@ -117,16 +117,16 @@ def test_strangers_take_the_slot_with_the_least_valuable_prefix():
     # they entered, and ended, longest first: 200 / 4, 60 / 3, 50 / 2, 40 / 1
     prompts = kept_prompts(scheduler, runner, 40, 200, 60, 50)
     ask(scheduler, runner, sequence("s", prompt_of(20, 300), 1))
-    assert sorted(kept.count for kept in scheduler._cells.kept.values()) == [40, 50, 200, 300]
+    assert sorted(kept.count for kept in scheduler._kv_cache.cached.values()) == [40, 50, 200, 300]
     assert ask(scheduler, runner, sequence("again", (*prompts[1], 9), 1))[1] == 1
 
 
 def test_strangers_take_empty_slots_first():
     scheduler, runner = engine(Limits(4, 512, 128, 64))
     kept_prompts(scheduler, runner, 40, 200, 60, 50)
-    scheduler._cells.drop(next(slot for slot, kept in scheduler._cells.kept.items() if kept.count == 200))
+    scheduler._kv_cache.evict(next(slot for slot, kept in scheduler._kv_cache.cached.items() if kept.count == 200))
     ask(scheduler, runner, sequence("s", prompt_of(20, 300), 1))
-    assert sorted(kept.count for kept in scheduler._cells.kept.values()) == [40, 50, 60, 300]
+    assert sorted(kept.count for kept in scheduler._kv_cache.cached.values()) == [40, 50, 60, 300]
 
 
 def test_a_prefix_in_the_way_moves_to_an_empty_slot():
@@ -139,10 +139,10 @@ def test_a_prefix_in_the_way_moves_to_an_empty_slot():
     long.num_computed = length
     cells.keep(1, long)
     assert cells.lease() == 1  # between two that are leased
-    (copy,), cuts = cells.actions()
+    (copy,), cuts = cells.pop_actions()
     assert (copy.source, copy.target, copy.count) == (1, 3, length)
     assert [(cut.slot, cut.count) for cut in cuts] == [(1, 0)]
-    assert cells.kept.keys() == {3}
+    assert cells.cached.keys() == {3}
     cells.check_integrity()
 
 
@@ -156,9 +156,9 @@ def test_what_is_never_used_again_moves_no_more():
     for _ in range(30):
         cells.keep(1, long)
         cells.lease_this(1)
-        moved.append(len(cells.actions()[0]))
-        for slot in list(cells.kept):
-            cells.drop(slot)
+        moved.append(len(cells.pop_actions()[0]))
+        for slot in list(cells.cached):
+            cells.evict(slot)
     assert (moved[0], moved[-1]) == (1, 0)
 
 
@@ -166,7 +166,7 @@ def test_what_is_never_used_again_moves_no_more():
 def test_a_prefix_between_rows_gives_way_unless_a_second_pass_is_cheaper(length, stays):
     limits = Limits(4, 512, 128, 64)
     scheduler, runner = engine(limits, "static")  # enters shortest first
-    scheduler._cells._n_used_again = 1000  # whatever is kept is used again
+    scheduler._kv_cache._n_used_again = 1000  # whatever is kept is used again
     prompts = [prompt_of(i + 2, n) for i, n in enumerate((50, length, length + 1))]
     # the one in the middle ends first, and the others go on for too few steps to move
     for i, prompt in enumerate(prompts):
@@ -208,7 +208,7 @@ def test_in_a_unified_cache_what_is_kept_makes_room():
     prompts = kept_prompts(scheduler, runner, 150, 140, 130)
     _, computed = ask(scheduler, runner, sequence("big", prompt_of(30, 400), 50, ignore_eos=True))  # the runner checks
     assert computed == 449
-    assert scheduler._cells.n_kept <= 600
+    assert scheduler._kv_cache.n_cached_cells <= 600
     assert ask(scheduler, runner, sequence("again", (*prompts[2], 9), 1))[1] == 1  # the youngest stayed
 
 
@@ -219,11 +219,11 @@ def test_no_room_in_a_unified_cache_costs_what_is_kept_before_anybody_is_preempt
     for i in range(2):
         scheduler.add(sequence(f"{i}", prompt_of(40 + i, 30), 9, ignore_eos=True))
     step(scheduler, runner)
-    assert scheduler._cells.kept
+    assert scheduler._kv_cache.cached
     runner._no_room_every = 1
     step(scheduler, runner)
     runner._no_room_every = 0
-    assert not scheduler._cells.kept
+    assert not scheduler._kv_cache.cached
     assert len(drain(scheduler, runner)) == 2
     assert scheduler.num_preemptions == 0
 
@@ -232,22 +232,22 @@ def test_what_failed_leaves_nothing():
     scheduler, runner = engine(bad_token=200)
     head = prompt_of(3, 100)
     ask(scheduler, runner, sequence("bad", (*head, 200), 5))
-    assert not scheduler._cells.kept
+    assert not scheduler._kv_cache.cached
 
 
 def test_too_little_is_not_kept():
     scheduler, runner = engine()
     ask(scheduler, runner, sequence("a", prompt_of(3, MIN_SHARED - 1), 1), sequence("b", prompt_of(4, MIN_SHARED), 1))
-    assert [kept.count for kept in scheduler._cells.kept.values()] == [MIN_SHARED]
+    assert [kept.count for kept in scheduler._kv_cache.cached.values()] == [MIN_SHARED]
 
 
 def test_a_loaded_prefix_fills_a_slot_and_others_copy_from_there():
     scheduler, runner = engine()
-    scheduler.sharing.loaded["file"] = runner.loaded["file"] = list(prompt_of(3, 120))
+    scheduler.load_prefix("file", prompt_of(3, 120), bytes(prompt_of(3, 120)))
     items = [sequence(f"{i}", (*prompt_of(3, 120), 5 + i, 6), 1) for i in range(3)]
     outputs, computed = ask(scheduler, runner, *items)
     assert computed == 3 * 2
-    assert (scheduler.sharing.num_prefix_hits, scheduler.sharing.num_prefix_tokens) == (1, 120)
+    assert (scheduler.prefix_cache.num_prefix_hits, scheduler.prefix_cache.num_prefix_tokens) == (1, 120)
     for i in range(3):
         assert list(outputs[f"{i}"].token_ids) == expected_output((*prompt_of(3, 120), 5 + i, 6), 1)
 
@@ -276,7 +276,7 @@ def test_turns_of_many_chats_get_what_they_get_alone(
     scheduler, runner = engine(limits, name, no_room_every=no_room_every, **faults)
     texts = {chat: prompt_of(3 + chat % 3, rng.randrange(1, 150)) for chat in range(7)}
     if rng.random() < 0.5:
-        scheduler.sharing.loaded["file"] = runner.loaded["file"] = list(prompt_of(3, 120))
+        scheduler.load_prefix("file", prompt_of(3, 120), bytes(prompt_of(3, 120)))
     asked, chats, n = {}, {}, 0
     for _ in range(80):
         if rng.random() < 0.4:
@@ -309,7 +309,7 @@ def test_what_is_kept_outlives_a_growing_context():
     assert scheduler.slots.n_slots == 8
     _, computed = ask(scheduler, runner, sequence("again", (*text, 3), 1))
     assert computed <= 2
-    assert scheduler.sharing.num_prefix_tokens >= 99
+    assert scheduler.prefix_cache.num_prefix_tokens >= 99
 
 
 def check(output, asked):

@@ -145,7 +145,7 @@ def test_a_prompt_whose_rows_are_read_is_no_copy_but_others_copy_it():
         sequence("reads too", (*HEAD, 9), prompt_logprobs=0),
     ]
     outputs, scheduler, runner = run(items)
-    assert scheduler.sharing.num_shared_tokens == runner.copied_tokens == 3 * len(HEAD)
+    assert scheduler.prefix_cache.num_shared_tokens == runner.copied_tokens == 3 * len(HEAD)
     check(outputs["reads"], (*HEAD, 5), 20, None, 0)
     check(outputs["reads too"], (*HEAD, 9), 16, None, 0)
     check(outputs["copies2"], (*HEAD, 8), 16, 0, None)
@@ -254,7 +254,7 @@ def test_continuations_read_the_prompt_once():
         merged += fans.merge(step(scheduler, runner))
     whole = merged[-1].finished
     assert rows_read(runner) == len(HEAD) - 1
-    assert scheduler.sharing.num_shared_tokens == 2 * (len(HEAD) - 1)
+    assert scheduler.prefix_cache.num_shared_tokens == 2 * (len(HEAD) - 1)
     assert list(whole.prompt_logprobs) == [None, *expected_logprobs(list(HEAD), 1)]
     told = expected_logprobs([*HEAD, *expected_output(HEAD, 9)], len(HEAD))
     assert [list(completion.logprobs) for completion in whole.outputs] == [told] * 3

@@ -454,7 +454,7 @@ def twins(scheduler: Scheduler, runner: FakeModelRunner) -> tuple[Sequence, Sequ
     scheduler.abort("old")
     scheduler.add(second)
     step(scheduler, runner)
-    assert scheduler.sharing.waits(second)
+    assert scheduler.prefix_cache.waits(second)
     assert first.num_computed == 0
     return first, second
 
@@ -475,6 +475,6 @@ def test_two_that_begin_alike_never_wait_for_each_other():
     first, _ = twins(scheduler, runner)
     scheduler._preempt(first)
     scheduler._admit()  # it is back before the second has seen that it was gone, and begins as the second does
-    assert scheduler.sharing.waits(first)
+    assert scheduler.prefix_cache.waits(first)
     done = drain(scheduler, runner, limit=2000)
     assert list(done["first"].token_ids) == list(done["second"].token_ids) == greedy_text(first)

@@ -167,7 +167,7 @@ def test_what_a_follower_waits_for_is_carried_over_although_its_source_has_ended
         scheduler.add(sequence(f"r{i}", (10 + i, 20), 9))
     outputs = drain(scheduler, runner)
     assert scheduler.slots.n_slots == 8
-    assert runner.copied_tokens == scheduler.sharing.num_shared_tokens == 60
+    assert runner.copied_tokens == scheduler.prefix_cache.num_shared_tokens == 60
     assert list(outputs["follower"].token_ids) == expected_output((*head, 4), 1)
 
 
@@ -213,7 +213,7 @@ def test_a_shared_prefix_is_computed_once():
     head = tuple(range(1, 61))
     items = [sequence(f"r{i}", (*head, 70 + i)) for i in range(8)]
     outputs, scheduler, runner = run("batched", items)
-    assert runner.copied_tokens == 7 * len(head) == scheduler.sharing.num_shared_tokens
+    assert runner.copied_tokens == 7 * len(head) == scheduler.prefix_cache.num_shared_tokens
     prompt_tokens = sum(span.length for call in runner.calls for span in call.spans if span.start < len(head) + 1)
     assert prompt_tokens == len(head) + 8
     assert list(outputs["r7"].token_ids) == expected_output((*head, 77), 16)
@@ -222,7 +222,7 @@ def test_a_shared_prefix_is_computed_once():
 def test_identical_prompts_share_all_but_the_last_token():
     prompt = tuple(range(1, 51))
     _, scheduler, _ = run("batched", [sequence(f"r{i}", prompt) for i in range(4)])
-    assert scheduler.sharing.num_shared_tokens == 3 * 49
+    assert scheduler.prefix_cache.num_shared_tokens == 3 * 49
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))

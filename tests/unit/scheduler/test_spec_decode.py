@@ -392,5 +392,5 @@ def test_a_run_past_a_stop_string_leaves_no_cells_of_guesses_to_the_next_turn():
         cut += any(len(cells) > len(following) - 1 for cells in runner.cells)
         scheduler.add(sequence("next", (*following, 7), 20))
         assert list(drain(scheduler, runner)["next"].token_ids) == expected_output((*following, 7), 20)
-        assert scheduler.sharing.num_prefix_hits == 1
+        assert scheduler.prefix_cache.num_prefix_hits == 1
     assert cut > 10
