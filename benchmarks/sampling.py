@@ -24,10 +24,10 @@ from rich.table import Table
 from llamabatch import SamplingParams
 from llamabatch.llama.library import load
 from llamabatch.planning.cpu import cpu_name
-from llamabatch.request.token_counts import TokenCounts
 from llamabatch.sampling import native, numpy_sampler
 from llamabatch.sampling.defaults import FilledParams, fill
 from llamabatch.sampling.sampler import SamplerState
+from llamabatch.sampling.token_counts import TokenCounts
 
 VOCABULARIES = {"1k": 1_120, "32k": 32_000, "152k": 152_064}
 PENALTIES = {"repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.2}

@@ -89,7 +89,7 @@ class Engine:
             undo.callback(self._runner.close)
             self._speculation = speculation(self.config, self._runner.limits, self.model, draft)
             undo.pop_all()
-        self._recipes = PreparedParamsCache(self.model)
+        self._prepared_params = PreparedParamsCache(self.model)
         self._scheduler = Scheduler(
             chosen,
             self._runner.limits,
@@ -162,8 +162,8 @@ class Engine:
         check_prompt(request.prompt_token_ids, self.model.n_vocab, n_ctx)
         check_params(request.params, self.model.n_vocab)
         check_logprobs(request.params, len(request.prompt_token_ids), n_ctx, request.score_from)
-        recipe = self._recipes.of(request.params)
-        request = replace(request, params=recipe.params)
+        prepared = self._prepared_params.of(request.params)
+        request = replace(request, params=prepared.params)
         structure = request.params.structure
         if structure is not None and self._watch is not None:  # what compiles it may end the process, too
             self._watch.admitted([request.request_id])
@@ -172,7 +172,7 @@ class Engine:
             compiled.result()  # raises what is known to be wrong with it
         for each in [request] if request.params.n_copies == 1 else self._fans.split(request):
             sequence = Sequence(each, self.model.vocabulary, n_ctx)
-            sequence.draw = recipe.draw(sequence)
+            self._runner.add(each, prepared)
             if compiled is None:
                 self._scheduler.add(sequence)
             else:
@@ -199,6 +199,7 @@ class Engine:
         return merged[-1] if merged and merged[-1].finished is not None else None
 
     def _abort_one(self, request_id: str, error: str | None) -> SequenceOutput | None:
+        self._runner.remove(request_id)
         if request_id in self._embeddings:
             return self._embeddings.abort(request_id, error)
         if request_id in self._unready:
@@ -206,10 +207,8 @@ class Engine:
         return self._scheduler.abort(request_id, error)
 
     def _enter(self, sequence: Sequence, compiled: Any) -> None:
-        """Its grammar is compiled."""
-        from llamabatch.sampling.grammar_matcher import hold  # imported by now, see import_the_rest
-
-        sequence.guide = hold(sequence.draw, compiled, self.model.n_vocab)
+        """The grammar of `sequence` is compiled."""
+        self._runner.constrain(sequence.request.request_id, compiled)
         self._scheduler.add(sequence)
 
     def step(self) -> list[SequenceOutput]:
@@ -223,6 +222,9 @@ class Engine:
         outputs = refused + embedded
         if self._scheduler.has_work or not embedded:
             outputs += self._compute()
+        for output in outputs:
+            if output.finished is not None:
+                self._runner.remove(output.request_id)
         if self._fans:
             outputs = self._fans.merge(outputs)
         self._counts.note(outputs)
@@ -341,8 +343,12 @@ class Engine:
         self._scheduler.forget_adapter(name)
 
     def check_integrity(self) -> None:
-        """Raises ValueError if slots and running sequences disagree: a bug of ours."""
-        self._scheduler.check_integrity()
+        """Raises ValueError if slots, running sequences and sampler states disagree: a bug of ours."""
+        scheduler, pending, ids = self._scheduler, self._unready, self._runner.request_ids
+        scheduler.check_integrity()
+        in_flight = len(scheduler.running) + scheduler.num_waiting + len(pending)
+        if len(ids) != in_flight or not all(each in scheduler or each in pending for each in ids):
+            raise ValueError(f"{len(ids)} sampler states are held for {in_flight} sequences in flight")
 
     def close(self) -> None:
         """Frees context and model; requests in flight are lost. May be called twice."""

@@ -35,7 +35,7 @@ class DryRunEngine:
             self.model.close()
             raise
         self.adapters = [name for name, _ in config.adapters]
-        self._recipes = PreparedParamsCache(self.model)
+        self._prepared_params = PreparedParamsCache(self.model)
 
     def check(self, request: Request) -> None:
         """What an engine would refuse when it takes the request in. Raises InputError."""
@@ -44,7 +44,7 @@ class DryRunEngine:
         params = request.params
         check_params(params, self.model.n_vocab)
         check_logprobs(params, len(request.prompt_token_ids), self.plan.config.number("n_ctx"), None)
-        self._recipes.of(params)
+        self._prepared_params.of(params)
         if params.structure is not None:
             self.model.grammars.compile(params.structure).result()
 

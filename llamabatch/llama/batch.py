@@ -50,8 +50,7 @@ class Batch:
                 self._fill_draft(at, span, span.draft)
                 outputs.append(span)
             else:
-                ids, first = span.sequence.token_ids, span.start + span.shift
-                self._tokens[at:end] = ids[first] if count == 1 else ids[first : first + count]
+                self._tokens[at:end] = span.first_token if count == 1 else span.tokens
                 self._positions[at:end] = span.start if count == 1 else np.arange(span.start, span.start + count)
                 if span.output or span.prompt_rows:
                     self._outputs[end - span.output - span.prompt_rows : end] = 1
@@ -63,7 +62,7 @@ class Batch:
     def _fill_draft(self, at: int, span: ScheduledSpan, draft: tuple[int, ...]) -> None:
         """A known token, the guesses behind it, and any tokens in the rest of the span, which are no outputs."""
         known, end = at + 1 + len(draft), at + span.length
-        self._tokens[at] = span.sequence.token_ids[span.start + span.shift]
+        self._tokens[at] = span.first_token
         self._tokens[at + 1 : known] = draft
         self._tokens[known:end] = 0
         self._positions[at:end] = np.arange(span.start, span.start + span.length)
@@ -83,7 +82,7 @@ class Batch:
     def _fill_rows(self, spans: tuple[ScheduledSpan, ...]) -> tuple[Any, list[ScheduledSpan]]:
         """The same for one row a sequence, which is most calls, in few operations."""
         self.fill_rows(
-            [span.sequence.token_ids[span.start + span.shift] for span in spans],
+            [span.first_token for span in spans],
             [span.start for span in spans],
             [span.slot for span in spans],
         )

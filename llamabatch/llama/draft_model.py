@@ -152,12 +152,12 @@ class DraftModelProposer:
         """Computes what the draft model has not seen, but for the last tokens: spans for these, of one length, since
         a pass takes equally many of each. Who is too far behind for one step is left out until it has caught up."""
         known = [self._settle(context, span.sequence, span.slot) for span in spans]
-        behind = [len(span.sequence.token_ids) - count for span, count in zip(spans, known, strict=True)]
+        behind = [len(span.token_ids) - count for span, count in zip(spans, known, strict=True)]
         width = max((count for count in behind if count <= _SHORT), default=1)
-        width = min(width, *(len(span.sequence.token_ids) for span in spans), self._limits.n_ubatch // len(spans) or 1)
+        width = min(width, *(len(span.token_ids) for span in spans), self._limits.n_ubatch // len(spans) or 1)
         last, chunks, budget = [], [], self._limits.n_ubatch
         for span, count in zip(spans, known, strict=True):
-            start = len(span.sequence.token_ids) - width
+            start = len(span.token_ids) - width
             taken = min(budget, max(0, start - count))
             if taken:
                 budget -= taken
@@ -177,7 +177,7 @@ class DraftModelProposer:
             return guessed
         self._decode(context, self._batch.fill(Call(tuple(spans)))[0])
         for span in spans:
-            self._held[span.slot].known = len(span.sequence.token_ids)
+            self._held[span.slot].known = len(span.token_ids)
         for number in range(n):
             tokens = sample_rows(context.logits(len(spans)), [_GREEDY] * len(spans), self._n_threads)
             going = []
@@ -185,12 +185,12 @@ class DraftModelProposer:
                 if token == NO_TOKEN or token >= self._n_vocab:
                     continue
                 guessed[span.sequence].append(token)
-                if len(span.sequence.token_ids) + number < self._n_ctx:
+                if len(span.token_ids) + number < self._n_ctx:
                     going.append((span, token))
             spans = [span for span, _ in going]
             if number == n - 1 or not spans:
                 break
-            positions = [len(span.sequence.token_ids) + number for span in spans]
+            positions = [len(span.token_ids) + number for span in spans]
             slots = [span.slot for span in spans]
             self._decode(context, self._batch.fill_rows([token for _, token in going], positions, slots))
             for span, token in going:

@@ -8,10 +8,10 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -23,17 +23,23 @@ from llamabatch.llama.context import Context, DecodeCode
 from llamabatch.llama.library import load
 from llamabatch.llama.model import Model
 from llamabatch.request.logprobs import RowLogprobs
-from llamabatch.request.sequence import Sequence
-from llamabatch.sampling.row_logprobs import sample_and_tell, tell_accepted
-from llamabatch.sampling.sampler import NO_TOKEN, SamplerState, sample_rows
+from llamabatch.request.request import Request
+from llamabatch.sampling.prepared_params import PreparedParams
+from llamabatch.sampling.row_logprobs import accepted_logprobs, sample_with_logprobs
+from llamabatch.sampling.sampler import NO_TOKEN, NOTHING_MAY_COME, SamplerState, sample_rows
 from llamabatch.sampling.verify_drafts import accepted_tokens
 from llamabatch.scheduler.output import Call, DecodeStatus, Limits, Restore, ScheduledSpan, SchedulerOutput, SpanOutput
+
+if TYPE_CHECKING:
+    from llamabatch.sampling.grammar_matcher import Compiled, GrammarMasks
 
 logger = logging.getLogger(__name__)
 
 # A quarter of a core beside threads that compute: the cells of 32 slots of the 0.5B shape are zeroed in some seconds.
 _GROWTH_NICENESS = 5
 Logits = npt.NDArray[np.float32]
+_Read = Callable[[list[ScheduledSpan], list[SamplerState], Logits], list[SpanOutput]]
+_COMPUTED = SpanOutput(DecodeStatus.OK)  # of a span without output rows
 
 
 @dataclass
@@ -83,7 +89,8 @@ class ModelRunner:
             self._context.close()
             raise ConfigError(f"{model.path.name} cannot generate text: llama.cpp gives its architecture no memory")
         self._batch = Batch(load(), config.n_batch)
-        self._guide_rows: Any = None
+        self._states: dict[str, SamplerState] = {}  # of the sequences in flight, by request id
+        self._grammar_masks: GrammarMasks | None = None
         plain = not model.is_recurrent
         self.limits = Limits(
             n_slots=n_slots,
@@ -106,6 +113,25 @@ class ModelRunner:
             self._growth.end()
             self._growth = None
         self._context.close()
+
+    def add(self, request: Request, prepared: PreparedParams) -> None:
+        """Makes the sampler state of a request, before the scheduler gets its sequence; `remove` ends it."""
+        self._states[request.request_id] = prepared.sampler_state(request)
+
+    def constrain(self, request_id: str, grammar: Compiled) -> None:
+        """Keeps the output of a request that was added to a grammar."""
+        from llamabatch.sampling.grammar_matcher import GrammarMatcher  # not at import, with its library
+
+        self._states[request_id].constrain(GrammarMatcher(grammar), self.model.n_vocab)
+
+    def remove(self, request_id: str) -> None:
+        """Frees the sampler state of a request that has ended, if there is one."""
+        self._states.pop(request_id, None)
+
+    @property
+    def request_ids(self) -> Set[str]:
+        """Ids of the requests with a sampler state."""
+        return self._states.keys()
 
     def forget_adapter(self, name: str) -> None:
         """It is about to be unloaded: the context must not hold on to it."""
@@ -201,61 +227,75 @@ class ModelRunner:
         code = self._context.decode(struct)
         for slot in call.dummy_slots:
             self._context.clear(slot)
-        if code is DecodeCode.OK:
-            self._unflushed = False
-            self._count(call)
-            guided = [span.sequence for span in outputs if span.sequence.guide is not None and span.output]
-            if guided:
-                self._guide(guided)  # before the logits are asked for: a GPU may still be computing them
-            read = self._verify if call.n_guesses else self._sample
-            if not outputs:
-                return [_result(span.sequence, None) for span in call.spans]
-            logits = self._context.logits(sum(map(_n_rows, outputs)))
-            try:
-                found = read(outputs, logits)
-            except Exception:  # each is read alone then: what its rows give does not depend on the others
-                logger.warning("the rows of a call could not be sampled together", exc_info=True)
-                ends = itertools.accumulate(map(_n_rows, outputs))
-                found = [
-                    _read_alone(read, span, logits[end - _n_rows(span) : end])
-                    for span, end in zip(outputs, ends, strict=True)
-                ]
-            results = dict(zip(map(id, outputs), found, strict=True))
-            return [results.get(id(span)) or _result(span.sequence, None) for span in call.spans]
-        return self._recover(call, code)
+        if code is not DecodeCode.OK:
+            return self._recover(call, code)
+        self._unflushed = False
+        self._count(call)
+        if not outputs:
+            return [_COMPUTED] * len(call.spans)
+        states = [self._states[span.request_id] for span in outputs]
+        self._make_grammar_masks(outputs, states)  # before the logits are asked for: a GPU may still compute them
+        logits = self._context.logits(sum(map(_n_rows, outputs)))
+        read = self._verify if call.n_guesses else self._sample
+        try:
+            found = read(outputs, states, logits)
+        except Exception:  # each is read alone then: what its rows give does not depend on the others
+            logger.warning("the rows of a call could not be sampled together", exc_info=True)
+            ends = itertools.accumulate(map(_n_rows, outputs))
+            found = [
+                _read_alone(read, span, state, logits[end - _n_rows(span) : end])
+                for span, state, end in zip(outputs, states, ends, strict=True)
+            ]
+        results = dict(zip(map(id, outputs), found, strict=True))
+        return [results.get(id(span), _COMPUTED) for span in call.spans]
 
-    def _sample(self, spans: list[ScheduledSpan], logits: Logits) -> list[SpanOutput]:
-        """Args:
-        spans: those that have output rows; logits: their rows.
+    def _sample(self, spans: list[ScheduledSpan], states: list[SamplerState], logits: Logits) -> list[SpanOutput]:
+        """Samples the output rows of a call.
+
+        Args:
+            spans: those that have output rows, each with its state; logits: their rows.
         """
         n_threads = self._config.number("n_threads_batch")
-        if any(span.sequence.logprobs is not None for span in spans):
-            told = sample_and_tell(logits, spans, _draw, n_threads)
-            return [_result(span.sequence, *each) for span, each in zip(spans, told, strict=True)]
-        tokens = sample_rows(logits, [_draw(span.sequence) for span in spans], n_threads)
-        return [_result(span.sequence, token) for span, token in zip(spans, tokens, strict=True)]
+        for span, state in zip(spans, states, strict=True):
+            if span.output:
+                state.advance(span.num_output, span.token_ids)
+        if any(span.logprobs is not None for span in spans):
+            found = sample_with_logprobs(logits, spans, states, n_threads)
+            return [_result(state, *each) for state, each in zip(states, found, strict=True)]
+        return [
+            _result(state, token) for state, token in zip(states, sample_rows(logits, states, n_threads), strict=True)
+        ]
 
-    def _guide(self, sequences: list[Sequence]) -> None:
-        """The next masks of sequences that are held to a grammar."""
-        if self._guide_rows is None:
-            from llamabatch.sampling.grammar_matcher import GuideRows  # not at import, with its library
+    def _make_grammar_masks(self, spans: list[ScheduledSpan], states: list[SamplerState]) -> None:
+        """Makes the next masks of sequences with a grammar, all together."""
+        constrained = [
+            (state.grammar, span.num_output, span.token_ids)
+            for span, state in zip(spans, states, strict=True)
+            if state.grammar is not None and span.output
+        ]
+        if not constrained:
+            return
+        if self._grammar_masks is None:
+            from llamabatch.sampling.grammar_matcher import GrammarMasks  # not at import, with its library
 
-            self._guide_rows = GuideRows(self.model.n_vocab, self._config.number("n_threads_batch"))
-        self._guide_rows.fill([(s.guide, s.num_output, s.token_ids) for s in sequences])
+            self._grammar_masks = GrammarMasks(self.model.n_vocab, self._config.number("n_threads_batch"))
+        self._grammar_masks.fill(constrained)
 
-    def _verify(self, spans: list[ScheduledSpan], logits: Logits) -> list[SpanOutput]:
+    def _verify(self, spans: list[ScheduledSpan], states: list[SamplerState], logits: Logits) -> list[SpanOutput]:
         """Samples the rows of a verify call; the cells of guesses that did not come true go."""
-        draws, n_threads = [_draw(span.sequence) for span in spans], self._config.number("n_threads_batch")
-        accepted = accepted_tokens(logits, spans, draws, n_threads)
-        told = tell_accepted(logits, spans, accepted, n_threads)
+        n_threads = self._config.number("n_threads_batch")
+        for span, state in zip(spans, states, strict=True):
+            state.advance(span.num_output, span.token_ids)
+        accepted = accepted_tokens(logits, spans, states, n_threads)
+        logprobs = accepted_logprobs(logits, spans, accepted, n_threads)
         results = []
-        for span, tokens in zip(spans, accepted, strict=True):
+        for span, state, tokens, asked in zip(spans, states, accepted, logprobs, strict=True):
             if not tokens:
-                results.append(_result(span.sequence, NO_TOKEN))
+                results.append(_result(state, NO_TOKEN))
             elif len(tokens) < span.length and not self._context.clear(span.slot, span.start + len(tokens)):
                 results.append(SpanOutput(DecodeStatus.FAILED, error="the model's state cannot be cut back"))
             else:
-                results.append(SpanOutput(DecodeStatus.OK, tokens, None, told.get(id(span), ())))
+                results.append(SpanOutput(DecodeStatus.OK, tokens, None, asked))
         return results
 
     def _recover(self, call: Call, code: DecodeCode) -> list[SpanOutput]:
@@ -360,25 +400,23 @@ def _n_rows(span: ScheduledSpan) -> int:
     return span.prompt_rows + span.output if span.draft is None else 1 + len(span.draft)
 
 
-def _read_alone(
-    read: Callable[[list[ScheduledSpan], Logits], list[SpanOutput]], span: ScheduledSpan, rows: Logits
-) -> SpanOutput:
+def _read_alone(read: _Read, span: ScheduledSpan, state: SamplerState, rows: Logits) -> SpanOutput:
     try:
-        [result] = read([span], rows)
+        [result] = read([span], [state], rows)
     except Exception as error:
         return SpanOutput(DecodeStatus.FAILED, error=describe(error))
     return result
 
 
-def _draw(sequence: Sequence) -> SamplerState:
-    """Made once for a sequence, so that a step has little to do for each row."""
-    draw: SamplerState = sequence.draw
-    draw.index = sequence.num_output
-    if draw.masks is not None:
-        draw.mask = draw.masks.next(draw.index, sequence.token_ids)
-    if draw.chain is not None:
-        draw.token_ids = sequence.token_ids
-    return draw
+def _result(state: SamplerState, token: int | None, logprobs: tuple[RowLogprobs, ...] = ()) -> SpanOutput:
+    """Args:
+    token: None where the span samples none.
+    """
+    if token == NO_TOKEN:
+        return SpanOutput(DecodeStatus.FAILED, error=state.why_no_token)
+    if not all(row.token_ids for row in logprobs):
+        return SpanOutput(DecodeStatus.FAILED, error=NOTHING_MAY_COME)
+    return SpanOutput(DecodeStatus.OK, () if token is None else (token,), None, logprobs)
 
 
 class NoRunner:
@@ -399,21 +437,22 @@ class NoRunner:
     def forget_adapter(self, name: str) -> None:
         pass
 
+    def add(self, request: Request, prepared: PreparedParams) -> None:
+        raise AssertionError("nothing is there to run")
+
+    def constrain(self, request_id: str, grammar: Compiled) -> None:
+        raise AssertionError("nothing is there to run")
+
+    def remove(self, request_id: str) -> None:
+        """No request was added."""
+
+    @property
+    def request_ids(self) -> Set[str]:
+        return frozenset()
+
     def grow(self, n_slots: int, held: Iterable[int], *, wait: bool) -> tuple[int, frozenset[int]] | None:
         raise AssertionError("nothing is there to run")
 
     def run(self, batch: SchedulerOutput) -> list[SpanOutput]:
         assert not batch.calls
         return []
-
-
-def _result(sequence: Sequence, token: int | None, logprobs: tuple[RowLogprobs, ...] = ()) -> SpanOutput:
-    if token == NO_TOKEN and sequence.draw.error is not None:
-        return SpanOutput(DecodeStatus.FAILED, error=sequence.draw.error)
-    if token == NO_TOKEN and sequence.guide is not None:
-        return SpanOutput(DecodeStatus.FAILED, error=sequence.guide.why_nothing)
-    if token == NO_TOKEN or not all(row.token_ids for row in logprobs):
-        return SpanOutput(
-            DecodeStatus.FAILED, error="no token may come: the masks forbid all, or the logits are not finite numbers"
-        )
-    return SpanOutput(DecodeStatus.OK, () if token is None else (token,), None, logprobs)

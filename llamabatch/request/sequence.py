@@ -2,13 +2,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Any
 
 from llamabatch.request.detokenizer import Detokenizer, Vocabulary
 from llamabatch.request.logprobs import LogprobRecord
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, Timings
 from llamabatch.request.request import Request, ResumedOutput
-from llamabatch.request.token_counts import TokenCounts
 
 
 class Sequence:
@@ -32,9 +30,6 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.error: str | None = None
-        self.token_counts: TokenCounts | None = None  # kept for penalties only
-        self.draw: Any = None  # what the engine keeps for sampling it
-        self.guide: Any = None  # what keeps it to structured_outputs
         self.scores = request.score_from is not None  # samples nothing
         if self.scores:
             self.token_ids.pop()  # looked up in the row before it, never computed
@@ -45,8 +40,6 @@ class Sequence:
             ranked=request.ranked,
             score_from=request.score_from,
         )
-        if request.params.penalised:
-            self.token_counts = TokenCounts(request.prompt_token_ids)
         self._vocabulary = vocabulary
         self._num_prompt = len(self.token_ids)
         params = request.params
@@ -159,8 +152,6 @@ class Sequence:
         self.token_ids.append(token_id)
         self._token_times.append(now)
         self.last_token_s = now
-        if self.token_counts is not None:
-            self.token_counts.add(token_id)
         if self.ends_at(token_id):
             shown = self._detokenizer.push(token_id) if self.request.params.include_stop_str_in_output else ""
             self._finish(FinishReason.STOP, token_id)

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llamabatch.errors import EngineError
-from llamabatch.request.token_counts import TokenCounts
 from llamabatch.sampling.defaults import FilledParams
+from llamabatch.sampling.token_counts import TokenCounts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -88,8 +88,8 @@ def allowed_words(ids: Sequence[int] | None) -> array[int] | None:
     return words
 
 
-class SamplerState(Protocol):
-    """What is read of llamabatch.sampling.sampler.Draw."""
+class RowState(Protocol):
+    """Fields of a SamplerState that the compiled helper reads."""
 
     seed: int
     index: int
@@ -147,23 +147,23 @@ def forget() -> None:
     _helper.cache_clear()
 
 
-def sample_rows(logits: Floats, draws: Sequence[SamplerState], n_threads: int) -> list[int]:
+def sample_rows(logits: Floats, states: Sequence[RowState], n_threads: int) -> list[int]:
     """A token for each row, -1 where the logits are no numbers.
 
     Args:
-        logits: shape (len(draws), vocabulary), float32, each row without gaps; read in place, not changed.
-        draws: one for each row; ids beyond the vocabulary are ignored.
+        logits: shape (len(states), vocabulary), float32, each row without gaps; read in place, not changed.
+        states: one for each row; ids beyond the vocabulary are ignored.
         n_threads: more than 1 counts where the helper was compiled with OpenMP and the rows are worth it.
     """
     n_rows, n_vocab = logits.shape
-    if len(draws) != n_rows or not _can_read(logits):
-        raise ValueError(f"{len(draws)} draws for logits of shape {logits.shape}, {logits.dtype}, {logits.strides}")
+    if len(states) != n_rows or not _can_read(logits):
+        raise ValueError(f"{len(states)} states for logits of shape {logits.shape}, {logits.dtype}, {logits.strides}")
     # all of these arrays must live until the call returns
     tokens = array("i", bytes(4 * n_rows))
-    params = array("Q", [draw.prepared.address for draw in draws])
-    seeds = array("Q", [draw.seed for draw in draws])
-    indices = array("Q", [draw.index for draw in draws])
-    counts, given = [draw.counts for draw in draws], [draw.mask for draw in draws]
+    params = array("Q", [state.prepared.address for state in states])
+    seeds = array("Q", [state.seed for state in states])
+    indices = array("Q", [state.index for state in states])
+    counts, given = [state.counts for state in states], [state.mask for state in states]
     histories = masks = None
     n_mask_words = 0
     if any(counts):
@@ -190,17 +190,17 @@ def sample_rows(logits: Floats, draws: Sequence[SamplerState], n_threads: int) -
     return tokens.tolist()
 
 
-def candidates(row: Floats, draw: SamplerState) -> tuple[array[int], array[float]]:
+def candidates(row: Floats, state: RowState) -> tuple[array[int], array[float]]:
     """What one row may draw: token ids, rising, and their weights; empty where the logits are no numbers."""
     ids, weights = array("i", bytes(4 * len(row))), array("d", bytes(8 * len(row)))
-    history = None if draw.counts is None else array("Q", _history(draw.counts))
+    history = None if state.counts is None else array("Q", _history(state.counts))
     count = _helper().library.lb_candidates(
         _address(row),
         len(row),
-        draw.prepared.address,
+        state.prepared.address,
         None if history is None else history.buffer_info()[0],
-        None if draw.mask is None else _address(draw.mask),
-        _mask_words([draw.mask]),
+        None if state.mask is None else _address(state.mask),
+        _mask_words([state.mask]),
         ids.buffer_info()[0],
         weights.buffer_info()[0],
     )

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from llamabatch.request.token_counts import TokenCounts
 from llamabatch.sampling.defaults import FilledParams
 from llamabatch.sampling.native import allowed_words
+from llamabatch.sampling.token_counts import TokenCounts
 
 Floats = npt.NDArray[np.floating[Any]]
 Ids = npt.NDArray[np.int64]
@@ -29,8 +29,8 @@ _UNIT = 2.0**33  # the weight of the likeliest token
 _COLDEST = 1e-9  # below this temperature sampling is greedy
 
 
-class SamplerState(Protocol):
-    """What is read of llamabatch.sampling.sampler.Draw."""
+class RowState(Protocol):
+    """Fields of a SamplerState that the samplers in numpy read."""
 
     params: FilledParams
     seed: int
@@ -41,24 +41,24 @@ class SamplerState(Protocol):
     error: str | None
 
 
-def sample_row(row: Floats, draw: SamplerState) -> int:
+def sample_row(row: Floats, state: RowState) -> int:
     """The token of one row, or NO_TOKEN; where logits are equal, lower ids come first."""
-    if draw.params.greedy:
-        values = values_of(row, draw)
+    if state.params.greedy:
+        values = values_of(row, state)
         return NO_TOKEN if values is None else int(values.argmax())
-    ids, weights = candidates(row, draw)
+    ids, weights = candidates(row, state)
     if not len(ids):
         return NO_TOKEN
     sums = np.cumsum(weights)
-    return int(ids[np.searchsorted(sums, uniform(draw.seed, draw.index) * sums[-1], side="right")])
+    return int(ids[np.searchsorted(sums, uniform(state.seed, state.index) * sums[-1], side="right")])
 
 
-def candidates(row: Floats, draw: SamplerState) -> tuple[Ids, Floats]:
+def candidates(row: Floats, state: RowState) -> tuple[Ids, Floats]:
     """The ids that the chain leaves, rising, and their weights in whole numbers; empty where nothing can be drawn."""
-    values = values_of(row, draw)
+    values = values_of(row, state)
     if values is None:
         return np.empty(0, np.int64), np.empty(0)
-    params, vocabulary, top = draw.params, len(values), values.max()
+    params, vocabulary, top = state.params, len(values), values.max()
     floor = float(top) + params.log_min_p
     if 0 < params.top_k < vocabulary:
         ids = top_of(values, params.top_k)
@@ -73,15 +73,15 @@ def candidates(row: Floats, draw: SamplerState) -> tuple[Ids, Floats]:
     return ids, weights_of(values[ids], top, params.temperature)
 
 
-def values_of(row: Floats, draw: SamplerState) -> Floats | None:
+def values_of(row: Floats, state: RowState) -> Floats | None:
     """The row with bias, penalties and masks, a copy only where there are any; None where it holds no numbers."""
     if not row.max() <= np.finfo(np.float32).max:  # a NaN or +inf; `max` hands a NaN on
         return None
-    values, params = row, draw.params
+    values, params = row, state.params
     with np.errstate(over="ignore"):
-        if params.biases or draw.counts is not None:
-            values = _edited(row, params, draw.counts)
-    for words in (allowed_words(params.allowed_ids), draw.mask):
+        if params.biases or state.counts is not None:
+            values = _edited(row, params, state.counts)
+    for words in (allowed_words(params.allowed_ids), state.mask):
         if words is not None:
             bits = np.unpackbits(np.asarray(words, np.dtype("<u4")).view(np.uint8), bitorder="little")[: len(row)]
             allowed = np.zeros(len(row), bool)

@@ -1,4 +1,4 @@
-"""SamplingParams prepared for one model: its defaults, words as tokens, masks, a SamplerState for each sequence."""
+"""SamplingParams prepared for one model: its defaults, words as tokens, masks; they make each SamplerState."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from llamabatch.errors import SamplingError
+from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams
-from llamabatch.request.sequence import Sequence
 from llamabatch.sampling.defaults import FilledParams, defaults_of, fill
 from llamabatch.sampling.dry import DryPenalty, Tails, breaker_tokens
 from llamabatch.sampling.sampler import SamplerState
+from llamabatch.sampling.token_counts import TokenCounts
 from llamabatch.sampling.token_masks import BadWords, Masks, NotBefore, Words, all_but
 from llamabatch.utils.checks import show
 
-_KEPT = 32  # recipes; a call has mostly one SamplingParams for all its prompts
+_MOST_KEPT = 32  # a call has mostly one SamplingParams for all its prompts
 
 
 class Tokenizer(Protocol):
-    """What is used of a Model."""
+    """Part of a Model that is used here."""
 
     n_vocab: int
     metadata: Mapping[str, str]
@@ -39,7 +40,7 @@ class PreparedParams:
     """One SamplingParams, made ready for one model; any number of sequences share it.
 
     Args:
-        tails: what breaker_tokens says of its breakers; with DRY only.
+        tails: breaker_tokens of its breakers; with DRY only.
 
     Raises:
         SamplingError: a bad word has no tokens.
@@ -52,44 +53,44 @@ class PreparedParams:
         self._no_end = _no_end(params, model) if params.min_tokens else None
         self._bad_words = BadWords(_bad_runs(params, model), model.n_vocab) if params.forbidden_strings else None
 
-    def draw(self, sequence: Sequence) -> SamplerState:
-        """What samples this sequence from its first token to its last."""
+    def sampler_state(self, request: Request) -> SamplerState:
+        """State that samples a sequence of this request from its first token to its last."""
         params = self.params
-        repeats = None
+        counts = TokenCounts(request.prompt_token_ids) if params.penalised else None
+        dry = None
         if self._tails is not None:
-            repeats = DryPenalty(self._tails, params.dry_allowed_length, params.dry_penalty_last_n)
-        draw = SamplerState(params, sequence.request.seed, counts=sequence.token_counts, repeats=repeats)
+            dry = DryPenalty(self._tails, params.dry_allowed_length, params.dry_penalty_last_n)
+        state = SamplerState(params, request.seed, counts=counts, dry=dry)
         if self._no_end is not None or self._bad_words is not None:
-            draw.masks = Masks(self._n_vocab)
+            state.masks = Masks(self._n_vocab)
             if self._no_end is not None:
-                draw.masks.add(NotBefore(params.min_tokens, self._no_end))
+                state.masks.add(NotBefore(params.min_tokens, self._no_end))
             if self._bad_words is not None:
-                draw.masks.add(self._bad_words)
-        return draw
+                state.masks.add(self._bad_words)
+        return state
 
 
 class PreparedParamsCache:
-    """The recipes of a model, each made once for as long as its SamplingParams are in use. For one thread."""
+    """PreparedParams of a model, each made once for as long as its SamplingParams are in use. For one thread."""
 
     def __init__(self, model: Tokenizer) -> None:
         self._model = model
         self._defaults = defaults_of(model.metadata)
         self._breakers: tuple[tuple[str, ...], Tails] | None = None
-        self._known: dict[
-            int, tuple[SamplingParams, PreparedParams]
-        ] = {}  # by identity: hashing long lists takes its time
+        # by identity: hashing long lists takes its time
+        self._known: dict[int, tuple[SamplingParams, PreparedParams]] = {}
 
     def of(self, params: SamplingParams) -> PreparedParams:
-        """Raises what PreparedParams raises."""
+        """`params` made ready. Raises SamplingError if a bad word has no tokens."""
         known = self._known.get(id(params))
         if known is not None:
             return known[1]
         filled = fill(params, self._defaults)
-        recipe = PreparedParams(filled, self._model, self._tails_of(filled) if filled.dry else None)
-        if len(self._known) >= _KEPT:
+        prepared = PreparedParams(filled, self._model, self._tails_of(filled) if filled.dry else None)
+        if len(self._known) >= _MOST_KEPT:
             del self._known[next(iter(self._known))]
-        self._known[id(params)] = (params, recipe)  # the params too, so that their id stays theirs
-        return recipe
+        self._known[id(params)] = (params, prepared)  # the params too, so that their id stays theirs
+        return prepared
 
     def _tails_of(self, params: FilledParams) -> Tails:
         """Kept for the last set of breakers, as every token of the vocabulary is looked at."""

@@ -1,19 +1,17 @@
-"""Logprobs of rows of a call, for those sequences that asked: compiled, or in numpy with the same values to 1e-6.
+"""Logprobs of the rows of a call: compiled, or in numpy with the same values to 1e-6.
 
-Where nobody of a call asked, the runner does not come here.
+The runner comes here only for calls with a request that asks for logprobs.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import abc
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from llamabatch.request.logprobs import RowLogprobs
-from llamabatch.request.sequence import Sequence
 from llamabatch.sampling import native
 from llamabatch.sampling.numpy_sampler import top_of
 from llamabatch.sampling.sampler import NO_TOKEN, SamplerState, sample_rows
@@ -22,24 +20,25 @@ from llamabatch.scheduler.output import ScheduledSpan
 Floats = npt.NDArray[np.float32]
 
 
-def sample_and_tell(
-    logits: Floats, outputs: abc.Sequence[ScheduledSpan], draw_of: Callable[[Sequence], SamplerState], n_threads: int
+def sample_with_logprobs(
+    logits: Floats, spans: Sequence[ScheduledSpan], states: Sequence[SamplerState], n_threads: int
 ) -> list[tuple[int | None, tuple[RowLogprobs, ...]]]:
-    """Samples the rows of a call that are to be sampled, and reads the logprobs that its sequences ask for.
+    """Samples the rows of a call that are to be sampled, and reads the logprobs that its requests ask for.
 
     Args:
-        logits: the output rows of the call, which are those of `outputs` in order: of each its prompt rows, then the
+        logits: the output rows of the call, which are those of `spans` in order: of each its prompt rows, then the
             one that is sampled.
+        states: one for each span, at the token that is sampled.
 
     Returns:
-        For each of `outputs` its token, None where it samples none, and what is told of its rows, in their order.
+        For each span its token, None where it samples none, and the logprobs of its rows, in their order.
     """
-    ends = list(itertools.accumulate(span.prompt_rows + span.output for span in outputs))
-    draws = {end - 1: draw_of(span.sequence) for end, span in zip(ends, outputs, strict=True) if span.output}
-    tokens = _sample_some(logits, draws, n_threads)
-    asked: dict[int, tuple[int, int]] = {}  # row -> token, how many likeliest
-    for end, span in zip(ends, outputs, strict=True):
-        record, token = span.sequence.logprobs, tokens.get(end - 1)
+    ends = list(itertools.accumulate(span.prompt_rows + span.output for span in spans))
+    sampled = {end - 1: state for end, span, state in zip(ends, spans, states, strict=True) if span.output}
+    tokens = _sample_some(logits, sampled, n_threads)
+    asked: dict[int, tuple[int, int]] = {}  # row -> token, number of likeliest ones
+    for end, span in zip(ends, spans, strict=True):
+        record, token = span.logprobs, tokens.get(end - 1)
         if record is None:
             continue
         first = end - span.output - span.prompt_rows
@@ -48,45 +47,47 @@ def sample_and_tell(
         if token is not None and token != NO_TOKEN and record.top is not None:
             asked[end - 1] = token, record.top
     of_tokens, tops = [token for token, _ in asked.values()], [top for _, top in asked.values()]
-    told = dict(zip(asked, row_logprobs(logits, list(asked), of_tokens, tops, n_threads), strict=True))
+    logprobs = dict(zip(asked, row_logprobs(logits, list(asked), of_tokens, tops, n_threads), strict=True))
     results = []
-    for end, span in zip(ends, outputs, strict=True):
+    for end, span in zip(ends, spans, strict=True):
         rows = range(end - span.output - span.prompt_rows, end)
-        results.append((tokens.get(end - 1), tuple(told[row] for row in rows if row in told)))
+        results.append((tokens.get(end - 1), tuple(logprobs[row] for row in rows if row in logprobs)))
     return results
 
 
-def tell_accepted(
-    logits: Floats, spans: abc.Sequence[ScheduledSpan], accepted: abc.Sequence[tuple[int, ...]], n_threads: int
-) -> dict[int, tuple[RowLogprobs, ...]]:
-    """Of a call that checked guesses: for each span that asks, by its id(), what is told of its accepted tokens.
+def accepted_logprobs(
+    logits: Floats, spans: Sequence[ScheduledSpan], accepted: Sequence[tuple[int, ...]], n_threads: int
+) -> list[tuple[RowLogprobs, ...]]:
+    """The logprobs of the accepted tokens of each span of a call with guesses; () where its request asks for none.
 
     Args:
         logits: the rows of each span one after another: that of its known token, then those of its guesses.
     """
-    told: dict[int, tuple[RowLogprobs, ...]] = {}
+    found: list[tuple[RowLogprobs, ...]] = []
     first = 0
     for span, tokens in zip(spans, accepted, strict=True):
-        record = span.sequence.logprobs
-        if record is not None and record.top is not None:
+        record = span.logprobs
+        if record is None or record.top is None:
+            found.append(())
+        else:
             rows = range(first, first + len(tokens))
-            told[id(span)] = tuple(row_logprobs(logits, rows, tokens, [record.top] * len(tokens), n_threads))
+            found.append(tuple(row_logprobs(logits, rows, tokens, [record.top] * len(tokens), n_threads)))
         first += 1 + len(span.draft or ())
-    return told
+    return found
 
 
-def _sample_some(logits: Floats, draws: dict[int, SamplerState], n_threads: int) -> dict[int, int]:
-    """The token of each row that has a draw; rows side by side are sampled in one go, where they lie."""
+def _sample_some(logits: Floats, states: dict[int, SamplerState], n_threads: int) -> dict[int, int]:
+    """The token of each row that has a state; neighbouring rows are sampled in one call, where they lie."""
     tokens: dict[int, int] = {}
-    for _, run in itertools.groupby(enumerate(draws), key=lambda pair: pair[1] - pair[0]):
+    for _, run in itertools.groupby(enumerate(states), key=lambda pair: pair[1] - pair[0]):
         rows = [row for _, row in run]
-        chosen = sample_rows(logits[rows[0] : rows[-1] + 1], [draws[row] for row in rows], n_threads)
+        chosen = sample_rows(logits[rows[0] : rows[-1] + 1], [states[row] for row in rows], n_threads)
         tokens.update(zip(rows, chosen, strict=True))
     return tokens
 
 
 def row_logprobs(
-    logits: Floats, rows: abc.Sequence[int], tokens: abc.Sequence[int], tops: abc.Sequence[int], n_threads: int = 1
+    logits: Floats, rows: Sequence[int], tokens: Sequence[int], tops: Sequence[int], n_threads: int = 1
 ) -> list[RowLogprobs]:
     """For each wanted row the logprob of one token, and of the likeliest ones; without any where the logits are no
     numbers.

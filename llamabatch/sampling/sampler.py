@@ -9,38 +9,47 @@ A row's token depends on its logits, its parameters, the tokens before it (penal
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from llamabatch.request.sampling_params import SamplingParams
-from llamabatch.request.token_counts import TokenCounts
 from llamabatch.sampling import native, numpy_sampler
 from llamabatch.sampling.defaults import FilledParams, fill
 from llamabatch.sampling.dry import DryPenalty
 from llamabatch.sampling.sampler_chain import Chain
+from llamabatch.sampling.token_counts import TokenCounts
 from llamabatch.sampling.token_masks import Masks
 
+if TYPE_CHECKING:
+    from llamabatch.sampling.grammar_matcher import GrammarMatcher
+
 NO_TOKEN = numpy_sampler.NO_TOKEN
+NOTHING_MAY_COME = "no token may come: the masks forbid all, or the logits are not finite numbers"
 
 
 class SamplerState:
-    """What sampling a row takes beside its logits. Made once for a sequence; `index` moves on, `mask` may change.
+    """Everything that sampling a sequence needs beside the logits. Made once for a sequence; `advance` moves it on.
 
     Attributes:
         params: how to sample.
         seed: the request's, 0 .. 2**64-1.
-        index: which output token this is, from 0.
+        index: number of the output token that is sampled next, from 0.
         counts: the tokens before it, needed for penalties only; ids outside the vocabulary are ignored.
         mask: bit i of word i / 32 allows token i (llguidance's format), uint32, without gaps; None: no mask. What
             params.allowed_token_ids forbids stays forbidden.
-        masks: where the mask of each token comes from; None for most.
+        masks: sources of the mask of each token; None for most.
+        grammar: position in the grammar of structured_outputs, one of the sources of masks; None: no grammar.
         chain: the samplers that few ask for; None for most.
         token_ids: prompt and output so far; kept up to date where there is a chain.
-        error: why there was no token, where a logits processor is the reason.
+        error: message of the logits processor that failed for this token.
     """
 
-    __slots__ = ("_prepared", "chain", "counts", "error", "index", "mask", "masks", "params", "seed", "token_ids")
+    __slots__ = (
+        *("_prepared", "chain", "counts", "error", "grammar", "index", "mask", "masks", "params", "seed"),
+        "token_ids",
+    )
 
     def __init__(
         self,
@@ -49,16 +58,17 @@ class SamplerState:
         index: int = 0,
         counts: TokenCounts | None = None,
         mask: npt.NDArray[np.uint32] | None = None,
-        repeats: DryPenalty | None = None,
+        dry: DryPenalty | None = None,
     ) -> None:
-        """`repeats`: what DRY goes by; without it there is none."""
+        """`dry`: the repetitions that DRY penalises; None: it penalises none."""
         self.params = params if isinstance(params, FilledParams) else fill(params)
         self.seed = seed
         self.index = index
         self.counts = counts
         self.mask = mask
         self.masks: Masks | None = None
-        self.chain = Chain(self.params, repeats) if self.params.uncommon else None
+        self.grammar: GrammarMatcher | None = None
+        self.chain = Chain(self.params, dry) if self.params.uncommon else None
         self.token_ids: Sequence[int] = ()
         self.error: str | None = None
         self._prepared: native.Prepared | None = None
@@ -70,45 +80,76 @@ class SamplerState:
             self._prepared = native.Prepared(self.params)
         return self._prepared
 
+    @property
+    def why_no_token(self) -> str:
+        """Error of a request for which no token could be sampled."""
+        if self.error is not None:
+            return self.error
+        if self.grammar is not None:
+            return self.grammar.why_no_token
+        return NOTHING_MAY_COME
+
+    def constrain(self, grammar: GrammarMatcher, n_vocab: int) -> None:
+        """Keeps the output to a grammar, from its first token on."""
+        self.grammar = grammar
+        if self.masks is None:
+            self.masks = Masks(n_vocab)
+        self.masks.add(grammar)
+
+    def advance(self, index: int, token_ids: Sequence[int]) -> None:
+        """Moves on to output token `index`. Repeated for one token, it changes nothing.
+
+        Args:
+            token_ids: prompt and output so far, which end with output token index - 1; not to be changed.
+        """
+        self.index = index
+        if self.counts is not None:
+            for token_id in token_ids[len(token_ids) - (index - self.counts.num_output) :]:
+                self.counts.add(token_id)
+        if self.masks is not None:
+            self.mask = self.masks.next(index, token_ids)
+        if self.chain is not None:
+            self.token_ids = token_ids
+
     def later(self, number: int) -> SamplerState:
-        """The same for the output token that comes so many after this one."""
-        draw = SamplerState(self.params, self.seed, self.index + number, self.counts, self.mask)
-        draw._prepared = self.prepared
-        return draw
+        """The state for the output token that comes `number` tokens after this one, without masks and chain."""
+        state = SamplerState(self.params, self.seed, self.index + number, self.counts, self.mask)
+        state._prepared = self.prepared
+        return state
 
 
-def sample_rows(logits: npt.NDArray[np.float32], draws: list[SamplerState], n_threads: int = 1) -> list[int]:
+def sample_rows(logits: npt.NDArray[np.float32], states: list[SamplerState], n_threads: int = 1) -> list[int]:
     """A token id for each row, or NO_TOKEN where the logits are not numbers or nothing is allowed.
 
     Args:
-        logits: shape (len(draws), vocabulary), float32; not changed.
-        draws: one for each row.
+        logits: shape (len(states), vocabulary), float32; not changed.
+        states: one for each row.
         n_threads: for the compiled helper, where it has OpenMP and the rows are worth it.
     """
     if native.available():
-        tokens = native.sample_rows(logits, draws, n_threads)
-        for i in [i for i, draw in enumerate(draws) if draw.chain is not None]:
-            tokens[i] = _sample_row(logits[i], draws[i])
+        tokens = native.sample_rows(logits, states, n_threads)
+        for i in [i for i, state in enumerate(states) if state.chain is not None]:
+            tokens[i] = _sample_row(logits[i], states[i])
         return tokens
-    return [_sample_row(row, draw) for row, draw in zip(logits, draws, strict=True)]
+    return [_sample_row(row, state) for row, state in zip(logits, states, strict=True)]
 
 
-def _sample_row(row: npt.NDArray[np.float32], draw: SamplerState) -> int:
-    return numpy_sampler.sample_row(row, draw) if draw.chain is None else draw.chain.sample(row, draw)
+def _sample_row(row: npt.NDArray[np.float32], state: SamplerState) -> int:
+    return numpy_sampler.sample_row(row, state) if state.chain is None else state.chain.sample(row, state)
 
 
 def distribution(
-    row: npt.NDArray[np.float32], draw: SamplerState
+    row: npt.NDArray[np.float32], state: SamplerState
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """The tokens that a row may draw, in order of their ids, and their probabilities, which sum to 1.
 
     A token less than 2^-34 times as likely as the likeliest has probability 0. Both are empty where the logits are
     not numbers or nothing is allowed.
     """
-    if draw.chain is None and native.available():
-        raw_ids, raw_weights = native.candidates(row, draw)
+    if state.chain is None and native.available():
+        raw_ids, raw_weights = native.candidates(row, state)
         ids, weights = np.array(raw_ids, np.int64), np.array(raw_weights)
     else:
-        ids, raw = (numpy_sampler if draw.chain is None else draw.chain).candidates(row, draw)
+        ids, raw = (numpy_sampler if state.chain is None else state.chain).candidates(row, state)
         weights = raw.astype(np.float64)
     return ids, weights / weights.sum() if len(ids) else weights

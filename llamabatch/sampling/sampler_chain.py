@@ -4,7 +4,7 @@ Order and meaning are llama.cpp's (common/sampling.cpp, src/llama-sampler.cpp): 
 top_n_sigma, top_k, typical_p, top_p, min_p, XTC, temperature, one draw; or with mirostat: temperature, then mirostat in
 place of all cuts. Logits processors come before all of it. Four things differ on purpose. Temperature 0 is greedy
 whatever else is asked. A token that cannot come counts nowhere, not for an entropy either. Mirostat keeps the
-penalties, which llama.cpp then leaves out. And the weights of the draw are the whole numbers of sampler_numpy, so that
+penalties, which llama.cpp then leaves out. And the weights of the draw are the whole numbers of numpy_sampler, so that
 one seed gives one text.
 """
 
@@ -21,7 +21,7 @@ from llamabatch.request.sampling_params import LogitsProcessor
 from llamabatch.sampling import numpy_sampler
 from llamabatch.sampling.defaults import FilledParams
 from llamabatch.sampling.dry import DryPenalty
-from llamabatch.sampling.numpy_sampler import NO_TOKEN, Floats, Ids, SamplerState, top_of, uniform, weights_of
+from llamabatch.sampling.numpy_sampler import NO_TOKEN, Floats, Ids, RowState, top_of, uniform, weights_of
 from llamabatch.utils.checks import show
 
 # ----------------------------------------------------------------------------------------------------
@@ -163,40 +163,40 @@ class Chain:
     """One sequence's samplers, and what they remember of its tokens.
 
     Args:
-        repeats: for DRY; None: none.
+        dry: the repetitions that DRY penalises; None: it penalises none.
     """
 
-    def __init__(self, params: FilledParams, repeats: DryPenalty | None = None) -> None:
+    def __init__(self, params: FilledParams, dry: DryPenalty | None = None) -> None:
         self._params = params
-        self._repeats = repeats
+        self._dry = dry
         self._num_known: int | None = None  # output tokens that DRY has seen; None: not even the prompt
         self._is_torn = False  # of some tokens it has seen a part
         self._mus = [2 * params.mirostat_tau]  # mirostat's bound before each output token
 
-    def sample(self, row: Floats, draw: SamplerState) -> int:
+    def sample(self, row: Floats, state: RowState) -> int:
         """The token of one row, or NO_TOKEN. Asked again for the same output token, it answers the same."""
         if self._params.greedy:
-            values = self._edited(row, draw)
+            values = self._edited(row, state)
             return NO_TOKEN if values is None else int(values.argmax())
-        ids, weights = self.candidates(row, draw)
+        ids, weights = self.candidates(row, state)
         if not len(ids):
             return NO_TOKEN
         sums = np.cumsum(weights)
-        place = int(np.searchsorted(sums, uniform(draw.seed, draw.index) * sums[-1], side="right"))
+        place = int(np.searchsorted(sums, uniform(state.seed, state.index) * sums[-1], side="right"))
         if self._params.mirostat:
-            self.learn(draw.index, float(weights[place] / sums[-1]))
+            self.learn(state.index, float(weights[place] / sums[-1]))
         return int(ids[place])
 
-    def candidates(self, row: Floats, draw: SamplerState) -> tuple[Ids, Floats]:
+    def candidates(self, row: Floats, state: RowState) -> tuple[Ids, Floats]:
         """The ids that the chain leaves, rising, and their weights in whole numbers; empty where nothing can come."""
-        values = self._edited(row, draw)
+        values = self._edited(row, state)
         if values is None:
             return np.empty(0, np.int64), np.empty(0)
         params = self._params
         if params.mirostat:
-            ids, temperature = mirostat(values, params, self.mu(draw.index)), params.temperature
+            ids, temperature = mirostat(values, params, self.mu(state.index)), params.temperature
         else:
-            ids = self._cut(values, draw)
+            ids = self._cut(values, state)
             temperature = dynamic_temperature(values[ids], params)
         left = values[ids]
         return ids, weights_of(left, left.max(), temperature)
@@ -213,26 +213,26 @@ class Chain:
         del self._mus[index + 1 :]
         self._mus.append(mu - params.mirostat_eta * (-math.log2(probability) - params.mirostat_tau))
 
-    def _edited(self, row: Floats, draw: SamplerState) -> Floats | None:
-        draw.error = None
+    def _edited(self, row: Floats, state: RowState) -> Floats | None:
+        state.error = None
         if self._params.processors:
             try:
-                row = processed(row, self._params.processors, draw.token_ids[len(draw.token_ids) - draw.index :])
+                row = processed(row, self._params.processors, state.token_ids[len(state.token_ids) - state.index :])
             except ProcessorError as error:
-                draw.error = str(error)
+                state.error = str(error)
                 return None
-        values = numpy_sampler.values_of(row, draw)
-        if values is None or self._repeats is None:
+        values = numpy_sampler.values_of(row, state)
+        if values is None or self._dry is None:
             return values
-        if self._num_known != draw.index:
-            start = 0 if self._num_known is None else self._num_known - draw.index  # counted from the end
+        if self._num_known != state.index:
+            start = 0 if self._num_known is None else self._num_known - state.index  # counted from the end
             if self._is_torn:
                 raise EngineError("DRY has lost count of the tokens, after an exception")
             self._is_torn = True
-            self._repeats.extend(draw.token_ids[start:])
-            self._num_known, self._is_torn = draw.index, False
+            self._dry.extend(state.token_ids[start:])
+            self._num_known, self._is_torn = state.index, False
         values = values.copy() if values is row else values
-        for token_id, length in self._repeats.lengths().items():
+        for token_id, length in self._dry.lengths().items():
             values[token_id] -= self._dry_penalty(length)
         return values if np.isfinite(values.max()) else None
 
@@ -242,7 +242,7 @@ class Chain:
             run = min(run, int(_FLOAT_MAX_LOG / math.log(params.dry_base)))
         return np.float32(min(params.dry_multiplier * params.dry_base**run, _FLOAT_MAX))
 
-    def _cut(self, values: Floats, draw: SamplerState) -> Ids:
+    def _cut(self, values: Floats, state: RowState) -> Ids:
         """The ids that the cuts leave, rising."""
         params = self._params
         if params.top_n_sigma > 0:
@@ -262,6 +262,6 @@ class Chain:
         if params.min_p > 0:
             left = values[kept]
             kept = kept[left.astype(np.float64) >= float(left.max()) + params.log_min_p]
-        if params.xtc_probability > 0 and uniform(draw.seed ^ _XTC_SALT, draw.index) <= params.xtc_probability:
+        if params.xtc_probability > 0 and uniform(state.seed ^ _XTC_SALT, state.index) <= params.xtc_probability:
             kept = kept[xtc(values[kept], params.xtc_threshold)]
         return kept

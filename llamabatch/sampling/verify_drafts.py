@@ -1,6 +1,6 @@
-"""Checks guessed tokens: each position is sampled as without guesses, and the guesses hold while they agree.
+"""Verifies guessed tokens: each position is sampled as without guesses, and the guesses hold while they agree.
 
-So the text is that of one token a step, sampled or greedy: a draw depends on its row, its request and its index alone.
+The text is that of one token a step, sampled or greedy: a token depends on its row, its request and its index alone.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from llamabatch.scheduler.output import ScheduledSpan
 
 
 def accepted_tokens(
-    logits: npt.NDArray[np.float32], spans: Sequence[ScheduledSpan], draws: Sequence[SamplerState], n_threads: int
+    logits: npt.NDArray[np.float32], spans: Sequence[ScheduledSpan], states: Sequence[SamplerState], n_threads: int
 ) -> list[tuple[int, ...]]:
-    """The tokens that each span brings: its guesses as far as they hold, and the one that the sampler drew behind them.
+    """Tokens that each span brings: its guesses as far as they hold, and the one that the sampler drew behind them.
 
     Args:
         logits: the rows of each span one after another: that of its known token, then those of its guesses.
-        draws: one for each span, set to the first of its tokens.
+        states: one for each span, set to the first of its tokens.
 
     Returns:
         For each span 1 to 1 + len(draft) tokens; none where the first cannot be sampled. An end-of-generation token
-        that was guessed does not end the run here: whoever takes the tokens stops at it.
+        that was guessed does not end the run here: the sequence stops at it.
     """
-    chosen = _sample_alone(logits, spans, draws, n_threads)
+    chosen = _sample_at_once(logits, spans, states, n_threads)
     results, at = [], 0
-    for span, draw in zip(spans, draws, strict=True):
+    for span, state in zip(spans, states, strict=True):
         guesses, end = span.draft or (), at + 1 + len(span.draft or ())
-        if draw.counts is None and draw.masks is None:
+        if state.counts is None and state.masks is None:
             results.append(_run(guesses, chosen[at:end]))
         else:
-            results.append(_sample_in_turn(logits[at:end], guesses, draw, span.sequence.token_ids))
+            results.append(_sample_in_turn(logits[at:end], guesses, state, span.token_ids))
         at = end
     return results
 
 
-def _sample_alone(
-    logits: npt.NDArray[np.float32], spans: Sequence[ScheduledSpan], draws: Sequence[SamplerState], n_threads: int
+def _sample_at_once(
+    logits: npt.NDArray[np.float32], spans: Sequence[ScheduledSpan], states: Sequence[SamplerState], n_threads: int
 ) -> list[int]:
-    """All rows at once, those behind a wrong guess in vain: rows cost microseconds, calls and copies as much."""
+    """Samples all rows in one call, those behind a wrong guess in vain: a row costs microseconds, as a call does."""
     each = []
-    for span, draw in zip(spans, draws, strict=True):
-        each.append(draw)
-        each.extend(draw.later(number) for number in range(1, 1 + len(span.draft or ())))
+    for span, state in zip(spans, states, strict=True):
+        each.append(state)
+        each.extend(state.later(number) for number in range(1, 1 + len(span.draft or ())))
     return sample_rows(logits, each, n_threads)
 
 
@@ -62,30 +62,27 @@ def _run(guesses: tuple[int, ...], chosen: list[int]) -> tuple[int, ...]:
 
 
 def _sample_in_turn(
-    rows: npt.NDArray[np.float32], guesses: tuple[int, ...], draw: SamplerState, token_ids: list[int]
+    rows: npt.NDArray[np.float32], guesses: tuple[int, ...], state: SamplerState, token_ids: list[int]
 ) -> tuple[int, ...]:
-    """One position after another, for a request whose penalties count the tokens before, or whose masks depend on them.
-    The counts and token_ids, which is prompt and output so far, are left as they were."""
-    n_distinct = 0 if draw.counts is None else len(draw.counts.ids)
-    first, n_known = draw.index, len(token_ids)
+    """Samples one position after another, for a request with penalties that count the tokens before, or masks that
+    depend on them. The state and token_ids, which is prompt and output so far, are left as they were."""
+    counts, first, n_known = state.counts, state.index, len(token_ids)
+    n_distinct, n_counted = (0, 0) if counts is None else (len(counts.ids), counts.num_output)
     tokens: list[int] = []
     try:
         for number in range(len(rows)):
-            draw.index = first + number
-            if number and draw.masks is not None:
-                draw.mask = draw.masks.next(draw.index, token_ids)
-            [token] = sample_rows(rows[number : number + 1], [draw])
+            if number:
+                state.advance(first + number, token_ids)
+            [token] = sample_rows(rows[number : number + 1], [state])
             if token == NO_TOKEN:
                 break
             tokens.append(token)
             if number == len(guesses) or token != guesses[number]:
                 break
-            if draw.counts is not None:
-                draw.counts.add(token)
             token_ids.append(token)
     finally:
-        if draw.counts is not None:
-            draw.counts.take_back(token_ids[n_known:], n_distinct)
+        if counts is not None:
+            counts.take_back(token_ids[n_known : n_known + counts.num_output - n_counted], n_distinct)
         del token_ids[n_known:]
-        draw.index = first
+        state.index = first
     return tuple(tokens)

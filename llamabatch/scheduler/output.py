@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from llamabatch.request.adapters import AdapterSet
-from llamabatch.request.logprobs import RowLogprobs
+from llamabatch.request.logprobs import LogprobRecord, RowLogprobs
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.prefix_store import StoredPrefix
 
@@ -38,6 +38,37 @@ class ScheduledSpan(NamedTuple):
     draft: tuple[int, ...] | None = None
     prompt_rows: int = 0
     shift: int = 0
+
+    @property
+    def request_id(self) -> str:
+        """Id under which the runner keeps the sampler state of the sequence."""
+        return self.sequence.request.request_id
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Prompt and output so far; not to be changed."""
+        return self.sequence.token_ids
+
+    @property
+    def num_output(self) -> int:
+        """Output tokens so far, which is the index of the one that is sampled next."""
+        return self.sequence.num_output
+
+    @property
+    def logprobs(self) -> LogprobRecord | None:
+        """Logprobs that the request asks for; None: it asks for none."""
+        return self.sequence.logprobs
+
+    @property
+    def first_token(self) -> int:
+        """Token at position `start`."""
+        return self.sequence.token_ids[self.start + self.shift]
+
+    @property
+    def tokens(self) -> list[int]:
+        """Tokens at the positions of the span; with a draft only the first of them is known."""
+        first = self.start + self.shift
+        return self.sequence.token_ids[first : first + self.length]
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ def test_dry(lib, model, breakers, window, seed):
     dry = lib.llama_sampler_init_dry(model.vocab_handle, params.dry_multiplier, *sizes, raw, len(breakers))
     peer = Peer(lib, [dry, lib.llama_sampler_init_dist(1)])
     tails = breaker_tokens(breakers, model.n_vocab, model.all_bytes, model.tokenize_bytes)
-    draw = SamplerState(params, 0, repeats=DryPenalty(tails, params.dry_allowed_length, window))
+    draw = SamplerState(params, 0, dry=DryPenalty(tails, params.dry_allowed_length, window))
     tokens, n_prompt, changed = text_with_repeats(rng, model), 30, 0
     peer.accept(tokens[:n_prompt])
     for count in range(n_prompt, len(tokens)):

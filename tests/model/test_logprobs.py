@@ -161,7 +161,7 @@ def test_those_who_do_not_ask_pay_nothing(monkeypatch):
     def fail(*_args: object) -> None:
         raise AssertionError("logprobs were read")
 
-    monkeypatch.setattr("llamabatch.llama.model_runner.sample_and_tell", fail)
+    monkeypatch.setattr("llamabatch.llama.model_runner.sample_with_logprobs", fail)
     with Engine(EngineConfig("tiny", n_slots=2)) as engine:
         engine.add(Request("r", tuple(engine.model.tokenize("Once upon a time")), SamplingParams(max_tokens=5)))
         while engine.has_work:

@@ -7,10 +7,10 @@ import pytest
 
 from llamabatch.llama.library import load
 from llamabatch.request.sampling_params import SamplingParams
-from llamabatch.request.token_counts import TokenCounts
 from llamabatch.sampling import native
 from llamabatch.sampling.defaults import fill
 from llamabatch.sampling.sampler import SamplerState, distribution
+from llamabatch.sampling.token_counts import TokenCounts
 
 
 @pytest.fixture(params=["compiled", "numpy"], autouse=True)

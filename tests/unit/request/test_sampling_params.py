@@ -22,8 +22,8 @@ from llamabatch.engine.validation import check_params
 from llamabatch.request.adapters import adapter_set, adapter_sets
 from llamabatch.request.sampling_params import ALIASES, OPEN, SamplingParams
 from llamabatch.request.structured_outputs import Structure
-from llamabatch.request.token_counts import TokenCounts
 from llamabatch.sampling.defaults import DEFAULTS, FilledParams, defaults_of, fill
+from llamabatch.sampling.token_counts import TokenCounts
 
 BAD_NUMBERS = [float("nan"), float("inf"), -float("inf"), -0.1, 1e300, "1", True, [], 2**64]
 

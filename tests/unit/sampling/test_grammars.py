@@ -24,7 +24,7 @@ from llamabatch.sampling import grammar_compiler as grammars_module
 from llamabatch.sampling import grammar_matcher as guide_module
 from llamabatch.sampling import grammar_sandbox
 from llamabatch.sampling.grammar_compiler import Grammars
-from llamabatch.sampling.grammar_matcher import GuideRows, hold
+from llamabatch.sampling.grammar_matcher import GrammarMasks, GrammarMatcher
 from llamabatch.sampling.sampler import SamplerState
 
 
@@ -171,13 +171,14 @@ def compiled(compiler, **asked):
 def walk(compiler, rng, limit=400, **asked):
     """A random text of this form, or None if the limit cut it."""
     vocabulary = Bytes()
-    guide = hold(draw := SamplerState(SamplingParams(), 0), compiled(compiler, **asked), vocabulary.n_vocab)
-    rows, tokens = GuideRows(vocabulary.n_vocab, 1), [65, 66]  # after a prompt of two tokens
+    matcher, state = GrammarMatcher(compiled(compiler, **asked)), SamplerState(SamplingParams(), 0)
+    state.constrain(matcher, vocabulary.n_vocab)
+    rows, tokens = GrammarMasks(vocabulary.n_vocab, 1), [65, 66]  # after a prompt of two tokens
     for index in range(limit):
-        rows.fill([(guide, index, tokens)])
-        words = draw.masks.next(index, tokens)
+        rows.fill([(matcher, index, tokens)])
+        words = state.masks.next(index, tokens)
         may_come = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
-        assert guide.error is None
+        assert matcher.error is None
         ends = [token for token in may_come if token in EOGS]
         assert ends in ([], list(EOGS)), "all tokens that end a generation are alike"
         token = int(rng.choice(may_come))
@@ -411,14 +412,15 @@ def test_names_of_special_tokens_stand_for_the_tokens(compiler):
 
 def test_a_grammar_that_grows_too_costly_is_an_error_of_its_own(compiler):
     doubling = "start: a0\n" + _chain(40, "a{0}: a{1} a{1}\n") + 'a40: "b"'
-    guide = hold(draw := SamplerState(SamplingParams(), 0), compiled(compiler, grammar=doubling), 302)
-    other = hold(SamplerState(SamplingParams(), 0), compiled(compiler, regex="b+"), 302)
-    rows = GuideRows(302, 1)
+    matcher, state = GrammarMatcher(compiled(compiler, grammar=doubling)), SamplerState(SamplingParams(), 0)
+    state.constrain(matcher, 302)
+    other = GrammarMatcher(compiled(compiler, regex="b+"))
+    rows = GrammarMasks(302, 1)
     for index in range(4):
-        rows.fill([(guide, index, [98] * (index + 1)), (other, index, [98] * (index + 1))])
-    assert "Too many items" in guide.error
-    assert guide.why_nothing == guide.error
-    assert not draw.masks.next(3, []).any()
+        rows.fill([(matcher, index, [98] * (index + 1)), (other, index, [98] * (index + 1))])
+    assert "Too many items" in matcher.error
+    assert matcher.why_no_token == matcher.error
+    assert not state.masks.next(3, []).any()
     assert other.error is None
     assert other.words(3, []).any()
 
@@ -429,17 +431,19 @@ def test_what_many_texts_have_cost_is_no_error_of_the_next(monkeypatch):
     monkeypatch.setattr(grammar_sandbox, "MAX_LEXER_STATES", 80)
     asked = {"regex": "([a-f]{1,100}[0-9]){1,500}"}
     rng = random.Random(0)
-    draws = [SamplerState(SamplingParams(), i) for i in range(40)]
-    guides = [hold(draw, compiled(compiler, **asked), 302) for draw in draws]
-    rows, texts = GuideRows(302, 2), [[1] for _ in guides]
+    states = [SamplerState(SamplingParams(), i) for i in range(40)]
+    matchers = [GrammarMatcher(compiled(compiler, **asked)) for _ in states]
+    for state, matcher in zip(states, matchers, strict=True):
+        state.constrain(matcher, 302)
+    rows, texts = GrammarMasks(302, 2), [[1] for _ in matchers]
     for index in range(20):
-        rows.fill([(guide, index, text) for guide, text in zip(guides, texts, strict=True)])
-        for guide, draw, text in zip(guides, draws, texts, strict=True):
-            assert guide.error is None
-            words = draw.masks.next(index, text)
+        rows.fill([(matcher, index, text) for matcher, text in zip(matchers, texts, strict=True)])
+        for matcher, state, text in zip(matchers, states, texts, strict=True):
+            assert matcher.error is None
+            words = state.masks.next(index, text)
             may_come = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
             text.append(rng.choice([int(token) for token in may_come if token not in EOGS]))
-    assert not any(guide._source for guide in guides), "the limit was never met"
+    assert not any(matcher._source for matcher in matchers), "the limit was never met"
     compiler.close()
 
 
@@ -448,36 +452,36 @@ def test_what_takes_long_to_compile_is_not_compiled_again_within_a_step(monkeypa
     monkeypatch.setattr(grammar_sandbox, "MAX_LEXER_STATES", 20)
     monkeypatch.setattr(guide_module, "_MOST_SECONDS", 0.0)
     asked = {"regex": "[a-z]{1,100}"}
-    guide, rows = hold(SamplerState(SamplingParams(), 0), compiled(compiler, **asked), 302), GuideRows(302, 1)
+    matcher, rows = GrammarMatcher(compiled(compiler, **asked)), GrammarMasks(302, 1)
     for index in range(40):
-        rows.fill([(guide, index, [1, *b"x" * index])])
-    assert "too many states" in guide.error
-    again = hold(SamplerState(SamplingParams(), 0), compiled(compiler, **asked), 302)
+        rows.fill([(matcher, index, [1, *b"x" * index])])
+    assert "too many states" in matcher.error
+    again = GrammarMatcher(compiled(compiler, **asked))
     rows.fill([(again, 0, [1])])
     assert again.error is None
     compiler.close()
 
 
 def test_a_guide_follows_a_text_that_was_cut_back(compiler):
-    guide = hold(SamplerState(SamplingParams(), 0), compiled(compiler, regex="abc"), 302)
-    rows = GuideRows(302, 1)
+    matcher = GrammarMatcher(compiled(compiler, regex="abc"))
+    rows = GrammarMasks(302, 1)
     for tokens in ([1], [1, 97], [1, 97, 98], [1, 97], [1, 97, 98]):
-        rows.fill([(guide, len(tokens) - 1, tokens)])
-    assert guide.error is None
-    assert np.flatnonzero(np.unpackbits(guide.words(2, []).view(np.uint8), bitorder="little")).tolist() == [ord("c")]
+        rows.fill([(matcher, len(tokens) - 1, tokens)])
+    assert matcher.error is None
+    assert np.flatnonzero(np.unpackbits(matcher.words(2, []).view(np.uint8), bitorder="little")).tolist() == [ord("c")]
 
 
 def test_masks_of_many_rows_by_several_threads_are_those_of_one(compiler):
-    matchers = [compiled(compiler, regex=f"[a-{letter}]{{3}}") for letter in "bcdefghij"]
+    grammars = [compiled(compiler, regex=f"[a-{letter}]{{3}}") for letter in "bcdefghij"]
     masks = []
     for threads in (1, 2):
-        guides = [hold(SamplerState(SamplingParams(), 0), matcher, 302) for matcher in matchers]
-        rows = GuideRows(302, threads)
+        matchers = [GrammarMatcher(grammar) for grammar in grammars]
+        rows = GrammarMasks(302, threads)
         for index in range(2):
-            rows.fill([(guide, index, [5, 97][: index + 1]) for guide in guides])
-        masks.append([guide.words(1, []).copy() for guide in guides])
+            rows.fill([(matcher, index, [5, 97][: index + 1]) for matcher in matchers])
+        masks.append([matcher.words(1, []).copy() for matcher in matchers])
     assert np.array_equal(*masks)
-    assert len({row.tobytes() for row in masks[0]}) == len(matchers)
+    assert len({row.tobytes() for row in masks[0]}) == len(grammars)
 
 
 def test_a_model_without_an_end_is_refused():

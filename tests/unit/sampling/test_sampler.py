@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamabatch.request.sampling_params import SamplingParams
-from llamabatch.request.token_counts import TokenCounts
 from llamabatch.sampling import native, numpy_sampler
 from llamabatch.sampling.numpy_sampler import uniform
 from llamabatch.sampling.sampler import NO_TOKEN, SamplerState, distribution, sample_rows
+from llamabatch.sampling.token_counts import TokenCounts
 
 EVERYTHING = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 

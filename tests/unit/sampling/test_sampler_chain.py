@@ -43,7 +43,7 @@ def test_rows_of_all_kinds_share_a_call_and_none_sees_another(monkeypatch):
     logits.flags.writeable = False
 
     def draws():
-        made = [SamplerState(SamplingParams(**kinds[i % 8]), i, 3, repeats=DryPenalty({}, 2)) for i in range(16)]
+        made = [SamplerState(SamplingParams(**kinds[i % 8]), i, 3, dry=DryPenalty({}, 2)) for i in range(16)]
         for draw in made:
             draw.token_ids = [1, 2, 3, 1, 2, 3, 1, 2]
         return made
@@ -66,7 +66,7 @@ def test_temperature_0_is_greedy_whatever_else_is_asked(params):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_rows_without_numbers_give_no_token(params, bad):
     row = np.full((1, 40), bad, np.float32)
-    draw = SamplerState(SamplingParams(**params), 1, repeats=DryPenalty({}, 2))
+    draw = SamplerState(SamplingParams(**params), 1, dry=DryPenalty({}, 2))
     assert sample_rows(row, [draw]) == [NO_TOKEN]
     assert not len(distribution(row[0], draw)[0])
     row[0, :] = -np.inf
@@ -78,7 +78,7 @@ def test_rows_without_numbers_give_no_token(params, bad):
 def test_masks_hold(params):
     mask = np.zeros(10, np.uint32)
     mask[0] = 0b110
-    draw = SamplerState(SamplingParams(**params), 1, mask=mask, repeats=DryPenalty({}, 2))
+    draw = SamplerState(SamplingParams(**params), 1, mask=mask, dry=DryPenalty({}, 2))
     assert {sample_rows(rows(1, seed=i), [draw])[0] for i in range(20)} <= {1, 2}
 
 
@@ -115,7 +115,7 @@ def test_mirostat_goes_back_when_a_token_is_sampled_anew():
 def test_dry_sees_each_token_once_however_often_it_is_asked():
     params = SamplingParams(dry_multiplier=1.0, dry_base=2.0, temperature=0)
     text, repeats = [1, 2, 3, 4, 1, 2, 3], DryPenalty({}, 2)
-    draw = SamplerState(params, 0, repeats=repeats)
+    draw = SamplerState(params, 0, dry=repeats)
     row = np.zeros((1, 8), np.float32)
     row[0, 4], row[0, 5] = 1.9, 0.0
     for index in (0, 0, 1, 1, 3):

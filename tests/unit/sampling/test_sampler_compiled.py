@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from llamabatch.planning.cpu import cpu_flags
 from llamabatch.request.sampling_params import SamplingParams
-from llamabatch.request.token_counts import TokenCounts
 from llamabatch.sampling import native, numpy_sampler, sampler
 from llamabatch.sampling.sampler import SamplerState
+from llamabatch.sampling.token_counts import TokenCounts
 from native_patches import bootstrap, helper
 
 needs_helper = pytest.mark.skipif(not native.available(), reason=f"the compiled helper is {native.why_not()}")
@@ -127,7 +127,7 @@ def test_rows_may_lie_apart_and_have_different_company():
 def test_what_does_not_fit_is_refused_before_the_helper_sees_it():
     draws = [SamplerState(SamplingParams(), 1)] * 2
     for wrong in (np.zeros((3, 9), np.float32), np.zeros((2, 9)), np.zeros((2, 9), np.int32), np.zeros((9, 2)).T):
-        with pytest.raises(ValueError, match="draws for logits"):
+        with pytest.raises(ValueError, match="states for logits"):
             native.sample_rows(wrong, draws, 1)
     masks = [SamplerState(SamplingParams(), 1, mask=np.zeros(n, np.uint32)) for n in (1, 2)]
     with pytest.raises(ValueError, match=r"\[1, 2\] words"):

@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 
 from llamabatch import SamplingError, SamplingParams
 from llamabatch.request.request import Request
-from llamabatch.request.sequence import Sequence
 from llamabatch.sampling.defaults import fill
 from llamabatch.sampling.prepared_params import PreparedParams, PreparedParamsCache
 from llamabatch.sampling.token_masks import BadWords, Masks, NotBefore, all_but
-from tests.unit.fakes import VOCABULARY
 
 N = 70
 
@@ -85,11 +83,10 @@ class Letters:
 
 
 def forbidden_after(params, output=(), model=None):
-    sequence = Sequence(Request("r", (9,)), VOCABULARY, 64)
-    draw = PreparedParams(fill(params), model or Letters()).draw(sequence)
-    if draw.masks is None:
+    state = PreparedParams(fill(params), model or Letters()).sampler_state(Request("r", (9,)))
+    if state.masks is None:
         return set()
-    words = draw.masks.next(len(output), [9, *output])
+    words = state.masks.next(len(output), [9, *output])
     return set() if words is None else {i for i in range(256) if not words[i // 32] >> (i % 32) & 1}
 
 
@@ -113,9 +110,9 @@ def test_min_tokens_forbid_whatever_would_end_the_text():
     assert forbidden_after(SamplingParams(min_tokens=2, bad_words="a")) == {0, 1, ord("a"), ord("a") | 128}
 
 
-def test_who_asks_for_nothing_has_no_masks():
-    sequence = Sequence(Request("r", (9,)), VOCABULARY, 64)
-    assert PreparedParams(fill(SamplingParams(stop="x", stop_token_ids=[3])), Letters()).draw(sequence).masks is None
+def test_a_request_that_asks_for_nothing_has_no_masks():
+    prepared = PreparedParams(fill(SamplingParams(stop="x", stop_token_ids=[3])), Letters())
+    assert prepared.sampler_state(Request("r", (9,))).masks is None
 
 
 def test_a_word_without_tokens_is_refused():
@@ -123,14 +120,14 @@ def test_a_word_without_tokens_is_refused():
         PreparedParams(fill(SamplingParams(bad_words=" ")), Letters())
 
 
-def test_recipes_are_made_once_and_forgotten():
-    recipes, params = PreparedParamsCache(Letters()), SamplingParams(bad_words="a")
-    first = recipes.of(params)
-    assert recipes.of(params) is first
+def test_params_are_prepared_once_and_forgotten():
+    cache, params = PreparedParamsCache(Letters()), SamplingParams(bad_words="a")
+    first = cache.of(params)
+    assert cache.of(params) is first
     for _ in range(100):
-        assert recipes.of(SamplingParams()).params == fill(SamplingParams())
-    assert recipes.of(params) is not first
+        assert cache.of(SamplingParams()).params == fill(SamplingParams())
+    assert cache.of(params) is not first
     assert np.array_equal(
-        first.draw(Sequence(Request("r", (9,)), VOCABULARY, 64)).masks.next(0, [9]),
+        first.sampler_state(Request("r", (9,))).masks.next(0, [9]),
         all_but([ord("a"), ord("a") | 128], 256),
     )

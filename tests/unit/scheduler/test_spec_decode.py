@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamabatch import ConfigError, EngineConfig, SamplingParams
-from llamabatch.request.token_counts import TokenCounts
+from llamabatch.sampling.token_counts import TokenCounts
 from llamabatch.scheduler.ngram_proposer import LONGEST_RUN, NgramProposer, RunIndex
 from llamabatch.scheduler.output import Limits
 from llamabatch.scheduler.policies import POLICIES, policy

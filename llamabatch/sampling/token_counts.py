@@ -12,12 +12,14 @@ class TokenCounts:
     Attributes:
         ids: the distinct tokens of prompt and output, in order of their first appearance; int32.
         counts: how often each is in the output; int32. 0 for tokens of the prompt alone.
+        num_output: tokens of the output that are counted.
     """
 
     def __init__(self, prompt_token_ids: Iterable[int] = ()) -> None:
         self._places = {token_id: place for place, token_id in enumerate(dict.fromkeys(prompt_token_ids))}
         self.ids = array("i", self._places)
         self.counts = array("i", bytes(self.ids.itemsize * len(self.ids)))
+        self.num_output = 0
 
     def add(self, token_id: int) -> None:
         """One more token of the output."""
@@ -26,11 +28,13 @@ class TokenCounts:
             self.ids.append(token_id)
             self.counts.append(0)
         self.counts[place] += 1
+        self.num_output += 1
 
     def take_back(self, token_ids: Iterable[int], n_distinct: int) -> None:
         """Undoes the adding of these, the last that were added. `n_distinct`: how many ids there were before."""
         for token_id in token_ids:
             self.counts[self._places[token_id]] -= 1
+            self.num_output -= 1
         for token_id in self.ids[n_distinct:]:
             del self._places[token_id]
         del self.ids[n_distinct:], self.counts[n_distinct:]
