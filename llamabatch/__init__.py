@@ -6,8 +6,10 @@ from llamabatch.utils.version import __version__
 
 TYPE_CHECKING = False  # typing itself takes longer to import than all the rest
 if TYPE_CHECKING:
+    from llamabatch.client.base import Heartbeat
     from llamabatch.config import EngineConfig
     from llamabatch.engine.engine import Engine
+    from llamabatch.engine.stats import EngineStats
     from llamabatch.entrypoints.async_llm import AsyncLLM
     from llamabatch.entrypoints.llm import LLM
     from llamabatch.entrypoints.scoring import Score
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
         SamplingError,
         SetupError,
     )
+    from llamabatch.monitor.monitor import Monitor
+    from llamabatch.planning.capacity import Plan
     from llamabatch.request.logprobs import Logprob
     from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, Timings
     from llamabatch.request.request import Request
@@ -42,13 +46,17 @@ __all__ = [
     "EngineClosedError",
     "EngineConfig",
     "EngineError",
+    "EngineStats",
     "FinishReason",
+    "Heartbeat",
     "InputError",
     "LlamaBatchError",
     "Logprob",
     "MemoryPlanError",
     "ModelFileError",
+    "Monitor",
     "OutputError",
+    "Plan",
     "PromptError",
     "PromptWarning",
     "QueueFull",
@@ -63,10 +71,12 @@ __all__ = [
     "__version__",
 ]
 
-# Imported when they are asked for: the command line takes over signals first, and asyncio and numpy are not for all.
+# Imported on first use: the command line takes over signals before, and few programs need asyncio as well as numpy.
 _NAMES = {
+    "client.base": ("Heartbeat",),
     "config": ("EngineConfig",),
     "engine.engine": ("Engine",),
+    "engine.stats": ("EngineStats",),
     "entrypoints.async_llm": ("AsyncLLM",),
     "entrypoints.llm": ("LLM",),
     "entrypoints.scoring": ("Score",),
@@ -86,6 +96,8 @@ _NAMES = {
         "SamplingError",
         "SetupError",
     ),
+    "monitor.monitor": ("Monitor",),
+    "planning.capacity": ("Plan",),
     "request.logprobs": ("Logprob",),
     "request.outputs": (
         "CompletionOutput",
@@ -101,7 +113,7 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    """A public name, or a module of the package, when it is asked for."""
+    """Imports a public name, or a module of the package, on first use."""
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib

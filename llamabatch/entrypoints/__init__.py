@@ -1,3 +1,3 @@
-"""LLM and AsyncLLM: from prompts and conversations to requests, and from outputs back to the caller. Imports
-`monitor` and what stands below it.
+"""LLM and AsyncLLM: prompts and conversations become requests, and outputs go back to the caller. Imports `monitor` and
+the rooms below it.
 """

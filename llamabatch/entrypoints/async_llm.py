@@ -1,4 +1,4 @@
-"""AsyncLLM: the asyncio front. What could take long runs on threads; the event loop only passes results on."""
+"""AsyncLLM: the asyncio entry point. Slow work runs on threads; the event loop only passes results on."""
 
 from __future__ import annotations
 
@@ -8,28 +8,23 @@ import os
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from llamabatch.client.base import Heartbeat
 from llamabatch.client.connect import connect
 from llamabatch.client.middleware import CountingClient
 from llamabatch.config import EngineConfig
 from llamabatch.engine.stats import EngineStats
-from llamabatch.entrypoints.input_processor import (
-    Adapters,
-    ErrorPolicy,
-    InputProcessor,
-    OneAdapters,
-    Params,
-    Prompt,
-    Submission,
-    vectors,
-)
+from llamabatch.entrypoints.input_processor import Adapters, InputProcessor, OneAdapters, Params, Prompt
+from llamabatch.entrypoints.saved_prefix import CROWDED, ONE_TOKEN, TRIES, tokens_to_save
 from llamabatch.entrypoints.scoring import Pairs, Score, Scoring
-from llamabatch.entrypoints.shared import CROWDED, ONE_TOKEN, TRIES, monitor, tokens_to_save
-from llamabatch.errors import EngineClosedError, EngineError
+from llamabatch.entrypoints.submission import ErrorPolicy, Submission, Vector, vectors
+from llamabatch.errors import EngineClosedError, EngineError, LlamaBatchError
+from llamabatch.gguf.resolve import fetch
 from llamabatch.planning.capacity import Plan
 from llamabatch.request.adapters import adapter_path
 from llamabatch.request.chat import ChatOptions, Conversation
@@ -37,16 +32,16 @@ from llamabatch.request.outputs import RequestOutput, SequenceOutput
 from llamabatch.utils import paths
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
     from llamabatch.config import EngineOptions
     from llamabatch.monitor.monitor import Monitor
     from llamabatch.monitor.snapshot import Snapshot
 
 T = TypeVar("T")
-_Ask = Callable[[InputProcessor], Submission]
+_Prepare = Callable[[InputProcessor], Submission]
 
-# Tokenizing is one at a time for a model anyway; a second thread and its like keep what is short from queueing.
+# A model tokenizes one text at a time anyway; the other threads keep short calls from queueing behind long ones.
 _N_WORKERS = 4
 
 
@@ -58,9 +53,9 @@ class AsyncLLM:
         async with AsyncLLM("tiny") as llm:
             [output] = await llm.generate("Once upon a time")
 
-    Making one only checks the options. The model is loaded on a thread by `async with`, by `load`, or by the first
-    call. Cancelling a task aborts its requests, whose slots are free after the step that is under way. It may be used
-    from several event loops, one after another or at once.
+    The constructor only checks the options. The model is loaded on a thread by `async with`, by `load`, or by the first
+    call. Cancelling a task aborts its requests; their slots are free after the step under way. One AsyncLLM serves
+    several event loops, one after another or at once.
 
     Args:
         model, **options: as for LLM.
@@ -71,15 +66,39 @@ class AsyncLLM:
 
     def __init__(self, model: str | os.PathLike[str], **options: Unpack[EngineOptions]) -> None:
         self._config = EngineConfig.from_options(model, options)
+        self._download: Callable[[], Path] | None = None  # gives the file of a model on the hub
         self._connecting: Future[CountingClient] | None = None
         self._closed = False
         self._lock = threading.Lock()
         self._workers = ThreadPoolExecutor(_N_WORKERS, thread_name_prefix="llamabatch-async")
-        # an abort waits for no prompt that is being tokenized, nor for one that is on its way to a child
+        # a thread of its own: an abort must not wait for a prompt that is being tokenized or sent to a child
         self._aborting = ThreadPoolExecutor(1, thread_name_prefix="llamabatch-abort")
 
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_id: str,
+        filename: str | None = None,
+        *,
+        revision: str | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        **options: Unpack[EngineOptions],
+    ) -> Self:
+        """As LLM.from_pretrained. The download belongs to loading: it runs on a thread, and its errors come from there.
+
+        Raises:
+            ConfigError: an option is wrong.
+        """
+        llm = cls(f"{paths.HUB}{repo_id}", **options)
+        folder = None if cache_dir is None else paths.absolute(cache_dir)
+        llm._download = partial(
+            fetch, repo_id, filename, revision=revision, cache_dir=folder, local_files_only=local_files_only
+        )
+        return llm
+
     async def load(self) -> None:
-        """Loads the model, if that has not been done. What fails is tried anew by the next call.
+        """Loads the model unless it is loaded. After a failure the next call tries anew.
 
         Raises:
             ModelFileError, ConfigError, MemoryPlanError, SetupError, EngineError; EngineClosedError after aclose().
@@ -102,7 +121,7 @@ class AsyncLLM:
         errors: ErrorPolicy = "warn",
     ) -> list[RequestOutput]:
         """As LLM.generate; cancelling it aborts the requests."""
-        return await self._run(lambda front: front.prompts(prompts, params, adapters, errors))
+        return await self._run(lambda inputs: inputs.prompts(prompts, params, adapters, errors))
 
     async def chat(
         self,
@@ -116,7 +135,7 @@ class AsyncLLM:
     ) -> list[RequestOutput]:
         """As LLM.chat; cancelling it aborts the requests."""
         options = ChatOptions(tools, chat_template_kwargs or {})
-        return await self._run(lambda front: front.conversations(conversations, params, options, adapters, errors))
+        return await self._run(lambda inputs: inputs.conversations(conversations, params, options, adapters, errors))
 
     def stream(
         self,
@@ -128,9 +147,9 @@ class AsyncLLM:
         adapters: Adapters = None,
         errors: ErrorPolicy = "warn",
     ) -> AsyncIterator[SequenceOutput]:
-        """As LLM.stream, for `async for`. What that raises at the call is raised by the first step of the loop."""
+        """As LLM.stream, for `async for`. Errors that LLM.stream raises at the call come with the first step."""
         options = ChatOptions(tools, chat_template_kwargs or {})
-        return self._events(lambda front: front.either(prompts, params, options, adapters, errors), stream=True)
+        return self._events(lambda inputs: inputs.either(prompts, params, options, adapters, errors), stream=True)
 
     def as_completed(
         self,
@@ -144,7 +163,7 @@ class AsyncLLM:
     ) -> AsyncIterator[tuple[int, RequestOutput]]:
         """As LLM.as_completed, for `async for`."""
         options = ChatOptions(tools, chat_template_kwargs or {})
-        return self._completed(lambda front: front.either(prompts, params, options, adapters, errors))
+        return self._completed(lambda inputs: inputs.either(prompts, params, options, adapters, errors))
 
     @overload
     async def score(
@@ -175,6 +194,28 @@ class AsyncLLM:
         scores = scoring.scores(await self._run(lambda _: scoring.submission))
         return scores if continuations is None else scores[0]
 
+    @overload
+    async def embed(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        normalize: bool = ...,
+        adapters: Adapters = ...,
+        errors: Literal["raise"] = ...,
+        return_errors: Literal[False] = ...,
+    ) -> list[Vector]: ...
+
+    @overload
+    async def embed(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        normalize: bool = ...,
+        adapters: Adapters = ...,
+        errors: ErrorPolicy = ...,
+        return_errors: bool = ...,
+    ) -> list[Vector | LlamaBatchError]: ...
+
     async def embed(
         self,
         texts: Prompt | Sequence[Prompt],
@@ -186,20 +227,46 @@ class AsyncLLM:
     ) -> list[Any]:
         """As LLM.embed; cancelling it aborts the requests."""
         policy: ErrorPolicy = "return" if return_errors else errors
-        outputs = await self._run(lambda front: front.texts(texts, adapters, policy))
+        outputs = await self._run(lambda inputs: inputs.texts(texts, adapters, policy))
         return vectors(outputs, normalize=normalize, errors=policy)
 
-    async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """As LLM.tokenize, of one text."""
-        model = (await self._client()).model
-        return await self._on_thread(
-            partial(model.tokenize, text, add_special=add_special, parse_special=parse_special)
-        )
+    @overload
+    async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]: ...
 
-    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """As LLM.detokenize, of one list."""
-        front = InputProcessor(await self._client())
-        return str(await self._on_thread(partial(front.detokenize, token_ids, skip_special_tokens)))
+    @overload
+    async def tokenize(
+        self, text: list[str] | tuple[str, ...], *, add_special: bool = True, parse_special: bool = False
+    ) -> list[list[int]]: ...
+
+    async def tokenize(
+        self, text: str | list[str] | tuple[str, ...], *, add_special: bool = True, parse_special: bool = False
+    ) -> list[int] | list[list[int]]:
+        """As LLM.tokenize."""
+        inputs = InputProcessor(await self._client())
+        tokens: list[int] | list[list[int]] = await self._on_thread(
+            lambda: inputs.tokenize(text, add_special, parse_special)
+        )
+        return tokens
+
+    @overload
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    @overload
+    async def detokenize(
+        self, token_ids: Sequence[Sequence[int]], *, skip_special_tokens: bool = True
+    ) -> list[str]: ...
+
+    async def detokenize(
+        self, token_ids: Sequence[int] | Sequence[Sequence[int]], *, skip_special_tokens: bool = True
+    ) -> str | list[str]:
+        """As LLM.detokenize."""
+        inputs = InputProcessor(await self._client())
+        text: str | list[str] = await self._on_thread(lambda: inputs.detokenize(token_ids, skip_special_tokens))
+        return text
+
+    async def adapters(self) -> list[str]:
+        """As LLM.adapters."""
+        return (await self._client()).adapters
 
     async def heartbeats(self) -> list[Heartbeat]:
         """As LLM.heartbeats."""
@@ -218,9 +285,11 @@ class AsyncLLM:
         publish: bool = False,
     ) -> Monitor:
         """As LLM.monitor: `with await llm.monitor(callback):`. The callback is called on the monitor's thread."""
+        from llamabatch.monitor.monitor import monitor_client  # psutil and more, of no use to most programs
+
         target = metrics_file and paths.absolute(metrics_file)
         client = await self._client()
-        return monitor(client, callback, every_s=every_s, metrics_file=target, publish=publish)
+        return monitor_client(client, callback, every_s=every_s, metrics_file=target, publish=publish)
 
     async def save_prefix(self, prompt: Prompt, path: str | os.PathLike[str]) -> int:
         """As LLM.save_prefix."""
@@ -258,17 +327,16 @@ class AsyncLLM:
         await self._on_thread(partial(client.call, "unload_adapter", name))
 
     async def aclose(self) -> None:
-        """Ends what runs with finish_reason "abort" and frees the model. May be called twice."""
+        """Ends all requests with finish_reason "abort" and frees the model. May be called twice."""
         await asyncio.shield(asyncio.to_thread(self.close))
 
     def close(self) -> None:
-        """aclose() for where no event loop runs, or none any more. Waits for the step that is under way, and for a load
-        to end."""
+        """As aclose, without an event loop. Waits for the step under way, and for a load to end."""
         with self._lock:
             self._closed = True
             connecting = self._connecting
         if connecting is not None:
-            with contextlib.suppress(Exception):  # it never came to be
+            with contextlib.suppress(Exception):  # the load failed
                 connecting.result().close()
         self._workers.shutdown()
         self._aborting.shutdown()
@@ -286,17 +354,21 @@ class AsyncLLM:
     ) -> None:
         await self.aclose()
 
-    # --- from requests to results -------------------------------------------------------------------------------
-
     async def _client(self) -> CountingClient:
         with self._lock:
             self._check_open()
             if self._connecting is None or (self._connecting.done() and self._connecting.exception() is not None):
-                self._connecting = self._workers.submit(connect, self._config)
+                self._connecting = self._workers.submit(self._connect)
             connecting = self._connecting
         if connecting.done():
             return connecting.result()
-        return await asyncio.shield(asyncio.wrap_future(connecting))  # others may wait for it, too
+        return await asyncio.shield(asyncio.wrap_future(connecting))  # shielded: other tasks may wait for it
+
+    def _connect(self) -> CountingClient:
+        """On a worker's thread: the client of a loaded model."""
+        if self._download is None:
+            return connect(self._config)
+        return connect(replace(self._config, model=os.fspath(self._download())))
 
     async def _on_thread(self, do: Callable[[], T]) -> T:
         with self._lock:
@@ -308,68 +380,76 @@ class AsyncLLM:
         if self._closed:
             raise EngineClosedError("the engine is closed")
 
-    async def _events(self, ask: _Ask, *, stream: bool = False) -> AsyncGenerator[SequenceOutput, None]:
-        """Submits all and gives what comes until all have finished; left earlier, it takes back what still runs."""
-        call = _Call(await self._client(), asyncio.get_running_loop(), ask, stream)
+    async def _events(self, prepare: _Prepare, *, stream: bool = False) -> AsyncGenerator[SequenceOutput, None]:
+        """Submits all requests and yields their events until all have ended; closed earlier, it aborts the rest."""
+        call = _Call(await self._client(), asyncio.get_running_loop(), prepare, stream)
         try:
-            asked = await self._on_thread(call.start)
-            for event in asked.take(asked.refused):
+            submission = await self._on_thread(call.start)
+            for event in submission.record(submission.refused):
                 yield event
-            while not asked.done:
-                for event in asked.take(await call.events.get()):
+            while not submission.done:
+                for event in submission.record(await call.events.get()):
                     yield event
-            asked.conclude()
+            submission.conclude()
         finally:
             call.left = True
             if not call.done:
-                with contextlib.suppress(RuntimeError):  # closed: everything has ended
+                with contextlib.suppress(RuntimeError):  # closed: all requests have ended
                     self._aborting.submit(call.abort)
 
-    async def _completed(self, ask: _Ask) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        async with contextlib.aclosing(self._events(ask)) as events:
+    async def _completed(self, prepare: _Prepare) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        async with contextlib.aclosing(self._events(prepare)) as events:
             async for event in events:
                 if event.finished is not None:
                     yield event.prompt_index, event.finished
 
-    async def _run(self, ask: _Ask) -> list[RequestOutput]:
-        outputs = {index: output async for index, output in self._completed(ask)}
+    async def _run(self, prepare: _Prepare) -> list[RequestOutput]:
+        outputs = {index: output async for index, output in self._completed(prepare)}
         return [outputs[index] for index in range(len(outputs))]
 
 
 class _Call:
-    """The requests of one call, between the event loop that waits for them and the engine's thread."""
+    """The requests of one call, between the event loop that waits for them and the engine's thread.
 
-    def __init__(self, client: CountingClient, loop: asyncio.AbstractEventLoop, ask: _Ask, stream: bool) -> None:
+    Attributes:
+        events: the events of the requests, for the loop.
+        left: True once the caller waits no more.
+    """
+
+    def __init__(
+        self, client: CountingClient, loop: asyncio.AbstractEventLoop, prepare: _Prepare, stream: bool
+    ) -> None:
         self.events: asyncio.Queue[list[SequenceOutput]] = asyncio.Queue()
-        self.left = False  # nobody waits any more
+        self.left = False
         self._client = client
         self._loop = loop
-        self._ask = ask
+        self._prepare = prepare
         self._stream = stream
-        self._asked: Submission | None = None
+        self._submission: Submission | None = None
 
     @property
     def done(self) -> bool:
-        return self._asked is not None and self._asked.done
+        """True once every request has ended."""
+        return self._submission is not None and self._submission.done
 
     def start(self) -> Submission:
-        """On a worker's thread: from prompts to submitted requests."""
-        asked = self._ask(InputProcessor(self._client, cancelled=lambda: self.left))
+        """On a worker's thread: makes the requests and submits them."""
+        submission = self._prepare(InputProcessor(self._client, cancelled=lambda: self.left))
         if not self.left:
-            self._asked = asked
-            self._client.submit(asked.requests, self._tell, stream=self._stream)
-            if asked.refused:
-                self._client.note_refused(asked.refused)
-        if self.left:  # while they were submitted: the abort may have come too early
+            self._submission = submission
+            self._client.submit(submission.requests, self._emit, stream=self._stream)
+            if submission.refused:
+                self._client.note_refused(submission.refused)
+        if self.left:  # left while they were submitted: the abort may have come too early
             self.abort()
-        return asked
+        return submission
 
     def abort(self) -> None:
-        """On any thread but the event loop's: takes back what has not ended."""
-        if self._asked is not None:
-            self._client.abort(self._asked.unfinished)
+        """On any thread but the event loop's: aborts the requests that have not ended."""
+        if self._submission is not None:
+            self._client.abort(self._submission.unfinished)
 
-    def _tell(self, events: list[SequenceOutput]) -> None:
+    def _emit(self, events: list[SequenceOutput]) -> None:
         """On a thread of the client: hands events to the loop."""
         if self.left:
             return

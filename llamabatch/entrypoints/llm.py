@@ -1,54 +1,49 @@
-"""LLM: the synchronous front. A list of prompts in, a list of results out."""
+"""LLM: the synchronous entry point. A list of prompts in, a list of results out."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import queue
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from llamabatch.client.base import Heartbeat
 from llamabatch.client.connect import connect
 from llamabatch.client.middleware import CountingClient
 from llamabatch.config import EngineConfig
-from llamabatch.entrypoints.input_processor import (
-    Adapters,
-    ErrorPolicy,
-    InputProcessor,
-    OneAdapters,
-    Params,
-    Prompt,
-    Submission,
-    Vector,
-    vectors,
-)
+from llamabatch.engine.stats import EngineStats
+from llamabatch.entrypoints.input_processor import Adapters, InputProcessor, OneAdapters, Params, Prompt
+from llamabatch.entrypoints.saved_prefix import CROWDED, ONE_TOKEN, TRIES, tokens_to_save
 from llamabatch.entrypoints.scoring import Pairs, Score, Scoring
-from llamabatch.entrypoints.shared import Monitored, SavedPrefixes
-from llamabatch.errors import LlamaBatchError, PromptError
+from llamabatch.entrypoints.submission import ErrorPolicy, Submission, Vector, vectors
+from llamabatch.errors import EngineError, LlamaBatchError
 from llamabatch.gguf.resolve import fetch
 from llamabatch.planning.capacity import Plan
 from llamabatch.request.adapters import adapter_path
 from llamabatch.request.chat import ChatOptions, Conversation
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
-from llamabatch.utils.checks import show
 from llamabatch.utils.lifetime import ForkGuard
+from llamabatch.utils.paths import absolute
 from llamabatch.utils.progress import ProgressBar
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from llamabatch.config import EngineOptions
+    from llamabatch.monitor.monitor import Monitor
+    from llamabatch.monitor.snapshot import Snapshot
 
 
-class LLM(SavedPrefixes, Monitored):
+class LLM:
     """A GGUF model that runs many prompts at once. Its methods may be called from several threads.
 
     Args:
         model: path of a .gguf file (the first, of several parts), "tiny" for the bundled one, or a name on the hub as
             "hf:owner/repo:Q4_K_M".
-        **options: see EngineConfig; unknown ones are refused by name. What "auto" became stands in `plan`.
+        **options: see EngineConfig; unknown ones are refused by name. `plan` has the values that "auto" became.
 
     Raises:
         ModelFileError, ConfigError, MemoryPlanError, SetupError, EngineError.
@@ -109,22 +104,21 @@ class LLM(SavedPrefixes, Monitored):
                 each; None: the defaults.
             adapters: {name: scale} of loaded adapters (LLM(..., adapters=…), load_adapter): one for all, or a list
                 with one for each; None: the model as it is.
-            errors: what a prompt that fails does, be it refused or ended by an error. Its output has finish_reason
+            errors: the effect of a prompt that fails, be it refused or ended by an error. Its output has finish_reason
                 "error" and `error` set, and the others finish. "warn": one PromptWarning at the end; the first error is
                 raised if all failed, as an only prompt does. "raise": the first error is raised as soon as it is known,
-                and the rest is aborted. "return": neither. What is raised holds the outputs so far in `outputs`.
+                and the rest is aborted. "return": neither. The exception raised has the outputs so far in `outputs`.
             progress: a progress bar on stderr, where that is a terminal.
 
         Returns:
             One RequestOutput a prompt, in the order of the prompts.
 
         Raises:
-            PromptError: there is no prompt, `prompts` is no list of them (but of conversations, say), or a prompt
-                cannot be run. SamplingError, AdapterError: its parameters or adapters. EngineError: it failed while it
-                ran.
+            PromptError: there is no prompt, `prompts` holds something else (conversations, say), or a prompt cannot be
+                run. SamplingError, AdapterError: its parameters or adapters. EngineError: it failed while it ran.
             EngineClosedError: after close().
         """
-        return self._run(self._front.prompts(prompts, params, adapters, errors), progress)
+        return self._run(self._inputs.prompts(prompts, params, adapters, errors), progress)
 
     def chat(
         self,
@@ -143,14 +137,14 @@ class LLM(SavedPrefixes, Monitored):
             conversations: one conversation, a list of {"role": …, "content": …}, or a list of conversations.
             tools: functions that the model may call, as OpenAI's API describes them, for the template.
             chat_template_kwargs: variables of the template, such as {"enable_thinking": False}, of those in
-                llamabatch.request.chat.TEMPLATE_KWARGS. What the model's template does not read is refused.
+                llamabatch.request.chat.TEMPLATE_KWARGS. One that the model's template does not read is refused.
 
         Raises:
             ConfigError: the model has no chat template.
             PromptError: as for generate; texts are no conversations.
         """
         options = ChatOptions(tools, chat_template_kwargs or {})
-        return self._run(self._front.conversations(conversations, params, options, adapters, errors), progress)
+        return self._run(self._inputs.conversations(conversations, params, options, adapters, errors), progress)
 
     def stream(
         self,
@@ -164,19 +158,19 @@ class LLM(SavedPrefixes, Monitored):
     ) -> Iterator[SequenceOutput]:
         """One prompt or conversation, or many at once, token by token as they come.
 
-        Each piece tells the `prompt_index` that it belongs to; the last one of a prompt has `finished` set. It starts
-        with the first piece that is asked for; leaving the loop aborts what still runs.
+        Each piece has the `prompt_index` that it belongs to; the last one of a prompt has `finished` set. Requests
+        start when the first piece is asked for; leaving the loop aborts those that still run.
 
         Args:
             errors: as for generate. A prompt of a list that cannot be run is one piece, finished with its error; the
-                warning, or the error where all failed, comes after the last piece. Where it is known before anything
-                runs that an error is to be raised, the call raises it.
+                warning, or the error if all failed, comes after the last piece. An error that is known before anything
+                runs is raised by the call itself.
 
         Raises:
             PromptError: as for generate.
         """
         options = ChatOptions(tools, chat_template_kwargs or {})
-        return self._events(self._front.either(prompts, params, options, adapters, errors), stream=True)
+        return self._events(self._inputs.either(prompts, params, options, adapters, errors), stream=True)
 
     def as_completed(
         self,
@@ -188,9 +182,9 @@ class LLM(SavedPrefixes, Monitored):
         adapters: Adapters = None,
         errors: ErrorPolicy = "warn",
     ) -> Iterator[tuple[int, RequestOutput]]:
-        """Pairs of a prompt's index and its output, the first to finish first. Otherwise as `stream`."""
+        """Pairs of a prompt's index and its output, in the order in which prompts finish. Otherwise as `stream`."""
         options = ChatOptions(tools, chat_template_kwargs or {})
-        return self._completed(self._front.either(prompts, params, options, adapters, errors))
+        return self._completed(self._inputs.either(prompts, params, options, adapters, errors))
 
     @overload
     def score(
@@ -223,7 +217,7 @@ class LLM(SavedPrefixes, Monitored):
         adapters: OneAdapters = None,
         errors: ErrorPolicy = "warn",
     ) -> list[Score] | list[list[Score]]:
-        """How likely each continuation of a prompt is, for the model alone; nothing is sampled.
+        """The logprob of each continuation of a prompt, by the model alone; nothing is sampled.
 
         The prompt is computed once for all its continuations, which copy its cells. Two texts are tokenized as one: see
         docs/scoring.md for the border between them.
@@ -233,15 +227,15 @@ class LLM(SavedPrefixes, Monitored):
             continuations: texts or token ids.
             progress: a progress bar on stderr, where that is a terminal.
             adapters: {name: scale} of loaded adapters, for all of them.
-            errors: as for generate; what fails here is a continuation: it is empty, no token comes before it, or both
-                are longer than n_ctx. Its Score has `error` set and NaN for the logprob. A pair that is none, an empty
-                cell of a table, say, counts as one continuation.
+            errors: as for generate, for each continuation. One fails if it is empty, if no token comes before it, or if
+                prompt and continuation are longer than n_ctx; its Score has `error` set and a logprob of NaN. An item
+                that is no pair, an empty cell of a table, say, counts as one continuation.
 
         Returns:
             One Score a continuation, in their order; for pairs, a list of them for each pair.
 
         Raises:
-            PromptError: there is nothing to score, `prompt` is no list of pairs, or a continuation cannot be scored.
+            PromptError: there is nothing to score, `prompt` is no list of pairs, or a continuation failed.
             ConfigError: the model is an encoder. AdapterError: an adapter that is not loaded.
         """
         scoring = Scoring(self._client, prompt, continuations, adapters, errors)
@@ -282,13 +276,13 @@ class LLM(SavedPrefixes, Monitored):
         return_errors: bool = False,
         progress: bool = False,
     ) -> list[Any]:
-        """A vector for each text, pooled as the model's GGUF says; the mean of its tokens' where it does not say.
+        """A vector for each text, pooled as the model's GGUF says; the mean over its tokens if it does not say.
 
         Args:
             texts: one text or a list; each a str, or the token ids of one.
             normalize: scale each vector to length 1.
             adapters: as for `generate`.
-            errors: as for generate, but "raise" unless given; with "warn" and "return" a LlamaBatchError stands in the
+            errors: as for generate, but "raise" unless given; with "warn" and "return" a LlamaBatchError takes the
                 place of a text that fails.
             return_errors: True is short for errors="return".
             progress: a progress bar on stderr, where that is a terminal.
@@ -304,8 +298,8 @@ class LLM(SavedPrefixes, Monitored):
             EngineError: a pass failed. EngineClosedError: after close().
         """
         policy: ErrorPolicy = "return" if return_errors else errors
-        asked = self._front.texts(texts, adapters, policy)
-        return vectors(self._run(asked, progress), normalize=normalize, errors=policy)
+        submission = self._inputs.texts(texts, adapters, policy)
+        return vectors(self._run(submission, progress), normalize=normalize, errors=policy)
 
     @overload
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]: ...
@@ -321,20 +315,14 @@ class LLM(SavedPrefixes, Monitored):
         """Text to token ids, or a list of texts to a list for each.
 
         Args:
-            add_special: put BOS in front where the model wants it.
+            add_special: put BOS in front if the model wants it.
             parse_special: read names of special tokens in the text as those tokens.
 
         Raises:
             PromptError: not a text, a text of more than 64 MiB, or one with a word that a stock build does not survive.
         """
-        if isinstance(text, (list, tuple)):
-            return [self._tokenize(one, add_special, parse_special) for one in text]
-        return self._tokenize(text, add_special, parse_special)
-
-    def _tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        if not isinstance(text, str):
-            raise PromptError(f"text is {show(text)}; give a str, or a list of them")
-        return self._client.model.tokenize(text, add_special=add_special, parse_special=parse_special)
+        tokens: list[int] | list[list[int]] = self._inputs.tokenize(text, add_special, parse_special)
+        return tokens
 
     @overload
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
@@ -353,7 +341,8 @@ class LLM(SavedPrefixes, Monitored):
         Raises:
             PromptError: not token ids, or an id outside the vocabulary.
         """
-        return self._front.detokenize(token_ids, skip_special_tokens)
+        text: str | list[str] = self._inputs.detokenize(token_ids, skip_special_tokens)
+        return text
 
     @property
     def adapters(self) -> list[str]:
@@ -364,7 +353,7 @@ class LLM(SavedPrefixes, Monitored):
         """Loads a LoRA or a control vector (GGUF) under a name that requests can ask for.
 
         Raises:
-            AdapterError: the name is taken; the path is none.
+            AdapterError: the name is taken; the path is neither str nor Path.
             ModelFileError: the file is missing, damaged, or for another model.
             EngineClosedError: after close().
         """
@@ -379,8 +368,89 @@ class LLM(SavedPrefixes, Monitored):
         """
         self._client.call("unload_adapter", name)
 
+    def save_prefix(self, prompt: Prompt, path: str | os.PathLike[str]) -> int:
+        """Computes a prompt and saves its KV cells to a file, for load_prefix in another process.
+
+        Args:
+            prompt: a text or token ids, at least 32 tokens. A text should end where a word ends: with more text behind
+                it, its last token may become another one.
+
+        Returns:
+            The number of tokens saved.
+
+        Raises:
+            PromptError: the prompt cannot be run. InputError: it is too short, or the file cannot be written.
+            ConfigError: this engine keeps no prefixes.
+            EngineError: other requests needed the cells before they could be saved.
+        """
+        target = absolute(path)
+        for _ in range(TRIES):
+            [output] = self.generate(prompt, ONE_TOKEN)
+            token_ids = tokens_to_save(output)
+            if self._client.call("save_prefix", token_ids, target):
+                return len(token_ids)
+        raise EngineError(CROWDED)
+
+    def load_prefix(self, path: str | os.PathLike[str]) -> int:
+        """Holds a saved prefix in memory, in each engine, until unload_prefix: requests that begin with it do not
+        compute it.
+
+        Returns:
+            Its length in tokens.
+
+        Raises:
+            InputError: the file is damaged, or was saved with another model, llama.cpp or kind of KV cache.
+            ConfigError: the model's state cannot be shared.
+        """
+        n_tokens: int = self._client.call("load_prefix", absolute(path))
+        return n_tokens
+
+    def unload_prefix(self, path: str | os.PathLike[str]) -> None:
+        """Frees a loaded prefix. Raises InputError if it is not loaded."""
+        self._client.call("unload_prefix", absolute(path))
+
+    def stats(self) -> EngineStats:
+        """Counts since the engine started, and its state now. Waits for no step.
+
+        Raises:
+            EngineClosedError: after close(), or when the engine has died.
+        """
+        return self._client.stats()
+
+    @property
+    def heartbeats(self) -> list[Heartbeat]:
+        """The state of each child process that has an engine; empty if all engines are in this process."""
+        return self._client.heartbeats
+
+    def monitor(
+        self,
+        callback: Callable[[Snapshot], object] | None = None,
+        *,
+        every_s: float = 1.0,
+        metrics_file: str | os.PathLike[str] | None = None,
+        publish: bool = False,
+    ) -> Monitor:
+        """Samples the engine and the machine at an interval, on a thread of its own::
+
+            with llm.monitor(lambda now: print(now.generated_tokens_per_s, now.stats.slot_use)):
+                llm.generate(prompts)
+
+        Args:
+            callback: called with each Snapshot; an exception in it is logged.
+            every_s: the interval in seconds, 0.01 to 3600.
+            metrics_file: path of a file of metrics for Prometheus; needs `llamabatch[metrics]`.
+            publish: show the engine in `llamabatch top`.
+
+        Raises:
+            ConfigError: every_s is out of range; the metrics file cannot be written.
+            SetupError: a metrics file without prometheus_client.
+        """
+        from llamabatch.monitor.monitor import monitor_client  # psutil and more, of no use to most programs
+
+        return monitor_client(self._client, callback, every_s=every_s, metrics_file=metrics_file, publish=publish)
+
     def close(self) -> None:
-        """Ends what runs and frees the model. May be called twice; a forgotten LLM is closed when it is collected."""
+        """Ends all requests and frees the model. May be called twice; a forgotten LLM closes when it is collected."""
         self._client.close()
 
     def __enter__(self) -> LLM:
@@ -389,39 +459,37 @@ class LLM(SavedPrefixes, Monitored):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    # --- from requests to results -------------------------------------------------------------------------------
-
     @property
-    def _front(self) -> InputProcessor:
+    def _inputs(self) -> InputProcessor:
         return InputProcessor(self._client)
 
-    def _events(self, asked: Submission, *, stream: bool = False) -> Generator[SequenceOutput, None, None]:
-        """Submits all and gives what comes until all have finished; left earlier, it takes back what still runs."""
+    def _events(self, submission: Submission, *, stream: bool = False) -> Generator[SequenceOutput, None, None]:
+        """Submits all requests and yields their events until all have ended; closed earlier, it aborts the rest."""
         events: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
-        home = ForkGuard()
+        process = ForkGuard()
         try:
-            self._client.submit(asked.requests, events.put, stream=stream)
-            if asked.refused:
-                self._client.note_refused(asked.refused)
-            yield from asked.take(asked.refused)
-            while not asked.done:
-                home.check()
-                yield from asked.take(events.get())
-            asked.conclude()
+            self._client.submit(submission.requests, events.put, stream=stream)
+            if submission.refused:
+                self._client.note_refused(submission.refused)
+            yield from submission.record(submission.refused)
+            while not submission.done:
+                process.check()
+                yield from submission.record(events.get())
+            submission.conclude()
         finally:
-            if not asked.done:
-                self._client.abort(asked.unfinished)
+            if not submission.done:
+                self._client.abort(submission.unfinished)
 
-    def _completed(self, asked: Submission) -> Iterator[tuple[int, RequestOutput]]:
-        with contextlib.closing(self._events(asked)) as events:
+    def _completed(self, submission: Submission) -> Iterator[tuple[int, RequestOutput]]:
+        with contextlib.closing(self._events(submission)) as events:
             for event in events:
                 if event.finished is not None:
                     yield event.prompt_index, event.finished
 
-    def _run(self, asked: Submission, progress: bool) -> list[RequestOutput]:
-        """Waits for all; interrupted, it leaves the engine usable."""
-        with ProgressBar(asked.n, shown=progress) as bar, contextlib.closing(self._events(asked)) as events:
+    def _run(self, submission: Submission, progress: bool) -> list[RequestOutput]:
+        """Waits for all outputs. An interrupt aborts them and leaves the engine usable."""
+        with ProgressBar(submission.n, shown=progress) as bar, contextlib.closing(self._events(submission)) as events:
             for event in events:
                 if event.finished is not None:
                     bar.advance(len(event.finished.token_ids))
-        return asked.outputs
+        return submission.outputs

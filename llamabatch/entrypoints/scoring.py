@@ -1,4 +1,4 @@
-"""Scores: how likely a model finds given continuations of a prompt. Nothing is sampled."""
+"""Scores: logprobs of given continuations of a prompt. Nothing is sampled."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from typing import Any
 from llamabatch.client.base import EngineClient
 from llamabatch.engine.validation import check_prompt
 from llamabatch.entrypoints.input_processor import (
-    ErrorPolicy,
     OneAdapters,
     Prompt,
-    Refused,
-    Submission,
     all_are,
     first_of,
     is_token_ids,
     listed,
     new_id,
 )
+from llamabatch.entrypoints.submission import ErrorPolicy, Refused, Submission
 from llamabatch.errors import ConfigError, PromptError
 from llamabatch.request.adapters import adapter_set, check_known
 from llamabatch.request.outputs import RequestOutput
@@ -31,7 +29,7 @@ from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.scheduler.common_prefix import common_length
 from llamabatch.utils.checks import items, show
 
-# Of each token its own logprob and rank, and no likelier ones beside it.
+# prompt_logprobs 0: the logprob and rank of each token itself, and no likelier tokens.
 _PARAMS = SamplingParams(max_tokens=1, prompt_logprobs=0)
 
 Pairs = Sequence[tuple[Prompt, Sequence[Prompt]]]
@@ -39,15 +37,15 @@ Pairs = Sequence[tuple[Prompt, Sequence[Prompt]]]
 
 @dataclass(frozen=True)
 class Score:
-    """How likely one continuation is.
+    """The logprob of one continuation.
 
     Attributes:
-        logprob: natural logarithm of its probability, given the prompt: the sum of `token_logprobs`; NaN where it could
+        logprob: natural logarithm of its probability, given the prompt: the sum of `token_logprobs`; NaN if it could
             not be scored.
         is_greedy: each of its tokens is the likeliest at its place, so that greedy sampling would give it.
-        token_ids: its tokens, those from the first on in which prompt and continuation together differ from the prompt.
-        token_logprobs: the logprob of each, given all before it: log softmax of the model's own logits.
-        error: why it could not be scored, else None.
+        token_ids: its tokens: those from the first difference between the prompt, and prompt and continuation together.
+        token_logprobs: the logprob of each token, given all before it: log softmax of the model's own logits.
+        error: the reason why it could not be scored, else None.
     """
 
     logprob: float
@@ -63,33 +61,33 @@ class Score:
 
     @classmethod
     def of(cls, request: Request, output: RequestOutput) -> Score:
-        """What came of a request to score."""
-        first, told = request.score_from or 0, output.prompt_logprobs
-        if output.error is not None or told is None:
+        """The score from the output of its request."""
+        first, logprobs_of = request.score_from or 0, output.prompt_logprobs
+        if output.error is not None or logprobs_of is None:
             return cls(math.nan, False, (), (), output.error or f"ended early: {output.finish_reason}")
         token_ids = request.prompt_token_ids[first:]
-        found = [one[token] for token, one in zip(token_ids, told[first:], strict=True) if one is not None]
+        found = [one[token] for token, one in zip(token_ids, logprobs_of[first:], strict=True) if one is not None]
         logprobs = tuple(logprob.logprob for logprob in found)
         return cls(math.fsum(logprobs), all(logprob.rank == 1 for logprob in found), token_ids, logprobs)
 
 
 class Scoring:
-    """The requests of one call to score, and how their outputs become scores.
+    """The requests of one call of score(), and the scores made of their outputs.
 
     Args:
-        client: for its model's tokenizer, n_ctx and the adapters that it has.
+        client: the engine, for its model's tokenizer, its n_ctx and the names of its adapters.
         prompt: a text or token ids; or, with `continuations` None, a list of (prompt, continuations).
         continuations: texts or token ids.
-        adapters: what the model is to compute all of it with.
+        adapters: adapters of all the requests.
         errors: as in Submission.
 
     Attributes:
-        submission: to be run.
+        submission: the requests, to be run.
 
     Raises:
         ConfigError: the model is an encoder.
         AdapterError: an adapter that is not loaded.
-        PromptError: nothing to score, or what cannot be scored and must be raised before the rest is.
+        PromptError: nothing to score; or a continuation cannot be scored and `errors` raises it before the rest runs.
     """
 
     def __init__(
@@ -109,7 +107,7 @@ class Scoring:
         self._group, self._arrival = new_group(), time.perf_counter()
         self._items: list[Request | Refused] = []
         self._labels: list[str] = []
-        self._lengths: list[int] = []  # continuations of each pair
+        self._lengths: list[int] = []  # number of continuations of each pair
         if continuations is not None:
             self._add(prompt, _continuations(continuations), "")
         else:
@@ -119,7 +117,7 @@ class Scoring:
         self.submission = Submission(self._items, "continuation", errors, self._labels.__getitem__)
 
     def scores(self, outputs: Sequence[RequestOutput]) -> list[list[Score]]:
-        """One list a pair, from the outputs of the submission."""
+        """One list for each pair, from the outputs of the submission."""
         found = map(Score.of, self._requests, outputs)
         return [list(itertools.islice(found, length)) for length in self._lengths]
 
@@ -146,7 +144,7 @@ class Scoring:
         self._lengths.append(len(continuations))
 
     def _head(self, prompt: object) -> tuple[int, ...] | PromptError:
-        """The tokens of a prompt, or what is wrong with it."""
+        """The tokens of a prompt, or its error."""
         try:
             if isinstance(prompt, str):
                 return tuple(self._model.tokenize(prompt))
@@ -173,10 +171,10 @@ class Scoring:
         return Refused(Request(new_id(), (), _PARAMS, text, self._arrival, self._group), error)
 
     def _tokens(self, prompt: Any, head: tuple[int, ...], continuation: Any) -> tuple[tuple[int, ...], int]:
-        """Prompt and continuation, and the first token that is scored.
+        """The tokens of prompt and continuation, and the place of the first one to score.
 
-        Two texts are tokenized as one, since a token may reach across the border between them; what that changes in the
-        prompt counts as continuation. Token ids are taken as they are.
+        Two texts are tokenized as one, since a token may reach across the border between them; tokens of the prompt
+        that change by this count as continuation. Token ids stay as they are.
         """
         if isinstance(continuation, str):
             if isinstance(prompt, str):
@@ -199,7 +197,7 @@ class Scoring:
 
 
 def _pairs(given: object) -> list[Any]:
-    """The list of (prompt, continuations) that stands in place of one prompt. Raises PromptError."""
+    """The list of (prompt, continuations) given in place of one prompt. Raises PromptError for anything else."""
     pairs = listed("prompt", given)
     if not pairs:
         raise PromptError("there is nothing to score; give at least one (prompt, continuations)")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol
 
+from llamabatch.client.middleware import CountingClient
 from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import ConfigError, EngineClosedError
 from llamabatch.monitor.host import MachineSampler
@@ -155,3 +156,24 @@ class Monitor:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.stop()
+
+
+def monitor_client(
+    client: CountingClient,
+    callback: Callable[[Snapshot], object] | None,
+    *,
+    every_s: float,
+    metrics_file: str | os.PathLike[str] | None,
+    publish: bool,
+) -> Monitor:
+    """A Monitor named after the client's model; it stops when the client closes. Arguments and errors as Monitor."""
+    made = Monitor(
+        client,
+        callback,
+        every_s=every_s,
+        metrics_file=metrics_file,
+        publish=publish,
+        title=client.model.path.name,
+    )
+    client.at_close(made.stop)
+    return made

@@ -58,6 +58,10 @@ def test_gives_what_llm_gives(sync, greedy):
             done = [pair async for pair in llm.as_completed(["a", "b"], SamplingParams(max_tokens=3))]
             ids = await llm.tokenize("Once")
             assert await llm.detokenize(ids) == "Once"
+            lists = await llm.tokenize(["Once", "upon"])
+            assert lists == sync.tokenize(["Once", "upon"])
+            assert await llm.detokenize(lists) == ["Once", "upon"]
+            assert await llm.adapters() == []
             with pytest.raises(PromptError, match="empty"):
                 await llm.generate("")
             return texts, answer.text, pieces, done

@@ -100,6 +100,14 @@ def test_from_pretrained(hub, whole):
             assert llm.generate("Once", SHORT)[0].text == whole[1]
 
 
+def test_from_pretrained_on_an_event_loop(hub, whole):
+    async def run():
+        async with AsyncLLM.from_pretrained("some/model", "Q8_0", **ONE_THREAD) as llm:
+            return (await llm.generate("Once", SHORT))[0].text
+
+    assert asyncio.run(run()) == whole[1]
+
+
 @pytest.mark.parametrize("options", [{}, {"isolate": True}])
 def test_a_name_on_the_hub(hub, whole, options):
     with LLM("hf:some/model:Q8_0", **ONE_THREAD, **options) as llm:

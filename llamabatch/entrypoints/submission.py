@@ -1,0 +1,164 @@
+"""The requests of one call: submitted or refused, their outputs in the order of the prompts, and its errors."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from llamabatch.client.base import failure
+from llamabatch.errors import EngineError, InputError, LlamaBatchError, PromptWarning
+from llamabatch.request.outputs import RequestOutput, SequenceOutput
+from llamabatch.request.request import Request
+from llamabatch.utils.checks import choice, counted
+
+ErrorPolicy = Literal["warn", "raise", "return"]
+ERROR_POLICIES = ("warn", "raise", "return")
+
+Vector = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A prompt of a list that cannot be run; it keeps its place among the others."""
+
+    request: Request
+    error: InputError
+
+
+class Submission:
+    """The requests of one call, in the order of its prompts, and their outputs so far.
+
+    Args:
+        items: one for each prompt.
+        noun: "prompt", for messages.
+        errors: the effect of a failure. "warn": one warning when all have ended, or the first error raised if all
+            failed; "raise": the first error is raised as soon as it is known; "return": neither.
+        label: index -> place of that prompt, for messages; None: a single prompt, given outside a list.
+
+    Attributes:
+        n: number of prompts.
+        requests: the valid ones, to be submitted.
+        refused: for each of the others, the event that ends it.
+
+    Raises:
+        InputError: `errors` has no such value; or `errors` asks that refused prompts raise before any prompt runs.
+    """
+
+    def __init__(
+        self,
+        items: Sequence[Request | Refused],
+        noun: str,
+        errors: ErrorPolicy,
+        label: Callable[[int], str] | None,
+    ) -> None:
+        self.errors = choice(InputError, "errors", errors, ERROR_POLICIES)
+        self.requests = [item for item in items if isinstance(item, Request)]
+        self.refused = [failure(item.request, str(item.error)) for item in items if isinstance(item, Refused)]
+        requests = [item if isinstance(item, Request) else item.request for item in items]
+        self._noun = noun
+        self._label = label
+        self._indices = {request.request_id: i for i, request in enumerate(requests)}
+        self._outputs: list[RequestOutput | None] = [None] * len(items)
+        self._failures: dict[int, LlamaBatchError] = {
+            i: item.error for i, item in enumerate(items) if isinstance(item, Refused)
+        }
+        self.n = self._n_left = len(items)
+        if self._failures and (self.errors == "raise" or (self.errors == "warn" and len(self._failures) == self.n)):
+            for event in self.refused:
+                self._record(event)
+            raise self._error()
+
+    def record(self, events: Sequence[SequenceOutput]) -> Iterator[SequenceOutput]:
+        """Records the events of a step; yields each with the index of its prompt.
+
+        Raises:
+            EngineError: a request failed, and errors is "raise".
+        """
+        for event in [self._record(event) for event in events]:
+            if self.errors == "raise" and event.finished is not None and event.finished.error is not None:
+                raise self._error()
+            yield event
+
+    def _record(self, event: SequenceOutput) -> SequenceOutput:
+        index = self._indices[event.request_id]
+        if event.finished is not None:
+            self._n_left -= self._outputs[index] is None  # a sink that raised gets the event again
+            self._outputs[index] = event.finished
+            if event.finished.error is not None:
+                self._failures.setdefault(index, EngineError(event.finished.error))
+        return event if index == 0 else replace(event, prompt_index=index)
+
+    def conclude(self) -> None:
+        """After the last event: warns of failed prompts, or raises the first error if all failed (errors="warn")."""
+        if self.errors != "warn" or not self._failures:
+            return
+        if len(self._failures) == self.n:
+            raise self._error()
+        first = min(self._failures)
+        message = (
+            f"{len(self._failures):,} of {counted(self.n, self._noun)} failed, first: "
+            f"{self._place_of(first)}{self._failures[first]}"
+        )
+        warning = PromptWarning(message)
+        warning.outputs = tuple(self._outputs)
+        warnings.warn(warning, stacklevel=_caller_level())
+
+    def _error(self) -> LlamaBatchError:
+        """The error of the first prompt that failed, with the outputs so far."""
+        first = min(self._failures)
+        cause = self._failures[first]
+        prefix = f"all {counted(self.n, self._noun)} failed, first: " if 1 < self.n == len(self._failures) else ""
+        error = type(cause)(f"{prefix}{self._place_of(first)}{cause}")
+        error.outputs = tuple(self._outputs)
+        return error
+
+    def _place_of(self, index: int) -> str:
+        return "" if self._label is None else f"{self._label(index)}: "
+
+    @property
+    def done(self) -> bool:
+        """True once every prompt has ended."""
+        return self._n_left == 0
+
+    @property
+    def unfinished(self) -> list[str]:
+        """Ids of the requests still in flight."""
+        return [request_id for request_id, i in self._indices.items() if self._outputs[i] is None]
+
+    @property
+    def outputs(self) -> list[RequestOutput]:
+        """One output for each prompt; complete once `done`."""
+        return [output for output in self._outputs if output is not None]
+
+
+def _caller_level() -> int:
+    """The stacklevel for warnings.warn in the calling function that points at the caller's line outside llamabatch."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "llamabatch":
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def vectors(outputs: Iterable[RequestOutput], *, normalize: bool, errors: ErrorPolicy) -> list[Any]:
+    """For each output its embedding, an array of shape (n_embd,), float32; or its error.
+
+    Raises:
+        EngineError: an output failed or was aborted, and errors is "raise".
+    """
+    return [_vector(output, normalize, errors) for output in outputs]
+
+
+def _vector(output: RequestOutput, normalize: bool, errors: ErrorPolicy) -> Vector | LlamaBatchError:
+    if output.embedding is None:
+        if errors == "raise":
+            raise EngineError(output.error or "it was aborted")
+        return LlamaBatchError(output.error or "it was aborted")
+    vector: Vector = np.array(output.embedding, np.float32)
+    length = float(np.linalg.norm(vector)) if normalize else 0.0
+    return vector / np.float32(length) if length > 0 else vector

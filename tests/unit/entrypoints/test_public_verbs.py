@@ -1,0 +1,54 @@
+"""LLM and AsyncLLM have the same verbs, with the same parameters and defaults."""
+
+import inspect
+
+import pytest
+
+from llamabatch import LLM, AsyncLLM, EngineError
+
+# Only for a caller that waits on a terminal.
+ONLY_SYNC = {"progress"}
+# The life of an engine on an event loop.
+ONLY_ASYNC = {"load", "aclose"}
+
+
+def verbs(front):
+    return {name for name in dir(front) if not name.startswith("_")}
+
+
+def parameters(function):
+    """Name, kind and default of each parameter; the annotations are the type checker's."""
+    found = inspect.signature(function).parameters.values()
+    return [(p.name, p.kind, p.default) for p in found if p.name not in ONLY_SYNC]
+
+
+def test_the_names_are_the_same():
+    assert verbs(AsyncLLM) - ONLY_ASYNC == verbs(LLM)
+
+
+@pytest.mark.parametrize("name", [*sorted(verbs(LLM)), "__init__"])
+def test_the_parameters_are_the_same(name):
+    ours, theirs = getattr(LLM, name), inspect.getattr_static(AsyncLLM, name)
+    if isinstance(ours, property):  # of the engine: asked for without arguments
+        assert isinstance(theirs, property) or parameters(theirs) == parameters(ours.fget)
+        return
+    assert parameters(ours) == parameters(getattr(AsyncLLM, name))
+
+
+@pytest.mark.parametrize("name", sorted(verbs(LLM)))
+def test_every_verb_says_what_it_does(name):
+    assert inspect.getdoc(getattr(LLM, name))
+    assert inspect.getdoc(getattr(AsyncLLM, name))
+
+
+def test_a_verb_that_waits_is_a_coroutine_or_an_asynchronous_iterator():
+    at_once = {"plan", "stream", "as_completed", "close", "from_pretrained"}
+    for name in verbs(AsyncLLM) - at_once:
+        assert inspect.iscoroutinefunction(getattr(AsyncLLM, name)), name
+
+
+def test_from_pretrained_of_an_async_llm_downloads_nothing_at_once():
+    llm = AsyncLLM.from_pretrained("owner/repo", "*Q4_K_M.gguf", revision="main", n_ctx=64)
+    with pytest.raises(EngineError, match="not loaded yet"):
+        _ = llm.plan
+    llm.close()
