@@ -1,6 +1,7 @@
-"""Draws the pictures of docs/architecture.md as SVG; the rooms come from the code's own imports, so that it stays true.
+"""Draws the pictures of docs/architecture.md as SVG: `python docs/make_pictures.py`.
 
-python docs/make_pictures.py
+The rooms and their arrows come from the imports of the code; tests/unit/project/test_pictures.py holds the committed
+files to this module.
 """
 
 from __future__ import annotations
@@ -17,9 +18,6 @@ IMAGES = ROOT / "docs" / "images"
 INK, PALE, LINE = "#1f2933", "#f4f6f8", "#9aa5b1"
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"  # Okabe and Ito
 STYLE = "font-family: system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
-
-
-# --- rooms and imports ------------------------------------------------------------------------------------------
 
 
 def room_of(module: str) -> str | None:
@@ -90,40 +88,63 @@ def sentence(room: str) -> str:
 
 
 def rooms_picture() -> str:
+    """A box a room, the rooms that import nothing at the bottom."""
     edges = rooms()
     depth = depths(edges)
     rows: dict[int, list[str]] = {}
     for room in sorted(edges, key=lambda name: (name in ("errors", "config"), name)):
-        rows.setdefault(depth[room], []).append(room)
-    width, box_height, row_height, top = 960, 44, 66, 20
-    height = top + row_height * len(rows) + 30
+        rows.setdefault(max(depth.values()) - depth[room], []).append(room)
+    width, height, step, top = 960, 44, 70, 20
     at: dict[str, tuple[float, float, float]] = {}
     for level, names in rows.items():
-        box_width = min(330.0, (width - 40) / len(names) - 20)
+        box_width = min(290.0, (width - 100) / len(names) - 20)
         for i, name in enumerate(names):
-            x = width * (i + 0.5) / len(names) - box_width / 2
-            at[name] = (x, top + row_height * (max(rows) - level), box_width)
-    parts = []
+            middle = width / 2 + (i - (len(names) - 1) / 2) * (box_width + 110)
+            at[name] = (middle - box_width / 2, top + step * level, box_width)
+    parts, taken = [], []
     for room, other in direct(edges):
         (x1, y1, w1), (x2, y2, w2) = at[room], at[other]
-        sx, sy, tx, ty = x1 + w1 / 2, y1 + box_height, x2 + w2 / 2, y2
-        bend = (ty - sy) / 2
-        parts.append(
-            f'<path d="M{sx:.0f} {sy:.0f} C{sx:.0f} {sy + bend:.0f} {tx:.0f} {ty - bend:.0f} {tx:.0f} {ty:.0f}" '
-            f'fill="none" stroke="{LINE}" stroke-width="1.2" marker-end="url(#arrow)"/>'
-        )
+        between = [(x, w) for x, y, w in at.values() if y1 < y < y2]
+        lane = free_lane(between, taken, x2 + w2 / 2)
+        if between:
+            taken.append(lane)
+        parts.append(connection(x1 + w1 / 2, y1 + height, x2 + w2 / 2, y2, lane if between else None, step - height))
     for name, (x, y, w) in at.items():
-        native = name == "llama"
-        parts.append(box(x, y, w, box_height, name, sentence(name), ORANGE if native else INK))
+        parts.append(box(x, y, w, height, name, sentence(name), ORANGE if name == "llama" else INK))
+    bottom = top + step * len(rows) + 24
     note = "An arrow goes from a room to one that it imports; arrows that a longer way implies are left out."
-    parts.append(text(width / 2, height - 8, note, size=12, color="#52606d"))
-    return svg(width, height, parts, "The rooms of llamabatch and their imports")
+    parts.append(text(width / 2, bottom - 12, note, size=12, color="#52606d"))
+    return svg(width, bottom, parts, "The rooms of llamabatch and their imports")
 
 
-# --- thread, engine, llama.cpp ----------------------------------------------------------------------------------
+def free_lane(boxes: list[tuple[float, float]], taken: list[float], wanted: float) -> float:
+    """The x nearest to `wanted` where a vertical line meets none of the boxes (x, width) and no other line."""
+    free = [
+        x
+        for x in range(20, 941, 4)
+        if all(not left - 14 < x < left + w + 14 for left, w in boxes) and all(abs(x - other) >= 12 for other in taken)
+    ]
+    return min(free, key=lambda x: abs(x - wanted))
+
+
+def connection(x1: float, y1: float, x2: float, y2: float, lane: float | None, gap: float) -> str:
+    """An arrow from (x1, y1) down to (x2, y2); past the boxes between on a vertical line at `lane`."""
+
+    def curve(fx: float, fy: float, tx: float, ty: float) -> str:
+        bend = (ty - fy) / 2
+        return f"C{fx:.0f} {fy + bend:.0f} {tx:.0f} {ty - bend:.0f} {tx:.0f} {ty:.0f}"
+
+    if lane is None:
+        way = curve(x1, y1, x2, y2)
+    else:
+        way = f"{curve(x1, y1, lane, y1 + gap)} V{y2 - gap:.0f} {curve(lane, y2 - gap, x2, y2)}"
+    return (
+        f'<path d="M{x1:.0f} {y1:.0f} {way}" fill="none" stroke="{LINE}" stroke-width="1.3" marker-end="url(#arrow)"/>'
+    )
 
 
 def threads_picture() -> str:
+    """Callers, the engine's thread and llama.cpp, from left to right."""
     width, height = 960, 400
     parts = [
         frame(20, 30, 250, 340, "threads of your program"),
@@ -132,26 +153,28 @@ def threads_picture() -> str:
         box(350, 62, 250, 44, "CommandQueue", "submit, abort, questions", INK),
         *(box(350, 130 + 62 * i, 250, 48, name, what, BLUE) for i, (name, what) in enumerate(STEP)),
         box(350, 316, 250, 44, "sinks", "new tokens, finished outputs", GREEN),
-        frame(680, 30, 260, 340, "llama.cpp, no other thread calls it"),
-        box(700, 130, 220, 48, "llama_batch", "one row a token, seq ids", ORANGE),
-        box(700, 192, 220, 48, "llama_decode", "one pass over the weights", ORANGE),
-        box(700, 254, 220, 48, "logits", "the rows that are outputs", ORANGE),
-        arrow(250, 84, 350, 84),
-        arrow(600, 216, 700, 154),
+        frame(680, 30, 260, 340, "llama.cpp: no other thread calls it"),
+        box(700, 130, 220, 48, "llama_batch", "a row a token, with its seq id", ORANGE),
+        box(700, 192, 220, 48, "llama_decode", "a pass over the weights", ORANGE),
+        box(700, 254, 220, 48, "logits", "of the output rows", ORANGE),
+        arrow(270, 84, 350, 84),
+        text(300, 76, "requests", size=11, color="#52606d"),
+        arrow(350, 338, 270, 338),
+        text(300, 330, "outputs", size=11, color="#52606d"),
+        arrow(600, 204, 700, 154),
         arrow(810, 178, 810, 192),
         arrow(810, 240, 810, 254),
-        arrow(700, 278, 600, 226),
+        arrow(700, 278, 600, 228),
         arrow(475, 106, 475, 130),
         arrow(475, 178, 475, 192),
         arrow(475, 240, 475, 254),
         arrow(475, 302, 475, 316),
-        arrow(350, 338, 250, 312),
     ]
     return svg(width, height, parts, "Threads, engine and llama.cpp")
 
 
 CALLERS = (
-    ("LLM.generate", "any number of threads"),
+    ("LLM.generate, .chat", "any number of threads"),
     ("LLM.stream", "tokens as they come"),
     ("AsyncLLM", "an event loop"),
     ("jobs, tools", "rows of a file"),
@@ -163,41 +186,47 @@ STEP = (
 )
 
 
-# --- slots and cells --------------------------------------------------------------------------------------------
-
-
 def slots_picture() -> str:
-    width, height = 960, 330
-    cells, left, cell = 40, 150, 19
-    rows: tuple[tuple[str, int, int, str], ...] = (
-        ("slot 0, decode", 16, 9, "a prefix, then its own tokens; one row this step"),
-        ("slot 1, decode", 16, 14, "the prefix was copied from slot 0"),
-        ("slot 2, free", 0, 0, "a hole between running slots: a dummy row keeps one pass"),
-        ("slot 3, prefill", 0, 12, "a chunk of its prompt, in a call of its own"),
-        ("slot 4, cached", 20, 0, "finished; its cells wait for a request that begins alike"),
-    )
+    """A line a slot of a split KV cache, with what one step finds and computes there."""
+    width, height, cells, left, cell = 960, 402, 40, 150, 19
     parts = [text(left, 24, "n_ctx cells a slot: what one request may use", size=13, anchor="start")]
-    for i, (name, shared, own, why) in enumerate(rows):
+    for i, (name, shared, own, row, why) in enumerate(SLOTS):
         y = 40 + 54 * i
         parts.append(text(left - 12, y + 18, name, size=13, anchor="end"))
         for c in range(cells):
-            fill = BLUE if c < shared else GREEN if c < shared + own else PALE
-            if name.endswith("cached") and c < shared:
-                fill = "#a6cfe8"
+            fill = (CACHED if name.endswith("cached") else BLUE) if c < shared else GREEN if c < shared + own else PALE
+            if row and shared + own <= c < shared + own + row:
+                fill = DUMMY if name.endswith("free") else ORANGE
             parts.append(
                 f'<rect x="{left + c * cell}" y="{y}" width="{cell - 2}" height="24" fill="{fill}" stroke="{LINE}" '
                 f'stroke-width="0.6"/>'
             )
         parts.append(text(left, y + 40, why, size=12, anchor="start", color="#52606d"))
-    legend = ((BLUE, "cells of a shared prefix"), (GREEN, "cells of its own"), (PALE, "empty cells"))
-    for i, (color, name) in enumerate(legend):
-        x = left + 220 * i
-        parts.append(f'<rect x="{x}" y="308" width="14" height="14" fill="{color}" stroke="{LINE}"/>')
-        parts.append(text(x + 22, 320, name, size=12, anchor="start"))
+    for i, (color, name) in enumerate(LEGEND):
+        x = 30 + 155 * i
+        parts.append(f'<rect x="{x}" y="376" width="14" height="14" fill="{color}" stroke="{LINE}"/>')
+        parts.append(text(x + 20, 388, name, size=12, anchor="start"))
     return svg(width, height, parts, "Slots and cells of a split KV cache")
 
 
-# --- SVG --------------------------------------------------------------------------------------------------------
+# A slot: its name, cells of a prefix, cells of its own, rows of this step, and what the step does there.
+SLOTS = (
+    ("slot 0, decode", 16, 9, 1, "a prefix, then its own tokens; one row in the decode call"),
+    ("slot 1, decode", 16, 14, 1, "the prefix was copied from slot 0; one row in the same call"),
+    ("slot 2, free", 0, 0, 1, "a hole between two decoding slots: a dummy row keeps the call in one pass"),
+    ("slot 3, decode", 0, 21, 1, "above the hole; without the dummy row, its row would cost a second pass"),
+    ("slot 4, prefill", 0, 10, 8, "a chunk of its prompt, in a call of its own after the decode call"),
+    ("slot 5, cached", 20, 0, 0, "finished; its cells serve the next request that begins with the same tokens"),
+)
+CACHED, DUMMY = "#a6cfe8", "#F0E442"
+LEGEND = (
+    (BLUE, "copied prefix"),
+    (GREEN, "own tokens"),
+    (ORANGE, "rows of this step"),
+    (DUMMY, "dummy row"),
+    (CACHED, "prefix cache"),
+    (PALE, "empty cells"),
+)
 
 
 def box(x: float, y: float, w: float, h: float, name: str, what: str, color: str) -> str:
