@@ -121,7 +121,7 @@ def test_made_anew_many_times():
         gc.collect()
         del llm
         import llamabatch.utils.lifetime
-        llamabatch.utils.lifetime.settle()
+        llamabatch.utils.lifetime.reap_collected()
         print(threading.active_count(), len(os.listdir("/proc/self/fd")) < 40 if os.path.exists("/proc") else True)
     """
     assert run(code) == ["1", "True"]

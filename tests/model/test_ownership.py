@@ -231,7 +231,7 @@ asked = [
     short | {"structured_outputs": {"choice": ["yes", "no"]}},
     short | {"structured_outputs": {"regex": "[a-z]+"}},
 ]
-outputs = llm.generate(["Once upon a time"] * len(asked), asked)
+outputs = llm.generate(["Once upon a time"] * len(asked), asked, errors="return")
 errors = [output.error for output in outputs]
 assert errors[:-1] == [None] * (len(asked) - 1), errors
 assert "Too many open files" in errors[-1], errors  # it takes a process to try a regex out
@@ -263,11 +263,11 @@ llm._client = CountingClient(ChildClient(EngineConfig("tiny", n_slots=4, n_ctx=2
 wanted = llm.generate("Once", {"max_tokens": 4, "temperature": 0})[0].text
 held = use_up()
 os.kill(llm._client.pids[0], signal.SIGKILL)
-[output] = llm.generate(["Once"])
+[output] = llm.generate(["Once"], errors="return")
 assert "times in a row" in output.error and "Too many open files" in output.error, output.error
 for _ in range(3):  # each call is answered, at once or after one more try
     try:
-        [output] = llm.generate(["Once"])
+        [output] = llm.generate(["Once"], errors="return")
         assert "Too many open files" in output.error, output.error
     except EngineClosedError as error:
         assert "tries another one" in str(error) and "Too many open files" in str(error), error
@@ -275,7 +275,7 @@ free(held)
 deadline = time.monotonic() + 60
 while True:
     try:
-        [output] = llm.generate(["Once"], {"max_tokens": 4, "temperature": 0})
+        [output] = llm.generate(["Once"], {"max_tokens": 4, "temperature": 0}, errors="return")
         assert output.error is None, output.error
         break
     except EngineClosedError as error:

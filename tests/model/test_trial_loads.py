@@ -149,7 +149,8 @@ def test_a_hostile_chat_template_is_refused_by_the_trial(tmp_path, template, say
         LLM(path, **SMALL)
     with LLM(path, trial="off", **SMALL) as llm:
         assert llm.generate("Once", SamplingParams(max_tokens=2))[0].error is None
-        outputs = llm.chat([[{"role": "user", "content": "hi"}, {"role": "user", "content": "ho"}]] * 2)
+        conversations = [[{"role": "user", "content": "hi"}, {"role": "user", "content": "ho"}]] * 2
+        outputs = llm.chat(conversations, errors="return")
         assert all(says in output.error for output in outputs)
 
 
