@@ -1,7 +1,7 @@
-"""What the slots hold: whose they are, what finished sequences have left in free ones, and what is copied and cut.
+"""The slots of a context: leases, cells that finished sequences have left in free slots, copies and cuts.
 
-Pure Python. The cells of a finished sequence stay in its slot until somebody else needs the slot; a request that begins
-with the same tokens starts from them. What is kept stands in free slots only, so that running ids stay as dense as they
+Pure Python. The cells of a finished sequence stay in its slot until another sequence needs the slot; a request that
+begins with the same tokens starts from them. Only free slots hold such cells, so that running ids stay as dense as they
 would be without.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import abc
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from llamabatch.request.adapters import AdapterSet
@@ -17,13 +17,233 @@ from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.common_prefix import MIN_SHARED, common_length, share_key
 from llamabatch.scheduler.output import Cut, Limits, PrefixCopy
 
-# ----------------------------------------------------------------------------------------------------
-# Slots: the seq ids of a context, leased lowest first so that the running ones stay dense; background sequences
-# take the highest, so that those in front stay dense without them.
+# A copy of a slot costs as much as computing this many tokens (0.5B Q8_0: 6 ms with slots of 512 cells, 15 to 35 ms of
+# 4,096, and 770 tokens/s): cached cells move to another slot if they are expected to save more.
+COPY_IN_TOKENS = 16
+# Chance that a prefix is used again, before anything is known: one in eight.
+_FIRST_USES = (1, 8)
+_REMEMBERED = 256  # cached prefixes from which the chance is estimated; then both counts are halved
+
+
+@dataclass(frozen=True)
+class CachedPrefix:
+    """Cells that a finished sequence has left in its slot.
+
+    Attributes:
+        token_ids: the first `count` are those of the cells.
+        key: all that cells depend on beside their tokens; see common_prefix.share_key.
+        used: when they were last of use, as a number that rises.
+    """
+
+    token_ids: abc.Sequence[int]
+    count: int
+    key: AdapterSet
+    used: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Slots near which a sequence should stand, so that the ids of each call are dense.
+
+    Attributes:
+        peers: leased slots of the sequences that share its passes; None: all leased slots.
+        from_top: from the highest slot down, as background sequences stand.
+        neighbours: the slot nearest to these, the highest where the list is empty; None: any.
+    """
+
+    peers: abc.Sequence[int] | None = None
+    from_top: bool = False
+    neighbours: abc.Sequence[int] | None = None
+
+
+ANYWHERE = Placement()
+
+
+class KVCacheManager:
+    """Leases slots, caches the cells of finished sequences, and collects a step's copies (in their order) and cuts.
+
+    Attributes:
+        slots: the seq ids.
+        cached: slot -> cells that a finished sequence has left there.
+    """
+
+    def __init__(self, n_slots: int, limits: Limits) -> None:
+        self.slots = SlotPool(n_slots)
+        self.cached: dict[int, CachedPrefix] = {}
+        self._is_unified = limits.is_unified
+        self._caches_prefixes = limits.keeps_prefixes and limits.can_share
+        self._uses = 0
+        self._n_used_again, self._n_ever_cached = _FIRST_USES
+        self._copies: list[PrefixCopy] = []
+        self._cuts: dict[int, int] = {}  # slot -> tokens that stay
+
+    @property
+    def n_cached_cells(self) -> int:
+        """Cells that finished sequences hold."""
+        return sum(cached.count for cached in self.cached.values())
+
+    def find(self, sequence: Sequence) -> tuple[int, int] | None:
+        """The slot of a finished sequence that saves the most work, and how many tokens it saves; None if none does."""
+        most = sequence.most_shared
+        if not self.cached or most < MIN_SHARED:
+            return None
+        known, key = sequence.token_ids, share_key(sequence.request)
+        head = known[:MIN_SHARED]
+        best: tuple[int, int, int] | None = None
+        for slot, cached in self.cached.items():
+            if cached.key != key or cached.token_ids[:MIN_SHARED] != head:
+                continue
+            shared = min(common_length(known, cached.token_ids), cached.count, most)
+            rank = (shared, -cached.count, slot)  # of two that save as much, the one that has less to lose
+            if shared >= MIN_SHARED and (best is None or rank > best):
+                best = rank
+        return None if best is None else (best[2], best[0])
+
+    def slot_of(self, token_ids: abc.Sequence[int]) -> int | None:
+        """The slot that caches exactly these tokens, computed without adapters."""
+        wanted = list(token_ids)
+        for slot, cached in self.cached.items():
+            if cached.count == len(wanted) and not cached.key and list(cached.token_ids[: cached.count]) == wanted:
+                return slot
+        return None
+
+    def grow(self, n_slots: int, carried: abc.Set[int]) -> None:
+        """Adds the slots of a larger context, which has taken over the cells of the slots `carried` only."""
+        self.slots.grow(n_slots)
+        for slot in self.cached.keys() - carried:
+            self.evict(slot)
+
+    def lease(self, placement: Placement = ANYWHERE, *, spared: int | None = None) -> int:
+        """The free slot that keeps the ids dense and, among several, caches the least of value; it is emptied.
+
+        Args:
+            spared: not this one.
+        """
+        neighbours, top = placement.neighbours, placement.from_top
+        if neighbours is not None:
+            distance = (lambda slot: min(abs(slot - one) for one in neighbours)) if neighbours else (lambda slot: -slot)
+            return self.lease_this(min(self.slots.free, key=distance), spared)
+        if not self.cached:
+            return self.slots.lease(top=top)
+        leased: abc.Collection[int] = self.slots.leased if placement.peers is None else placement.peers
+        if self._is_unified:  # a unified cache takes any ids into a pass
+            leased = ()
+        low, high = min(leased, default=self.slots.n_slots if top else 0), max(leased, default=self.slots.n_slots)
+
+        def cost(slot: int) -> tuple[int, float, int]:
+            return max(low - slot, slot - high, 0), self.value(slot), -slot if top else slot
+
+        return self.lease_this(min((slot for slot in self.slots.free if slot != spared), key=cost), spared)
+
+    def lease_this(self, slot: int, spared: int | None = None) -> int:
+        """A certain free slot. Cells cached there move to a slot with less of value, if that pays, or are lost."""
+        cached = self.cached.get(slot)
+        if cached is not None and self.expected_saving(slot) >= COPY_IN_TOKENS:
+            value, leased = self.value(slot), self.slots.leased
+            others = [s for s in self.slots.free if s not in (slot, spared) and self.value(s) < value]
+            if others:  # best of all an empty one outside the range of those that are leased
+                high = max(leased, default=-1)
+                target = min(others, key=lambda other: (self.value(other), other < high, other))
+                self.evict(target)
+                self.copy(slot, target, cached.count)
+                self.cached[target] = cached
+        self.evict(slot)
+        return self.slots.lease(slot)
+
+    def lease_prefix(self, slot: int, count: int, placement: Placement = ANYWHERE) -> int:
+        """A slot that begins with `count` tokens cached in the free slot `slot`.
+
+        That slot itself, unless the rest of its cells may be of use and a slot with less of value is free.
+        """
+        cached = self.cached[slot]
+        self._uses += 1
+        self._n_used_again += 1
+        self.cached[slot] = replace(cached, used=self._uses)
+        if cached.count - count >= MIN_SHARED and any(self.value(s) < self.value(slot) for s in self.slots.free):
+            target = self.lease(replace(placement, neighbours=None), spared=slot)
+            self.copy(slot, target, count)
+            return target
+        del self.cached[slot]
+        if count < cached.count:
+            self._cuts[slot] = count
+        return self.slots.lease(slot)
+
+    def vacate(self, slot: int) -> None:
+        """Frees a slot, which is emptied before the next call."""
+        self.slots.release(slot)
+        self._cuts[slot] = 0
+
+    def cache(self, slot: int, sequence: Sequence) -> None:
+        """Frees the slot of a finished sequence; its cells stay if they are of use to others."""
+        if not self._caches_prefixes or sequence.num_computed < MIN_SHARED or sequence.num_discarded:
+            self.vacate(slot)
+            return
+        self.slots.release(slot)
+        self._uses += 1
+        self._n_ever_cached += 1
+        if self._n_ever_cached > _REMEMBERED:
+            self._n_used_again, self._n_ever_cached = (self._n_used_again + 1) // 2, self._n_ever_cached // 2
+        key = share_key(sequence.request)
+        self.cached[slot] = CachedPrefix(sequence.token_ids, sequence.num_computed, key, self._uses)
+
+    def value(self, slot: int) -> float:
+        """Value of the cells cached in a free slot: their number by their age; 0 where it is empty."""
+        cached = self.cached.get(slot)
+        return 0.0 if cached is None else cached.count / (self._uses + 1 - cached.used)
+
+    def expected_saving(self, slot: int) -> float:
+        """Tokens that the cells cached in a slot will save: their number times the share of prefixes used again."""
+        cached = self.cached.get(slot)
+        return 0.0 if cached is None else cached.count * min(1.0, self._n_used_again / self._n_ever_cached)
+
+    def evict(self, slot: int) -> None:
+        """Gives up the cells cached in a slot, if there are any."""
+        if self.cached.pop(slot, None) is not None:
+            self._cuts[slot] = 0
+
+    def evict_keys(self, unwanted: Callable[[AdapterSet], bool]) -> None:
+        """Gives up all cells cached under such keys."""
+        for slot in [slot for slot, cached in self.cached.items() if unwanted(cached.key)]:
+            self.evict(slot)
+
+    def evict_to(self, n_cells: int) -> None:
+        """Gives up the least valuable cached cells until no more than `n_cells` are left."""
+        excess = self.n_cached_cells - n_cells
+        if excess > 0:
+            for slot in sorted(self.cached, key=self.value):
+                if excess > 0:
+                    excess -= self.cached[slot].count
+                    self.evict(slot)
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        """The first `count` tokens of slot `source` become those of slot `target`."""
+        self._copies.append(PrefixCopy(source, target, count))
+        self._cuts.pop(target, None)  # the copy replaces all that stood there
+
+    def cut(self, slot: int, count: int) -> None:
+        """A slot that was freed holds more than the `count` tokens that its sequence ended with."""
+        self._cuts.setdefault(slot, count)
+
+    def pop_actions(self) -> tuple[tuple[PrefixCopy, ...], tuple[Cut, ...]]:
+        """Copies and cuts since the last call."""
+        copies, self._copies = tuple(self._copies), []
+        cuts = tuple(Cut(slot, count) for slot, count in sorted(self._cuts.items())) if self._cuts else ()
+        self._cuts.clear()
+        return copies, cuts
+
+    def check_integrity(self) -> None:
+        """Raises ValueError if cells are cached in a slot that is not free."""
+        self.slots.check_integrity()
+        if not self.cached.keys() <= set(self.slots.free):
+            raise ValueError("prefixes are kept in leased slots")
 
 
 class SlotPool:
-    """Leases the ids 0 .. n_slots - 1. Raises ValueError on misuse: that is a bug of ours, never of a caller."""
+    """The seq ids of a context, 0 .. n_slots - 1.
+
+    Sequences lease the lowest free id, so that running ids stay dense; background ones lease the highest, so that the
+    foreground ones stay dense without them. Raises ValueError on misuse: a bug of ours, never of a caller.
+    """
 
     def __init__(self, n_slots: int) -> None:
         self.n_slots = n_slots
@@ -40,11 +260,11 @@ class SlotPool:
 
     @property
     def free(self) -> list[int]:
-        """The ids that nobody has, rising."""
+        """Free ids, rising."""
         return sorted(self._free)
 
     def lease(self, slot: int | None = None, *, top: bool = False) -> int:
-        """The lowest free id, or the highest, or this one."""
+        """Takes the lowest free id, or the highest, or this one."""
         if not self._free:
             raise ValueError("no slot is free")
         if slot is None and top:
@@ -75,214 +295,3 @@ class SlotPool:
         ids = sorted([*self._free, *self._leased])
         if ids != list(range(self.n_slots)):
             raise ValueError(f"slots leaked or doubled: free {sorted(self._free)}, leased {sorted(self._leased)}")
-
-
-# A copy of a slot costs as much as computing this many tokens (0.5B Q8_0: 6 ms with slots of 512 cells, 15 to 35 ms of
-# 4,096, and 770 tokens/s): what is kept moves out of the way if it is expected to save more.
-COPY_IN_TOKENS = 16
-# How likely a prefix is used again, before anything is known: one in eight.
-_KNOWN_AT_FIRST = (1, 8)
-_REMEMBERED = 256  # prefixes kept of which the likelihood is made; then both counts are halved
-
-
-@dataclass(frozen=True)
-class CachedPrefix:
-    """What a finished sequence left in its slot.
-
-    Attributes:
-        token_ids: the first `count` are those of the cells.
-        key: what cells depend on beside their tokens; see prefix.share_key.
-        used: when they were last of use, as a number that rises.
-    """
-
-    token_ids: abc.Sequence[int]
-    count: int
-    key: AdapterSet
-    used: int
-
-
-class KVCacheManager:
-    """Leases slots and keeps prefixes. A step's actions are collected here: the copies in their order, then cuts."""
-
-    def __init__(self, n_slots: int, limits: Limits) -> None:
-        self.slots = SlotPool(n_slots)
-        self.cached: dict[int, CachedPrefix] = {}
-        self._is_unified = limits.is_unified
-        self._keeps = limits.keeps_prefixes and limits.can_share
-        self._uses = 0
-        self._n_used_again, self._n_kept_ever = _KNOWN_AT_FIRST
-        self._copies: list[PrefixCopy] = []
-        self._cuts: dict[int, int] = {}  # slot -> tokens that stay
-
-    def grow(self, n_slots: int, carried: Set[int]) -> None:
-        """A larger context has taken over the cells of the slots `carried`; what others keep is lost."""
-        self.slots.grow(n_slots)
-        for slot in self.cached.keys() - carried:
-            self.evict(slot)
-
-    @property
-    def n_cached_cells(self) -> int:
-        """Cells that finished sequences hold."""
-        return sum(kept.count for kept in self.cached.values())
-
-    def best(self, sequence: Sequence) -> tuple[int, int] | None:
-        """The slot of a finished sequence that saves the most work, and how many tokens; None: nobody's does."""
-        most = sequence.most_shared
-        if not self.cached or most < MIN_SHARED:
-            return None
-        known, key = sequence.token_ids, share_key(sequence.request)
-        head = known[:MIN_SHARED]
-        best: tuple[int, int, int] | None = None
-        for slot, kept in self.cached.items():
-            if kept.key != key or kept.token_ids[:MIN_SHARED] != head:
-                continue
-            shared = min(common_length(known, kept.token_ids), kept.count, most)
-            rank = (shared, -kept.count, slot)  # where two save as much, the one that has less to lose
-            if shared >= MIN_SHARED and (best is None or rank > best):
-                best = rank
-        return None if best is None else (best[2], best[0])
-
-    def slot_of(self, token_ids: abc.Sequence[int]) -> int | None:
-        """The slot that keeps exactly these tokens, computed without adapters."""
-        wanted = list(token_ids)
-        for slot, kept in self.cached.items():
-            if kept.count == len(wanted) and not kept.key and list(kept.token_ids[: kept.count]) == wanted:
-                return slot
-        return None
-
-    # --- slots --------------------------------------------------------------------------------------------------
-
-    def lease(
-        self,
-        *,
-        own: Iterable[int] | None = None,
-        top: bool = False,
-        spared: int | None = None,
-        beside: abc.Sequence[int] | None = None,
-    ) -> int:
-        """The free slot that keeps the ids dense and, among several, costs the least of what is kept; it is emptied.
-
-        Args:
-            own: the leased slots that it shares its passes with; None: all.
-            top: from the highest down, as background sequences stand.
-            spared: not this one.
-            beside: the one nearest to these instead, the highest where they are none.
-        """
-        if beside is not None:
-            distance = (lambda slot: min(abs(slot - one) for one in beside)) if beside else (lambda slot: -slot)
-            return self.lease_this(min(self.slots.free, key=distance), spared)
-        if not self.cached:
-            return self.slots.lease(top=top)
-        # a unified cache takes any ids into a pass
-        leased = () if self._is_unified else self.slots.leased if own is None else tuple(own)
-        low, high = min(leased, default=self.slots.n_slots if top else 0), max(leased, default=self.slots.n_slots)
-
-        def cost(slot: int) -> tuple[int, float, int]:
-            return max(low - slot, slot - high, 0), self.value(slot), -slot if top else slot
-
-        return self.lease_this(min((slot for slot in self.slots.free if slot != spared), key=cost), spared)
-
-    def lease_this(self, slot: int, spared: int | None = None) -> int:
-        """A free slot; what is kept there moves to where less is kept, if it is worth that, or is lost."""
-        kept = self.cached.get(slot)
-        if kept is not None and self.expected_saving(slot) >= COPY_IN_TOKENS:
-            value, leased = self.value(slot), self.slots.leased
-            others = [s for s in self.slots.free if s not in (slot, spared) and self.value(s) < value]
-            if others:  # best of all an empty one outside the range of those that are leased
-                high = max(leased, default=-1)
-                target = min(others, key=lambda other: (self.value(other), other < high, other))
-                self.evict(target)
-                self.copy(slot, target, kept.count)
-                self.cached[target] = kept
-        self.evict(slot)
-        return self.slots.lease(slot)
-
-    def lease_prefix(self, slot: int, count: int, *, own: Iterable[int] | None = None, top: bool = False) -> int:
-        """A slot that begins with `count` tokens of what free slot `slot` keeps: that slot itself, unless others may
-        want the rest of it and a slot with less is free. `own` and `top` are those of lease."""
-        kept = self.cached[slot]
-        self._uses += 1
-        self._n_used_again += 1
-        self.cached[slot] = replace(kept, used=self._uses)
-        if kept.count - count >= MIN_SHARED and any(self.value(s) < self.value(slot) for s in self.slots.free):
-            target = self.lease(own=own, top=top, spared=slot)
-            self.copy(slot, target, count)
-            return target
-        del self.cached[slot]
-        if count < kept.count:
-            self._cuts[slot] = count
-        return self.slots.lease(slot)
-
-    def vacate(self, slot: int) -> None:
-        """Nobody's any more, and emptied before the next call."""
-        self.slots.release(slot)
-        self._cuts[slot] = 0
-
-    def keep(self, slot: int, sequence: Sequence) -> None:
-        """Nobody's any more; the cells stay, if they are of use to others."""
-        if not self._keeps or sequence.num_computed < MIN_SHARED or sequence.num_discarded:
-            self.vacate(slot)
-            return
-        self.slots.release(slot)
-        self._uses += 1
-        self._n_kept_ever += 1
-        if self._n_kept_ever > _REMEMBERED:
-            self._n_used_again, self._n_kept_ever = (self._n_used_again + 1) // 2, self._n_kept_ever // 2
-        self.cached[slot] = CachedPrefix(
-            sequence.token_ids, sequence.num_computed, share_key(sequence.request), self._uses
-        )
-
-    def value(self, slot: int) -> float:
-        """What a free slot keeps is worth: its length by its age; 0 where it is empty."""
-        kept = self.cached.get(slot)
-        return 0.0 if kept is None else kept.count / (self._uses + 1 - kept.used)
-
-    def expected_saving(self, slot: int) -> float:
-        """Tokens that what a slot keeps will save: its length times the share of prefixes that were used again."""
-        kept = self.cached.get(slot)
-        return 0.0 if kept is None else kept.count * min(1.0, self._n_used_again / self._n_kept_ever)
-
-    # --- giving up ----------------------------------------------------------------------------------------------
-
-    def evict(self, slot: int) -> None:
-        """Gives up what is kept in a slot, if anything is."""
-        if self.cached.pop(slot, None) is not None:
-            self._cuts[slot] = 0
-
-    def evict_keys(self, unwanted: Callable[[AdapterSet], bool]) -> None:
-        """Gives up what is kept under such keys."""
-        for slot in [slot for slot, kept in self.cached.items() if unwanted(kept.key)]:
-            self.evict(slot)
-
-    def evict_to(self, n_cells: int) -> None:
-        """Gives up the least valuable until the rest takes no more than so many cells."""
-        excess = self.n_cached_cells - n_cells
-        if excess > 0:
-            for slot in sorted(self.cached, key=self.value):
-                if excess > 0:
-                    excess -= self.cached[slot].count
-                    self.evict(slot)
-
-    # --- a step's actions ---------------------------------------------------------------------------------------
-
-    def copy(self, source: int, target: int, count: int) -> None:
-        """The first `count` tokens of slot `source` become those of slot `target`."""
-        self._copies.append(PrefixCopy(source, target, count))
-        self._cuts.pop(target, None)  # the copy replaces what stood there
-
-    def cut(self, slot: int, count: int) -> None:
-        """A slot that was given back holds more than the `count` tokens that its sequence was left with."""
-        self._cuts.setdefault(slot, count)
-
-    def pop_actions(self) -> tuple[tuple[PrefixCopy, ...], tuple[Cut, ...]]:
-        """What has come together since the last call."""
-        copies, self._copies = tuple(self._copies), []
-        cuts = tuple(Cut(slot, count) for slot, count in sorted(self._cuts.items())) if self._cuts else ()
-        self._cuts.clear()
-        return copies, cuts
-
-    def check_integrity(self) -> None:
-        """Raises ValueError if something is kept in a slot that is not free."""
-        self.slots.check_integrity()
-        if not self.cached.keys() <= set(self.slots.free):
-            raise ValueError("prefixes are kept in leased slots")

@@ -14,7 +14,7 @@ from llamabatch.request.sequence import Sequence
 from llamabatch.utils.checks import choice
 
 Key = Callable[[Sequence], tuple[Any, ...]]
-Entering = Callable[[int, int], int]
+Admits = Callable[[int, int], int]
 Select = Callable[[list[Sequence]], list[Sequence]]
 
 
@@ -27,7 +27,7 @@ class Policy:
         summary: one line for help texts.
         key: sorts the waiting sequences; the lowest enters first. Starts with the group, so that nobody is overtaken
             by later calls for good.
-        entering: (running, free slots) -> how many may enter now.
+        admits: (running, free slots) -> how many may enter now.
         select: running sequences that could compute -> those that do in this step.
         one_slot: one slot is all it uses.
         by_family: the key uses Sequence.family.
@@ -36,7 +36,7 @@ class Policy:
     name: str
     summary: str
     key: Key
-    entering: Entering
+    admits: Admits
     select: Select
     one_slot: bool = False
     by_family: bool = False

@@ -1,4 +1,4 @@
-"""Who goes before whom among those that run: background sequences, and who gives its slot up. Pure functions."""
+"""Priorities among running sequences: background ones, and victims of preemption. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,30 +10,33 @@ from llamabatch.scheduler.request_queue import MAX_OVERTAKEN, PREEMPTION_COUNTS
 
 
 def foreground(running: list[Sequence]) -> list[Sequence]:
-    """Those that are not background; all, where there are no others."""
+    """The sequences that are not background; all, if there are no others."""
     return [s for s in running if not s.background] or running
 
 
 def copy_candidates(sequence: Sequence, running: Iterable[Sequence]) -> Iterator[Sequence]:
-    """Those whose prefix it may wait for: who is in front does not wait for a background one that stands aside."""
+    """The sequences that `sequence` may wait for to copy their prefix: a foreground one does not wait for the prompt of
+    a background one, which computes in few steps."""
     return (s for s in running if sequence.background or not s.background or s.num_pending == 1)
 
 
 def peer_slots(sequence: Sequence, running: Iterable[Sequence]) -> list[int]:
-    """The slots of those that compute when it does."""
+    """Slots of the sequences that compute in the same steps: background ones, or foreground ones."""
     return [s.slot for s in running if s.slot is not None and s.background == sequence.background]
 
 
 def victims(
     waiting: Sequence, running: abc.Sequence[Sequence], n_free: int, n_cells: int | None, preempt: bool
 ) -> list[Sequence]:
-    """Who has to go so that `waiting` can enter: the worst tier first, and of that the youngest; background sequences
-    from the lowest slot up, so that those in front stay side by side. Nobody if that would not be enough.
+    """Sequences to preempt so that `waiting` gets a slot; none if that would not be enough.
+
+    The worst tier goes first, and of that the youngest; background sequences go from the lowest slot up, so that
+    foreground ones stay in neighbouring slots.
 
     Args:
         n_free: free slots.
         n_cells: cells of a unified KV cache; None: each slot has enough of its own.
-        preempt: others than background sequences may have to go, too.
+        preempt: foreground sequences may be preempted, too.
     """
     tier = waiting.request.tier
     worse = [

@@ -1,4 +1,4 @@
-"""Decides what one step computes, and applies what came of it. Pure Python: knows neither llama.cpp nor numpy."""
+"""The scheduler: decides one step, and applies its results. Pure Python: knows neither llama.cpp nor numpy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections import abc
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from typing import Any
 
 from llamabatch.errors import InputError, describe
@@ -15,15 +15,25 @@ from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutp
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.adapter_batching import AdapterScheduler
 from llamabatch.scheduler.batch_builder import decode_calls, moves, prefill_calls
-from llamabatch.scheduler.chunked_prefill import BACKGROUND_CHUNK, PrefillPacer
+from llamabatch.scheduler.chunked_prefill import BACKGROUND_CHUNK, BackgroundTurn, PrefillPacer
 from llamabatch.scheduler.counters import SequenceCounters
 from llamabatch.scheduler.deadlines import Deadlines, sequence_deadline_message
-from llamabatch.scheduler.kv_cache import SlotPool
-from llamabatch.scheduler.output import DecodeStatus, Limits, ScheduledSpan, SchedulerOutput, Shift, SpanOutput
+from llamabatch.scheduler.kv_cache import Placement, SlotPool
+from llamabatch.scheduler.output import (
+    Call,
+    DecodeStatus,
+    Limits,
+    Restore,
+    ScheduledSpan,
+    SchedulerOutput,
+    Shift,
+    SpanOutput,
+)
 from llamabatch.scheduler.policies import Policy
 from llamabatch.scheduler.preemption import foreground, peer_slots, victims
 from llamabatch.scheduler.prefix_cache import PrefixCache
 from llamabatch.scheduler.request_queue import PREEMPTION_COUNTS, RequestQueue
+from llamabatch.scheduler.selection import Selection
 from llamabatch.scheduler.spec_decode import SpecDecoder
 
 logger = logging.getLogger(__name__)
@@ -32,9 +42,12 @@ logger = logging.getLogger(__name__)
 class Scheduler:
     """Owns the waiting queue, the running sequences and the slots.
 
+    `schedule` decides a step, a runner computes it, `update` applies the results. Requests come in by `add` and leave
+    by `abort` or as a finished output of `update`.
+
     Args:
-        preempt: a waiting request of better priority may take the slot of a running one; of background ones it always
-            may.
+        preempt: a waiting request of better priority may take the slot of a running one. Without it, only background
+            sequences lose their slots.
         max_wait_s: how long the first request waits for company when nothing runs; see `wait_s`.
         on_admit: is called with each sequence that gets a slot.
     """
@@ -53,26 +66,26 @@ class Scheduler:
         self.policy = policy
         self.limits = limits
         self.most_slots = 1 if policy.one_slot else limits.n_slots
-        self.prefix_cache = PrefixCache(limits, min(self.most_slots, limits.start_slots or limits.n_slots))
-        self._kv_cache = self.prefix_cache.kv_cache
         self.running: list[Sequence] = []
-        self.num_preemptions = 0
+        self.prefix_cache = PrefixCache(limits, min(self.most_slots, limits.start_slots or limits.n_slots))
+        self.adapters = AdapterScheduler()
         self.deadlines = Deadlines()
         self.counters = SequenceCounters()
+        self.num_preemptions = 0
+        self._kv_cache = self.prefix_cache.kv_cache
+        self._waiting = RequestQueue(policy.key, policy.by_family and limits.can_share)
+        self._prefill_pacer = PrefillPacer(limits)
+        self._speculation = speculation
+        self._sequences: dict[str, Sequence] = {}  # in flight, by request id
+        self._shifting: set[Sequence] = set()  # in flight, and may outgrow their slot
+        self._n_background = 0  # background sequences in flight
+        self._is_full = False  # the KV cache had no room for all that run
         self._clock = clock
         self._preempts = preempt
         self._max_wait_s = max_wait_s
         self._on_admit = on_admit
         self._first_s = 0.0  # when the first request came after nothing was left to do
-        self._n_background = 0  # background sequences in flight
-        self._began_s = 0.0  # when the step began; noted where background sequences run beside others
-        self._speculation = speculation
-        self._waiting = RequestQueue(policy.key, policy.by_family and limits.can_share)
-        self._sequences: dict[str, Sequence] = {}
-        self._prefill_pacer = PrefillPacer(limits)
-        self.adapters = AdapterScheduler()
-        self._shifting: set[Sequence] = set()  # those in flight that may outgrow their slot
-        self._is_full = False  # the KV cache had no room for all that run
+        self._mixed_step_s = 0.0  # when the last step began in which background sequences run beside foreground ones
         self._step = 0
 
     @property
@@ -81,7 +94,7 @@ class Scheduler:
 
     @property
     def num_free_slots(self) -> int:
-        """Slots that further requests can take, those counted that the context has not grown to yet."""
+        """Slots for further requests, including those that the context has not grown to yet."""
         return self.most_slots - len(self.slots.leased)
 
     @property
@@ -96,7 +109,7 @@ class Scheduler:
         return request_id in self._sequences
 
     def add(self, sequence: Sequence) -> None:
-        """Takes a sequence in; where that raises, nothing of it stays."""
+        """Takes a sequence in; if that raises, nothing of it stays."""
         request_id = sequence.request.request_id
         if request_id in self._sequences:
             raise InputError(f"request id {request_id!r} is already in flight")
@@ -117,8 +130,8 @@ class Scheduler:
         self._n_background += sequence.background
 
     def wait_s(self) -> float | None:
-        """How long a step may wait for company, seconds: 0 where requests run or enough wait; None where there is
-        nothing to do."""
+        """How long a step may wait for company, seconds: 0 if requests run or enough wait; None if there is nothing to
+        do."""
         if not self._sequences:
             return None
         if not self._max_wait_s or self.running or len(self._waiting) >= self.most_slots:
@@ -141,26 +154,25 @@ class Scheduler:
         return self._retire(sequence, (), text)
 
     def wanted_slots(self) -> int | None:
-        """How many slots the context should have, where that is more than it has: all at once, so that it grows once
-        in an engine's life."""
+        """Slots that the context should grow to, None if it has enough: all at once, so that it grows once in an
+        engine's life."""
         needed = min(len(self.running) + len(self._waiting), self.most_slots)
-        if needed <= self.slots.n_slots or not self.policy.entering(len(self.running), 1):
+        if needed <= self.slots.n_slots or not self.policy.admits(len(self.running), 1):
             return None
         return self.most_slots
 
     @property
     def held_slots(self) -> list[int]:
-        """Slots with cells that somebody needs, rising: those of running sequences, what is kept, and what is still to
-        be copied from sequences that have just ended."""
-        running = {s.slot for s in self.running if s.num_computed and s.slot is not None}
-        return sorted(running | self._kv_cache.cached.keys() | self.prefix_cache.source_slots())
+        """Slots with cells of use, rising: those of running sequences, cached ones, and those of sequences that have
+        just ended and are still to be copied."""
+        return sorted(self._computed_slots() | self._kv_cache.cached.keys() | self.prefix_cache.source_slots())
 
-    def grow(self, n_slots: int, carried: Set[int]) -> None:
-        """A context of that many slots has taken the place of the old one; no more than before means that there is no
-        memory for more.
+    def grow(self, n_slots: int, carried: abc.Set[int]) -> None:
+        """A context of `n_slots` slots has taken the place of the old one; no more slots than before mean that there is
+        no memory for more.
 
         Args:
-            carried: slots with the cells that they had. Where one of held_slots is missing, all is computed again.
+            carried: slots with the cells that they had. If one of held_slots is missing, all is computed again.
         """
         if n_slots <= self.slots.n_slots:
             self.most_slots = n_slots
@@ -170,20 +182,6 @@ class Scheduler:
                 self._preempt(sequence)
             carried = frozenset()
         self._kv_cache.grow(n_slots, carried)
-
-    def stats(self) -> dict[str, Any]:
-        """Fields of EngineStats. May be called from any thread, then between two parts of a step."""
-        return {
-            "running": len(self.running),
-            "waiting": len(self._waiting),
-            "free_slots": self.num_free_slots,
-            "preemptions": self.num_preemptions,
-            "missed_deadlines": self.deadlines.num_missed,
-            "kv_cells_used": sum(sequence.num_cells for sequence in list(self.running)),
-            **self.prefix_cache.stats(),
-            **self.counters.stats(),
-            **(vars(self._speculation.counts) if self._speculation is not None else {}),
-        }
 
     def cached_slot(self, token_ids: abc.Sequence[int]) -> int | None:
         """The slot where a finished request has left the cells of exactly these tokens, computed without adapters."""
@@ -205,74 +203,94 @@ class Scheduler:
         """Evicts cached cells of an adapter that is about to be unloaded: another may take its name."""
         self._kv_cache.evict_keys(lambda key: any(name == used for used, _ in key))
 
-    # --- decide -------------------------------------------------------------------------------------------------
+    def stats(self) -> dict[str, Any]:
+        """Fields of EngineStats. May be called from any thread, also between two parts of a step."""
+        return {
+            "running": len(self.running),
+            "waiting": len(self._waiting),
+            "free_slots": self.num_free_slots,
+            "preemptions": self.num_preemptions,
+            "missed_deadlines": self.deadlines.num_missed,
+            "kv_cells_used": sum(sequence.num_cells for sequence in list(self.running)),
+            **self.prefix_cache.stats(),
+            **self.counters.stats(),
+            **(vars(self._speculation.counts) if self._speculation is not None else {}),
+        }
 
     def schedule(self) -> SchedulerOutput:
+        """Decides one step: admits waiting sequences, selects running ones, and packs their rows into calls."""
         self._step += 1
-        restores = self.prefix_cache.restores(self.running)
-        # before anyone enters: a source that has just finished still holds its slot's cells
-        self.prefix_cache.copy_ready(self.running)
-        self._admit()
-        self.prefix_cache.copy_ready(self.running)
-        served = self.running if not self._n_background else foreground(self.running)
-        joins = self._prefill_pacer.background_joins(beside=len(served) < len(self.running))
-        if self._prefill_pacer.beside:
-            self._began_s = self._clock()
-        ready = [s for s in (self.running if joins else served) if not self.prefix_cache.waits(s)]
-        chosen = self.policy.select(self.adapters.choose(ready) if self.adapters.in_use else ready)
-        if len(chosen) == len(self.running):
+        restores = self._admit()
+        selection = self._select()
+        if len(selection.runnable) == len(self.running):
             self._close_holes()
-        shifts = self._shifts() if self._shifting else ()
-        filling = [s for s in chosen if s.num_pending > 1 or s.scores]
-        prompts = [s for s in filling if not (joins and s.background)]
-        decoding = [s for s in chosen if s.num_pending == 1 and not s.scores]
-        somebody_waits = any(s.num_pending == 1 and not s.scores for s in served) and not _is_one_list(served)
-        if prompts and not somebody_waits:
-            # prompts first, so that each pass then serves as many rows as there are slots
-            decoding = [s for s in decoding if joins and s.background]
-        # decoding goes first: slots that are still empty can then take a dummy row
-        occupied = {s.slot for s in self.running if s.num_computed and s.slot is not None}
+        shifts = self._shift_full_slots() if self._shifting else ()
+        calls = self._decode_calls(selection) + self._prefill_calls(selection)
+        if selection.rotates_adapters:
+            self.adapters.count_step(calls)
+        copies, cuts = self._kv_cache.pop_actions()
+        return SchedulerOutput(copies, cuts, tuple(calls), shifts, restores)
+
+    def _admit(self) -> tuple[Restore, ...]:
+        """Gives slots to waiting sequences, and shared prefixes to all that wait for them."""
+        restores = self.prefix_cache.restores(self.running)
+        # before the first admission: a source that has just finished still holds its slot's cells
+        self.prefix_cache.copy_ready(self.running)
+        self._admit_waiting()
+        self.prefix_cache.copy_ready(self.running)
+        return restores
+
+    def _select(self) -> Selection:
+        """Selects the running sequences that compute in this step: by tier, shared prefix, adapters and policy."""
+        front = foreground(self.running) if self._n_background else self.running
+        background = self._prefill_pacer.background_turn(is_mixed=len(front) < len(self.running))
+        if self._prefill_pacer.is_mixed:
+            self._mixed_step_s = self._clock()
+        tier = front if background is BackgroundTurn.NONE else self.running
+        ready = [s for s in tier if not self.prefix_cache.waits(s)]
+        rotates_adapters = self.adapters.in_use
+        runnable = self.policy.select(self.adapters.choose(ready) if rotates_adapters else ready)
+        return Selection(runnable, front, background, rotates_adapters)
+
+    def _decode_calls(self, selection: Selection) -> list[Call]:
+        """Calls with one row for each decoding sequence, or with guesses behind it."""
+        # they come before prefill calls: slots that are still empty can then take a dummy row
+        occupied = self._computed_slots()
         if self.limits.can_pad:
-            self.prefix_cache.evict_between(decoding, occupied)
+            self.prefix_cache.evict_between(selection.decoding, occupied)
         if self._speculation is None:
-            calls = decode_calls(decoding, occupied, self.limits)
-        else:
-            calls = self._speculation.calls(decoding, occupied)
-        # where the policy lets one sequence compute at a time, there is nobody in this step to go easy on
-        prompts, budget = self._prefill_pacer.choose(prompts, somebody_waits and bool(decoding))
-        if (served and served[0].background) or (self.adapters.in_use and somebody_waits):
-            # whoever comes now shall not wait for long, nor somebody with other adapters
+            return decode_calls(selection.decoding, occupied, self.limits)
+        return self._speculation.calls(selection.decoding, occupied)
+
+    def _prefill_calls(self, selection: Selection) -> list[Call]:
+        """Calls with chunks of prompts: of the selection's, and of background sequences in their turn."""
+        # a policy may select one sequence at a time: a step without decoding sequences delays no token
+        delays_token = selection.token_is_awaited and bool(selection.decoding)
+        prompts, budget = self._prefill_pacer.choose(selection.prompts, delays_token)
+        if selection.is_background or (selection.rotates_adapters and selection.token_is_awaited):
+            # neither a request that arrives now nor one with other adapters must wait for long
             budget = min(budget, self.limits.prefill_budget)
-        calls += prefill_calls(prompts, budget, self.limits)
-        if joins and self._prefill_pacer.is_long:
-            late = [s for s in filling if s.background]
-            calls += prefill_calls(late, min(BACKGROUND_CHUNK, self.limits.n_batch), self.limits)
-        if self.adapters.in_use:
-            self.adapters.spend(calls)
-        return SchedulerOutput(*self._kv_cache.pop_actions(), tuple(calls), shifts, restores)
+        calls = prefill_calls(prompts, budget, self.limits)
+        budget = min(BACKGROUND_CHUNK, self.limits.n_batch)
+        return calls + prefill_calls(selection.background_prompts, budget, self.limits)
 
-    def _shifts(self) -> tuple[Shift, ...]:
-        """Those whose slot is full forget a part, each at the same token whatever runs beside it."""
-        full = [s for s in self._shifting if s.slot is not None and s.num_room == 0]
-        return tuple(Shift(s.slot, *s.shift()) for s in full if s.slot is not None)
-
-    def _admit(self) -> None:
+    def _admit_waiting(self) -> None:
         if self._is_full and self.running:
-            return  # whoever made room would come back to the same lack of it: somebody has to finish first
-        for _ in range(self.policy.entering(len(self.running), self.slots.n_free)):
+            return  # a preempted sequence would meet the same lack of room: another has to finish first
+        for _ in range(self.policy.admits(len(self.running), self.slots.n_free)):
             sequence = self._waiting.pop(self._has_cells_for)
             if sequence is None:
                 break
-            self._enter(sequence)
-        while self._waiting and (self._preempts or self._n_background) and self._make_way():
+            self._admit_one(sequence)
+        while self._waiting and (self._preempts or self._n_background) and self._preempt_for_next():
             sequence = self._waiting.pop(self._has_cells_for)
             assert sequence is not None
-            self._enter(sequence)
+            self._admit_one(sequence)
 
-    def _make_way(self) -> bool:
-        """Takes slots from running ones for the first that waits, if it may and if that is enough for it to enter."""
+    def _preempt_for_next(self) -> bool:
+        """Preempts sequences for the next waiting one, if it may take their slots and can then be admitted."""
         first = self._waiting.first()
-        if first is None or not self.policy.entering(len(self.running) - 1, 1):
+        if first is None or not self.policy.admits(len(self.running) - 1, 1):
             return False
         leaving = victims(first, self.running, self.slots.n_free, self.limits.n_cells, self._preempts)
         for sequence in leaving:
@@ -281,26 +299,31 @@ class Scheduler:
         return bool(leaving)
 
     def _has_cells_for(self, sequence: Sequence) -> bool:
-        """A slot of a split cache has n_ctx cells, which the request was held to; in a unified one, whoever enters must
-        find room for all that it can come to use beside all that the others can."""
+        """True if the KV cache has room for all that the running sequences and this one can come to use.
+
+        A slot of a split cache always has: its n_ctx cells bound the request.
+        """
         if self.limits.n_cells is None:
             return True
         return sum(s.most_cells for s in self.running) + sequence.most_cells <= self.limits.n_cells
 
-    def _enter(self, sequence: Sequence) -> None:
-        own, top = peer_slots(sequence, self.running) if self._n_background else None, sequence.background
-        beside = self.adapters.beside(sequence, self.running)
+    def _admit_one(self, sequence: Sequence) -> None:
+        placement = Placement(
+            peer_slots(sequence, self.running) if self._n_background else None,
+            from_top=sequence.background,
+            neighbours=self.adapters.neighbours(sequence, self.running),
+        )
         if not sequence.was_admitted:
             self.counters.count_admission(sequence, self._clock())
-        self.prefix_cache.enter(sequence, self.running, own, top, beside)
+        self.prefix_cache.admit(sequence, self.running, placement)
         self.running.append(sequence)
         if self._on_admit is not None:
             self._on_admit(sequence)
-        if self.limits.n_cells is not None:  # what is kept gives way to all that those who run can come to use
+        if self.limits.n_cells is not None:  # cached cells give way to all that running sequences can come to use
             self._kv_cache.evict_to(self.limits.n_cells - sum(s.most_cells for s in self.running))
 
     def _close_holes(self) -> None:
-        """Moves sequences into the holes that nobody waits to fill, so that a step needs no dummy rows."""
+        """Moves sequences into holes that no waiting one will fill, so that a step needs no dummy rows."""
         if self._waiting or self.limits.is_unified or not self.limits.can_share:
             return
         front = foreground(self.running) if self._n_background else self.running
@@ -312,28 +335,31 @@ class Scheduler:
                 self._kv_cache.copy(old, new, sequence.num_cells)
                 self._kv_cache.vacate(old)
 
-    # --- apply --------------------------------------------------------------------------------------------------
+    def _shift_full_slots(self) -> tuple[Shift, ...]:
+        """Full slots forget a part of their cells, each at the same token whatever its company."""
+        full = [s for s in self._shifting if s.slot is not None and s.num_room == 0]
+        return tuple(Shift(s.slot, *s.shift()) for s in full if s.slot is not None)
+
+    def _computed_slots(self) -> set[int]:
+        """Slots of running sequences that hold cells."""
+        return {s.slot for s in self.running if s.num_computed and s.slot is not None}
 
     def update(self, batch: SchedulerOutput, results: abc.Sequence[SpanOutput]) -> list[SequenceOutput]:
-        """Takes one result a span, in the order of `batch.spans`."""
+        """Applies the results of a step.
+
+        Args:
+            results: one for each span, in the order of `batch.spans`.
+        """
         now = self._clock()
-        if self._prefill_pacer.beside and all(call.is_decode for call in batch.calls):
-            self._prefill_pacer.observe(now - self._began_s)
-        outputs = []
+        if self._prefill_pacer.is_mixed and all(call.is_decode for call in batch.calls):
+            self._prefill_pacer.observe(now - self._mixed_step_s)
         if self._speculation is not None:
             self._speculation.observe(batch, results)
-        alone = len(self.running) == 1
-        no_room = any(result.status is DecodeStatus.NO_ROOM for result in results)
-        if no_room and self._kv_cache.cached and self.limits.is_unified:
-            self._kv_cache.evict_to(0)  # and all try again in the next step
-            alone = False
-        elif no_room and not alone:
-            # the youngest of the worst tier makes room; the others try again in the next step
-            self._preempt(max(reversed(self.running), key=lambda s: s.request.tier))
-            self._is_full = True
+        retries = self._make_room(results)
+        outputs = []
         for span, result in zip(batch.spans, results, strict=True):
             try:
-                output = self._apply(span, result, now, alone)
+                output = self._apply(span, result, now, retries)
             except Exception as error:
                 output = self._failed(span.sequence, error)
             if output is not None:
@@ -345,10 +371,30 @@ class Scheduler:
         self.counters.end_step(now)
         return outputs
 
-    def _apply(self, span: ScheduledSpan, result: SpanOutput, now: float, alone: bool) -> SequenceOutput | None:
+    def _make_room(self, results: abc.Sequence[SpanOutput]) -> bool:
+        """Frees cells if a span found none: cached ones, or those of a victim. False if the next step would find no
+        more room than this one: a sequence was alone with all cells."""
+        alone = len(self.running) == 1
+        if all(result.status is not DecodeStatus.NO_ROOM for result in results):
+            return not alone
+        if self._kv_cache.cached and self.limits.is_unified:
+            self._kv_cache.evict_to(0)
+            return True
+        if alone:
+            return False
+        self._preempt(max(reversed(self.running), key=lambda s: s.request.tier))  # the youngest of the worst tier
+        self._is_full = True
+        return True
+
+    def _apply(self, span: ScheduledSpan, result: SpanOutput, now: float, retries: bool) -> SequenceOutput | None:
+        """Applies one result; None if there is nothing to emit.
+
+        Args:
+            retries: a span without room is tried again in the next step; else its sequence fails.
+        """
         sequence, record = span.sequence, span.sequence.logprobs
         sequence.last_step = self._step
-        if sequence.slot is None or (result.status is DecodeStatus.NO_ROOM and not alone):
+        if sequence.slot is None or (result.status is DecodeStatus.NO_ROOM and retries):
             return None
         if sequence.num_cells != span.start or sequence.finished:
             return None  # the piece before this one of the same prompt failed
@@ -361,36 +407,42 @@ class Scheduler:
             if sequence.scores and record.prompt_is_read:
                 sequence.end_score()
                 return self._retire(sequence, (), "")
-        if not result.token_ids:
-            return None
-        text, taken, before = "", 0, sequence.last_token_s
+        return self._accept(span, result, now) if result.token_ids else None
+
+    def _accept(self, span: ScheduledSpan, result: SpanOutput, now: float) -> SequenceOutput:
+        """Appends the sampled tokens of a span to its sequence, up to the one that ends it."""
+        sequence, record = span.sequence, span.sequence.logprobs
+        text, n_accepted, before = "", 0, sequence.last_token_s
         for token_id in result.token_ids:
             text += sequence.accept(token_id, now)
-            taken += 1
+            n_accepted += 1
             if sequence.finished:
                 break
-        self.counters.count_tokens(sequence, taken, before, now)
-        if span.draft is not None:  # behind the tokens taken, the cells hold guesses that did not come true
-            sequence.num_computed = span.start + taken + span.shift
-        accepted, told = tuple(result.token_ids[:taken]), None
+        self.counters.count_tokens(sequence, n_accepted, before, now)
+        if span.draft is not None:  # behind the accepted tokens, the cells hold wrong guesses
+            sequence.num_computed = span.start + n_accepted + span.shift
+        accepted, logprobs = result.token_ids[:n_accepted], None
         if record is not None:
-            told = record.take(result.logprobs[span.prompt_rows : span.prompt_rows + taken])
-        if sequence.finished:
-            output = self._retire(sequence, accepted, text, told)
-            if taken < len(result.token_ids):
-                self._kv_cache.cut(span.slot, sequence.num_cells)
-            return output
-        return SequenceOutput(sequence.request.request_id, accepted, text, logprobs=told)
+            logprobs = record.take(result.logprobs[span.prompt_rows : span.prompt_rows + n_accepted])
+        if not sequence.finished:
+            return SequenceOutput(sequence.request.request_id, accepted, text, logprobs=logprobs)
+        output = self._retire(sequence, accepted, text, logprobs)
+        if n_accepted < len(result.token_ids):
+            self._kv_cache.cut(span.slot, sequence.num_cells)
+        return output
 
     def _failed(self, sequence: Sequence, error: Exception) -> SequenceOutput:
-        """Ends a sequence of which a result could not be applied; the others go on."""
+        """Ends a sequence whose result could not be applied; the others go on."""
         if sequence.request.request_id not in self._sequences or sequence not in self.running:
             raise error  # while it left: slots and queues may be wrong
         logger.warning("the result of a step could not be applied to a request", exc_info=error)
         sequence.fail(describe(error))
         return self._retire(sequence, (), "")
 
-    def _retire(self, sequence: Sequence, token_ids: tuple[int, ...], text: str, told: Told = None) -> SequenceOutput:
+    def _retire(
+        self, sequence: Sequence, token_ids: tuple[int, ...], text: str, logprobs: Told = None
+    ) -> SequenceOutput:
+        """Takes a finished sequence out; its last output."""
         request_id = sequence.request.request_id
         del self._sequences[request_id]
         self._n_background -= sequence.background
@@ -404,15 +456,16 @@ class Scheduler:
             if sequence.finish_reason is FinishReason.ERROR:
                 self._kv_cache.vacate(sequence.slot)
             else:
-                self._kv_cache.keep(sequence.slot, sequence)
-        return SequenceOutput(request_id, token_ids, text, _output_of(sequence), logprobs=told)
+                self._kv_cache.cache(sequence.slot, sequence)
+        return SequenceOutput(request_id, token_ids, text, _output_of(sequence), logprobs=logprobs)
 
     def _preempt(self, sequence: Sequence) -> None:
+        """Takes the slot of a running sequence, which waits again."""
         assert sequence.slot is not None
         self.running.remove(sequence)
         self._kv_cache.vacate(sequence.slot)
         sequence.preempt()
-        self.prefix_cache.lost(sequence)
+        self.prefix_cache.on_preempted(sequence)
         self.num_preemptions += 1
         self._waiting.add(sequence)
 
@@ -426,10 +479,5 @@ class Scheduler:
 def _output_of(sequence: Sequence) -> RequestOutput:
     try:
         return sequence.output()
-    except Exception as error:  # of its text or logprobs; what else it has cannot be told apart any more
+    except Exception as error:  # of its text or logprobs; the rest of its output is lost with them
         return RequestOutput.failed(sequence.request, sequence.error or describe(error))
-
-
-def _is_one_list(running: abc.Sequence[Sequence]) -> bool:
-    """Are all of one call? Then its caller waits for the last of them, not for anybody's next token."""
-    return len({s.request.group for s in running}) == 1

@@ -15,7 +15,7 @@ from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.adapter_batching import STEPS_A_TURN, AdapterScheduler
-from llamabatch.scheduler.kv_cache import KVCacheManager
+from llamabatch.scheduler.kv_cache import KVCacheManager, Placement
 from llamabatch.scheduler.output import Limits
 from llamabatch.scheduler.policies import POLICIES, policy
 from llamabatch.scheduler.scheduler import Scheduler
@@ -113,7 +113,7 @@ def test_whoever_is_ready_gets_a_turn(sets):
         chosen = turns.choose(ready)
         assert chosen == [s for s in ready if s.request.adapters == turns.current]
         served.add(turns.current)
-        turns.spend([])
+        turns.count_step([])
     assert served == set(sets)
     assert turns.choose([]) == []
 
@@ -121,8 +121,8 @@ def test_whoever_is_ready_gets_a_turn(sets):
 def test_a_slot_beside_the_own_set():
     cells = KVCacheManager(8, limits())
     assert [cells.lease(), cells.lease()] == [0, 1]
-    assert cells.lease(beside=[]) == 7, "a set that nobody has: away from the others"
-    assert [cells.lease(beside=[7]), cells.lease(beside=[0, 1])] == [6, 2]
+    assert cells.lease(Placement(neighbours=[])) == 7, "a set without rows: away from the others"
+    assert [cells.lease(Placement(neighbours=[7])), cells.lease(Placement(neighbours=[0, 1]))] == [6, 2]
     cells.vacate(0)
     assert cells.lease() == 0
     cells.check_integrity()

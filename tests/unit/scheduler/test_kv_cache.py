@@ -137,7 +137,7 @@ def test_a_prefix_in_the_way_moves_to_an_empty_slot():
     length = 9 * COPY_IN_TOKENS  # one in nine is expected to be used again
     long = sequence("long", prompt_of(3, length), 1)
     long.num_computed = length
-    cells.keep(1, long)
+    cells.cache(1, long)
     assert cells.lease() == 1  # between two that are leased
     (copy,), cuts = cells.pop_actions()
     assert (copy.source, copy.target, copy.count) == (1, 3, length)
@@ -154,7 +154,7 @@ def test_what_is_never_used_again_moves_no_more():
     long.num_computed = 300
     moved = []
     for _ in range(30):
-        cells.keep(1, long)
+        cells.cache(1, long)
         cells.lease_this(1)
         moved.append(len(cells.pop_actions()[0]))
         for slot in list(cells.cached):

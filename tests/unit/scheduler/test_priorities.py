@@ -474,7 +474,7 @@ def test_two_that_begin_alike_never_wait_for_each_other():
     scheduler, runner = engine(limits=replace(LIMITS, n_slots=3, prefill_budget=16))
     first, _ = twins(scheduler, runner)
     scheduler._preempt(first)
-    scheduler._admit()  # it is back before the second has seen that it was gone, and begins as the second does
+    scheduler._admit_waiting()  # it is back before the second has seen that it was gone, and begins as the second does
     assert scheduler.prefix_cache.waits(first)
     done = drain(scheduler, runner, limit=2000)
     assert list(done["first"].token_ids) == list(done["second"].token_ids) == greedy_text(first)

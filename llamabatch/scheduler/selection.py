@@ -1,0 +1,70 @@
+"""Selection of the running sequences that compute in one step. Pure Python."""
+
+from __future__ import annotations
+
+from collections import abc
+from dataclasses import dataclass
+from functools import cached_property
+
+from llamabatch.request.sequence import Sequence
+from llamabatch.scheduler.chunked_prefill import BackgroundTurn
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Running sequences that compute in one step, by the kind of call that computes them.
+
+    Attributes:
+        runnable: sequences that the policy lets compute. None of them waits for a prefix; all are of one adapter set.
+        foreground: running sequences that are not background; all of them where there are no others.
+        background: part of the step that background sequences have beside the foreground ones.
+        rotates_adapters: requests in flight use adapters, so that adapter sets take turns.
+    """
+
+    runnable: abc.Sequence[Sequence]
+    foreground: abc.Sequence[Sequence]
+    background: BackgroundTurn
+    rotates_adapters: bool
+
+    @cached_property
+    def is_background(self) -> bool:
+        """True if only background sequences run."""
+        return bool(self.foreground) and self.foreground[0].background
+
+    @cached_property
+    def token_is_awaited(self) -> bool:
+        """True if a caller waits for the next token of a foreground sequence, so that prefill must not block decode.
+
+        Where all sequences belong to one generate() call, its caller sees nothing before the last one ends.
+        """
+        return any(map(is_decoding, self.foreground)) and len({s.request.group for s in self.foreground}) > 1
+
+    @cached_property
+    def prompts(self) -> list[Sequence]:
+        """Sequences with prompt tokens to compute, but for background ones that share the step."""
+        return [s for s in self.runnable if not is_decoding(s) and not self._shares_step(s)]
+
+    @cached_property
+    def background_prompts(self) -> list[Sequence]:
+        """Sequences with prompt tokens to compute that share the step with foreground ones."""
+        if self.background is not BackgroundTurn.PREFILL:
+            return []
+        return [s for s in self.runnable if s.background and not is_decoding(s)]
+
+    @cached_property
+    def decoding(self) -> list[Sequence]:
+        """Sequences that compute one row each.
+
+        Foreground ones wait for the prompts where no token is awaited: each later pass then serves as many rows as
+        there are slots.
+        """
+        prompts_first = bool(self.prompts) and not self.token_is_awaited
+        return [s for s in self.runnable if is_decoding(s) and (not prompts_first or self._shares_step(s))]
+
+    def _shares_step(self, sequence: Sequence) -> bool:
+        return sequence.background and self.background is not BackgroundTurn.NONE
+
+
+def is_decoding(sequence: Sequence) -> bool:
+    """True if one row is all that a sequence needs for its next token."""
+    return sequence.num_pending == 1 and not sequence.scores
