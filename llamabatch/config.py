@@ -1,6 +1,7 @@
-"""What an engine is made from. One frozen object: checked once, unknown options refused by name.
+"""Options of an engine: EngineConfig as asked for, ResolvedConfig with every choice made.
 
-The command line's engine options are generated from the fields below, so that both always agree.
+Both are frozen and checked once; an unknown option is refused by name. The command line's engine options are generated
+from the fields of EngineConfig, so that both always agree.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def _option(default: Any, help: str) -> Any:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Options of an engine; "auto" values are filled in by capacity.resolve. Raises ConfigError.
+    """Options of an engine, as asked for; capacity.resolve turns "auto" into values. Raises ConfigError.
 
     Paths are resolved when it is made, so that a later os.chdir, or another process, does not change what they mean.
 
@@ -103,11 +104,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         self._keep("model", model_name(_path("model", self.model, "give the path of a .gguf file, or 'tiny'")))
         for name, low, high in _RANGES:
-            value, is_open = getattr(self, name), name in _AUTO_NUMBERS
-            if is_open and string(value) == "auto":
-                self._keep(name, "auto")
-            else:
-                self._keep(name, integer(ConfigError, name, value, low, high, ", or 'auto'" if is_open else ""))
+            self._keep(name, self._number(name, low, high))
         for name, known in _CHOICES:
             self._keep(name, choice(ConfigError, name, getattr(self, name), known))
         if self.max_queue is not None:
@@ -118,7 +115,7 @@ class EngineConfig:
             raise ConfigError(f"n_ubatch is {self.n_ubatch}; it must not exceed n_batch, {self.n_batch}")
         if self.n_slots != "auto" and self.n_slots > self.n_batch:
             raise ConfigError(f"n_slots is {self.n_slots}; it must not exceed n_batch, {self.n_batch}")
-        if self.kv_cells != "auto":
+        if self.kv_cells != "auto" and self.kv_cells > 0:
             if self.kv == "split":
                 raise ConfigError(f"kv_cells is {self.kv_cells}; it is for kv='unified', and kv is 'split'")
             if self.n_ctx != "auto" and self.kv_cells < self.n_ctx:
@@ -138,6 +135,12 @@ class EngineConfig:
             self._keep("tensor_split", found)
         adapters = _checked_adapters(self.adapters)
         self._keep("adapters", tuple((name, absolute(path)) for name, path in adapters))
+
+    def _number(self, name: str, low: int, high: int) -> int | Auto:
+        value, is_open = getattr(self, name), name in _AUTO_NUMBERS
+        if is_open and string(value) == "auto":
+            return "auto"
+        return integer(ConfigError, name, value, low, high, ", or 'auto'" if is_open else "")
 
     def _keep(self, name: str, value: object) -> None:
         if value is not getattr(self, name):
@@ -169,30 +172,72 @@ class EngineConfig:
         if self.speculate_always and self.speculate == "off":
             raise ConfigError("speculate_always is on, but speculate is 'off'; give 'lookup' or 'draft'")
 
+    def asked(self) -> EngineConfig:
+        """The same options as a caller would write them: those that cross to a child, and stand in reports."""
+        return self
+
     def for_draft_model(self) -> EngineConfig:
-        """The options with which the draft model runs: a split KV cache, and nobody who guesses for it."""
-        return replace(
-            self, kv="split", kv_cells="auto", speculate="off", draft_model=None, speculate_always=False, sha256=None
-        )
+        """The options of the draft model: a split KV cache, no speculation of its own."""
+        return replace(self, kv="split", kv_cells="auto", **_NO_SPECULATION)
 
     def for_child(self) -> EngineConfig:
-        """The options of an engine in a child process of one that has tried the file out and compared its digest."""
+        """The options in a child process, whose parent has tried out the file and compared its digest."""
         return replace(self, trial="off", sha256=None)
 
+
+@dataclass(frozen=True)
+class ResolvedConfig(EngineConfig):
+    """The options of an engine with every choice made, by capacity.resolve. Raises ConfigError.
+
+    Numbers are int, the strategy is one of the policies or "multi-instance", and kv is "split" or "unified".
+    `flash_attn`, `extra_bufts` and `trial` may be "auto" still: that is decided where a file is loaded.
+
+    Attributes:
+        kv_cells: cells that all slots share; 0 with a split KV cache, in which each slot has its own.
+    """
+
+    n_slots: int = field(kw_only=True)
+    start_slots: int = field(kw_only=True)
+    n_ctx: int = field(kw_only=True)
+    n_ubatch: int = field(kw_only=True)
+    prefill_budget: int = field(kw_only=True)
+    n_threads: int = field(kw_only=True)
+    n_threads_batch: int = field(kw_only=True)
+    instances: int = field(kw_only=True)
+    kv_cells: int = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("strategy", "kv"):
+            if getattr(self, name) == "auto":
+                raise ConfigError(f"{name} is 'auto'; a resolved config holds what was chosen")
+        if (self.kv_cells > 0) != (self.kv == "unified"):
+            raise ConfigError(f"kv_cells is {self.kv_cells}; it must be 0 with kv='split', and only then")
+
+    def _number(self, name: str, low: int, high: int) -> int:
+        return integer(ConfigError, name, getattr(self, name), 0 if name == "kv_cells" else low, high)
+
+    def asked(self) -> EngineConfig:
+        return EngineConfig(**{**vars(self), "kv_cells": self.kv_cells or "auto"})
+
+    def for_draft_model(self) -> ResolvedConfig:
+        return replace(self, kv="split", kv_cells=0, **_NO_SPECULATION)
+
+    def for_one_engine(self) -> ResolvedConfig:
+        """The options of one of several engines in this process, which share the slots; of all others, the same."""
+        n = self.instances
+        if n == 1 or self.strategy == "multi-instance":
+            return self
+        return replace(self, instances=1, n_slots=-(-self.n_slots // n), start_slots=-(-self.start_slots // n))
+
     def prompt_rows(self, n_vocab: int) -> int:
-        """Output rows of a call at most where several are of one sequence: for logprobs of its prompt."""
+        """Output rows of one call at most, where several are of one sequence: for logprobs of its prompt."""
         return max(1, min(_MOST_PROMPT_ROWS, self.n_batch, _MOST_PROMPT_ROW_BYTES // (4 * n_vocab)))
 
     def output_rows(self, n_slots: int, n_vocab: int) -> int:
-        """Output rows of one call at most, of a context with so many slots: one each, those of prompts, or guesses."""
+        """Output rows of one call at most, in a context of `n_slots`: one a slot, those of prompts, or guesses."""
         guesses = min(n_slots * (1 + self.n_draft), _MOST_GUESS_BYTES // (4 * n_vocab))
         return max(n_slots, self.prompt_rows(n_vocab), 0 if self.speculate == "off" else guesses)
-
-    def number(self, name: str) -> int:
-        """The value of an option that capacity.resolve has filled in."""
-        value = getattr(self, name)
-        assert isinstance(value, int), f"{name} is still {value!r}"
-        return value
 
 
 def with_paths(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -237,6 +282,7 @@ def _checked_adapters(adapters: object) -> tuple[tuple[str, str], ...]:
     return tuple(found.items())
 
 
+_NO_SPECULATION: dict[str, Any] = {"speculate": "off", "draft_model": None, "speculate_always": False, "sha256": None}
 _RANGES = (
     ("n_slots", 1, MAX_SLOTS),
     ("start_slots", 1, MAX_SLOTS),

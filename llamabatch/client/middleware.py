@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from llamabatch.client.base import EngineClient, EngineMethod, Heartbeat, said_only
-from llamabatch.config import EngineConfig
+from llamabatch.config import ResolvedConfig
 from llamabatch.engine.hooks import Sink
 from llamabatch.engine.stats import EngineStats, RequestCounts
 from llamabatch.errors import QueueFull
@@ -113,12 +113,12 @@ class BoundedClient(PassingClient):
         return replace(self.behind.stats(), rejected=self._n_rejected)
 
 
-def slots_of(config: EngineConfig) -> int:
+def slots_of(config: ResolvedConfig) -> int:
     """How many can run at once, in all engines together."""
     is_multi = config.strategy == "multi-instance"
     if policy(config.instance_strategy if is_multi else config.strategy).one_slot:
-        return config.number("instances")
-    return config.number("n_slots") * (config.number("instances") if is_multi else 1)
+        return config.instances
+    return config.n_slots * (config.instances if is_multi else 1)
 
 
 class CountingClient(PassingClient):

@@ -29,8 +29,8 @@ class ThreadsClient(InThisProcess, Router):
         self._clients = [first]
         self._holding = threading.Lock()
         try:
-            for _ in range(self.plan.config.number("instances") - 1):
-                self._clients.append(ThreadClient(self.plan.config, model=self.model, alone=False, watch=watch))
+            for _ in range(self.plan.config.instances - 1):
+                self._clients.append(ThreadClient(self.plan.config.asked(), model=self.model, alone=False, watch=watch))
         except BaseException:
             self.close()
             raise

@@ -16,7 +16,7 @@ from llamabatch.client.restart_policy import RESTARTS, RestartPolicy
 from llamabatch.client.router import Router
 from llamabatch.client.spawn import WORKER
 from llamabatch.client.supervisor import Supervisor
-from llamabatch.config import EngineConfig
+from llamabatch.config import EngineConfig, ResolvedConfig
 from llamabatch.engine.hooks import Sink
 from llamabatch.engine.resolve_config import plan
 from llamabatch.engine.stats import EngineStats
@@ -30,7 +30,7 @@ from llamabatch.utils.lifetime import Lifetime
 
 _CLOSE_TIMEOUT_S = 20.0  # a step that is under way may take that long on a slow machine; then it is killed
 
-Instance = tuple[EngineConfig, dict[str, str]]  # of one child: its config, its environment variables
+Instance = tuple[EngineConfig, dict[str, str]]  # of one child: the config that crosses to it, its environment variables
 _Call = tuple[EngineMethod, str] | tuple[EngineMethod, str, str]
 
 
@@ -47,8 +47,8 @@ class _ProcessClient:
     def __init__(
         self,
         config: EngineConfig,
-        instances: Callable[[EngineConfig], list[Instance]],
-        reach: Callable[[list[Supervisor], EngineConfig], Supervisor | Router],
+        instances: Callable[[ResolvedConfig], list[Instance]],
+        reach: Callable[[list[Supervisor], ResolvedConfig], Supervisor | Router],
         program: str,
         policy: RestartPolicy,
     ) -> None:
@@ -56,8 +56,8 @@ class _ProcessClient:
         children = _Children(self.model)
         try:
             self.plan = plan(config, self.model.path)
-            for resolved, environment in instances(self.plan.config):
-                children.add(Supervisor(resolved, environment, program, policy))
+            for asked, environment in instances(self.plan.config):
+                children.add(Supervisor(asked, environment, program, policy))
             for child in children.list:  # they load at the same time
                 child.wait_until_ready()
         except BaseException:
@@ -114,7 +114,9 @@ class ChildClient(_ProcessClient):
     """
 
     def __init__(self, config: EngineConfig, program: str = WORKER, policy: RestartPolicy = RESTARTS) -> None:
-        super().__init__(config, lambda resolved: [(resolved, {})], lambda children, _: children[0], program, policy)
+        super().__init__(
+            config, lambda resolved: [(resolved.asked(), {})], lambda children, _: children[0], program, policy
+        )
 
 
 class RouterClient(_ProcessClient):
@@ -131,9 +133,9 @@ class RouterClient(_ProcessClient):
         super().__init__(config, _instances, _router, WORKER, policy)
 
 
-def _instances(config: EngineConfig) -> list[Instance]:
-    one = replace(config, strategy=config.instance_strategy, instances=1)
-    count, gpus = config.number("instances"), _visible_gpus(one)
+def _instances(config: ResolvedConfig) -> list[Instance]:
+    one = replace(config.asked(), strategy=config.instance_strategy, instances=1)
+    count, gpus = config.instances, _visible_gpus(one)
     if not gpus:
         return [(one, {})] * count
     # each instance sees one GPU only; untested where there are several
@@ -150,7 +152,7 @@ def _visible_gpus(config: EngineConfig) -> list[str]:
     return chosen.split(",") if chosen else [str(number) for number in range(n_gpus)]
 
 
-def _router(children: list[Supervisor], config: EngineConfig) -> Router:
+def _router(children: list[Supervisor], config: ResolvedConfig) -> Router:
     router = Router(children, config.cache_prefix)
     for child in children:
         child.failover = weakref.WeakMethod(router.take_over)

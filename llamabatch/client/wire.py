@@ -109,7 +109,7 @@ def _leave_all() -> None:
 
 
 def pack_config(config: EngineConfig) -> dict[str, Any]:
-    return dataclasses.asdict(config)
+    return dataclasses.asdict(config.asked())
 
 
 def unpack_config(packed: dict[str, Any]) -> EngineConfig:

@@ -6,7 +6,7 @@ import time
 from array import array
 from collections import deque
 
-from llamabatch.config import EngineConfig
+from llamabatch.config import ResolvedConfig
 from llamabatch.engine.hooks import EngineHooks
 from llamabatch.engine.validation import check_text
 from llamabatch.errors import ConfigError, InputError, describe
@@ -23,9 +23,9 @@ from llamabatch.scheduler.chunked_prefill import SHORT, STEPS_BETWEEN
 LOOK_AHEAD = 256  # texts that are looked at for those that still fit, so that a step costs the same for any queue
 
 
-def longest_text(config: EngineConfig) -> int:
-    """Tokens of a text at most; the config is resolved."""
-    return min(config.number("n_ctx"), config.n_batch)
+def longest_text(config: ResolvedConfig) -> int:
+    """Tokens of a text at most."""
+    return min(config.n_ctx, config.n_batch)
 
 
 class EmbedQueue:
@@ -91,11 +91,11 @@ class EmbedQueue:
 class Embeddings:
     """One pass a step, so that generation goes on beside it."""
 
-    def __init__(self, model: Model, config: EngineConfig, watch: EngineHooks | None = None) -> None:
+    def __init__(self, model: Model, config: ResolvedConfig, watch: EngineHooks | None = None) -> None:
         self._model = model
         self._watch = watch
         self._longest = longest_text(config)
-        self._queue = EmbedQueue(min(config.number("n_ubatch"), self._longest))
+        self._queue = EmbedQueue(min(config.n_ubatch, self._longest))
         self._embedder = Embedder(model, config)
         self.counts = self._embedder.counts
 

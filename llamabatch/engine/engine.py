@@ -8,7 +8,7 @@ from collections import abc
 from dataclasses import replace
 from typing import Any
 
-from llamabatch.config import EngineConfig
+from llamabatch.config import EngineConfig, ResolvedConfig
 from llamabatch.engine import prefix_file
 from llamabatch.engine.embedding import Embeddings
 from llamabatch.engine.hooks import EngineHooks
@@ -72,7 +72,7 @@ class Engine:
         self.plan = plan(
             replace(config, instances=1) if alone else config, path, loaded=not alone and model is not None
         )
-        self.config = self.plan.part()
+        self.config = self.plan.config.for_one_engine()
         self.model = Model(path, config) if model is None else model.share()
         with contextlib.ExitStack() as undo:
             undo.callback(self.model.close)
@@ -81,7 +81,7 @@ class Engine:
             if draft is not None:
                 undo.callback(draft.close)
             chosen = policy(self.config.strategy)
-            n_slots = 1 if chosen.one_slot else self.config.number("n_slots")
+            n_slots = 1 if chosen.one_slot else self.config.n_slots
             if model is None:
                 for name, adapter in self.config.adapters:
                     self.model.adapters.load(name, adapter)
@@ -156,7 +156,7 @@ class Engine:
             return
         if self.model.is_encoder:
             raise ConfigError(f"{self.model.path.name} cannot generate text: it is {self.model.cannot_generate}")
-        n_ctx = self.config.number("n_ctx")
+        n_ctx = self.config.n_ctx
         check_overflow(request, self._runner.limits)
         request = fitted(request, n_ctx, self.model.vocabulary.bos)
         check_prompt(request.prompt_token_ids, self.model.n_vocab, n_ctx)
@@ -260,7 +260,7 @@ class Engine:
         return EngineStats(**scheduler.stats()) + EngineStats(
             waiting=len(self._unready) + len(self._embeddings),
             missed_deadlines=self._unready.num_missed,
-            kv_cells=scheduler.limits.n_cells or scheduler.most_slots * self.config.number("n_ctx"),
+            kv_cells=scheduler.limits.n_cells or scheduler.most_slots * self.config.n_ctx,
             **self._counts.figures(),
             **vars(self._runner.counts),
             **vars(self._embeddings.counts),
@@ -300,10 +300,8 @@ class Engine:
         if not self._scheduler.limits.can_share:
             raise ConfigError("no prefix can be loaded: the model's state cannot be cut")
         prefix = prefix_file.read(path, kv_state.facts(self.model, self.config))
-        if len(prefix.token_ids) > self.config.number("n_ctx"):
-            raise InputError(
-                f"the prefix file {path} has {len(prefix.token_ids)} tokens; n_ctx is {self.config.number('n_ctx')}"
-            )
+        if len(prefix.token_ids) > self.config.n_ctx:
+            raise InputError(f"the prefix file {path} has {len(prefix.token_ids)} tokens; n_ctx is {self.config.n_ctx}")
         try:
             kv_state.check(self.model, self.config, prefix.token_ids, prefix.state)
         except InputError as error:
@@ -409,9 +407,9 @@ def check_can_speculate(config: EngineConfig, model: Model) -> None:
         )
 
 
-def speculation(config: EngineConfig, limits: Limits, model: Model, draft: Model | None) -> SpecDecoder | None:
+def speculation(config: ResolvedConfig, limits: Limits, model: Model, draft: Model | None) -> SpecDecoder | None:
     """What guesses tokens in this engine, which then owns the draft model; None if nothing does."""
     if config.speculate == "off":
         return None
     proposer: Proposer = NgramProposer() if draft is None else DraftModelProposer(draft, model, config, limits.n_slots)
-    return SpecDecoder(proposer, limits, config.n_draft, config.number("n_ctx"), config.speculate_always)
+    return SpecDecoder(proposer, limits, config.n_draft, config.n_ctx, config.speculate_always)

@@ -67,7 +67,7 @@ class InputProcessor:
         self._cancelled = cancelled
         self._model = client.model
         self._config = client.plan.config
-        self._n_ctx = self._config.number("n_ctx")
+        self._n_ctx = self._config.n_ctx
 
     def prompts(
         self, prompts: object, params: Params, adapters: Adapters = None, errors: ErrorPolicy = "warn"

@@ -101,7 +101,7 @@ class Scoring:
         self._model = client.model
         if self._model.cannot_generate is not None:
             raise ConfigError(f"{self._model.path.name} cannot score texts: it is {self._model.cannot_generate}")
-        self._n_ctx = client.plan.config.number("n_ctx")
+        self._n_ctx = client.plan.config.n_ctx
         self._adapters = adapter_set(adapters)
         check_known(self._adapters, client.adapters)
         self._group, self._arrival = new_group(), time.perf_counter()

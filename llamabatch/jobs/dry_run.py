@@ -43,7 +43,7 @@ class DryRunEngine:
             return
         params = request.params
         check_params(params, self.model.n_vocab)
-        check_logprobs(params, len(request.prompt_token_ids), self.plan.config.number("n_ctx"), None)
+        check_logprobs(params, len(request.prompt_token_ids), self.plan.config.n_ctx, None)
         self._prepared_params.of(params)
         if params.structure is not None:
             self.model.grammars.compile(params.structure).result()
@@ -129,7 +129,7 @@ _TOLD = ("strategy", "instances", "n_slots", "n_ctx", "kv", "n_threads", "n_thre
 def dry_run(engine: DryRunEngine, rows: Iterator[Row | BadRow], adapters: Mapping[str, float] | None) -> DryRun:
     """Takes every row as far as its tokens."""
     found = DryRun(engine.plan)
-    feed = Feed(engine, rows, 1, engine.plan.config.number("n_ctx"), 0, adapters)
+    feed = Feed(engine, rows, 1, engine.plan.config.n_ctx, 0, adapters)
     while not feed.exhausted:
         requests, refused = feed.piece()
         for request in requests:

@@ -178,17 +178,17 @@ class _Job:
 
     def summary(self) -> Summary:
         """Of what was done so far."""
-        config = self._config if self._plan is None else self._plan.config
+        config = None if self._plan is None else self._plan.config
         return Summary(
             shown(self._settings.output),
             self._counts,
             self._standing.timeline,
             self._load_s,
             self._run_s,
-            os.path.basename(config.model),
-            config.strategy,
-            0 if self._plan is None else slots_of(config),
-            1 if self._plan is None else config.number("instances"),
+            os.path.basename(self._config.model if config is None else config.model),
+            self._config.strategy if config is None else config.strategy,
+            0 if config is None else slots_of(config),
+            1 if config is None else config.instances,
             restarts=self._standing.stats.restarts,
             energy_j=self._energy_j,
             price_per_hour=self._settings.price_per_hour,
@@ -207,9 +207,7 @@ class _Job:
         read: Iterator[Row | BadRow] = chain([first], reader)
         rows: Iterator[Row | BadRow | None] = ReadAhead(read) if is_stream else read
         seed = output.seed if settings.seed is None else settings.seed
-        feed = Feed(
-            client, rows, slots_of(config), config.number("n_ctx"), seed, settings.adapters, self._stop.__bool__
-        )
+        feed = Feed(client, rows, slots_of(config), config.n_ctx, seed, settings.adapters, self._stop.__bool__)
         loop = Loop(client, feed, output, self._counts, self._stop, lambda: self._tick(output))
         with self._monitor(client) as monitor, EnergyMeter() as meter, self._stop.noted(loop.wake):
             start = time.perf_counter()
@@ -291,6 +289,6 @@ def _do_nothing() -> None: ...
 
 def _engine(plan: Plan) -> str:
     config = plan.config
-    n, slots = config.number("instances"), slots_of(config)
+    n, slots = config.instances, slots_of(config)
     engines = f" in {n} engines" if n > 1 else ""
-    return f"{config.strategy}, {counted(slots, 'slot')}{engines}, up to {config.number('n_ctx'):,} tokens a row"
+    return f"{config.strategy}, {counted(slots, 'slot')}{engines}, up to {config.n_ctx:,} tokens a row"

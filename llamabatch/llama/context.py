@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llamabatch.config import EngineConfig
+from llamabatch.config import ResolvedConfig
 from llamabatch.errors import ConfigError, EngineError
 from llamabatch.llama import kv_state, library
 from llamabatch.llama.model import Model
@@ -36,7 +36,7 @@ class Context:
 
     Args:
         model: stays open as long as this.
-        config: resolved, without "auto".
+        config: of the engine.
         n_slots: sequences: each with its own n_ctx cells, or with as many together if config.kv is "unified", though
             never more than kv_cells.
 
@@ -44,12 +44,12 @@ class Context:
         EngineError: llama.cpp could not make it (memory, types that do not go together).
     """
 
-    def __init__(self, model: Model, config: EngineConfig, n_slots: int) -> None:
+    def __init__(self, model: Model, config: ResolvedConfig, n_slots: int) -> None:
         self._lib = lib = library.load()
         most_slots = int(lib.llama_max_parallel_sequences())
         if n_slots > most_slots:  # beyond it llama.cpp aborts the process
             raise ConfigError(f"n_slots is {n_slots}; this build of llama.cpp allows 1 to {most_slots}")
-        n_ctx = config.number("n_ctx")
+        n_ctx = config.n_ctx
         params = lib.llama_context_default_params()
         self.n_slots = n_slots
         self._unified = config.kv == "unified"
@@ -57,14 +57,14 @@ class Context:
         # llama.cpp divides its n_ctx among the sequences; ours is what one request may use
         params.n_ctx = _padded(n_ctx) * n_slots
         if self._unified:
-            params.n_ctx = min(params.n_ctx, _padded(config.number("kv_cells")))
+            params.n_ctx = min(params.n_ctx, _padded(config.kv_cells))
         params.n_batch = config.n_batch
-        params.n_ubatch = config.number("n_ubatch")
+        params.n_ubatch = config.n_ubatch
         params.n_seq_max = n_slots
         # unset it reserves n_batch rows of logits
         params.n_outputs_max = config.output_rows(n_slots, model.n_vocab)
-        params.n_threads = config.number("n_threads")
-        params.n_threads_batch = config.number("n_threads_batch")
+        params.n_threads = config.n_threads
+        params.n_threads_batch = config.n_threads_batch
         params.flash_attn_type = _FLASH_ATTN[config.flash_attn]
         params.type_k = kv_state.type_number(lib, config.type_k)
         params.type_v = kv_state.type_number(lib, config.type_v)

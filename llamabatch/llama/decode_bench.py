@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from llamabatch.config import EngineConfig
+from llamabatch.config import ResolvedConfig
 from llamabatch.errors import EngineError
 from llamabatch.llama import library
 from llamabatch.llama.batch import Batch
@@ -43,7 +43,7 @@ class Bench:
 
     def measure(
         self,
-        config: EngineConfig,
+        config: ResolvedConfig,
         n_slots: int,
         prompt: int,
         rows: tuple[int, ...],
@@ -55,7 +55,7 @@ class Bench:
         at the median, and "p95 8" at p95.
 
         Args:
-            config: resolved. A row's step attends to the prompt and what follows, up to n_ctx.
+            config: A row's step attends to the prompt and what follows, up to n_ctx.
             n_slots: of the context, at least max(rows).
             prompt: tokens of each sequence before its steps are timed; less than n_ctx.
             seconds: to spend on each number of rows; at least two steps are timed, one if steps take that long.
@@ -67,12 +67,12 @@ class Bench:
         self._prepare(config, n_slots, prompt)
         figures = {"prompt": self._prompt_ms(prompt)} if time_prompt else {}
         for count in rows:
-            times = self._step_times(count, prompt, config.number("n_ctx"), seconds)
+            times = self._step_times(count, prompt, config.n_ctx, seconds)
             figures[str(count)] = statistics.median(times) * 1000
             figures[f"p95 {count}"] = times[min(len(times) - 1, int(0.95 * len(times)))] * 1000
         return figures
 
-    def _prepare(self, config: EngineConfig, n_slots: int, prompt: int) -> None:
+    def _prepare(self, config: ResolvedConfig, n_slots: int, prompt: int) -> None:
         made_from = (
             config.flash_attn, config.type_k, config.type_v, config.n_ubatch, config.n_batch, config.n_ctx, n_slots,
             prompt,
@@ -82,11 +82,11 @@ class Bench:
             self._context = Context(self._model, config, n_slots)
             self._made_from = made_from
             self._batch = Batch(self._lib, config.n_batch)
-            n_ctx = config.number("n_ctx")
+            n_ctx = config.n_ctx
             tokens = tuple(1 + i * _ANY_PRIME % max(1, self._model.n_vocab - 1) for i in range(n_ctx))
             self._sequence = Sequence(Request("bench", tokens), self._model.vocabulary, n_ctx)
             self._prompt_ms(prompt)  # touches weights and buffers; counts nowhere
-        threads = config.number("n_threads"), config.number("n_threads_batch")
+        threads = config.n_threads, config.n_threads_batch
         self._lib.llama_set_n_threads(self._open.handle, *threads)
 
     @property

@@ -11,7 +11,7 @@ import logging
 from collections import abc
 from dataclasses import dataclass, field, replace
 
-from llamabatch.config import EngineConfig
+from llamabatch.config import EngineConfig, ResolvedConfig
 from llamabatch.errors import ConfigError, EngineError
 from llamabatch.gguf.resolve import resolve
 from llamabatch.llama.batch import Batch
@@ -61,7 +61,7 @@ class DraftModelProposer:
     Args:
         model: the draft model, from open_draft; closed with this.
         target: the model whose tokens are guessed.
-        config: the target's, resolved; the draft runs with the same threads, n_ctx, and kind of KV cache.
+        config: the target's; the draft runs with the same threads, n_ctx, and kind of KV cache.
         n_slots: slots that the target's context may have at most.
 
     Raises:
@@ -71,14 +71,14 @@ class DraftModelProposer:
 
     is_free = False
 
-    def __init__(self, model: Model, target: Model, config: EngineConfig, n_slots: int) -> None:
+    def __init__(self, model: Model, target: Model, config: ResolvedConfig, n_slots: int) -> None:
         self._model = model
         self._n_vocab = min(model.n_vocab, target.n_vocab)
         # a model with a table of positions aborts the process beyond its end
-        self._n_ctx = min(config.number("n_ctx"), model.n_ctx_train)
+        self._n_ctx = min(config.n_ctx, model.n_ctx_train)
         self._config = replace(config.for_draft_model(), n_ctx=self._n_ctx)
-        self._n_threads = config.number("n_threads_batch")
-        self._limits = Limits(n_slots, config.n_batch, config.number("n_ubatch"), config.n_batch)
+        self._n_threads = config.n_threads_batch
+        self._limits = Limits(n_slots, config.n_batch, config.n_ubatch, config.n_batch)
         self._context = Context(model, self._config, n_slots)
         self._batch = Batch(load(), config.n_batch)
         self._held: dict[int, _Held] = {}

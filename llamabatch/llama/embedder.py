@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from llamabatch.config import EngineConfig
+from llamabatch.config import ResolvedConfig
 from llamabatch.errors import EngineError
 from llamabatch.llama import library
 from llamabatch.llama.batch import Batch
@@ -38,7 +38,7 @@ class Embedder:
     of the whole vocabulary for each token of a pass.
     """
 
-    def __init__(self, model: Model, config: EngineConfig) -> None:
+    def __init__(self, model: Model, config: ResolvedConfig) -> None:
         self.counts = EmbedCounts()
         self._lib = library.load()
         self._model = model
@@ -84,7 +84,7 @@ class Embedder:
     def _make(self, n_tokens: int) -> None:
         self.close()
         lib, config = self._lib, self._config
-        n_tokens = max(n_tokens, min(config.number("n_ubatch"), config.n_batch))
+        n_tokens = max(n_tokens, min(config.n_ubatch, config.n_batch))
         n_tokens = -(-n_tokens // _PADDING) * _PADDING
         params = lib.llama_context_default_params()
         params.n_ctx = params.n_batch = params.n_ubatch = params.n_outputs_max = n_tokens
@@ -92,8 +92,8 @@ class Embedder:
         params.kv_unified = True
         params.embeddings = True
         params.pooling_type = self._model.pooling
-        params.n_threads = config.number("n_threads")
-        params.n_threads_batch = config.number("n_threads_batch")
+        params.n_threads = config.n_threads
+        params.n_threads_batch = config.n_threads_batch
         params.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[config.flash_attn]
         params.no_perf = True
         library.recent_complaints()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from llamabatch.config import KV_TYPES, EngineConfig
+from llamabatch.config import KV_TYPES, ResolvedConfig
 from llamabatch.errors import EngineError, InputError
 from llamabatch.gguf.resolve import file_bytes
 from llamabatch.llama import library
@@ -28,7 +28,7 @@ _MANY_ROPES = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, LLAMA_ROPE_TYPE_IMROPE: cells ca
 _BLOCKS = {"q8_0": (34, 1), "q4_0": (18, 1), "q4_1": (20, 2), "iq4_nl": (18, 1), "q5_0": (22, 1), "q5_1": (24, 2)}
 
 
-def facts(model: Model, config: EngineConfig) -> dict[str, Any]:
+def facts(model: Model, config: ResolvedConfig) -> dict[str, Any]:
     """What cells depend on beside their tokens: files of other models and engines differ in one of these."""
     lib: Any = library.load()
     return {
@@ -101,7 +101,7 @@ def give(lib: Any, handle: Any, slot: int, n_streams: int, state: bytes) -> bool
     return int(lib.llama_state_seq_set_data(handle, buffer, len(whole), slot)) == len(whole)
 
 
-def check(model: Model, config: EngineConfig, token_ids: Sequence[int], state: bytes) -> None:
+def check(model: Model, config: ResolvedConfig, token_ids: Sequence[int], state: bytes) -> None:
     """Walks what `take` is said to have given, before llama.cpp sees any of it.
 
     llama.cpp compares types and row sizes with its own, and reads no further than the end; positions it takes as they
@@ -135,9 +135,9 @@ class _Walk:
         self._has_ext = has_ext
         self._n_vocab = n_vocab
 
-    def run(self, n_layer: int, lib: Any, config: EngineConfig) -> None:
+    def run(self, n_layer: int, lib: Any, config: ResolvedConfig) -> None:
         (n_cells,) = self._take(_WORD)
-        n_ctx = config.number("n_ctx")
+        n_ctx = config.n_ctx
         if not self._n_tokens <= n_cells <= n_ctx:
             raise InputError(f"it has {n_cells} cells; allowed are {self._n_tokens}, its tokens, to {n_ctx}, its n_ctx")
         self._check_cells(n_cells)

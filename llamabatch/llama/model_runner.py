@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from llamabatch.config import EngineConfig
+from llamabatch.config import ResolvedConfig
 from llamabatch.errors import ConfigError, EngineError, describe
 from llamabatch.llama.batch import Batch, count_passes
 from llamabatch.llama.context import Context, DecodeCode
@@ -71,17 +71,17 @@ class ModelRunner:
     with zeros when it makes a context, which for 32 slots of 4,096 tokens may take longer than loading a small model.
     """
 
-    def __init__(self, model: Model, config: EngineConfig, n_slots: int) -> None:
+    def __init__(self, model: Model, config: ResolvedConfig, n_slots: int) -> None:
         if model.cannot_generate is not None:
             raise ConfigError(f"{model.path.name} cannot generate text: it is {model.cannot_generate}")
         self.model = model
         self.counts = RunnerCounts()
-        self._n_ubatch = config.number("n_ubatch")
+        self._n_ubatch = config.n_ubatch
         self._config = config
         self._unflushed = False  # llama.cpp copies between slots, and moves positions, when it decodes next
         self._unfilled: set[int] = set()  # slots that should hold a saved prefix, and do not
         self._growth: _Growth | None = None
-        start = n_slots if config.start_slots == "auto" else min(config.start_slots, n_slots)
+        start = min(config.start_slots, n_slots)
         self._context = _largest_context(model, config, start)
         if self._context.n_slots < start:
             n_slots = start = self._context.n_slots
@@ -96,9 +96,9 @@ class ModelRunner:
             n_slots=n_slots,
             n_batch=config.n_batch,
             n_ubatch=self._n_ubatch,
-            prefill_budget=config.number("prefill_budget"),
+            prefill_budget=config.prefill_budget,
             n_outputs=config.output_rows(n_slots, model.n_vocab),
-            n_cells=config.number("kv_cells") if config.kv == "unified" else None,
+            n_cells=config.kv_cells or None,
             can_share=plain and not model.has_window,
             can_pad=plain and config.kv != "unified",
             can_shift=plain and not model.has_window and self._context.can_shift and not model.scales_rope,
@@ -255,7 +255,7 @@ class ModelRunner:
         Args:
             spans: those that have output rows, each with its state; logits: their rows.
         """
-        n_threads = self._config.number("n_threads_batch")
+        n_threads = self._config.n_threads_batch
         for span, state in zip(spans, states, strict=True):
             if span.output:
                 state.advance(span.num_output, span.token_ids)
@@ -278,12 +278,12 @@ class ModelRunner:
         if self._grammar_masks is None:
             from llamabatch.sampling.grammar_matcher import GrammarMasks  # not at import, with its library
 
-            self._grammar_masks = GrammarMasks(self.model.n_vocab, self._config.number("n_threads_batch"))
+            self._grammar_masks = GrammarMasks(self.model.n_vocab, self._config.n_threads_batch)
         self._grammar_masks.fill(constrained)
 
     def _verify(self, spans: list[ScheduledSpan], states: list[SamplerState], logits: Logits) -> list[SpanOutput]:
         """Samples the rows of a verify call; the cells of guesses that did not come true go."""
-        n_threads = self._config.number("n_threads_batch")
+        n_threads = self._config.n_threads_batch
         for span, state in zip(spans, states, strict=True):
             state.advance(span.num_output, span.token_ids)
         accepted = accepted_tokens(logits, spans, states, n_threads)
@@ -373,7 +373,7 @@ class _Growth:
             self._made.set_exception(error)
 
 
-def _largest_context(model: Model, config: EngineConfig, n_slots: int) -> Context:
+def _largest_context(model: Model, config: ResolvedConfig, n_slots: int) -> Context:
     """A context of that many slots, or of half as many, or a quarter...: what there is memory for.
 
     Raises:

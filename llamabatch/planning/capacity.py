@@ -6,10 +6,10 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from llamabatch.config import EngineConfig
+from llamabatch.config import MAX_SLOTS, MIN_CTX, EngineConfig, ResolvedConfig
 from llamabatch.errors import ConfigError, MemoryPlanError
 from llamabatch.planning.machine import Machine
-from llamabatch.planning.memory import CELL_PADDING, MIB, Memory, memory, mib, padded, ubatch
+from llamabatch.planning.memory import CELL_PADDING, MIB, Memory, memory, mib, padded
 from llamabatch.planning.model_facts import MOST_CTX, ModelFacts
 from llamabatch.planning.profile import Profile
 from llamabatch.scheduler.policies import POLICIES
@@ -22,112 +22,113 @@ _FEW_SLOTS = 4  # with fewer slots of n_ctx each, sharing the cells serves more 
 _MOST_ENGINES = 4  # in one process: each holds Python's lock for about a tenth of its time
 MEMORY_SHARE = 0.5  # of what is free: the rest is for the user's own work
 _SMALL_MODEL = 64 * MIB
+_UBATCH = 512  # llama.cpp's own default
 # Zeroed in a tenth of a second at most: 0.6 s for 1.5 GiB once its pages are there, 0.4 s where they are new.
 _CHEAP_CELLS = 256 * MIB
 
 
 @dataclass(frozen=True)
 class Plan:
-    """An EngineConfig without "auto", the memory that it takes, and why each open option got its value."""
+    """The options of an engine with every choice made, the memory it takes, and the reason for each choice."""
 
-    config: EngineConfig
+    config: ResolvedConfig
     memory: Memory
     reasons: Mapping[str, str]
 
     @property
     def in_children(self) -> bool:
-        """Do its engines run in processes of their own?"""
+        """True if its engines run in processes of their own."""
         return self.config.strategy == "multi-instance" or self.config.isolate
 
     @property
+    def _engines_here(self) -> int:
+        """Engines in one process."""
+        return 1 if self.in_children else self.config.instances
+
+    @property
     def address_space(self) -> int:
-        """Virtual memory of one process with engines in it."""
-        engines = 1 if self.in_children else self.config.number("instances")
-        return self.memory.address_space(engines, self.config.number("n_threads_batch"))
+        """Virtual memory of one process with engines in it, bytes."""
+        return self.memory.address_space(self._engines_here, self.config.n_threads_batch)
 
     @property
     def data_bytes(self) -> int:
-        """Of one process, what no file backs: what RLIMIT_DATA limits."""
-        engines = 1 if self.in_children else self.config.number("instances")
-        return self.memory.data + (engines - 1) * self.memory.own
+        """Memory of one process that no file backs, which RLIMIT_DATA limits."""
+        return self.memory.data + (self._engines_here - 1) * self.memory.own
 
     @property
     def total_bytes(self) -> int:
-        """Of all its engines, in the machine's own memory; what this process takes without them is not counted."""
-        return self.memory.together(
-            self.config.number("instances"), children=self.in_children, mapped=self.config.use_mmap
-        )
+        """Main memory of all engines; without what this process takes besides them."""
+        return self.memory.together(self.config.instances, children=self.in_children, mapped=self.config.use_mmap)
 
     @property
     def peak_bytes(self) -> int:
-        """As total_bytes, and while the model is loaded. The system takes back what is mapped then, so that no engine
-        is refused for it."""
-        engines = 1 if self.in_children else self.config.number("instances")
-        return self.total_bytes + max(0, self.memory.loading - engines * self.memory.own)
-
-    def part(self) -> EngineConfig:
-        """The options of one of several engines in one process: the slots are dealt out. Otherwise the config."""
-        config = self.config
-        n = config.number("instances")
-        if n == 1 or config.strategy == "multi-instance":
-            return config
-        start = config.start_slots if config.start_slots == "auto" else -(-config.start_slots // n)
-        return replace(config, instances=1, n_slots=-(-config.number("n_slots") // n), start_slots=start)
+        """As total_bytes, and during the load. The system can take mapped pages back, so no engine is refused for
+        them."""
+        return self.total_bytes + max(0, self.memory.loading - self._engines_here * self.memory.own)
 
     def describe(self) -> str:
-        """What was chosen, one option a line."""
+        """Each choice with its reason, one a line, then the memory."""
         lines = [f"{name} = {getattr(self.config, name)}: {why}" for name, why in self.reasons.items()]
         return "\n".join([*lines, f"memory of one engine: {self.memory.describe()}"])
 
 
 def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: Profile | None = None) -> Plan:
-    """Fills in what is "auto": from the profile where there is one, else by rule.
+    """Turns "auto" into values: from the profile where there is one, else by rule.
 
     Raises:
         ConfigError: n_ctx is above what the model was trained for.
         MemoryPlanError: it does not fit in the memory that is free; the message shows the sum.
     """
+    config = config.asked()
     reasons: dict[str, str] = {}
     on_gpu = machine.n_gpus > 0 and config.n_gpu_layers != 0
-    named = config.n_slots != "auto"
     facts = replace(facts, features=machine.features if config.extra_bufts != "off" else frozenset())
     small = facts.file_bytes < _SMALL_MODEL
-    config = replace(config, instances=_instances(config, machine, small and not on_gpu, reasons))
-    n_instances = config.number("instances")
+    n_instances = _instances(config, machine, small and not on_gpu, reasons)
+    config = replace(config, instances=n_instances)
     if profile is not None:
         config, measured = profile.fill(config)
         reasons |= measured
-    config = replace(config, n_ubatch=ubatch(config))
-    if config.prefill_budget == "auto":
-        config = replace(config, prefill_budget=config.n_ubatch)
-    n_ctx = facts.n_ctx_train if config.n_ctx == "auto" else config.n_ctx
-    if config.n_ctx == "auto":
-        n_ctx = max(32, min(facts.n_ctx_train, MOST_CTX))
-        reasons["n_ctx"] = f"the smaller of {facts.n_ctx_train} (trained) and {MOST_CTX}"
-    elif n_ctx > facts.n_ctx_train:
-        raise ConfigError(f"n_ctx is {n_ctx}; {facts.name} was trained for 32 to {facts.n_ctx_train}")
-    config = replace(config, n_ctx=n_ctx, flash_attn=_flash_attn(config, on_gpu, small, machine, reasons))
-    config = _threads(config, machine.cores // n_instances, small, reasons)
-    config = _kv_cache(facts, config, machine, reasons, profile if n_instances == 1 else None)
-    config = replace(config, strategy=_strategy(config, reasons))
-    config = replace(config, start_slots=_start_slots(facts, config, named, machine, reasons))
-    plan = replace(planned(facts, config, machine), reasons=reasons)
+    n_ubatch = min(_UBATCH, config.n_batch) if config.n_ubatch == "auto" else config.n_ubatch
+    n_ctx = _n_ctx(config, facts, reasons)
+    flash_attn = _flash_attn(config, on_gpu, small, machine, reasons)
+    n_threads, n_threads_batch = _threads(config, machine.cores // n_instances, small, reasons)
+    one_slot = ResolvedConfig(
+        **{
+            **vars(config),
+            "strategy": "batched" if config.strategy == "auto" else config.strategy,
+            "n_slots": 1,
+            "start_slots": MAX_SLOTS if config.start_slots == "auto" else config.start_slots,
+            "n_ctx": n_ctx,
+            "n_ubatch": n_ubatch,
+            "prefill_budget": n_ubatch if config.prefill_budget == "auto" else config.prefill_budget,
+            "flash_attn": flash_attn,
+            "n_threads": n_threads,
+            "n_threads_batch": n_threads_batch,
+            "kv": "split",
+            "kv_cells": 0,
+        }
+    )
+    found = _kv_cache(facts, config, one_slot, machine, reasons, profile if n_instances == 1 else None)
+    found = replace(found, strategy=_strategy(config, found.n_slots, reasons))
+    found = replace(found, start_slots=_start_slots(facts, config, found, machine, reasons))
+    plan = replace(planned(facts, found, machine), reasons=reasons)
     check_fits(plan, machine)
     return plan
 
 
-def planned(facts: ModelFacts, config: EngineConfig, machine: Machine) -> Plan:
-    """The memory of one of its engines. The config has numbers for n_ctx, n_slots, instances and n_threads_batch."""
-    part = Plan(config, Memory(0, 0, 0), {}).part()
-    n_slots = 1 if config.strategy in POLICIES and POLICIES[config.strategy].one_slot else part.number("n_slots")
+def planned(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> Plan:
+    """The plan of these options on this machine, whether they fit or not; without reasons."""
+    one = config.for_one_engine()
+    if config.strategy in POLICIES and POLICIES[config.strategy].one_slot:
+        one = replace(one, n_slots=1)
     shares = machine.gpu_shares(config.tensor_split) if config.n_gpu_layers else ()
-    return Plan(config, memory(facts, part, config.number("n_ctx"), n_slots, shares), {})
+    return Plan(config, memory(facts, one, shares), {})
 
 
 def check_fits(plan: Plan, machine: Machine, share: float = 1.0) -> None:
-    """Refuses what does not fit in this share of what is free. Raises MemoryPlanError with the sum."""
-    need, config = plan.memory, plan.config
-    n = config.number("instances")
+    """Refuses a plan that needs more than this share of what is free. Raises MemoryPlanError with the sum."""
+    need, n = plan.memory, plan.config.instances
     sums = f"{f'{n} engines of ' if n > 1 else ''}{need.describe()}"
     cure = "lower n_ctx, n_slots, kv_cells or instances, or quantise the KV cache (type_k, type_v)"
     if plan.total_bytes - (need.reclaimable if share == 1 else 0) > machine.available_bytes * share:
@@ -154,8 +155,8 @@ def check_fits(plan: Plan, machine: Machine, share: float = 1.0) -> None:
             )
 
 
-def fits(facts: ModelFacts, config: EngineConfig, machine: Machine, share: float = 1.0) -> bool:
-    """As check_fits. The config has numbers for n_ctx, n_slots, instances and n_threads_batch."""
+def fits(facts: ModelFacts, config: ResolvedConfig, machine: Machine, share: float = 1.0) -> bool:
+    """True if check_fits accepts these options."""
     try:
         check_fits(planned(facts, config, machine), machine, share)
     except MemoryPlanError:
@@ -163,20 +164,30 @@ def fits(facts: ModelFacts, config: EngineConfig, machine: Machine, share: float
     return True
 
 
-def _threads(config: EngineConfig, cores: int, small: bool, reasons: dict[str, str]) -> EngineConfig:
-    """A row of a small model takes half a millisecond: between two such steps a second thread falls asleep, and waking
-    it takes longer than it helps (measured on the bundled model: 22 ms for a request of 32 tokens, 67 ms with two)."""
+def _n_ctx(config: EngineConfig, facts: ModelFacts, reasons: dict[str, str]) -> int:
+    if config.n_ctx == "auto":
+        reasons["n_ctx"] = f"the smaller of {facts.n_ctx_train} (trained) and {MOST_CTX}"
+        return max(MIN_CTX, min(facts.n_ctx_train, MOST_CTX))
+    if config.n_ctx > facts.n_ctx_train:
+        raise ConfigError(f"n_ctx is {config.n_ctx}; {facts.name} was trained for 32 to {facts.n_ctx_train}")
+    return config.n_ctx
+
+
+def _threads(config: EngineConfig, cores: int, small: bool, reasons: dict[str, str]) -> tuple[int, int]:
+    """n_threads and n_threads_batch. A row of a small model takes half a millisecond: between two such steps a second
+    thread falls asleep, and waking it takes longer than it helps (measured on the bundled model: 22 ms for a request of
+    32 tokens, 67 ms with two)."""
     cores = max(1, cores)
-    if config.n_threads_batch == "auto":
-        given = config.n_threads if config.n_threads != "auto" else cores
-        config = replace(config, n_threads_batch=given)
+    one_row, more_rows = config.n_threads, config.n_threads_batch
+    if more_rows == "auto":
+        more_rows = cores if one_row == "auto" else one_row
         reasons["n_threads_batch"] = (
-            "as n_threads" if given is config.n_threads else f"{counted(cores, 'core')} for each engine"
+            f"{counted(cores, 'core')} for each engine" if one_row == "auto" else "as n_threads"
         )
-    if config.n_threads == "auto":
-        config = replace(config, n_threads=1 if small else cores)
+    if one_row == "auto":
+        one_row = 1 if small else cores
         reasons["n_threads"] = "one row of a small model" if small else f"{counted(cores, 'core')} for each engine"
-    return config
+    return one_row, more_rows
 
 
 def _flash_attn(config: EngineConfig, on_gpu: bool, small: bool, machine: Machine, reasons: dict[str, str]) -> str:
@@ -226,57 +237,60 @@ def _engines_here(config: EngineConfig, machine: Machine, reasons: dict[str, str
 
 
 def _kv_cache(
-    facts: ModelFacts, config: EngineConfig, machine: Machine, reasons: dict[str, str], profile: Profile | None
-) -> EngineConfig:
-    """Fills in kv, n_slots and kv_cells.
+    facts: ModelFacts,
+    asked: EngineConfig,
+    one_slot: ResolvedConfig,
+    machine: Machine,
+    reasons: dict[str, str],
+    profile: Profile | None,
+) -> ResolvedConfig:
+    """`one_slot` with kv, n_slots and kv_cells.
 
-    Split is the faster one (a sequence's attention reads its own cells only); unified is for what does not fit so: the
-    cells then go to whoever needs them.
+    A split cache is the faster one: the attention of a sequence reads its own cells only. A unified one serves what
+    does not fit so: any sequence may use any cell.
     """
-    n_ctx, instances = config.number("n_ctx"), config.number("instances")
+    n_ctx, instances = one_slot.n_ctx, one_slot.instances
     measured = profile.most_rows if profile and profile.stairs else _MOST_SLOTS
-    most = min(measured, config.n_batch)
+    most = min(measured, asked.n_batch)
     budget = int(machine.available_bytes * MEMORY_SHARE)
     share = f"{mib(budget)} (half of what is free{f', for {instances} engines' if instances > 1 else ''})"
-    split = replace(config, kv="split", kv_cells="auto")
-    fitting = most_slots(facts, split, machine, most)
-    if _wants_unified(facts, config, fitting, most, machine, reasons):
-        n_slots = most if config.n_slots == "auto" else config.n_slots
-        config = replace(config, kv="unified", n_slots=n_slots)
-        if config.kv_cells == "auto":
-            config = replace(config, kv_cells=_cells_that_fit(facts, config, machine))
+    fitting = most_slots(facts, one_slot, machine, most)
+    if _wants_unified(facts, asked, one_slot, fitting, most, machine, reasons):
+        n_slots = most if asked.n_slots == "auto" else asked.n_slots
+        if asked.kv_cells == "auto":
             reasons["kv_cells"] = f"what fits in {share}, at least n_ctx, at most n_slots x n_ctx"
-        elif config.kv_cells < n_ctx:
-            raise ConfigError(f"kv_cells is {config.kv_cells}; it must be at least n_ctx, {n_ctx}")
-        return config
-    if config.n_slots == "auto":
-        best = profile.best_rows(lambda rows: rows <= fitting) if profile else None
-        split = replace(split, n_slots=best or max(1, fitting))
-        reasons["n_slots"] = f"what fits in {share}, at most {most}"
-        if profile and best:
-            reasons["n_slots"] = f"{profile.why_rows}, of what fits in {share}"
-    return split
+            return _largest_unified(facts, replace(one_slot, n_slots=n_slots), machine)
+        if asked.kv_cells < n_ctx:
+            raise ConfigError(f"kv_cells is {asked.kv_cells}; it must be at least n_ctx, {n_ctx}")
+        return replace(one_slot, kv="unified", n_slots=n_slots, kv_cells=asked.kv_cells)
+    if asked.n_slots != "auto":
+        return replace(one_slot, n_slots=asked.n_slots)
+    best = profile.best_rows(lambda rows: rows <= fitting) if profile else None
+    reasons["n_slots"] = f"what fits in {share}, at most {most}"
+    if profile and best:
+        reasons["n_slots"] = f"{profile.why_rows}, of what fits in {share}"
+    return replace(one_slot, n_slots=best or max(1, fitting))
 
 
-def most_slots(facts: ModelFacts, config: EngineConfig, machine: Machine, most: int) -> int:
-    """How many slots fit in half of what is free, 0 to `most`."""
+def most_slots(facts: ModelFacts, config: ResolvedConfig, machine: Machine, most: int) -> int:
+    """Slots that fit in half of what is free, 0 to `most`."""
     return bisect_right(
         range(1, most + 1), 0, key=lambda n: not fits(facts, replace(config, n_slots=n), machine, MEMORY_SHARE)
     )
 
 
 def _start_slots(
-    facts: ModelFacts, config: EngineConfig, named: bool, machine: Machine, reasons: dict[str, str]
+    facts: ModelFacts, asked: EngineConfig, config: ResolvedConfig, machine: Machine, reasons: dict[str, str]
 ) -> int:
-    """How many slots the context starts with. llama.cpp zeroes all cells of a new context, so that many take seconds
-    and memory before the first token; a build of ours leaves that to the system, which gives zeros when they are used.
+    """Slots of the first context. llama.cpp zeroes all cells of a new context, so that many take seconds and memory
+    before the first token; a build of ours leaves that to the system, which gives zeros when they are used.
 
     Only cells that can be copied to another context may begin with fewer: no states, no cells of a sliding window.
     """
-    n_slots = config.number("n_slots")
-    if config.start_slots != "auto":
-        return min(config.start_slots, n_slots)
-    if named:
+    n_slots = config.n_slots
+    if asked.start_slots != "auto":
+        return min(asked.start_slots, n_slots)
+    if asked.n_slots != "auto":
         reasons["start_slots"] = "n_slots is given"
         return n_slots
     has_window = facts.widths is not None and facts.widths.masks > 1
@@ -297,39 +311,48 @@ def _start_slots(
 
 
 def _wants_unified(
-    facts: ModelFacts, config: EngineConfig, fitting: int, most: int, machine: Machine, reasons: dict[str, str]
+    facts: ModelFacts,
+    asked: EngineConfig,
+    one_slot: ResolvedConfig,
+    fitting: int,
+    most: int,
+    machine: Machine,
+    reasons: dict[str, str],
 ) -> bool:
-    if config.kv != "auto" or config.kv_cells != "auto":
-        return config.kv != "split"
-    if config.strategy in POLICIES and POLICIES[config.strategy].one_slot:
+    if asked.kv != "auto" or asked.kv_cells != "auto":
+        return asked.kv != "split"
+    if asked.strategy in POLICIES and POLICIES[asked.strategy].one_slot:
         return False
-    if config.n_slots == "auto":
+    if asked.n_slots == "auto":
         few = 0 < fitting < min(_FEW_SLOTS, most)  # more than `most` are not wanted
         if few:
-            reasons["kv"] = f"only {counted(fitting, 'slot')} of {config.n_ctx} tokens would fit"
+            reasons["kv"] = f"only {counted(fitting, 'slot')} of {one_slot.n_ctx} tokens would fit"
         return few
-    too_large = not fits(facts, replace(config, kv="split"), machine)
-    if too_large and config.n_slots > 1:
-        reasons["kv"] = f"{config.n_slots} slots of {config.n_ctx} tokens each would not fit"
-    return too_large and config.n_slots > 1
+    too_large = not fits(facts, replace(one_slot, n_slots=asked.n_slots), machine)
+    if too_large and asked.n_slots > 1:
+        reasons["kv"] = f"{asked.n_slots} slots of {one_slot.n_ctx} tokens each would not fit"
+    return too_large and asked.n_slots > 1
 
 
-def _cells_that_fit(facts: ModelFacts, config: EngineConfig, machine: Machine) -> int:
-    n_ctx, n_slots = config.number("n_ctx"), config.number("n_slots")
-    least, most = padded(n_ctx) // CELL_PADDING, padded(n_ctx) * n_slots // CELL_PADDING
+def _largest_unified(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> ResolvedConfig:
+    """`config` with as many shared cells as fit in half of what is free: n_ctx at least, all slots' at most."""
+    least, most = padded(config.n_ctx) // CELL_PADDING, padded(config.n_ctx) * config.n_slots // CELL_PADDING
+
+    def shared(pages: int) -> ResolvedConfig:
+        return replace(config, kv="unified", kv_cells=pages * CELL_PADDING)
 
     def too_large(pages: int) -> bool:
-        return not fits(facts, replace(config, kv_cells=pages * CELL_PADDING), machine, MEMORY_SHARE)
+        return not fits(facts, shared(pages), machine, MEMORY_SHARE)
 
-    return (least + max(0, bisect_right(range(least, most + 1), 0, key=too_large) - 1)) * CELL_PADDING
+    return shared(least + max(0, bisect_right(range(least, most + 1), 0, key=too_large) - 1))
 
 
-def _strategy(config: EngineConfig, reasons: dict[str, str]) -> str:
+def _strategy(asked: EngineConfig, n_slots: int, reasons: dict[str, str]) -> str:
     """The decision tree behind "auto". With one request in flight the batched policy computes what the sequential one
     does, step for step, so that it costs nothing where requests come singly."""
-    if config.strategy != "auto":
-        return config.strategy
-    if config.n_slots == 1:
+    if asked.strategy != "auto":
+        return asked.strategy
+    if n_slots == 1:
         reasons["strategy"] = "there is one slot"
         return "sequential"
     reasons["strategy"] = (

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from llamabatch.config import EngineConfig
+from llamabatch.config import MIN_CTX, ResolvedConfig
 from llamabatch.gguf.reader import TensorInfo
 from llamabatch.planning.compute_buffers import Widths, graph_bytes, work_bytes
 from llamabatch.planning.model_facts import Layer, ModelFacts
@@ -162,7 +162,6 @@ TYPE_BYTES = {
 }  # fmt: skip
 MIB = 2**20
 CELL_PADDING = 256  # llama.cpp rounds the cells of a slot up to this
-UBATCH = 512  # llama.cpp's own default
 # Measured with CPython 3.11 on Linux, x86-64, tests/long/memory_prediction.py holds the sum against more of them:
 PROCESS_BYTES = 51 * MIB  # a process that has imported llamabatch, numpy and llama.cpp's libraries, and loaded nothing
 ENGINE_BYTES = 6 * MIB  # a thread with its stack and heap, graphs, batches, Python's objects
@@ -271,19 +270,18 @@ class Memory:
         return f"{shown} = {mib(self.total)}"
 
 
-def memory(
-    facts: ModelFacts, config: EngineConfig, n_ctx: int, n_slots: int, gpu_shares: Sequence[float] = ()
-) -> Memory:
-    """What one engine takes: weights and their copies, KV cells rounded to 256 (a slot, or in all if kv is "unified"),
+def memory(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float] = ()) -> Memory:
+    """Memory of one engine: weights and their copies, KV cells rounded to 256 (a slot, or in all if kv is "unified"),
     recurrent states (a slot, f32), the buffers of one pass, and the rows of logits.
 
     Args:
         gpu_shares: of the layers, one figure a GPU, as llama.cpp deals them out; empty: everything on the CPU.
     """
+    n_slots = config.n_slots
     unified = config.kv == "unified"
-    cells = padded(n_ctx)  # that one pass can attend to
+    cells = padded(config.n_ctx)  # that one pass can attend to
     if unified:
-        cells = min(cells * n_slots, padded(config.number("kv_cells")))
+        cells = min(cells * n_slots, padded(config.kv_cells))
     per_cell = facts.k_values * TYPE_BYTES[config.type_k] + facts.v_values * TYPE_BYTES[config.type_v]
     layers = facts.layers or (Layer(facts.k_values, facts.v_values, facts.state_values),)
     kept = [_kept(layer, config, cells, 1 if unified else n_slots, n_slots) for layer in layers]
@@ -291,17 +289,17 @@ def memory(
     places = _places(config, len(layers), gpu_shares)
     graph, untouched, work = _pass(facts, config, n_slots, cells)
     logits = _logits(facts, config, n_slots)
-    start = n_slots if config.start_slots == "auto" else min(config.start_slots, n_slots)
+    start = min(config.start_slots, n_slots)
     if start < n_slots:  # the context that it starts with holds on to these until all cells stand in the larger one
-        first_cells = min(cells, padded(n_ctx) * start)
+        first_cells = min(cells, padded(config.n_ctx) * start)
         first = [_kept(layer, config, first_cells, 1 if unified else start, start) for layer in layers]
         kept = [both + one for both, one in zip(kept, first, strict=True)]
         graph += _pass(facts, config, start, first_cells)[0]
         logits += _logits(facts, config, start)
     draft = None
     if facts.draft is not None:
-        draft_ctx = min(n_ctx, facts.draft.n_ctx_train)
-        draft = memory(facts.draft, config.for_draft_model(), draft_ctx, n_slots, gpu_shares)
+        n_ctx = max(MIN_CTX, min(config.n_ctx, facts.draft.n_ctx_train))
+        draft = memory(facts.draft, replace(config.for_draft_model(), n_ctx=n_ctx), gpu_shares)
     layout = f"{cells:,} cells shared by {n_slots}" if unified else f"{n_slots} x {cells:,} cells"
     if start < n_slots:
         layout += f", and those of {start} while it grows"
@@ -357,14 +355,14 @@ def _sorted(facts: ModelFacts) -> Weights:
     return Weights((facts.file_bytes,), (0,))
 
 
-def _kept(layer: Layer, config: EngineConfig, cells: int, streams: int, n_slots: int) -> int:
+def _kept(layer: Layer, config: ResolvedConfig, cells: int, streams: int, n_slots: int) -> int:
     per_cell = layer.k_values * TYPE_BYTES[config.type_k] + layer.v_values * TYPE_BYTES[config.type_v]
     return int(streams * cells * per_cell) + n_slots * layer.state_values * 4
 
 
-def _pass(facts: ModelFacts, config: EngineConfig, n_slots: int, cells: int) -> tuple[int, int, int]:
+def _pass(facts: ModelFacts, config: ResolvedConfig, n_slots: int, cells: int) -> tuple[int, int, int]:
     """The buffer of the largest pass: what is written of it, and the rest; and what threads work on."""
-    n_tokens = min(ubatch(config), cells * n_slots)
+    n_tokens = min(config.n_ubatch, cells * n_slots)
     rows = config.output_rows(n_slots, facts.n_vocab)
     states = n_slots * 4 * max((layer.state_values for layer in facts.layers), default=facts.state_values)
     widths = _widths(facts)
@@ -385,21 +383,21 @@ def _widths(facts: ModelFacts) -> Widths:
     return Widths(facts.n_embd, facts.n_vocab, facts.n_head, facts.n_embd, min(kv, 2 * facts.n_embd), 12 * facts.n_embd)
 
 
-def _logits(facts: ModelFacts, config: EngineConfig, n_slots: int) -> int:
+def _logits(facts: ModelFacts, config: ResolvedConfig, n_slots: int) -> int:
     """The rows that llama.cpp hands out: one a slot, more where guesses are checked."""
     rows = n_slots if config.speculate == "off" else config.output_rows(n_slots, facts.n_vocab)
     return rows * facts.n_vocab * 4
 
 
-def _embeddings(facts: ModelFacts, config: EngineConfig) -> int:
+def _embeddings(facts: ModelFacts, config: ResolvedConfig) -> int:
     """The context of llama/embedder.py: for the tokens of one pass, each with logits of the whole vocabulary."""
-    n_tokens = padded(min(ubatch(config), config.n_batch))
+    n_tokens = padded(min(config.n_ubatch, config.n_batch))
     graph = graph_bytes(_widths(facts), n_tokens, n_tokens, n_tokens, config.flash_attn == "on")
     cells = 0 if facts.is_encoder else n_tokens * (facts.k_values + facts.v_values) * 2
     return n_tokens * facts.n_vocab * 4 + cells + graph + work_bytes(_widths(facts), n_tokens)
 
 
-def _places(config: EngineConfig, n_layer: int, shares: Sequence[float]) -> list[int | None]:
+def _places(config: ResolvedConfig, n_layer: int, shares: Sequence[float]) -> list[int | None]:
     """On which GPU each layer and, last, the output lies: llama-model.cpp, load_tensors. None: on the CPU."""
     on_gpus = config.n_gpu_layers if config.n_gpu_layers >= 0 else n_layer + 1
     first = max(n_layer + 1 - on_gpus, 0)
@@ -443,11 +441,6 @@ def _on_gpu(
 def padded(n_cells: int) -> int:
     """As many cells as llama.cpp makes of them."""
     return -(-n_cells // CELL_PADDING) * CELL_PADDING
-
-
-def ubatch(config: EngineConfig) -> int:
-    """Tokens of a pass at most."""
-    return min(UBATCH, config.n_batch) if config.n_ubatch == "auto" else config.n_ubatch
 
 
 def mib(n_bytes: int) -> str:

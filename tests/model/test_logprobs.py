@@ -25,9 +25,9 @@ class Raw:
         self.model = lib.llama_model_load_from_file(str(resolve("tiny")).encode(), params)
         self.n_vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model))
         options = lib.llama_context_default_params()
-        options.n_ctx = config.number("n_ctx")
-        options.n_batch, options.n_ubatch = config.n_batch, config.number("n_ubatch")
-        options.n_threads, options.n_threads_batch = config.number("n_threads"), config.number("n_threads_batch")
+        options.n_ctx = config.n_ctx
+        options.n_batch, options.n_ubatch = config.n_batch, config.n_ubatch
+        options.n_threads, options.n_threads_batch = config.n_threads, config.n_threads_batch
         options.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[config.flash_attn]
         self.context = lib.llama_init_from_model(self.model, options)
 
@@ -173,7 +173,7 @@ def test_too_many_are_that_requests_error(reference):
     outputs = reference.generate(["a b", [300] * 250], [ASKS, many])
     assert [output.error for output in outputs] == [None, None]
     with LLM("tiny", n_slots=1) as llm:
-        n_ctx = llm.plan.config.number("n_ctx")
+        n_ctx = llm.plan.config.n_ctx
         huge = SamplingParams(max_tokens=None, logprobs=1024, n=200)
         fine, refused = llm.generate(["a b"] * 2, [ASKS, huge], errors="return")
     assert fine.error is None

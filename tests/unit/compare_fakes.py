@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-from llamabatch.config import EngineConfig
 from llamabatch.engine.stats import EngineStats
 from llamabatch.planning.capacity import Plan
 from llamabatch.planning.memory import Memory
@@ -14,6 +13,7 @@ from llamabatch.tools.compare.measure import BASELINE, Measurement
 from llamabatch.tools.compare.report import Report, Row, Spread, compared, row, sweep
 from llamabatch.tools.machine_facts import MachineFacts
 from llamabatch.tools.workload import Workload
+from tests.unit.configs import resolved
 
 MACHINE = MachineFacts(
     cpu="Invented CPU 3000",
@@ -78,7 +78,7 @@ def measurement(strategy: str, n_slots: int = 32, work=None, row_ms: float = 0.4
             if len(running[i]) == work[i][1]:
                 times[i] = tuple(running.pop(i))
     outputs = tuple(output(i, (7,) * len(times[i]), queued[i], times[i]) for i in range(len(work)))
-    config = EngineConfig(
+    config = resolved(
         "tiny", strategy=name, n_slots=n_slots, n_ctx=512, n_threads=4, instances=2 if name == "multi-instance" else 1
     )
     stats = EngineStats(decode_calls=calls, decode_rows=rows, decode_passes=calls)

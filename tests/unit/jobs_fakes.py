@@ -6,12 +6,12 @@ import random
 import threading
 from types import SimpleNamespace
 
-from llamabatch.config import EngineConfig
 from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import EngineClosedError
 from llamabatch.jobs.rows import BadRow, Row
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, Timings
 from llamabatch.request.sampling_params import SamplingParams
+from tests.unit.configs import resolved
 
 N_CTX = 128
 
@@ -53,9 +53,7 @@ class FakeClient:
 
     def __init__(self, held=0, dies_after=None, failing=(), seed=0, kept=10_000):
         self.model = FakeModel()
-        self.plan = SimpleNamespace(
-            config=EngineConfig("fake", n_ctx=N_CTX, n_slots=8, instances=1, strategy="batched")
-        )
+        self.plan = SimpleNamespace(config=resolved("fake", n_ctx=N_CTX, n_slots=8))
         self.adapters = []
         self.pids = []
         self.requests = []

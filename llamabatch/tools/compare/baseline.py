@@ -37,9 +37,9 @@ class Loop:
         try:
             self._llama = self._module.Llama(
                 str(path),
-                n_ctx=config.number("n_ctx"),
-                n_threads=config.number("n_threads_batch"),  # it gains from all cores where we do not
-                n_threads_batch=config.number("n_threads_batch"),
+                n_ctx=config.n_ctx,
+                n_threads=config.n_threads_batch,  # it gains from all cores where we do not
+                n_threads_batch=config.n_threads_batch,
                 n_gpu_layers=config.n_gpu_layers,
                 main_gpu=config.main_gpu,
                 tensor_split=list(config.tensor_split) if config.tensor_split else None,

@@ -62,7 +62,7 @@ def _row(row: Row) -> dict[str, Any]:
         "passes_per_step": _rounded(row.passes_per_step),
         "equal_to_sequential": _rounded(row.equal),
         "rounds_tokens_per_s": [_rounded(speed) for speed in row.rounds],
-        "options": None if measurement is None else dataclasses.asdict(measurement.plan.config),
+        "options": None if measurement is None else dataclasses.asdict(measurement.plan.config.asked()),
         "counts": None if measurement is None else measurement.stats.counts(),
         "requests": [] if measurement is None else [_request(i, out) for i, out in enumerate(measurement.outputs)],
     }

@@ -63,7 +63,7 @@ def measure(
     with contextlib.ExitStack() as stack, no_child_left():  # children are killed before the client is closed
         client = _client(config, baseline)
         stack.callback(client.close)
-        slots = 1 if baseline else slots_of(client.plan) * client.plan.config.number("instances")
+        slots = 1 if baseline else slots_of(client.plan) * client.plan.config.instances
         warm = _run(client, _warm_up(prompts, 2 if slots == 1 else slots), lambda output: None)
         before = _stats(client, warm)
         with PeakMemory(client.pids) as peak:
@@ -79,9 +79,9 @@ def measure(
 
 def slots_of(plan: Plan) -> int:
     """Sequences that one engine of this plan can hold at once."""
-    config = plan.part()
+    config = plan.config.for_one_engine()
     inner = config.instance_strategy if config.strategy == "multi-instance" else config.strategy
-    return 1 if POLICIES[inner].one_slot else config.number("n_slots")
+    return 1 if POLICIES[inner].one_slot else config.n_slots
 
 
 def _stats(client: ChildClient | RouterClient, outputs: tuple[RequestOutput, ...]) -> EngineStats:

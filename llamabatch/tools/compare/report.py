@@ -138,7 +138,7 @@ def row(strategy: str, rounds: list[Measurement]) -> Row:
         strategy=strategy,
         chosen=config.strategy if strategy == "auto" else None,
         n_slots=1 if strategy == BASELINE else slots_of(measurement.plan),
-        instances=config.number("instances"),
+        instances=config.instances,
         error=f"{len(bad)} of {counted(n, 'request')} failed: {bad[0].error}" if bad else None,
         wall_s=measurement.wall_s,
         requests_per_s=len(good) / measurement.wall_s,

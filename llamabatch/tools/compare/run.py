@@ -121,7 +121,7 @@ def run(settings: Settings, progress: Progress) -> Report:
     with no_child_left():
         path = resolve(settings.model)
         with closing(Model(path)) as vocabulary:
-            n_ctx = plan(settings.config("sequential"), path).config.number("n_ctx")
+            n_ctx = plan(settings.config("sequential"), path).config.n_ctx
             workload = load(settings.prompts, vocabulary, n_ctx)
             model_name = vocabulary.metadata.get("general.name", path.name)
         rows, sized = _measure_all(settings, workload, progress)

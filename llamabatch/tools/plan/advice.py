@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from llamabatch.config import MAX_SLOTS, EngineConfig
+from llamabatch.config import MAX_SLOTS, ResolvedConfig
 from llamabatch.planning.capacity import MEMORY_SHARE, Plan, fits, planned
 from llamabatch.planning.machine import Machine
 from llamabatch.planning.memory import mib, padded
@@ -29,16 +29,16 @@ def lengths(facts: ModelFacts, *asked: int) -> tuple[int, ...]:
     return tuple(sorted({n for n in (*_LENGTHS, most, *asked) if 32 <= n <= most}))
 
 
-def has_one_slot(config: EngineConfig) -> bool:
+def has_one_slot(config: ResolvedConfig) -> bool:
     """Does its strategy take one request after another, however many slots it was given?"""
     return config.strategy in POLICIES and POLICIES[config.strategy].one_slot
 
 
 def slots_that_fit(
-    facts: ModelFacts, config: EngineConfig, machine: Machine, share: float, most: int = MAX_SLOTS
+    facts: ModelFacts, config: ResolvedConfig, machine: Machine, share: float, most: int = MAX_SLOTS
 ) -> int:
     """0 to `most`, of one engine with a split cache; at most 1 with a strategy that has one slot."""
-    split = replace(config, kv="split", kv_cells="auto", instances=1)
+    split = replace(config, kv="split", kv_cells=0, instances=1)
     limit = 1 if has_one_slot(config) else min(most, config.n_batch)
     return bisect_right(
         range(1, limit + 1), 0, key=lambda n: not fits(facts, replace(split, n_slots=n), machine, share)
@@ -50,7 +50,7 @@ def strategy(
 ) -> tuple[str, str]:
     """The tree behind "auto" with what is known of the load: how many requests come at once, and how long the p95 of
     the time between two tokens may be, in milliseconds. Returns the strategy, and why."""
-    slots = plan.config.number("n_slots")
+    slots = plan.config.n_slots
     if load == 1:
         return "sequential", "one request at a time: there is nobody to share a pass with"
     if slots == 1:
@@ -76,7 +76,7 @@ def strategy(
 
 
 def _within(plan: Plan, profile: Profile, latency_ms: float) -> tuple[str, str]:
-    slots = plan.config.number("n_slots")
+    slots = plan.config.n_slots
     steps = {stair.rows: stair.p95_ms or stair.step_ms for stair in profile.stairs}
     found = [stair for stair in profile.stairs if steps[stair.rows] <= latency_ms and stair.rows <= slots]
     if not found:
@@ -95,28 +95,28 @@ def _within(plan: Plan, profile: Profile, latency_ms: float) -> tuple[str, str]:
 # --- what to change -------------------------------------------------------------------------------------------------
 
 
-def changes(facts: ModelFacts, config: EngineConfig, machine: Machine, fitting: bool) -> tuple[Change, ...]:
+def changes(facts: ModelFacts, config: ResolvedConfig, machine: Machine, fitting: bool) -> tuple[Change, ...]:
     """Single changes, smallest first: after which it fits, or, where it does, that make room for more slots than
-    memory allows as it is. The config has no "auto" left but, perhaps, in kv_cells."""
+    memory allows as it is."""
     found = []
     if fitting:
         before, all_of_it = (slots_that_fit(facts, config, machine, share, _FEW) for share in (MEMORY_SHARE, 1.0))
-        if all_of_it > max(before, config.number("n_slots")):
-            one = planned(facts, replace(config, n_slots=all_of_it, kv="split", kv_cells="auto"), machine)
+        if all_of_it > max(before, config.n_slots):
+            one = planned(facts, replace(config, n_slots=all_of_it, kv="split", kv_cells=0), machine)
             what = f"--slots {all_of_it}, in more than half of what is free"
             found.append(Change(f"{what}: {_slots(all_of_it)} instead of {before}", one.total_bytes, all_of_it))
     for what, changed, other in _ways(facts, config, machine):
         if fitting:
             after = slots_that_fit(other, changed, machine, MEMORY_SHARE, _FEW)
             if after > before:
-                one = planned(other, replace(changed, n_slots=after, kv="split", kv_cells="auto"), machine)
+                one = planned(other, replace(changed, n_slots=after, kv="split", kv_cells=0), machine)
                 found.append(
                     Change(f"{what.split(':')[0]}: {_slots(after)} instead of {before}", one.total_bytes, after)
                 )
         elif fits(other, changed, machine):
             total = planned(other, changed, machine).total_bytes
             saved = planned(facts, config, machine).total_bytes - total
-            found.append(Change(f"{what}: saves {mib(saved)}, {mib(total)} in all", total, changed.number("n_slots")))
+            found.append(Change(f"{what}: saves {mib(saved)}, {mib(total)} in all", total, changed.n_slots))
     return tuple(found)
 
 
@@ -124,7 +124,9 @@ def _slots(count: int) -> str:
     return counted(count, "slot")
 
 
-def _ways(facts: ModelFacts, config: EngineConfig, machine: Machine) -> Iterator[tuple[str, EngineConfig, ModelFacts]]:
+def _ways(
+    facts: ModelFacts, config: ResolvedConfig, machine: Machine
+) -> Iterator[tuple[str, ResolvedConfig, ModelFacts]]:
     """What to do, and what the config and the model become."""
     yield from _fewer(facts, config, machine)
     if config.type_k == config.type_v == "f16":
@@ -132,7 +134,7 @@ def _ways(facts: ModelFacts, config: EngineConfig, machine: Machine) -> Iterator
         yield "--type-k q8_0 --type-v q8_0", replace(config, **quantised), facts
     if config.flash_attn == "off":
         yield "--flash-attn on", replace(config, flash_attn="on"), facts
-    if config.number("n_ubatch") > 128:
+    if config.n_ubatch > 128:
         yield "--n-ubatch 128", replace(config, n_ubatch=128), facts
     if planned(facts, config, machine).memory.copies:
         plain = replace(facts, features=frozenset())
@@ -147,10 +149,12 @@ def _ways(facts: ModelFacts, config: EngineConfig, machine: Machine) -> Iterator
         )
 
 
-def _fewer(facts: ModelFacts, config: EngineConfig, machine: Machine) -> Iterator[tuple[str, EngineConfig, ModelFacts]]:
+def _fewer(
+    facts: ModelFacts, config: ResolvedConfig, machine: Machine
+) -> Iterator[tuple[str, ResolvedConfig, ModelFacts]]:
     """Slots, context, engines: as many of each as fit with the rest as it is."""
-    n_ctx, n_slots, n = config.number("n_ctx"), config.number("n_slots"), config.number("instances")
-    split = replace(config, kv="split", kv_cells="auto")
+    n_ctx, n_slots, n = config.n_ctx, config.n_slots, config.instances
+    split = replace(config, kv="split", kv_cells=0)
     slots = bisect_right(range(1, n_slots + 1), 0, key=lambda k: not fits(facts, replace(split, n_slots=k), machine))
     if 0 < slots < n_slots:
         yield f"with n_ctx {n_ctx:,}: {_slots(slots)}", replace(split, n_slots=slots), facts
@@ -167,10 +171,10 @@ def _fewer(facts: ModelFacts, config: EngineConfig, machine: Machine) -> Iterato
         yield "--instances 1", replace(config, instances=1), facts
 
 
-def _cells(facts: ModelFacts, config: EngineConfig, machine: Machine) -> int:
+def _cells(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> int:
     """Cells of a unified cache that fits; 0 if not even n_ctx of them do."""
-    least = padded(config.number("n_ctx"))
-    step, most = 256, least * config.number("n_slots")
+    least = padded(config.n_ctx)
+    step, most = 256, least * config.n_slots
 
     def too_many(number: int) -> bool:
         return not fits(facts, replace(config, kv="unified", kv_cells=least + number * step), machine)

@@ -42,7 +42,7 @@ def _slots(ax: Any, report: Report) -> None:
     free = report.machine.available_bytes / _GIB
     most = min(
         256,
-        max(8, *(2 * row.most_slots for row in rows if row.most_slots < 128), report.asked.config.number("n_slots")),
+        max(8, *(2 * row.most_slots for row in rows if row.most_slots < 128), report.asked.config.n_slots),
     )
     top = 1.25 * max(free, report.total_bytes / _GIB)
     counts = [2**power for power in range(most.bit_length() + 1) if 2**power <= 2 * most]
@@ -87,7 +87,7 @@ def _chosen(report: Report) -> list[Row]:
 
 def _parts(ax: Any, report: Report) -> None:
     """One column a part, the largest first from below."""
-    need, n = report.memory, report.asked.config.number("instances")
+    need, n = report.memory, report.asked.config.instances
     times = f", {n} engines" if n > 1 else ""
     parts = [
         ("weights", need.weights + sum(gpu.weights for gpu in need.gpus)),

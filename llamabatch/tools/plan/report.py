@@ -110,7 +110,7 @@ def document(report: Report) -> dict[str, Any]:
         "machine": _machine(report),
         "fits": report.fits,
         "refusal": report.refusal,
-        "engine": {name: getattr(config, name) for name in ENGINE},
+        "engine": {name: getattr(config.asked(), name) for name in ENGINE},
         "reasons": dict(report.asked.reasons),
         "memory": {
             "one_engine": report.memory.document(),

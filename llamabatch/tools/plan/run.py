@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from llamabatch.config import MAX_CTX, MAX_SLOTS, EngineConfig, with_paths
+from llamabatch.config import MAX_CTX, MAX_SLOTS, EngineConfig, ResolvedConfig, with_paths
 from llamabatch.engine.resolve_config import machine_here, read_facts
 from llamabatch.errors import ConfigError, MemoryPlanError
 from llamabatch.gguf.resolve import resolve as resolve_path
@@ -104,7 +104,7 @@ def answer(question: Question) -> Report:
         roomy = replace(machine, available_bytes=_UNLIMITED, address_space=None, data_bytes=None, gpus=())
         asked = resolve(least, facts, roomy, profile)
     # "auto" took one slot after another only because one fits: the answer is about several, and all that there will be
-    many = replace(asked.config, start_slots="auto")
+    many = replace(asked.config, start_slots=MAX_SLOTS)
     if config.strategy == "auto":
         many = replace(many, strategy="batched")
     suits, because = strategy(asked, machine, profile, load, question.latency_ms)
@@ -117,7 +117,7 @@ def answer(question: Question) -> Report:
         refusal=refusal,
         asked=asked,
         total_bytes=asked.total_bytes,
-        rows=tuple(_row(facts, many, machine, n) for n in lengths(facts, asked.config.number("n_ctx"))),
+        rows=tuple(_row(facts, many, machine, n) for n in lengths(facts, asked.config.n_ctx)),
         instances=_children(facts, asked, machine),
         strategy=suits,
         because=because,
@@ -150,8 +150,8 @@ def _lengths(question: Question, path: Path) -> Lengths:
     return Lengths(question.prompts.name, len(found), at(0.5), at(0.95), found[-1], question.max_tokens)
 
 
-def _row(facts: ModelFacts, asked: EngineConfig, machine: Machine, n_ctx: int) -> Row:
-    config = replace(asked, n_ctx=n_ctx, kv="split", kv_cells="auto", instances=1)
+def _row(facts: ModelFacts, asked: ResolvedConfig, machine: Machine, n_ctx: int) -> Row:
+    config = replace(asked, n_ctx=n_ctx, kv="split", kv_cells=0, instances=1)
     slots = slots_that_fit(facts, config, machine, MEMORY_SHARE)
     one, two = (planned(facts, replace(config, n_slots=n), machine).memory for n in (4, 5))
     shown = planned(facts, replace(config, n_slots=max(1, slots)), machine).memory

@@ -6,7 +6,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from llamabatch.config import EngineConfig
+from llamabatch.config import ResolvedConfig
 from llamabatch.planning.memory import MIB, PROCESS_BYTES, mib
 from llamabatch.tools.plan.advice import has_one_slot
 from llamabatch.tools.plan.report import Report
@@ -53,9 +53,9 @@ def show(report: Report, console: Console) -> None:
         line("No single change makes it fit: give it less of several, or a smaller model.", "red")
 
 
-def slots(config: EngineConfig) -> str:
+def slots(config: ResolvedConfig) -> str:
     """As many as the strategy uses."""
-    n_slots = 1 if has_one_slot(config) else config.number("n_slots")
+    n_slots = 1 if has_one_slot(config) else config.n_slots
     return counted(n_slots, "slot")
 
 

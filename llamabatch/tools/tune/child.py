@@ -12,7 +12,7 @@ import sys
 from contextlib import closing
 from typing import Any
 
-from llamabatch.config import EngineConfig
+from llamabatch.config import ResolvedConfig
 from llamabatch.errors import LlamaBatchError
 from llamabatch.gguf.resolve import resolve
 from llamabatch.llama.decode_bench import Bench
@@ -24,7 +24,7 @@ def main() -> None:
     """Serves until there are no more jobs. The first line is the configuration of the load."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # what an interrupt means is the parent's to decide
     try:
-        config = _config(json.loads(sys.stdin.readline()))
+        config = ResolvedConfig(**json.loads(sys.stdin.readline()))
         model = Model(resolve(config.model), config)
     except LlamaBatchError as error:
         _answer({"error": str(error), "kind": type(error).__name__})
@@ -34,16 +34,12 @@ def main() -> None:
         for line in sys.stdin:
             job = json.loads(line)
             try:
-                config = _config(job.pop("config"))
+                config = ResolvedConfig(**job.pop("config"))
                 figures = bench.measure(config, **{**job, "rows": tuple(job["rows"])})
             except LlamaBatchError as error:
                 _answer({"error": str(error), "kind": type(error).__name__})
             else:
                 _answer({"figures": figures})
-
-
-def _config(options: dict[str, Any]) -> EngineConfig:
-    return EngineConfig.from_options(options["model"], {k: v for k, v in options.items() if k != "model"})
 
 
 def _answer(message: dict[str, Any]) -> None:

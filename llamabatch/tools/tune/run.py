@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import psutil
 
-from llamabatch.config import EngineConfig, with_paths
+from llamabatch.config import EngineConfig, ResolvedConfig, with_paths
 from llamabatch.engine.resolve_config import plan
 from llamabatch.errors import ConfigError, EngineError
 from llamabatch.gguf.resolve import resolve
@@ -126,14 +126,14 @@ def run(settings: Settings, progress: Progress) -> Report:
     )
 
 
-def _room(facts: ModelFacts, config: EngineConfig) -> int:
+def _room(facts: ModelFacts, config: ResolvedConfig) -> int:
     """How many processes with this model fit in half of the memory that is free, each with its many sequences."""
-    each = memory(facts, replace(config, kv="split"), _CELLS, STAIRS[-1]).total
+    each = memory(facts, _with_rows(config, _CELLS, STAIRS[-1])).total
     return int(Machine.here().available_bytes // 2 // each)
 
 
 def _profile(
-    settings: Settings, ruled: EngineConfig, name: str, chosen: Setting, rule: Setting, stairs: tuple[Stair, ...]
+    settings: Settings, ruled: ResolvedConfig, name: str, chosen: Setting, rule: Setting, stairs: tuple[Stair, ...]
 ) -> Profile:
     def differs(*names: str) -> bool:
         return any(getattr(chosen, name) != getattr(rule, name) for name in names)
@@ -160,11 +160,11 @@ class Tuner:
     """Holds the choices so far, and the clock."""
 
     def __init__(
-        self, settings: Settings, ruled: EngineConfig, facts: ModelFacts, children: Children, progress: Progress
+        self, settings: Settings, ruled: ResolvedConfig, facts: ModelFacts, children: Children, progress: Progress
     ) -> None:
         self._settings, self._children, self._progress = settings, children, progress
         self._cores = Machine.here().cores
-        self._n_ctx = ruled.number("n_ctx")
+        self._n_ctx = ruled.n_ctx
         self._prompt = self._n_ctx * _PROMPT // _CELLS
         self._rows = _rows_that_fit(facts, ruled, self._n_ctx)
         self.many = max((rows for rows in self._rows if rows <= _MANY), default=1)
@@ -176,9 +176,9 @@ class Tuner:
             flash_attn=ruled.flash_attn,
             type_k=ruled.type_k,
             type_v=ruled.type_v,
-            n_ubatch=ruled.number("n_ubatch"),
-            n_threads=ruled.number("n_threads"),
-            n_threads_batch=ruled.number("n_threads_batch"),
+            n_ubatch=ruled.n_ubatch,
+            n_threads=ruled.n_threads,
+            n_threads_batch=ruled.n_threads_batch,
             amx="off" if amx_is_off() else "on",
         )
         self._start = time.monotonic()
@@ -323,10 +323,13 @@ class Tuner:
         return figures
 
 
-def _rows_that_fit(facts: ModelFacts, config: EngineConfig, n_ctx: int) -> tuple[int, ...]:
+def _rows_that_fit(facts: ModelFacts, config: ResolvedConfig, n_ctx: int) -> tuple[int, ...]:
     budget = Machine.here().available_bytes // 2
-    split = replace(config, kv="split")
-    return tuple(n for n in STAIRS if n == 1 or memory(facts, split, n_ctx, n).total <= budget)
+    return tuple(n for n in STAIRS if n == 1 or memory(facts, _with_rows(config, n_ctx, n)).total <= budget)
+
+
+def _with_rows(config: ResolvedConfig, n_ctx: int, rows: int) -> ResolvedConfig:
+    return replace(config, kv="split", kv_cells=0, n_ctx=n_ctx, n_slots=rows)
 
 
 def _in_the_race(label: str, default: str, rounds: Mapping[str, tuple[Figures, ...]]) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llamabatch.config import MAX_BATCH, EngineConfig
+from llamabatch.config import MAX_BATCH, EngineConfig, ResolvedConfig
 from llamabatch.llama.environment import OnLoad, environment_defaults
 from llamabatch.planning.profile import FLOAT_TYPES
 
@@ -75,11 +75,25 @@ class Job:
     time_prompt: bool = True
 
 
-def config_of(base: EngineConfig, setting: Setting, job: Job) -> EngineConfig:
-    """The options of a context that carries out a job; `base` says which model, and where its layers lie."""
-    options = {name: getattr(base, name) for name in ("n_gpu_layers", "main_gpu", "tensor_split", "use_mmap")}
-    ours = {"n_ctx": job.n_ctx, "n_slots": job.n_slots, "kv": "split", "profile": False}
-    return EngineConfig.from_options(base.model, {**options, **setting.options(), **ours})
+def config_of(base: EngineConfig, setting: Setting, job: Job) -> ResolvedConfig:
+    """The options of a context that carries out a job; `base` names the model, and the places of its layers."""
+    return ResolvedConfig(
+        model=base.model,
+        strategy="batched",
+        n_slots=job.n_slots,
+        start_slots=job.n_slots,
+        n_ctx=job.n_ctx,
+        prefill_budget=setting.n_ubatch,
+        instances=1,
+        n_gpu_layers=base.n_gpu_layers,
+        main_gpu=base.main_gpu,
+        tensor_split=base.tensor_split,
+        kv="split",
+        kv_cells=0,
+        use_mmap=base.use_mmap,
+        profile=False,
+        **setting.options(),
+    )
 
 
 STAIRS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
@@ -111,7 +125,7 @@ class Stage:
     only_on_request: bool = False
 
 
-def stages(cores: int, config: EngineConfig, longest_prompt: int, amx: bool = False) -> tuple[Stage, ...]:
+def stages(cores: int, config: ResolvedConfig, longest_prompt: int, amx: bool = False) -> tuple[Stage, ...]:
     """All of them.
 
     Args:

@@ -6,18 +6,18 @@ import pytest
 
 from llamabatch.client.base import failure
 from llamabatch.client.middleware import BoundedClient
-from llamabatch.config import EngineConfig
 from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import EngineClosedError, LlamaBatchError, QueueFull
 from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams
+from tests.unit.configs import resolved
 
 
 class FakeClient:
     """Takes everything in and ends what it is told to."""
 
     def __init__(self, **options) -> None:
-        self.plan = SimpleNamespace(config=EngineConfig("tiny", **options))
+        self.plan = SimpleNamespace(config=resolved("tiny", **options))
         self.model = None
         self.closed = False
         self.in_flight: dict[str, tuple[Request, object]] = {}

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamabatch.config import EngineConfig
 from llamabatch.engine.embedding import EmbedQueue, longest_text
 from llamabatch.llama.embedder import MAX_TEXTS
 from llamabatch.request.request import Request
 from llamabatch.scheduler.chunked_prefill import SHORT, STEPS_BETWEEN
+from tests.unit.configs import resolved
 
 A = (("a", 1.0),)
 
@@ -86,6 +86,6 @@ def test_taking_back():
 
 
 def test_the_longest_text_fits_a_call_and_a_slot():
-    config = EngineConfig("tiny", n_ctx=4096, n_batch=1024)
+    config = resolved("tiny", n_batch=1024)
     assert longest_text(config) == 1024
     assert longest_text(replace(config, n_ctx=512)) == 512

@@ -9,6 +9,7 @@ from llamabatch.planning.compute_buffers import Widths
 from llamabatch.planning.machine import Machine
 from llamabatch.planning.memory import memory
 from llamabatch.planning.model_facts import ModelFacts
+from tests.unit.configs import resolved
 
 GIB = 2**30
 # Qwen2.5-0.5B: 24 layers, 14 heads on 2 KV heads of 64
@@ -41,7 +42,7 @@ def test_what_layers_keep():
     ssm = {"x.ssm.conv_kernel": "4", "x.ssm.inner_size": "128", "x.ssm.state_size": "8", "x.attention.head_count": "0"}
     recurrent = ModelFacts.from_metadata(common | ssm, 1, 1)
     assert (recurrent.k_values, recurrent.v_values, recurrent.state_values) == (0, 0, 4 * (3 * 128 + 8 * 128))
-    need = memory(recurrent, EngineConfig("m"), 4096, 8)
+    need = memory(recurrent, resolved(n_slots=8))
     assert (need.kv_cache, need.layout) == (8 * recurrent.state_values * 4, "8 states")
     latent = {"x.attention.head_count_kv": "1", "x.attention.key_length": "40", "x.attention.key_length_mla": "24"}
     assert ModelFacts.from_metadata(common | attention | latent, 1, 1).k_values == 4 * 40
@@ -50,10 +51,10 @@ def test_what_layers_keep():
 
 def test_kv_cache_is_what_llama_cpp_allocates():
     # llama.cpp's log for this shape: 4096 cells, 24 layers, K (f16) 24.00 MiB, V (f16) 24.00 MiB
-    need = memory(FACTS, EngineConfig("m"), 4096, 1)
+    need = memory(FACTS, resolved())
     assert need.kv_cache == 48 * 2**20
-    assert memory(FACTS, EngineConfig("m"), 300, 1).kv_cache == 512 * 24 * 2 * 64 * 2 * 2
-    assert memory(FACTS, EngineConfig("m", type_k="q8_0"), 4096, 1).kv_cache == (24 + 12.75) * 2**20
+    assert memory(FACTS, resolved(n_ctx=300)).kv_cache == 512 * 24 * 2 * 64 * 2 * 2
+    assert memory(FACTS, resolved(type_k="q8_0")).kv_cache == (24 + 12.75) * 2**20
 
 
 def test_defaults():
@@ -92,7 +93,7 @@ def test_otherwise_it_starts_with_few_and_the_plan_counts_both():
     assert plan.memory.kv_cache - all_of_it.memory.kv_cache == 5 * 48 * 2**20
     assert plan.memory.compute > all_of_it.memory.compute
     assert "(32 x 4,096 cells, and those of 5 while it grows)" in plan.describe()
-    two = resolve(EngineConfig("m", n_slots=32, start_slots=5, instances=2), FACTS, MACHINE).part()
+    two = resolve(EngineConfig("m", n_slots=32, start_slots=5, instances=2), FACTS, MACHINE).config.for_one_engine()
     assert (two.n_slots, two.start_slots) == (16, 3)
     for value in (0, 257, "all"):
         with pytest.raises(ConfigError, match="start_slots"):
@@ -174,9 +175,7 @@ def test_unified_takes_what_split_refuses():
     assert (plan.config.kv, plan.config.n_slots) == ("unified", 32)
     assert 8192 + 31 * 256 <= plan.config.kv_cells < 32 * 8192
     assert (
-        plan.memory.total
-        <= 1.5 * GIB
-        < memory(FACTS, replace(plan.config, kv_cells=plan.config.kv_cells + 256), 8192, 32).total
+        plan.memory.total <= 1.5 * GIB < memory(FACTS, replace(plan.config, kv_cells=plan.config.kv_cells + 256)).total
     )
     assert "would not fit" in plan.reasons["kv"]
 
@@ -211,7 +210,7 @@ def test_kv_cells_out_of_place():
 def test_several_engines_share_the_weights_of_a_small_model():
     small = replace(FACTS, file_bytes=3_000_000)
     plan = resolve(EngineConfig("m"), small, Machine(2, 16 * GIB))
-    config, part = plan.config, plan.part()
+    config, part = plan.config, plan.config.for_one_engine()
     assert (config.strategy, config.instances, config.n_slots) == ("batched", 2, 32)
     assert (part.instances, part.n_slots, part.n_threads, part.n_threads_batch) == (1, 16, 1, 1)
     assert "wait for each other" in plan.reasons["instances"]
@@ -230,7 +229,11 @@ def test_one_engine_where_the_caller_says_how_to_compute(options):
 
 def test_instances_by_request():
     plan = resolve(EngineConfig("m", strategy="batched", instances=3, n_slots=32), FACTS, MACHINE)
-    assert (plan.config.instances, plan.part().n_slots, plan.part().n_threads) == (3, 11, 2)
+    assert (plan.config.instances, plan.config.for_one_engine().n_slots, plan.config.for_one_engine().n_threads) == (
+        3,
+        11,
+        2,
+    )
     assert resolve(EngineConfig("m"), FACTS, MACHINE).config.instances == 1  # a large one keeps its threads busy
     on_gpu = resolve(EngineConfig("m"), replace(FACTS, file_bytes=3_000_000), replace(MACHINE, n_gpus=1))
     assert on_gpu.config.instances == 1

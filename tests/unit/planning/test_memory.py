@@ -17,6 +17,7 @@ from llamabatch.planning.machine import Machine
 from llamabatch.planning.memory import MIB, PROCESS_BYTES, in_files, memory, weights
 from llamabatch.planning.model_facts import Layer, ModelFacts
 from llamabatch.planning.nvml import Gpu, gpus
+from tests.unit.configs import resolved
 
 GIB = 2**30
 NUMBERS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14}
@@ -142,9 +143,9 @@ def test_an_embedding_that_also_makes_the_logits_is_kept_beside_its_copy():
     facts = replace(
         FACTS, tensors=laid_out(tied, *TENSORS, NORM), features=AVX2, file_bytes=tied.n_bytes + 4 * TENSORS[0].n_bytes
     )
-    read = memory(facts, EngineConfig("m", flash_attn="on", use_mmap=False), 1024, 4)
+    read = memory(facts, resolved(flash_attn="on", use_mmap=False, n_ctx=1024, n_slots=4))
     assert (read.weights, read.copies) == (tied.n_bytes + NORM.n_bytes, tied.n_bytes + 4 * TENSORS[0].n_bytes)
-    mapped = memory(facts, EngineConfig("m", flash_attn="on"), 1024, 4)
+    mapped = memory(facts, resolved(flash_attn="on", n_ctx=1024, n_slots=4))
     assert mapped.reclaimable == mapped.copies
 
 
@@ -164,13 +165,13 @@ def test_the_peak_may_be_while_the_model_is_loaded():
 def test_in_a_model_of_one_layer_only_outputs_reach_the_feed_forward_network():
     """The buffer is reserved for all tokens; what is never written takes no memory, but counts for RLIMIT_DATA."""
     one = replace(FACTS, layers=LAYERS[:1])
-    sizes = [memory(facts, EngineConfig("m", flash_attn="on"), 512, 4) for facts in (one, FACTS)]
+    sizes = [memory(facts, resolved(flash_attn="on", n_ctx=512, n_slots=4)) for facts in (one, FACTS)]
     assert sizes[0].compute < sizes[1].compute / 2
     assert sizes[0].data + 3 * (sizes[1].kv_cache // 4) == sizes[1].data
 
 
 def test_engines_of_one_process_share_and_children_map():
-    one = memory(FACTS, EngineConfig("m", flash_attn="on"), 1024, 4)
+    one = memory(FACTS, resolved(flash_attn="on", n_ctx=1024, n_slots=4))
     assert one.together(3, children=False) == one.total + 2 * (one.kv_cache + one.compute)
     assert one.together(3, children=True) == one.weights + 3 * (one.total - one.weights + PROCESS_BYTES)
     assert one.together(3, children=True, mapped=False) == 3 * (one.total + PROCESS_BYTES)

@@ -15,6 +15,7 @@ from llamabatch.scheduler.output import Limits
 from llamabatch.scheduler.policies import POLICIES, policy
 from llamabatch.scheduler.scheduler import Scheduler
 from llamabatch.scheduler.spec_decode import STEPS_TO_RETRY, Acceptance, SpecDecoder, StepTimes, can_draft
+from tests.unit.configs import resolved
 from tests.unit.fakes import (
     N_CTX,
     FakeModelRunner,
@@ -365,12 +366,12 @@ def test_options_are_refused_by_name(options, message):
 
 
 def test_output_rows_are_bounded():
-    assert EngineConfig("tiny").output_rows(64, 152_000) == 64
-    assert EngineConfig("tiny").output_rows(32, 152_000) == 55  # of prompts
-    config = EngineConfig("tiny", speculate="lookup", n_draft=8)
+    assert resolved("tiny").output_rows(64, 152_000) == 64
+    assert resolved("tiny").output_rows(32, 152_000) == 55  # of prompts
+    config = resolved("tiny", speculate="lookup", n_draft=8)
     assert config.output_rows(32, 1000) == 32 * 9
     assert config.output_rows(256, 256_000) == 262
-    longer = EngineConfig("tiny", speculate="lookup", n_draft=64)
+    longer = resolved("tiny", speculate="lookup", n_draft=64)
     most = longer.output_rows(32, 152_000)  # what a call is cut by, also while the context has fewer slots
     assert all(n * (most // n) <= longer.output_rows(n, 152_000) for n in (8, 16, 32))
     assert all(n * 65 <= longer.output_rows(n, 152_000) for n in (1, 2, 4))

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, EngineError
 from llamabatch.gguf.shape import ModelShape
 from llamabatch.planning.machine import Machine
@@ -22,11 +21,10 @@ from llamabatch.tools.tune.report import Report, document
 from llamabatch.tools.tune.run import Settings, Tuner
 from llamabatch.tools.tune.stages import LIBGOMP_SPINS, STAIRS, Job, Setting, config_of, llama_cpp_defaults, stages
 from llamabatch.tools.tune.table import show
+from tests.unit.configs import resolved
 
 FACTS = ModelFacts("small", 530_000_000, 24 * 2 * 64, 24 * 2 * 64, 896, 14, 151_936, 32_768)
-RULED = EngineConfig(
-    "m", flash_attn="off", extra_bufts="on", kv="split", n_ctx=256, n_ubatch=512, n_threads=2, n_threads_batch=2
-)
+RULED = resolved(flash_attn="off", extra_bufts="on", n_ctx=256, n_threads=2, n_threads_batch=2)
 SETTING = Setting("on", 1000, "off", "f16", "f16", 512, 2, 2)
 
 

@@ -1,0 +1,21 @@
+"""Resolved configs for tests that plan nothing."""
+
+from llamabatch.config import ResolvedConfig
+
+
+def resolved(model="m", **options) -> ResolvedConfig:
+    """Options with every choice made: those given, and small ones for the rest."""
+    defaults = {
+        "strategy": "batched",
+        "n_slots": 1,
+        "start_slots": options.get("n_slots", 1),
+        "n_ctx": 4096,
+        "n_ubatch": 512,
+        "prefill_budget": 512,
+        "n_threads": 1,
+        "n_threads_batch": 1,
+        "instances": 1,
+        "kv": "split",
+        "kv_cells": 0,
+    }
+    return ResolvedConfig(model, **{**defaults, **options})
