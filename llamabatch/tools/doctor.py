@@ -1,4 +1,4 @@
-"""Looks at the machine and the installation, and says what is wrong with the cure for each."""
+"""`llamabatch doctor`: checks of the machine and the installation, each problem with its cure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SETUP = "run `make setup` in a checkout of llamabatch"
 
 
 class Status(str, Enum):
-    """How bad a finding is. Only ERROR keeps llamabatch from working."""
+    """Severity of a finding. Only ERROR keeps llamabatch from working."""
 
     OK = "ok"
     WARN = "warn"
@@ -40,7 +40,7 @@ class Status(str, Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. `cure` says what to do where `status` is not OK."""
+    """One finding. `cure`: the action where `status` is not OK."""
 
     name: str
     status: Status
@@ -50,7 +50,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Report:
-    """All findings, in the order in which they are shown, and the same machine in figures, for programs."""
+    """All findings, in the order of display, and the same machine in figures, for programs."""
 
     checks: tuple[Check, ...]
     facts: Mapping[str, Any]
@@ -108,9 +108,6 @@ def _facts(info: LibraryInfo | None, flags: frozenset[str]) -> dict[str, Any]:
     }
 
 
-# --- versions and machine -----------------------------------------------------------------------------------------
-
-
 def _versions(info: LibraryInfo | None) -> Iterator[Check]:
     def installed(name: str) -> str:
         try:
@@ -159,9 +156,6 @@ def _machine(flags: frozenset[str]) -> Iterator[Check]:
     )
 
 
-# --- the native library -------------------------------------------------------------------------------------------
-
-
 def _library(info: LibraryInfo) -> Iterator[Check]:
     yield Check("library", Status.OK, f"llama.cpp {info.llama_version} in {info.library_dir}")
     yield Check("compiled for", Status.OK, info.system_info)
@@ -169,7 +163,7 @@ def _library(info: LibraryInfo) -> Iterator[Check]:
     yield Check(
         "devices",
         Status.OK if devices else Status.WARN,
-        "; ".join(devices) or "not told by this build",
+        "; ".join(devices) or "this build does not list them",
         "" if devices else SETUP,
     )
     yield Check(
@@ -190,7 +184,7 @@ def _build(info: LibraryInfo) -> Check:
 
 
 def _instructions(info: LibraryInfo, flags: frozenset[str]) -> Check:
-    """What the CPU has and the build does not use: the usual reason for a slow wheel from an index."""
+    """Instructions of the CPU that the build does not use: the usual reason for a slow wheel from an index."""
     wanted = {"avx2": "AVX2 = 1", "fma": "FMA = 1", "avx512f": "AVX512 = 1", "amx_int8": "AMX_INT8 = 1"}
     unused = [_NOTEWORTHY[flag] for flag, words in wanted.items() if flag in flags and words not in info.system_info]
     if unused:
@@ -230,8 +224,6 @@ def _sampler() -> Check:
     return Check("sampler", Status.WARN, f"numpy, several times slower: the compiled helper is {reason}", cure)
 
 
-# --- surroundings -------------------------------------------------------------------------------------------------
-
 _BAD_ENVIRONMENT: dict[str, tuple[Callable[[str], bool], str]] = {
     "OMP_WAIT_POLICY": (
         lambda value: value.lower() == "active",
@@ -270,15 +262,15 @@ class Extra:
     """Optional packages that are installed together.
 
     Attributes:
-        use: what needs them.
-        modules: what is imported of each package.
+        use: the features that need them.
+        modules: package -> the module that it provides.
     """
 
     use: str
     modules: Mapping[str, str]
 
 
-# As in pyproject.toml, which an installed package has not: tests/unit/tools/test_doctor.py holds one against the other.
+# As in pyproject.toml, which an installed package lacks; tests/unit/tools/test_doctor.py compares the two.
 EXTRAS = {
     "tools": Extra(
         "`llamabatch synth`, and pictures (--plot)", {"matplotlib": "matplotlib", "gguf": "gguf"}
@@ -291,7 +283,7 @@ EXTRAS = {
 
 
 def _installed_extras() -> dict[str, dict[str, str | None]]:
-    """The version of each package of each extra; None where it is not there."""
+    """The version of each package of each extra; None where it is not installed."""
     return {
         name: {package: _version_of(package, module) for package, module in extra.modules.items()}
         for name, extra in EXTRAS.items()
@@ -308,7 +300,7 @@ def _version_of(package: str, module: str) -> str | None:
 
 
 def _extras() -> Iterator[Check]:
-    """An extra that is not there is no fault; a part of one is, and so is a GPU that nothing tells of."""
+    """A missing extra is no fault; a part of one is, and so is an NVIDIA GPU without the extra that reads it."""
     for name, versions in _installed_extras().items():
         use, get = EXTRAS[name].use, f'pip install "llamabatch[{name}]"'
         missing = [package for package, version in versions.items() if version is None]
@@ -317,8 +309,8 @@ def _extras() -> Iterator[Check]:
         if not missing:
             yield Check(check, Status.OK, f"{', '.join(there)}: {use}")
         elif there or (name == "gpu" and "GPU 0" in _output("nvidia-smi", "-L")):
-            told = "; ".join([f"{', '.join(missing)} not installed", *there])
-            yield Check(check, Status.WARN, f"{told}: {use}", get)
+            state = "; ".join([f"{', '.join(missing)} not installed", *there])
+            yield Check(check, Status.WARN, f"{state}: {use}", get)
         else:
             yield Check(check, Status.OK, f"not installed ({', '.join(missing)}): {use}; {get}")
 
@@ -337,7 +329,7 @@ def _model() -> Check:
 
 
 def _profiles() -> Check:
-    """What `llamabatch tune` has kept for this machine and this build."""
+    """Profiles that `llamabatch tune` has kept for this machine and this build."""
     found = profile_store.here()
     if not found:
         return Check("profiles", Status.OK, "none: `llamabatch tune -m MODEL` measures what is fastest here")
@@ -345,7 +337,7 @@ def _profiles() -> Check:
 
 
 def _trials() -> Check:
-    """What trial loads have found of model files."""
+    """Verdicts of trial loads on model files."""
     found = [each.get("loads") for each in disk_cache.all_of(vetting.MODELS)]
     if not found:
         return Check("trial loads", Status.OK, "none: the first load of a model file tries it out in a child process")
@@ -369,7 +361,7 @@ def _gib(n_bytes: int) -> str:
 
 
 def _output(*command: str) -> str:
-    """What a command prints; nothing where it is missing or fails."""
+    """The standard output of a command; empty where it is missing or fails."""
     if shutil.which(command[0]) is None:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""What a comparison ran on: without it the figures say nothing."""
+"""The machine that figures were measured on: without it they say nothing."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class MachineFacts:
 
     Attributes:
         cpu: the model's name.
-        cores: that this process may use. logical_cores: that the machine has.
-        memory_bytes: of the machine.
-        devices: what llama.cpp can compute on.
+        cores: cores that this process may use. logical_cores: cores of the machine.
+        memory_bytes: memory of the machine.
+        devices: devices that llama.cpp can compute on.
         versions: of llamabatch, llama-cpp-python, llama.cpp and Python.
-        patches: what the build of llama-cpp-python says about itself; None for a stock build.
+        patches: patches in the build of llama-cpp-python; None for a stock build.
     """
 
     cpu: str
@@ -38,7 +38,7 @@ class MachineFacts:
 
     @property
     def summary(self) -> str:
-        """One line for people."""
+        """CPU, cores, memory and accelerators, in one line."""
         accelerators = [device.partition(": ")[2] for device in self.devices if not device.startswith("CPU")]
         memory = f"{self.memory_bytes / 2**30:.0f} GiB"
         return ", ".join([self.cpu, counted(self.cores, "core"), memory, *accelerators])

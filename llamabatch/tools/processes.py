@@ -1,4 +1,4 @@
-"""The child processes of a measurement: what memory they took, and that none stays behind."""
+"""Child processes of a measurement: their peak memory, and their end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PeakMemory:
             self._thread = threading.Thread(target=self._sample, name="llamabatch-memory", daemon=True)
 
     def read(self) -> int | None:
-        """The peak so far; None where it cannot be told."""
+        """The peak so far; None where the system does not say."""
         peaks = [_high_water_mark(pid) or self._sampled.get(pid, 0) for pid in self._pids]
         return sum(peaks) if all(peaks) else None
 
@@ -63,10 +63,10 @@ def _high_water_mark(pid: int) -> int | None:
 
 @contextlib.contextmanager
 def no_child_left() -> Iterator[None]:
-    """Ends at once all child processes that were started inside, if the inside is left by an exception.
+    """Kills all child processes that were started in the body, if an exception leaves it.
 
     A client that is closed waits for the step under way, and one that was interrupted in its constructor cannot be
-    closed at all; after Ctrl-C nobody waits for either.
+    closed at all; Ctrl-C must wait for neither.
     """
     before = _children()
     try:

@@ -1,4 +1,4 @@
-"""Which prompts are run: from a file or the bundled ones, as token ids, so that every strategy gets the very same."""
+"""Prompts of a file, or the bundled ones, as token ids, so that every strategy gets the very same."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Workload:
-    """What every strategy runs.
+    """The prompts that every strategy runs.
 
     Attributes:
         source: the file's name, or "bundled".
-        prompts: token ids of each.
+        prompts: token ids of each prompt.
     """
 
     source: str
@@ -71,11 +71,11 @@ def load(path: Path | None, model: Model, n_ctx: int) -> Workload:
 
 
 def parse(name: str, text: str, *, jsonl: bool | None = None) -> list[Line]:
-    """The prompts of a file's text; blank lines are passed over.
+    """The prompts of a file's text; blank lines are skipped.
 
     Args:
         name: of the file, for messages.
-        jsonl: whether it is JSONL; None: if its first line is a JSON object.
+        jsonl: read it as JSONL; None: if its first line is a JSON object.
 
     Raises:
         PromptError: it holds no prompt, or a line is not what it should be.

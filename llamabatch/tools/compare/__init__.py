@@ -1,5 +1,5 @@
-"""`llamabatch compare`: every strategy on the same prompts, each alone in fresh processes, and what follows from it.
+"""`llamabatch compare`: every strategy on the same prompts, each alone in fresh processes, and one sentence of advice.
 
-workload (which prompts) -> run (one after another) -> measure (one strategy) -> report (the figures), sweep (batch
-sizes), advice (one sentence); table, plot and timeline show it.
+workload (the prompts) -> run (one strategy after another) -> measure (one strategy) -> report (figures, batch sizes) ->
+advice (one sentence); table, plot and document show it.
 """

@@ -1,4 +1,4 @@
-"""Which strategy to use, from the figures alone."""
+"""The advised strategy, from the figures alone."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _LOOP = "the loop over llama_cpp.Llama"
 
 
 def advise(rows: Iterable[Row]) -> Advice | None:
-    """One sentence: which strategy, and why.
+    """The advised strategy with its reasons, in one sentence.
 
-    The fastest by generated tokens/s wins. Those within 5 % of it count as equally fast: among them the one where half
-    of the requests are done soonest wins, and among those within 5 % of that the simplest. The baseline wins where it
+    The fastest by generated tokens/s wins. Those within 5 % of it count as equally fast: the lowest median latency
+    decides among them, and among those within 5 % of that the simplest wins. The baseline wins where it
     is more than 5 % faster than all of them.
 
     Args:
-        rows: of one comparison; those with errors are passed over. None comes back if nothing is left.
+        rows: of one comparison; those with errors are skipped. None is returned if no row is left.
     """
     measured = [row for row in rows if row.measured and row.error is None]
     ours = [row for row in measured if row.strategy != BASELINE and not _is_double(row)]
@@ -47,7 +47,7 @@ def advise(rows: Iterable[Row]) -> Advice | None:
 
 
 def _is_double(row: Row) -> bool:
-    """ "auto" that chose what another row is; several engines in one process are what no other row is."""
+    """ "auto" chose a strategy that has a row of its own. Several engines in one process have none."""
     return row.strategy == "auto" and (row.instances == 1 or row.chosen == "multi-instance")
 
 
@@ -77,7 +77,7 @@ def _ahead(pick: Row, others: list[Row]) -> str:
 
 
 def _among_equals(pick: Row, near: list[Row], best: Row) -> str:
-    """Why this one, of several that are equally fast."""
+    """The reason for this one of several that are equally fast."""
     latencies = [_latency(row) for row in near if row is not pick]
     if min(latencies) > _latency(pick) * (1 + NOISE):
         soonest = seconds(_latency(pick))
@@ -88,7 +88,7 @@ def _among_equals(pick: Row, near: list[Row], best: Row) -> str:
 
 
 def _memory(pick: Row, ours: list[Row]) -> str:
-    """What several processes cost, beside the best single one."""
+    """The memory of several processes, beside the best single one."""
     single = [row for row in ours if row.strategy != "multi-instance" and row.peak_memory_bytes]
     if pick.strategy != "multi-instance" or not single or not pick.peak_memory_bytes:
         return ""
@@ -99,7 +99,7 @@ def _memory(pick: Row, ours: list[Row]) -> str:
 
 
 def _first_words(pick: Row, near: list[Row]) -> str:
-    """One of the equally fast may show its first words much sooner, which matters if people wait."""
+    """Another of the equally fast rows with a much shorter time to first token, which matters if people wait."""
     if pick.ttft.p50 is None:
         return ""
     waits = [(row.ttft.p50, row.name) for row in near if row.ttft.p50 is not None]

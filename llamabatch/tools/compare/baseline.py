@@ -1,9 +1,9 @@
 """The baseline as a child program, `python -m llamabatch.tools.compare.baseline FD`: a loop over `llama_cpp.Llama`.
 
-What people do without llamabatch: the high-level API of llama-cpp-python, one prompt after another. It speaks
-the wire of llamabatch.client.worker, so that it is measured like every strategy. It gets its best: the same library,
-threads (also for prompts, where its own default differs), context, cache types, devices and mapping as the engines.
-The calls do not stream, which would decode each text twice; and it may keep the prefix of its previous prompt.
+The loop is the common program without llamabatch: the high-level API of llama-cpp-python, one prompt after another. It
+speaks the wire of llamabatch.client.worker, so that it is measured like every strategy. It gets its best: the same
+library, threads (also for prompts, where its own default differs), context, cache types, devices and mapping as the
+engines. The calls do not stream, which would decode each text twice; and it may keep the prefix of its previous prompt.
 Its n_batch and its flash attention stay at the defaults of `llama_cpp.Llama` unless the user asks for the latter:
 a larger n_batch would only cost it memory, and flash attention is slower on CPUs.
 """
@@ -38,7 +38,7 @@ class Loop:
             self._llama = self._module.Llama(
                 str(path),
                 n_ctx=config.n_ctx,
-                n_threads=config.n_threads_batch,  # it gains from all cores where we do not
+                n_threads=config.n_threads_batch,  # one row at a time, it gains from all cores
                 n_threads_batch=config.n_threads_batch,
                 n_gpu_layers=config.n_gpu_layers,
                 main_gpu=config.main_gpu,
@@ -49,7 +49,7 @@ class Loop:
                 type_v=self._ggml_type(config.type_v),
                 verbose=False,
             )
-        except ValueError as error:  # what llama_cpp.Llama raises for a file or a context that it cannot make
+        except ValueError as error:  # llama_cpp.Llama raises it for a file or a context that it cannot make
             raise ModelFileError(f"llama_cpp.Llama refuses {path}: {error}") from error
         self._generate = self._llama.generate
         self._llama.generate = self._timed
@@ -93,14 +93,14 @@ class Loop:
         return choice["text"], FinishReason(choice["finish_reason"])
 
     def _timed(self, *args: Any, **kwargs: Any) -> Iterator[int]:
-        """Llama.generate, with the tokens and their times written down."""
+        """Llama.generate, recording the tokens and their times."""
         for token in self._generate(*args, **kwargs):
             self._times.append(time.perf_counter())
             self._tokens.append(int(token))
             yield token
 
     def _choose_buffers(self, config: EngineConfig) -> None:
-        """llama_cpp.Llama has no option for the extra buffers, and on some builds they crash."""
+        """Turn the extra buffers off where they crash; llama_cpp.Llama has no option for it."""
         if config.extra_bufts == "on" or (config.extra_bufts == "auto" and library.extra_bufts_safe()):
             return
         binding = self._module.llama_cpp
@@ -118,7 +118,7 @@ class Loop:
 
 
 def main(fd: int) -> None:
-    """Serves until the parent says close or is gone, as llamabatch.client.worker does."""
+    """Serves until the parent sends close or ends, as llamabatch.client.worker does."""
     parent = ParentLink(fd)
     try:
         loop = Loop(unpack_config(parent.receive()[1]))

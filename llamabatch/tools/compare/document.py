@@ -1,4 +1,4 @@
-"""A report as JSON. The shape is documented in docs/compare.md; what breaks readers raises SCHEMA_VERSION."""
+"""A report as JSON. docs/compare.md documents the shape; a change that breaks readers raises SCHEMA_VERSION."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One measurement: fresh processes, a warm-up, all prompts at once, and what it took."""
+"""One measurement: fresh processes, a warm-up, all prompts at once; outputs, time, memory and counts."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ OnDone = Callable[[RequestOutput], None]
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one run of all prompts gave.
+    """The outcome of one run of all prompts.
 
     Attributes:
         outputs: one for each prompt, in their order.
         wall_s: from the submission to the last output, seconds.
-        peak_memory_bytes: largest resident memory of the processes, summed; None where it cannot be told.
-        stats: what the engines did in it, without the warm-up.
+        peak_memory_bytes: largest resident memory of the processes, summed; None where the system does not say.
+        stats: counts of the engines, without the warm-up.
         plan: the options in force, of one engine.
     """
 
@@ -58,7 +58,7 @@ def measure(
         baseline: run the loop over llama_cpp.Llama instead of an engine.
 
     Raises:
-        What an engine raises when it starts; EngineError if no request came to a good end.
+        The errors of an engine's start; EngineError if no request succeeded.
     """
     with contextlib.ExitStack() as stack, no_child_left():  # children are killed before the client is closed
         client = _client(config, baseline)
@@ -85,7 +85,7 @@ def slots_of(plan: Plan) -> int:
 
 
 def _stats(client: ChildClient | RouterClient, outputs: tuple[RequestOutput, ...]) -> EngineStats:
-    """The counts; of an engine that is gone its last words, which the outputs hold."""
+    """The counts of the engines. Raises EngineError with the first error of the outputs if the engine has ended."""
     try:
         return client.stats()
     except EngineClosedError as error:
@@ -94,7 +94,7 @@ def _stats(client: ChildClient | RouterClient, outputs: tuple[RequestOutput, ...
 
 
 def _client(config: EngineConfig, baseline: bool) -> ChildClient | RouterClient:
-    """A child that dies makes its row say so; another in its place would make it slower."""
+    """A client without restarts: a child that dies is the error of its row, and no restart slows a figure down."""
     if baseline:
         return ChildClient(config, BASELINE_PROGRAM, NO_RESTART)
     if config.strategy == "multi-instance":
@@ -103,8 +103,8 @@ def _client(config: EngineConfig, baseline: bool) -> ChildClient | RouterClient:
 
 
 def _warm_up(prompts: tuple[tuple[int, ...], ...], most: int) -> list[Request]:
-    """Requests that touch weights, caches and buffers. The prompts are turned round: of the same lengths, but nothing
-    of them can be kept for later."""
+    """Requests that touch weights, caches and buffers. Their prompts are reversed: the same lengths, and no prefix
+    that a later request could use."""
     chosen = tuple(tuple(reversed(prompt)) for prompt in prompts[:most])
     return _requests(chosen, SamplingParams(temperature=0, max_tokens=_WARM_UP_TOKENS, ignore_eos=True))
 

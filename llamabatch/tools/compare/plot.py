@@ -34,7 +34,7 @@ _COLORS = {
 
 
 def color(row: Row) -> str:
-    """The same one for a strategy everywhere."""
+    """The color of its strategy, the same everywhere."""
     return _COLORS.get(row.strategy, INK)
 
 
@@ -86,9 +86,6 @@ def _title(fig: Figure, report: Report) -> None:
         )
 
 
-# --- throughput against latency -------------------------------------------------------------------------------------
-
-
 def _scatter(ax: Any, report: Report) -> None:
     """A point a strategy, with a line to its p95."""
     rows = [row for row in report.rows if row.measured and row.latency.p50]
@@ -116,7 +113,7 @@ def _scatter(ax: Any, report: Report) -> None:
 
 
 def _finding(rows: list[Row]) -> str:
-    """The title: the fastest, against what people do today."""
+    """The title: the fastest strategy against the baseline."""
     best = max(rows, key=lambda row: row.tokens_per_s)
     today = next((row for row in rows if row.strategy in (BASELINE, REFERENCE)), rows[0])
     if best.tokens_per_s < 1.05 * today.tokens_per_s:
@@ -174,11 +171,8 @@ def spread_out(places: list[float], gap: float) -> list[float]:
     return [max(0.0, min(base, highest)) + number * gap for number, base in enumerate(bases)]
 
 
-# --- requests done over time ----------------------------------------------------------------------------------------
-
-
 def _finished(ax: Any, report: Report) -> None:
-    """How many requests were done by when: steep is fast, early is soon."""
+    """Finished requests over time: steep is fast, early is soon."""
     for row in report.rows:
         if row.measurement is None or row.strategy == "auto":
             continue
@@ -191,9 +185,6 @@ def _finished(ax: Any, report: Report) -> None:
     ax.set_xlabel("seconds since all prompts were handed over")
     ax.set_ylabel("requests done")
     tidy(ax)
-
-
-# --- batch sizes ----------------------------------------------------------------------------------------------------
 
 
 def _by_size(upper: Any, lower: Any, sweep: Sweep) -> None:
@@ -241,16 +232,12 @@ def _paying(knee: int | None, slots: list[int]) -> str:
     return f"More slots pay up to {knee}" if knee != slots[0] else f"More slots than {knee} do not pay"
 
 
-# ----------------------------------------------------------------------------------------------------
-# The time line of a picture: requests over slots, a panel a strategy, all on one clock.
-
-
-_MAGNIFIED_BELOW = 0.4  # of the time axis: what ends sooner leaves room for a magnified copy of itself
+_MAGNIFIED_BELOW = 0.4  # of the time axis: a panel that ends sooner has room for a magnified copy of itself
 _ONE_LANE, _MANY_LANES = 1.0, 2.6  # heights of panels
 
 
 def shown(report: Report) -> list[Row]:
-    """The rows that get a panel; auto does as the strategy it chose, which has one already."""
+    """The rows that get a panel; "auto" has none where the strategy that it chose has one."""
     measured = [row for row in report.rows if row.measurement is not None]
     names = {row.strategy for row in measured}
     return [row for row in measured if row.chosen not in names]
@@ -282,7 +269,7 @@ def draw_timeline(axes: list[Any], rows: list[Row]) -> None:
 
 
 def _head(ax: Any, rows: list[Row]) -> None:
-    """What is seen, and how to read it."""
+    """The title of the time line, and the legend."""
     first, last = (choose(rows, key=lambda row: row.wall_s) for choose in (min, max))
     title = f"{first.name} is through with {len(_good(first))} requests in {seconds(first.wall_s)}"
     ax.set_title(title + (f", {last.name} in {seconds(last.wall_s)}" if last is not first else ""), pad=30)

@@ -1,4 +1,4 @@
-"""The figures of a comparison: one row a strategy, and what compares the rows with each other."""
+"""The figures of a comparison: one row a strategy, ratios between rows, and the batched strategy by size."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """What one strategy did.
+    """The figures of one strategy.
 
     Attributes:
-        strategy: as it was asked for, or "baseline".
-        chosen: what "auto" became, else None.
+        strategy: its name as given, or "baseline".
+        chosen: the strategy that "auto" took, else None.
         n_slots: sequences at once in one engine.
-        instances: engines.
-        error: why there are no figures, or how many requests failed; None if all is well.
+        instances: number of engines.
+        error: the reason for missing figures, or the number of failed requests; None if all is well.
         wall_s: from the submission of all prompts to the last output, seconds.
         requests_per_s, tokens_per_s: finished requests and generated tokens over wall_s.
         ttft, latency: seconds from the submission to the first and the last token of each request: the time in the
@@ -48,7 +48,7 @@ class Row:
         equal: share of outputs with the same tokens as sequential's, 0 to 1; None where sequential did not run.
         speed_up: tokens_per_s against the baseline's, or sequential's where there is no baseline.
         rounds: tokens_per_s of each round; the other figures are those of the median round.
-        measurement: where all of it comes from.
+        measurement: the source of all figures.
     """
 
     strategy: str
@@ -72,7 +72,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """For people: "auto (batched)"."""
+        """The name on display: "auto (batched)"."""
         if not self.chosen:
             return self.strategy
         several = f" × {self.instances}" if self.instances > 1 and self.chosen != "multi-instance" else ""
@@ -80,18 +80,18 @@ class Row:
 
     @property
     def measured(self) -> bool:
-        """Has figures."""
+        """There are figures."""
         return self.tokens_per_s > 0
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The batched strategy by number of slots; see sweep.py.
+    """The batched strategy by number of slots.
 
     Attributes:
         rows: by rising n_slots.
         efficiency: tokens/s per slot relative to the first row's, one for each row; None where one failed.
-        knee: the n_slots where more stop paying; None if nothing was measured.
+        knee: the n_slots beyond which more do not pay; None if nothing was measured.
     """
 
     rows: tuple[Row, ...]
@@ -101,7 +101,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Advice:
-    """Which strategy to use, and why, in one sentence."""
+    """The advised strategy, and one sentence with the reasons."""
 
     strategy: str
     sentence: str
@@ -123,7 +123,7 @@ class Report:
 
     @property
     def failed(self) -> bool:
-        """Did anything go wrong anywhere?"""
+        """Some row has an error."""
         return any(row.error is not None for row in (*self.rows, *(self.sweep.rows if self.sweep else ())))
 
 
@@ -178,10 +178,6 @@ def _equal(row: Row, reference: Row) -> float | None:
         return None
     pairs = list(zip(row.measurement.outputs, reference.measurement.outputs, strict=True))
     return sum(a.error is None and a.token_ids == b.token_ids for a, b in pairs) / len(pairs)
-
-
-# ----------------------------------------------------------------------------------------------------
-# What the figures by batch size say: efficiency, and the size where more stop paying.
 
 
 MIN_GAIN = 0.10  # throughput that a doubling must bring, to pay for its memory and its latency

@@ -30,21 +30,21 @@ MAX_ROUNDS = 100
 
 
 class Progress(Protocol):
-    """Is told how far a comparison is."""
+    """Receives the progress of a comparison."""
 
     def start(self, label: str, total: int) -> None:
-        """The next run begins: what it is called, and how many requests it has."""
+        """The next row begins: its name, and its number of requests."""
 
     def advance(self) -> None:
-        """One request of it is done."""
+        """One request of the row is done."""
 
     def end(self, wall_s: float | None, error: str | None) -> None:
-        """It is over: how long the requests took, or why it failed."""
+        """The row is over: the seconds of its requests, or its error."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What to compare. Checked when made; raises ConfigError and SamplingError.
+    """Options of a comparison. Checked when made; raises ConfigError and SamplingError.
 
     Attributes:
         model: path of a .gguf file, or "tiny".
@@ -54,7 +54,7 @@ class Settings:
         slots: none: as many as the plan gives; one: for every strategy that has slots; several: the batched strategy
             is measured with each of them as well, and the others run with the largest.
         baseline: measure the loop over llama_cpp.Llama as well.
-        rounds: how often everything is measured; the median counts.
+        rounds: measurements of each row; the median counts.
         engine: options of EngineConfig.
     """
 
@@ -79,7 +79,7 @@ class Settings:
         for name in self.strategies:
             choice(ConfigError, "strategies", name, STRATEGIES)
         for name in self.names:
-            self.config(name)  # a wrong option is found before anything runs
+            self.config(name)  # an invalid option fails before anything runs
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -104,7 +104,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class _Job:
-    """One row to be: its strategy, and the options to measure it with."""
+    """One row before its measurement: its strategy and its options."""
 
     strategy: str
     label: str
@@ -141,7 +141,7 @@ def run(settings: Settings, progress: Progress) -> Report:
 
 def _measure_all(settings: Settings, workload: Workload, progress: Progress) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
     """The rows of baseline and strategies, and those of the batch sizes."""
-    # asked once, here: each child would ask, and warn, for itself
+    # once, here: each child would find out, and warn, for itself
     chosen = settings.engine.get("extra_bufts", "auto")
     buffers = ("on" if extra_bufts_safe() else "off") if chosen == "auto" else chosen
     settings = Settings(**{**vars(settings), "engine": {**settings.engine, "extra_bufts": buffers}})
@@ -169,7 +169,7 @@ def _measure_all(settings: Settings, workload: Workload, progress: Progress) -> 
 
 
 def _measure(job: _Job, workload: Workload, max_tokens: int, progress: Progress) -> Measurement | str:
-    """The measurement, or why there is none."""
+    """The measurement, or its error."""
     progress.start(job.label, len(workload.prompts))
     try:
         measurement = measure(
