@@ -1,53 +1,71 @@
-"""The requests of one supervisor: who is in its child, and who is tried alone because a child died. Pure Python.
+"""The requests of one supervisor, and which of them kills its child processes.
 
-A child says whom it has admitted before it computes them. When it dies, those are the suspects. They are tried one at a
-time in the next child, the last admitted first, and everybody else waits. Whoever is the only one to blame for two
-deaths is the culprit; one death is forgiven, as it may have come from outside, and one that does seem to have come from
-there counts half. Once the culprit is found, or all have
-been tried, the others go on together.
+A child names the requests that it admits before it computes them. Those are the suspects when it dies: the next child
+gets them one at a time, the last admitted first, and all others wait. A request that is alone to blame for two deaths
+is the culprit and ends as an error. One death is forgiven, as it may have come from outside, and one that does seem to
+have come from there counts half. Once the culprit is found, or all suspects have been tried, the others go on together.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from llamabatch.engine.hooks import Sink
+from llamabatch.client.base import failure, tell, tell_end
+from llamabatch.client.spawn import Child
+from llamabatch.client.wire import check_crosses, unpack_output
+from llamabatch.engine.hooks import Failover, Sink
+from llamabatch.errors import InputError, describe
 from llamabatch.request.logprobs import TokenLogprobs
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, Timings
 from llamabatch.request.request import Request, ResumedOutput
+from llamabatch.scheduler.deadlines import deadline_message
 
-# ----------------------------------------------------------------------------------------------------
-# A request that outlives the process which computes it, and what its caller has been told so far.
+logger = logging.getLogger(__name__)
+
+MOST_DEATHS = 2
+FROM_OUTSIDE = 0.5  # how much a death counts that something outside seems to have brought about
+# A suspect is through when it has computed alone for so many times as long as it had when the child died, and this many
+# seconds more: alone it is no slower, so that it has passed the token at which that happened.
+_CLEAR_FACTOR = 2.0
+_CLEAR_S = 1.0
+_LOST = "an exception in this process has lost the request"
 
 
 @dataclass
-class _Told:
-    """Of one continuation: what its caller has, and how much of that the present child is still to bring once more."""
+class _Emitted:
+    """The part of one continuation that its caller has.
+
+    Attributes:
+        n_repeated_tokens, n_repeated_chars: so much of it the present child is still to bring once more.
+    """
 
     token_ids: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     n_chars: int = 0
     times: list[float] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    tokens_again: int = 0
-    chars_again: int = 0
+    n_repeated_tokens: int = 0
+    n_repeated_chars: int = 0
 
 
 class TrackedRequest:
-    """One request under a supervisor.
+    """A request that outlives the process which computes it, and the part of its output that its caller has.
 
     Args:
         number: its place in the order of arrival.
 
     Attributes:
-        admitted_s: when the present child said that it computes it; None before.
-        ran_s: how long it had been computed when a child died with it, at most.
+        admitted_s: when the present child named it as admitted, by the supervisor's clock; None before.
+        ran_s: the longest time that it had been computed when a child died with it, seconds.
         deaths: children that died while it was the only one there; blame: the same, weighed.
-        doubtful: a child died while it was on trial.
-        aborted: its caller has taken it back.
+        died_on_trial: a child died while it was on trial.
+        aborted: its caller has aborted it.
     """
 
     def __init__(self, request: Request, sink: Sink, stream: bool, number: int) -> None:
@@ -59,64 +77,68 @@ class TrackedRequest:
         self.ran_s = 0.0
         self.deaths = 0
         self.blame = 0.0
-        self.doubtful = False
+        self.died_on_trial = False
         self.aborted = False
-        self._first_s: float | None = None  # time.perf_counter() when it was first admitted
-        self._told: dict[int, _Told] = {}
-        self._again = False  # some of what comes has been told before
-
-    def admit(self, now: float) -> None:
-        """The child says that it computes it."""
-        self.admitted_s = now
-        if self._first_s is None:
-            self._first_s = time.perf_counter()
+        self._first_admitted_s: float | None = None  # time.perf_counter()
+        self._emitted: dict[int, _Emitted] = {}  # by the index of the continuation
+        self._repeats = False  # some of what comes has been emitted before
 
     @property
-    def untouched(self) -> bool:
-        """Has no child begun it, nor died with it alone?"""
-        return self._first_s is None and not self.doubtful
+    def request_id(self) -> str:
+        return self.request.request_id
 
-    def leave(self, now: float) -> None:
-        """The child that had it is gone."""
+    @property
+    def never_started(self) -> bool:
+        """No child has admitted it, nor died with it alone."""
+        return self._first_admitted_s is None and not self.died_on_trial
+
+    def admit(self, now: float) -> None:
+        """The child has named it as admitted."""
+        self.admitted_s = now
+        if self._first_admitted_s is None:
+            self._first_admitted_s = time.perf_counter()
+
+    def child_died(self, now: float) -> None:
+        """Prepares it for the next child, which goes on after the tokens emitted so far, or computes them once more."""
         if self.admitted_s is not None:
             self.ran_s = max(self.ran_s, now - self.admitted_s)
             self.admitted_s = None
-        told = self._told.get(0)
-        if told is not None and told.token_ids and _can_resume(self.request):
-            logprobs = None if self.request.params.logprobs is None else tuple(told.logprobs)
-            known = ResumedOutput(tuple(told.token_ids), tuple(told.times), logprobs, self._first_s)
+        first = self._emitted.get(0)
+        if first is not None and first.token_ids and _can_resume(self.request):
+            logprobs = None if self.request.params.logprobs is None else tuple(first.logprobs)
+            known = ResumedOutput(tuple(first.token_ids), tuple(first.times), logprobs, self._first_admitted_s)
             self.request = replace(self.request, known=known)
             return
-        self._again = bool(self._told)
-        for told in self._told.values():
-            told.tokens_again, told.chars_again = len(told.token_ids), told.n_chars
+        self._repeats = bool(self._emitted)
+        for emitted in self._emitted.values():
+            emitted.n_repeated_tokens, emitted.n_repeated_chars = len(emitted.token_ids), emitted.n_chars
 
-    def take(self, output: SequenceOutput) -> SequenceOutput | None:
-        """What is left to tell of something that the child has said; None if that is nothing."""
+    def new_part(self, output: SequenceOutput) -> SequenceOutput | None:
+        """The part of a child's output that its caller does not have yet; None if there is none."""
         if not self.stream:
             return output if output.finished is not None else None
-        told = self._told.get(output.index)
-        if told is None:
-            told = self._told[output.index] = _Told()
-        if self._again:
-            output = _unknown_part(output, told)
+        emitted = self._emitted.get(output.index)
+        if emitted is None:
+            emitted = self._emitted[output.index] = _Emitted()
+        if self._repeats:
+            output = _without_repeated(output, emitted)
         if output.token_ids:
-            told.token_ids += output.token_ids
-            told.times += [time.perf_counter()] * len(output.token_ids)
-            told.logprobs += output.logprobs or ()
+            emitted.token_ids += output.token_ids
+            emitted.times += [time.perf_counter()] * len(output.token_ids)
+            emitted.logprobs += output.logprobs or ()
         if output.text:
-            told.pieces.append(output.text)
-            told.n_chars += len(output.text)
+            emitted.pieces.append(output.text)
+            emitted.n_chars += len(output.text)
         return output if output.token_ids or output.text or output.finished is not None else None
 
-    def ended(self, reason: FinishReason, error: str | None) -> SequenceOutput:
-        """The event that ends it without a child, with what was told of it."""
+    def last_output(self, reason: FinishReason, error: str | None) -> SequenceOutput:
+        """The output that ends it without a child, with all that was emitted before."""
         request, start = self.request, self.request.arrival_s
         completions = tuple(
-            CompletionOutput(index, "".join(told.pieces), tuple(told.token_ids), reason)
-            for index, told in sorted(self._told.items())
+            CompletionOutput(index, "".join(emitted.pieces), tuple(emitted.token_ids), reason)
+            for index, emitted in sorted(self._emitted.items())
         )
-        times = tuple(t - start for t in (self._told[0].times if 0 in self._told else ()))
+        times = tuple(t - start for t in (self._emitted[0].times if 0 in self._emitted else ()))
         timings = Timings(None, times[0] if times else None, time.perf_counter() - start, times)
         nothing = CompletionOutput(0, "", (), reason)
         output = RequestOutput(
@@ -127,196 +149,346 @@ class TrackedRequest:
 
 
 def _can_resume(request: Request) -> bool:
-    """Do the tokens told so far say all about how it goes on? Of several continuations, some may have ended; and
-    mirostat remembers how likely its tokens were."""
+    """The tokens emitted so far determine how it goes on. Not so with several continuations, of which some may have
+    ended, and with mirostat, which remembers how likely its tokens were.
+    """
     return request.params.n_copies == 1 and not request.params.mirostat
 
 
-def _unknown_part(output: SequenceOutput, told: _Told) -> SequenceOutput:
-    """Without what has been told before: the same tokens come again, as draws depend on seed and place alone."""
-    tokens, chars = min(len(output.token_ids), told.tokens_again), min(len(output.text), told.chars_again)
-    told.tokens_again -= tokens
-    told.chars_again -= chars
+def _without_repeated(output: SequenceOutput, emitted: _Emitted) -> SequenceOutput:
+    """Drops what has been emitted before: the same tokens come again, as draws depend on seed and place alone."""
+    tokens = min(len(output.token_ids), emitted.n_repeated_tokens)
+    chars = min(len(output.text), emitted.n_repeated_chars)
+    emitted.n_repeated_tokens -= tokens
+    emitted.n_repeated_chars -= chars
     logprobs = output.logprobs if output.logprobs is None else output.logprobs[tokens:]
     return replace(output, token_ids=output.token_ids[tokens:], text=output.text[chars:], logprobs=logprobs)
 
 
-MOST_DEATHS = 2
-FROM_OUTSIDE = 0.5  # how much a death counts that somebody else seems to have brought about
-# A suspect is through when it has computed alone for so many times as long as it had when the child died, and this many
-# seconds more: alone it is no slower, so that it has passed the token at which that happened.
-_CLEAR_FACTOR = 2.0
-_CLEAR_S = 1.0
-
-
 class CrashTriage:
-    """Not safe from several threads: its owner holds a lock."""
+    """The requests of one supervisor, safe from any thread. len() is the number of those that have not ended.
 
-    def __init__(self) -> None:
-        self._tickets: dict[str, TrackedRequest] = {}
+    A request stays here until its sink has its last output, so that what an exception has lost in between is still
+    answered.
+
+    Args:
+        lock: the supervisor's, which may hold it in any call but those that end requests, as these call sinks.
+        clock: seconds; tests have others.
+    """
+
+    def __init__(
+        self,
+        lock: threading.RLock | None = None,  # type: ignore[valid-type]
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lock: Any = lock or threading.RLock()
+        self._clock = clock
+        self._unanswered: dict[str, TrackedRequest] = {}  # their sinks are still to get the last output
+        # each that has not ended is in one of these two
         self._unsent: dict[str, TrackedRequest] = {}
-        self._inside: dict[str, TrackedRequest] = {}
+        self._inside: dict[str, TrackedRequest] = {}  # the child
         self._suspects: deque[TrackedRequest] = deque()  # of the unsent
-        self._on_trial: TrackedRequest | None = None
-        self._n_unexplained = 0  # deaths in a row with nobody to suspect
+        self._on_trial: TrackedRequest | None = None  # of those inside
+        self._unwanted: list[str] = []  # the child has them, and need not go on
+        self._n_unexplained = 0  # deaths in a row with nothing admitted
         self._n_added = 0
 
     def __len__(self) -> int:
-        return len(self._tickets)
+        return len(self._unsent) + len(self._inside)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._tickets
-
-    def get(self, request_id: str) -> TrackedRequest | None:
-        return self._tickets.get(request_id)
+        return request_id in self._unsent or request_id in self._inside
 
     @property
     def is_trying(self) -> bool:
-        """Is it finding out who killed a child?"""
-        return self._on_trial is not None or bool(self._suspects)
+        """Suspects are being tried."""
+        with self._lock:
+            return self._on_trial is not None or bool(self._suspects)
 
     @property
     def n_unsent(self) -> int:
+        """Requests in no child."""
         return len(self._unsent)
 
-    def add(self, request: Request, sink: Sink, stream: bool) -> TrackedRequest:
-        ticket = TrackedRequest(request, sink, stream, self._n_added)
-        self._n_added += 1
-        self._tickets[request.request_id] = self._unsent[request.request_id] = ticket
-        return ticket
+    def add(
+        self, requests: list[Request], sink: Sink, stream: bool, added: list[TrackedRequest]
+    ) -> list[SequenceOutput]:
+        """Adds requests; returns the last outputs of those that are refused.
 
-    def take(self, only: Iterable[TrackedRequest] | None = None) -> list[TrackedRequest]:
-        """Those that go into the child now, which they count as in from here on.
+        Args:
+            added: gets the others, one by one.
+        """
+        refused = []
+        with self._lock:
+            for request in requests:
+                try:
+                    check_crosses(request)
+                    if request.request_id in self:
+                        raise InputError(f"request id {request.request_id!r} is already in flight")
+                    tracked = TrackedRequest(request, sink, stream, self._n_added)
+                    added.append(tracked)
+                    self._n_added += 1
+                    for table in (self._unsent, self._unanswered):
+                        table[request.request_id] = tracked
+                except Exception as error:
+                    refused.append(failure(request, describe(error)))
+        return refused
+
+    def pop_sendable(self, only: Iterable[TrackedRequest] | None = None) -> list[TrackedRequest]:
+        """The requests that go into the child now; from here on they count as inside it.
 
         Args:
             only: none but these; none of them while suspects are tried.
         """
-        if self._on_trial is not None or (only is not None and self._suspects):
-            return []
-        if only is not None:
-            taken = [ticket for ticket in only if self._unsent.pop(ticket.request.request_id, None) is not None]
-            self._inside.update((ticket.request.request_id, ticket) for ticket in taken)
-            return taken
-        if self._suspects:
-            self._on_trial = self._suspects.popleft()
-            taken = [self._on_trial]
-            del self._unsent[self._on_trial.request.request_id]
-        else:
-            taken, self._unsent = list(self._unsent.values()), {}
-        self._inside.update((ticket.request.request_id, ticket) for ticket in taken)
-        return taken
-
-    def admitted(self, request_ids: Iterable[str], now: float) -> None:
-        """The child is about to compute these."""
-        for request_id in request_ids:
-            ticket = self._inside.get(request_id)
-            if ticket is not None and ticket.admitted_s is None:
-                ticket.admit(now)
-
-    def end(self, ticket: TrackedRequest) -> None:
-        """It has come to its end, wherever it is."""
-        request_id = ticket.request.request_id
-        del self._tickets[request_id]
-        self._inside.pop(request_id, None)
-        if self._unsent.pop(request_id, None) is not None and ticket in self._suspects:
-            self._suspects.remove(ticket)
-        if self._on_trial is ticket:
-            self._on_trial = None
-
-    def worked(self) -> None:
-        """A request has come to a good end."""
-        self._n_unexplained = 0
-
-    def abort(self, request_ids: Iterable[str]) -> tuple[list[str], list[TrackedRequest]]:
-        """Ids of those that are in the child, which has to be told, and those that this has ended."""
-        inside, ended = [], []
-        for request_id in request_ids:
-            ticket = self._tickets.get(request_id)
-            if ticket is None:
-                continue
-            ticket.aborted = True
-            if request_id in self._inside:
-                inside.append(request_id)
+        with self._lock:
+            self._end_trial_in_time()
+            if self._on_trial is not None or (only is not None and self._suspects):
+                return []
+            if only is not None:
+                sendable = [tracked for tracked in only if self._unsent.pop(tracked.request_id, None) is not None]
+            elif self._suspects:
+                self._on_trial = self._suspects.popleft()
+                sendable = [self._on_trial]
+                del self._unsent[self._on_trial.request_id]
             else:
-                self.end(ticket)
-                ended.append(ticket)
-        return inside, ended
+                sendable, self._unsent = list(self._unsent.values()), {}
+            self._inside.update((tracked.request_id, tracked) for tracked in sendable)
+            return sendable
 
-    def late(self, now: float) -> list[TrackedRequest]:
-        """Ends those whose deadline has passed and that are in no child, which would see to it."""
-        late = [ticket for ticket in self._unsent.values() if ticket.request.is_late(now)]
-        for ticket in late:
-            self.end(ticket)
-        return late
+    def _end_trial_in_time(self) -> None:
+        """Lets the next suspect be tried once the one on trial has run long enough to be innocent.
 
-    def clear(self, now: float) -> None:
-        """Lets the next one be tried if the one on trial is innocent by now.
-
-        Whoever has had a death on trial runs to its end alone, so that every second death ends a request at the latest.
+        A suspect with a death on trial runs to its end alone, so that every second death ends a request at the latest.
         """
-        ticket = self._on_trial
-        if ticket is None or ticket.admitted_s is None or ticket.doubtful:
+        tracked = self._on_trial
+        if tracked is None or tracked.admitted_s is None or tracked.died_on_trial:
             return
-        if now - ticket.admitted_s >= _CLEAR_FACTOR * ticket.ran_s + _CLEAR_S:
+        if self._clock() - tracked.admitted_s >= _CLEAR_FACTOR * tracked.ran_s + _CLEAR_S:
             self._on_trial = None
 
-    def died(self, now: float, weight: float = 1.0) -> tuple[list[TrackedRequest], list[TrackedRequest]]:
-        """The child is gone. Returns the culprit, where one is found, and those that were aborted; both are ended.
+    def send(self, child: Child | None, sendable: list[TrackedRequest]) -> None:
+        """Sends requests to the child; does nothing without one. What cannot be sent ends as an error."""
+        if child is None or not sendable:
+            return
+        for stream in (False, True):
+            requests = [tracked.request for tracked in sendable if tracked.stream == stream]
+            refused = child.submit(requests, stream=stream) if requests else {}
+            for tracked in sendable:
+                error = refused.get(tracked.request_id)
+                if error is not None:
+                    self._emit_last([tracked], FinishReason.ERROR, error)
+        aborted = [tracked.request_id for tracked in sendable if tracked.aborted]
+        if aborted:  # before the child had them
+            child.abort(aborted)
+
+    def admitted(self, request_ids: Iterable[str]) -> None:
+        """The child is about to compute these."""
+        with self._lock:
+            now = self._clock()
+            for request_id in request_ids:
+                tracked = self._inside.get(request_id)
+                if tracked is not None and tracked.admitted_s is None:
+                    tracked.admit(now)
+
+    def deliver(self, packed: list[list[Any]]) -> bool:
+        """Emits outputs of the child; True if one of them ended a request well."""
+        outputs: list[tuple[TrackedRequest, SequenceOutput]] = []
+        ended_well = False
+        try:
+            with self._lock:
+                for item in packed:
+                    tracked = self._get(item[0])
+                    output = None if tracked is None else self._unpacked(item, tracked)
+                    if tracked is None or output is None:
+                        continue  # its submit was interrupted, or its caller has it already
+                    outputs.append((tracked, output))
+                    if output.finished is not None:
+                        self._remove(tracked)
+                        ended_well = ended_well or output.finished.error is None
+                if ended_well:
+                    self._n_unexplained = 0
+        finally:
+            self._emit(outputs)
+        return ended_well
+
+    def _unpacked(self, item: list[Any], tracked: TrackedRequest) -> SequenceOutput | None:
+        try:
+            return tracked.new_part(unpack_output(item, tracked.request))
+        except Exception as error:
+            logger.warning("an output could not be read", exc_info=True)
+            self._unwanted.append(tracked.request_id)
+            return _last_output(tracked, FinishReason.ERROR, f"its output could not be read: {describe(error)}")
+
+    @property
+    def has_unwanted(self) -> bool:
+        return bool(self._unwanted)
+
+    def pop_unwanted(self) -> list[str]:
+        """Ids of requests that the child is to abort, each once."""
+        with self._lock:
+            ids, self._unwanted = self._unwanted, []
+        return ids
+
+    def abort(self, request_ids: Iterable[str]) -> list[str]:
+        """Ends those that are in no child; returns the ids of those that the child has to abort."""
+        inside, ended = [], []
+        with self._lock:
+            for request_id in request_ids:
+                tracked = self._get(request_id)
+                if tracked is None:
+                    continue
+                tracked.aborted = True
+                if request_id in self._inside:
+                    inside.append(request_id)
+                else:
+                    self._remove(tracked)
+                    ended.append(tracked)
+        self._emit_last(ended, FinishReason.ABORT)
+        return inside
+
+    def forget(self, group: Iterable[TrackedRequest]) -> None:
+        """Drops requests without an output: they have theirs, or their submit was interrupted."""
+        with self._lock:
+            for tracked in group:
+                if self._get(tracked.request_id) is tracked:
+                    self._remove(tracked)
+                if self._unanswered.get(tracked.request_id) is tracked:
+                    del self._unanswered[tracked.request_id]
+
+    def end_late(self) -> None:
+        """Ends those in no child whose deadline has passed; a child ends its own."""
+        now = time.perf_counter()
+        with self._lock:
+            late = [tracked for tracked in self._unsent.values() if tracked.request.is_late(now)]
+            for tracked in late:
+                self._remove(tracked)
+        for tracked in late:
+            error = deadline_message(tracked.request, now, "while no engine process had it")
+            self._emit_last([tracked], FinishReason.ERROR, error)
+
+    def child_died(self, how: str, from_outside: bool) -> None:
+        """Keeps all that the child had for the next one. Ends the culprit, where one is found, what was aborted, and
+        what an exception has lost.
 
         Args:
-            weight: how much this blames whoever was alone in it.
+            how: the end of the child, for messages.
+            from_outside: something outside seems to have killed it, which blames its requests less.
         """
-        inside, self._inside = sorted(self._inside.values(), key=lambda ticket: ticket.number), {}
+        with self._lock:
+            self._unwanted.clear()
+            lost = [t for t in self._unanswered.values() if t.request_id not in self and not t.aborted]
+            culprit, aborted = self._judge(FROM_OUTSIDE if from_outside else 1.0)
+            for tracked in (*culprit, *aborted):
+                self._remove(tracked)
+        self._emit_last(lost, FinishReason.ERROR, _LOST)
+        self._emit_last(aborted, FinishReason.ABORT)
+        for tracked in culprit:
+            error = (
+                f"the engine process ended {tracked.deaths} times while it computed this request alone, at last with "
+                f"{how}; it is not tried again"
+            )
+            self._emit_last([tracked], FinishReason.ERROR, error)
+
+    def _judge(self, weight: float) -> tuple[list[TrackedRequest], list[TrackedRequest]]:
+        """Takes all out of the child that died. Returns the culprit, where one is found, and what was aborted.
+
+        Args:
+            weight: how much the death blames a request that was alone.
+        """
+        now = self._clock()
+        inside, self._inside = sorted(self._inside.values(), key=_number), {}
         admitted = sorted((t for t in inside if t.admitted_s is not None), key=lambda t: t.admitted_s or 0.0)
         prime, self._on_trial = self._on_trial, None
         if prime is None and len(admitted) == 1:
             prime = admitted[0]
-        for ticket in inside:
-            ticket.leave(now)
-        self._unsent = {t.request.request_id: t for t in sorted([*inside, *self._unsent.values()], key=_number)}
-        culprits: list[TrackedRequest] = []
+        for tracked in inside:
+            tracked.child_died(now)
+        self._unsent = {t.request_id: t for t in sorted([*inside, *self._unsent.values()], key=_number)}
+        culprit: list[TrackedRequest] = []
         if prime is not None:
-            prime.doubtful = True
-            if len(admitted) <= 1:  # beside others that had been let off, it may have been one of them
+            prime.died_on_trial = True
+            if len(admitted) <= 1:  # with others there that had been let off, it may have been one of them
                 prime.deaths += 1
                 prime.blame += weight
             if prime.blame < MOST_DEATHS:
                 self._suspects.appendleft(prime)
             else:  # that explains what the others were suspected of
-                culprits = [prime]
+                culprit = [] if prime.aborted else [prime]
                 self._suspects.clear()
-        else:
-            self._suspect(inside, admitted)
-        aborted = [ticket for ticket in inside if ticket.aborted]
-        culprits = [ticket for ticket in culprits if not ticket.aborted]
-        for ticket in culprits + aborted:
-            self.end(ticket)
-        return culprits, aborted
-
-    def _suspect(self, inside: list[TrackedRequest], admitted: list[TrackedRequest]) -> None:
-        if admitted:
+        elif admitted:
             self._suspects.extend(reversed(admitted))
         elif inside:  # the first time it may have come from outside
             self._n_unexplained += 1
             if self._n_unexplained >= MOST_DEATHS:
                 self._suspects.extend(inside)
+        return culprit, [tracked for tracked in inside if tracked.aborted]
 
-    def release(self) -> list[TrackedRequest]:
-        """Gives away those that are above suspicion: no child has begun them. They may go elsewhere."""
-        suspects = {*self._suspects, self._on_trial}
-        free = [t for t in self._tickets.values() if t.untouched and not t.aborted and t not in suspects]
-        for ticket in free:
-            self.end(ticket)
-        return free
+    def hand_over(self, failover: Failover, reason: str) -> None:
+        """Gives requests to `failover`, as there will be no child any more: those that never started in one and are
+        above suspicion.
+        """
+        with self._lock:
+            suspects = {*self._suspects, self._on_trial}
+            every = sorted([*self._inside.values(), *self._unsent.values()], key=_number)
+            free = [t for t in every if t.never_started and not t.aborted and t not in suspects]
+            for tracked in free:
+                self._remove(tracked)
+        groups: dict[tuple[int, bool], list[TrackedRequest]] = {}
+        for tracked in free:
+            groups.setdefault((id(tracked.sink), tracked.stream), []).append(tracked)
+        for (_, stream), group in groups.items():
+            failover([tracked.request for tracked in group], group[0].sink, stream, reason)
+            self.forget(group)
 
-    def clear_all(self) -> None:
-        """Ends all."""
-        for tickets in (self._tickets, self._unsent, self._inside):
-            tickets.clear()
-        self._suspects.clear()
-        self._on_trial = None
-        self._n_unexplained = 0
+    def end_all(self, reason: str) -> None:
+        """Ends all that is unanswered; `reason` is the error of what was not aborted."""
+        with self._lock:
+            self._unsent.clear()
+            self._inside.clear()
+            self._suspects.clear()
+            self._on_trial = None
+            self._n_unexplained = 0
+            unanswered = list(self._unanswered.values())
+        self._emit_last([tracked for tracked in unanswered if tracked.aborted], FinishReason.ABORT)
+        self._emit_last([tracked for tracked in unanswered if not tracked.aborted], FinishReason.ERROR, reason)
+
+    def _get(self, request_id: str) -> TrackedRequest | None:
+        return self._inside.get(request_id) or self._unsent.get(request_id)
+
+    def _remove(self, tracked: TrackedRequest) -> None:
+        """It ends, inside the child or not; its sink is still to get the last output."""
+        self._inside.pop(tracked.request_id, None)
+        if self._unsent.pop(tracked.request_id, None) is not None and tracked in self._suspects:
+            self._suspects.remove(tracked)
+        if self._on_trial is tracked:
+            self._on_trial = None
+
+    def _emit_last(self, group: list[TrackedRequest], reason: FinishReason, error: str | None = None) -> None:
+        self._emit([(tracked, _last_output(tracked, reason, error)) for tracked in group])
+
+    def _emit(self, outputs: list[tuple[TrackedRequest, SequenceOutput]]) -> None:
+        by_sink: dict[int, tuple[Sink, list[SequenceOutput]]] = {}
+        for tracked, output in outputs:
+            by_sink.setdefault(id(tracked.sink), (tracked.sink, []))[1].append(output)
+        failed: dict[str, str] = {}
+        for sink, of_sink in by_sink.values():
+            failed |= tell(sink, of_sink)
+        for tracked, output in outputs:
+            error = failed.pop(tracked.request_id, None)
+            if error is not None:
+                tell_end(tracked.sink, failure(tracked.request, error))
+                with self._lock:
+                    self._unwanted.append(tracked.request_id)
+            if error is not None or output.finished is not None:
+                self.forget([tracked])
 
 
-def _number(ticket: TrackedRequest) -> int:
-    return ticket.number
+def _last_output(tracked: TrackedRequest, reason: FinishReason, error: str | None) -> SequenceOutput:
+    try:
+        return tracked.last_output(reason, error)
+    except Exception:  # what was emitted before cannot be put together
+        return failure(tracked.request, error or _LOST)
+
+
+def _number(tracked: TrackedRequest) -> int:
+    return tracked.number

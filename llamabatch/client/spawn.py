@@ -1,4 +1,4 @@
-"""One child process with an engine in it, seen from the parent: the process, its wire, and the thread that reads it."""
+"""A child process with an engine in it, as its parent sees it: the process, its wire, and the thread that reads it."""
 
 from __future__ import annotations
 
@@ -23,44 +23,29 @@ from llamabatch.errors import EngineClosedError, EngineError, describe
 from llamabatch.request.request import Request
 from llamabatch.utils.subprogram import command
 
-# ----------------------------------------------------------------------------------------------------
-# How often the kernel has killed for want of memory.
-
-
-_COUNTS = Path("/proc/vmstat")  # of the whole machine, containers included; the count rises before the signal is sent
-
-
-def oom_kills() -> int | None:
-    """Processes killed since the machine started; None where nobody tells (not Linux, or before 4.13)."""
-    try:
-        lines = _COUNTS.read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
-
-
 logger = logging.getLogger(__name__)
 
 WORKER = "llamabatch.client.worker"
-_OF_OTHERS = (signal.SIGKILL, signal.SIGTERM)  # which no native code raises
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # signals that no native code raises
+_VMSTAT = Path("/proc/vmstat")  # of the whole machine, containers included; the count rises before the signal is sent
 _REQUESTS_A_MESSAGE = 256  # keeps messages far below the wire's limit, however long the list
 
 
 class Listener(Protocol):
-    """Who is told what a child says, on the child's reading thread."""
+    """Callbacks of a child, on the thread that reads from it."""
 
-    def is_ready(self, child: Child) -> None:
-        """It has started, or could not: see child.ready."""
+    def on_ready(self, child: Child) -> None:
+        """The child has started."""
 
-    def has_outputs(self, child: Child, packed: list[list[Any]]) -> None: ...
+    def on_outputs(self, child: Child, packed: list[list[Any]]) -> None: ...
 
-    def has_admitted(self, child: Child, request_ids: list[str]) -> None: ...
+    def on_admitted(self, child: Child, request_ids: list[str]) -> None: ...
 
-    def has_stats(self, child: Child, packed: dict[str, Any]) -> None:
-        """What its engine has counted so far."""
+    def on_stats(self, child: Child, packed: dict[str, Any]) -> None:
+        """Figures of its engine since its start."""
 
-    def is_gone(self, child: Child) -> None:
-        """It has ended, and all that it said has been told; see child.how."""
+    def on_exit(self, child: Child) -> None:
+        """The child has ended, and all its messages have been delivered; see child.exit_reason."""
 
 
 class Child:
@@ -72,28 +57,29 @@ class Child:
         program: the module that the child runs; it speaks the wire.
 
     Attributes:
-        ready: done when it has started, or with what it raised instead.
-        how: how it ended.
-        heard: messages that came from it; heard_s: time.monotonic() of the last one, None before.
-        busy: that it says nothing means nothing: its reading thread is with the listener.
-        beats: it has given a sign of life.
-        from_outside: somebody else killed it, as far as one can tell: neither itself nor the kernel for want of memory.
+        ready: done when it has started, or with the error that it raised instead.
+        exit_reason: a signal, an exit code, or what it sent before it ended; empty before.
+        n_received: messages that came from it; received_s: time.monotonic() of the last one, None before.
+        reader_is_busy: the reading thread is in a callback, so that no message can come in.
+        has_beaten: it has sent a heartbeat.
+        from_outside: another process killed it, as far as one can tell: neither itself nor the kernel for want of
+            memory.
         last_token_s: time.monotonic() when its engine last brought a token; None before.
     """
 
     def __init__(self, config: EngineConfig, environment: dict[str, str], program: str, listener: Listener) -> None:
         self.ready: Future[None] = Future()
-        self.how = ""
-        self.heard = 0
-        self.heard_s: float | None = None
+        self.exit_reason = ""
+        self.n_received = 0
+        self.received_s: float | None = None
         self.last_token_s: float | None = None
-        self.beats = False
-        self.busy = False
+        self.has_beaten = False
+        self.reader_is_busy = False
         self.from_outside = False
         self._listener = listener
-        self._last_words: str | None = None
+        self._sent_reason: str | None = None
         self._ended = False
-        self._questions: dict[int, Future[Any]] = {}
+        self._answers: dict[int, Future[Any]] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._oom_kills = oom_kills()
@@ -121,10 +107,10 @@ class Child:
             raise
 
     def submit(self, requests: list[Request], *, stream: bool) -> dict[str, str]:
-        """Those that do not come through are lost with the child, which its listener hears of.
+        """Sends requests. Those that do not come through are lost with the child, which calls on_exit.
 
         Returns:
-            Of each request that cannot be sent to any child: its id, and why.
+            The error of each request that cannot be sent to any child, by its id.
         """
         refused: dict[str, str] = {}
         for start in range(0, len(requests), _REQUESTS_A_MESSAGE):
@@ -144,7 +130,7 @@ class Child:
     def _send(self, packed: bytes) -> None:
         try:
             self._wire.send_packed(packed)
-        except OSError:  # it has ended; if not, it must, as nobody could tell what has come through
+        except OSError:  # it has ended; if not, it must, as there is no telling what has come through
             self._process.kill()
 
     def abort(self, request_ids: list[str]) -> None:
@@ -152,26 +138,28 @@ class Child:
             self._wire.send("abort", request_ids)
 
     def ask(self, kind: str, *arguments: Any) -> Future[Any]:
-        """Sends a message that has an answer: what the child says, or refuses it with; EngineClosedError if it ends."""
+        """Sends a message that has an answer: a value or an error of the child's; EngineClosedError if it ends."""
         answer: Future[Any] = Future()
         number = next(self._numbers)
         packed = self._wire.pack(kind, number, *arguments)
         with self._lock:
             if self._ended:
-                raise EngineClosedError(f"the engine process ended: {self.how}")
-            self._questions[number] = answer
+                raise EngineClosedError(f"the engine process ended: {self.exit_reason}")
+            self._answers[number] = answer
         self._send(packed)  # if it just died, the reader answers
         return answer
 
     def heartbeat(self, up: bool, restarts: int) -> Heartbeat:
-        """What it looks like from here."""
+        """The state of the child, as this process knows it."""
         now = time.monotonic()
-        silent_s = None if self.heard_s is None else now - self.heard_s
+        silent_s = None if self.received_s is None else now - self.received_s
         last_token_s = None if self.last_token_s is None else now - self.last_token_s
         return Heartbeat(self.pid, up, silent_s, last_token_s, restarts)
 
     def ask_to_end(self) -> None:
-        """Returns at once: a child that hangs with a full pipe would block the sender."""
+        """Has the child close its engine and end. Returns at once, as a child that hangs with a full pipe would block
+        the sender.
+        """
 
         def send() -> None:
             with contextlib.suppress(OSError):  # it may have ended already
@@ -179,14 +167,14 @@ class Child:
 
         threading.Thread(target=send, daemon=True).start()
 
-    def kill(self, why: str | None = None) -> None:
-        """Waits for nobody. `why`: what its end is to be called."""
-        if why is not None:
-            self._last_words = why
+    def kill(self, reason: str | None = None) -> None:
+        """Returns at once. `reason`: the exit_reason that it gets."""
+        if reason is not None:
+            self._sent_reason = reason
         self._process.kill()
 
     def end(self) -> None:
-        """Kills it if it still runs, and leaves nothing behind. Not from its reading thread."""
+        """Kills it if it still runs, and returns when it has ended. Not from its reading thread."""
         self._process.kill()
         self._process.wait()
         self._wire.close()
@@ -195,71 +183,71 @@ class Child:
     def _read(self) -> None:
         try:
             while (message := self._wire.receive()) is not None:
-                self.heard += 1
-                self.heard_s = time.monotonic()
-                self.busy = True
-                self._obey(message)
-                self.busy = False
+                self.n_received += 1
+                self.received_s = time.monotonic()
+                self.reader_is_busy = True
+                self._dispatch(message)
+                self.reader_is_busy = False
         except Exception:
             logger.exception("the stream from the engine process is damaged")
-            self._last_words = "the stream from it was damaged"
+            self._sent_reason = "the stream from it was damaged"
             self._process.kill()
         finally:
-            self.busy = True
+            self.reader_is_busy = True
             try:
-                self._answer_all()
+                self._fail_answers()
             finally:
-                self._listener.is_gone(self)
+                self._listener.on_exit(self)
 
-    def _obey(self, message: list[Any]) -> None:
+    def _dispatch(self, message: list[Any]) -> None:
         kind = message[0]
         if kind == "outputs":
-            self._listener.has_outputs(self, message[1])
+            self._listener.on_outputs(self, message[1])
         elif kind == "admitted":
-            self._listener.has_admitted(self, message[1])
+            self._listener.on_admitted(self, message[1])
         elif kind == "beat":
-            self.beats = True
+            self.has_beaten = True
             if message[1] is not None:
                 self.last_token_s = time.monotonic() - message[1]
         elif kind == "stats":
-            self._listener.has_stats(self, message[1])
+            self._listener.on_stats(self, message[1])
         elif kind == "answer":
-            self._question(message[1]).set_result(message[2])
+            self._pop_answer(message[1]).set_result(message[2])
         elif kind == "refused":
-            self._question(message[1]).set_exception(_error(message[2], message[3]))
+            self._pop_answer(message[1]).set_exception(_error(message[2], message[3]))
         elif kind == "ready":
             self.ready.set_result(None)
-            self._listener.is_ready(self)
+            self._listener.on_ready(self)
         elif kind == "failed":
             self.ready.set_exception(_error(message[1], message[2]))
         elif kind == "dying":
-            self._last_words = message[1]
+            self._sent_reason = message[1]
         else:
             raise EngineError(f"the engine process sent {kind!r}")
 
-    def _question(self, number: int) -> Future[Any]:
+    def _pop_answer(self, number: int) -> Future[Any]:
         with self._lock:
-            return self._questions.pop(number)
+            return self._answers.pop(number)
 
-    def _answer_all(self) -> None:
-        """It is gone: nobody may wait for ever."""
-        self.how = self._how_it_ended()
+    def _fail_answers(self) -> None:
+        """Answers all that still waits, as the child has ended."""
+        self.exit_reason = self._find_exit_reason()
         with self._lock:
             self._ended = True
-            questions, self._questions = list(self._questions.values()), {}
+            answers, self._answers = list(self._answers.values()), {}
         if not self.ready.done():
-            self.ready.set_exception(EngineError(f"the engine process ended while it started: {self.how}"))
-        for question in questions:
-            question.set_exception(EngineClosedError(f"the engine process ended: {self.how}"))
+            self.ready.set_exception(EngineError(f"the engine process ended while it started: {self.exit_reason}"))
+        for answer in answers:
+            answer.set_exception(EngineClosedError(f"the engine process ended: {self.exit_reason}"))
 
-    def _how_it_ended(self) -> str:
+    def _find_exit_reason(self) -> str:
         try:
             code = self._process.wait(5)
         except subprocess.TimeoutExpired:
-            return self._last_words or "it closed its socket"
-        if self._last_words is not None:
-            return self._last_words
-        self.from_outside = -code in _OF_OTHERS and self._oom_kills is not None and oom_kills() == self._oom_kills
+            return self._sent_reason or "it closed its socket"
+        if self._sent_reason is not None:
+            return self._sent_reason
+        self.from_outside = -code in _FROM_OUTSIDE and self._oom_kills is not None and oom_kills() == self._oom_kills
         return _signal_name(-code) if code < 0 else f"exit code {code}"
 
 
@@ -273,3 +261,14 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # a real-time one
         return f"signal {number}"
+
+
+def oom_kills() -> int | None:
+    """Processes that the kernel has killed for want of memory since the machine started; None where it does not tell
+    (not Linux, or before 4.13).
+    """
+    try:
+        lines = _VMSTAT.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)

@@ -286,9 +286,9 @@ def test_a_kill_from_outside_is_told_from_one_for_want_of_memory(monkeypatch):
     monkeypatch.setattr("llamabatch.client.spawn.oom_kills", lambda: next(kills))
     for wanted in (True, False):
         gone = queue.SimpleQueue()
-        listener = SimpleNamespace(is_gone=gone.put)
+        listener = SimpleNamespace(on_exit=gone.put)
         child = Child(EngineConfig("tiny"), {}, "tests.workers.slow_worker", listener)
         os.kill(child.pid, signal.SIGKILL)
         assert gone.get(timeout=20) is child
-        assert (child.how, child.from_outside) == ("SIGKILL", wanted)
+        assert (child.exit_reason, child.from_outside) == ("SIGKILL", wanted)
         child.end()

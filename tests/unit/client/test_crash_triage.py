@@ -1,152 +1,189 @@
-"""Who is to blame for the end of a child: found by trying the suspects one at a time."""
+"""The request that ends a child process is found by trying the suspects one at a time."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamabatch.client.crash_triage import FROM_OUTSIDE, MOST_DEATHS, CrashTriage
+from llamabatch.client.crash_triage import MOST_DEATHS, CrashTriage, TrackedRequest
 from llamabatch.client.restart_policy import RestartPolicy, Restarts, Silence
+from llamabatch.client.wire import pack_output
 from llamabatch.request.logprobs import Logprob
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
 from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams
 
 
-def told(outputs):
-    pass
+class Triage(CrashTriage):
+    """With a clock that a test sets, and the last outputs by request id."""
+
+    def __init__(self, *names, **params):
+        super().__init__(clock=lambda: self.now)
+        self.now = 0.0
+        self.ends = {}
+        self.put(*names, **params)
+
+    def put(self, *names, **params):
+        requests = [Request(name, (1,), SamplingParams(**params)) for name in names]
+        assert self.add(requests, self.note, False, []) == []
+
+    def note(self, outputs):
+        for output in outputs:
+            assert output.request_id not in self.ends, "ended twice"
+            self.ends[output.request_id] = output.finished
+
+    def sendable(self):
+        return [tracked.request_id for tracked in self.pop_sendable()]
+
+    def admit(self, request_ids, now):
+        self.now = now
+        self.admitted(list(request_ids))
+
+    def finish(self, request_id):
+        """A good end."""
+        done = CompletionOutput(0, "", (), FinishReason.STOP)
+        output = SequenceOutput(request_id, (), "", RequestOutput(request_id, None, (1,), (done,)))
+        assert self.deliver([pack_output(output)])
+
+    def die(self, now, from_outside=False):
+        """The ids of the requests that this ends, culprits and aborted."""
+        before = set(self.ends)
+        self.now = now
+        self.child_died("SIGSEGV", from_outside)
+        ended = [name for name in self.ends if name not in before]
+        culprits = [name for name in ended if self.ends[name].finish_reason is FinishReason.ERROR]
+        return culprits, [name for name in ended if name not in culprits]
 
 
-def filled(*names, **params):
-    ledger = CrashTriage()
-    for name in names:
-        ledger.add(Request(name, (1,), SamplingParams(**params)), told, False)
-    return ledger
+def test_the_last_admitted_is_tried_first_and_all_others_wait():
+    triage = Triage(*"abcd")
+    assert triage.sendable() == ["a", "b", "c", "d"]
+    triage.admit("a", 1.0)
+    triage.admit("b", 2.0)
+    assert triage.die(3.0) == ([], [])
+    triage.put("e")
+    assert triage.sendable() == ["b"]
+    assert triage.sendable() == []
+    triage.finish("b")
+    assert triage.sendable() == ["a"]
+    triage.finish("a")
+    assert triage.sendable() == ["c", "d", "e"]
 
 
-def names(tickets):
-    return [ticket.request.request_id for ticket in tickets]
-
-
-def test_the_last_admitted_is_tried_first_and_everybody_else_waits():
-    ledger = filled(*"abcd")
-    assert names(ledger.take()) == ["a", "b", "c", "d"]
-    ledger.admitted(["a"], 1.0)
-    ledger.admitted(["b"], 2.0)
-    assert ledger.died(3.0) == ([], [])
-    ledger.add(Request("e", (1,)), told, False)
-    assert names(ledger.take()) == ["b"]
-    assert ledger.take() == []
-    ledger.end(ledger.get("b"))
-    assert names(ledger.take()) == ["a"]
-    ledger.end(ledger.get("a"))
-    assert names(ledger.take()) == ["c", "d", "e"]
-
-
-def test_who_is_alone_in_two_deaths_is_the_culprit_and_the_others_go_on_together():
-    ledger = filled(*"abc")
-    ledger.take()
-    ledger.admitted("abc", 1.0)
-    ledger.died(2.0)
+def test_the_request_alone_in_two_deaths_is_the_culprit_and_the_others_go_on_together():
+    triage = Triage(*"abc")
+    triage.sendable()
+    triage.admit("abc", 1.0)
+    triage.die(2.0)
     for death in range(MOST_DEATHS):
-        assert names(ledger.take()) == ["c"]
-        culprits, _ = ledger.died(3.0 + death)
-    assert names(culprits) == ["c"]
-    assert "c" not in ledger
-    assert names(ledger.take()) == ["a", "b"]
+        assert triage.sendable() == ["c"]
+        culprits, _ = triage.die(3.0 + death)
+    assert culprits == ["c"]
+    assert "ended 2 times while it computed this request alone, at last with SIGSEGV" in triage.ends["c"].error
+    assert "c" not in triage
+    assert triage.sendable() == ["a", "b"]
 
 
 def test_a_death_from_outside_is_forgiven():
-    ledger = filled("a")
-    ledger.take()
-    ledger.admitted("a", 1.0)
-    assert ledger.died(2.0) == ([], [])
-    assert names(ledger.take()) == ["a"]
-    ledger.end(ledger.get("a"))
-    assert len(ledger) == 0
+    triage = Triage("a")
+    triage.sendable()
+    triage.admit("a", 1.0)
+    assert triage.die(2.0) == ([], [])
+    assert triage.sendable() == ["a"]
+    triage.finish("a")
+    assert len(triage) == 0
 
 
 def test_a_death_that_seems_to_come_from_outside_counts_half():
-    ledger = filled(*"abc")
-    ledger.take()
-    ledger.admitted("abc", 1.0)
-    ledger.died(2.0, FROM_OUTSIDE)
+    triage = Triage(*"abc")
+    triage.sendable()
+    triage.admit("abc", 1.0)
+    triage.die(2.0, from_outside=True)
     for death in range(4):
-        assert names(ledger.take()) == ["c"]
-        culprits, _ = ledger.died(3.0 + death, FROM_OUTSIDE)
-        assert names(culprits) == ["c"] * (death == 3)
-    assert names(ledger.take()) == ["a", "b"]
+        assert triage.sendable() == ["c"]
+        culprits, _ = triage.die(3.0 + death, from_outside=True)
+        assert culprits == ["c"] * (death == 3)
+    assert triage.sendable() == ["a", "b"]
 
 
-def test_only_what_is_above_suspicion_is_given_away():
-    ledger = filled(*"abcdef")
-    ledger.take()
-    ledger.admitted("ab", 1.0)
-    ledger.abort("e")
-    ledger.died(2.0)
-    assert names(ledger.take()) == ["b"]
-    assert names(ledger.release()) == ["c", "d", "f"]
-    assert len(ledger) == 2
+def test_only_what_is_above_suspicion_is_handed_over():
+    triage = Triage(*"abcdef")
+    triage.sendable()
+    triage.admit("ab", 1.0)
+    assert triage.abort("e") == ["e"]
+    triage.die(2.0)
+    assert triage.sendable() == ["b"]
+    given = []
+    triage.hand_over(lambda requests, sink, stream, reason: given.extend(r.request_id for r in requests), "why")
+    assert given == ["c", "d", "f"]
+    assert len(triage) == 2
+    assert set(triage.ends) == {"e"}
+    triage.end_all("why")
+    assert {name: end.error for name, end in triage.ends.items()} == {"e": None, "a": "why", "b": "why"}
 
 
 def test_a_suspect_that_has_run_long_enough_lets_the_next_one_in():
-    ledger = filled(*"ab")
-    ledger.take()
-    ledger.admitted("ab", 0.0)
-    ledger.died(10.0)
-    assert names(ledger.take()) == ["b"]
-    ledger.admitted("b", 20.0)
-    ledger.clear(40.9)
-    assert ledger.take() == []
-    ledger.clear(41.1)
-    assert names(ledger.take()) == ["a"]
-    ledger.admitted("a", 41.2)
-    assert ledger.died(50.0) == ([], [])  # either of them
+    triage = Triage(*"ab")
+    triage.sendable()
+    triage.admit("ab", 0.0)
+    triage.die(10.0)
+    assert triage.sendable() == ["b"]
+    triage.admit("b", 20.0)
+    triage.now = 40.9
+    assert triage.sendable() == []
+    triage.now = 41.1
+    assert triage.sendable() == ["a"]
+    triage.admit("a", 41.2)
+    assert triage.die(50.0) == ([], [])  # either of them
     for death in range(MOST_DEATHS):
-        assert names(ledger.take()) == ["a"]
-        ledger.admitted("a", 60.0)
-        ledger.clear(10_000.0)
-        assert ledger.take() == []
-        culprits, _ = ledger.died(10_001.0 + death)
-    assert names(culprits) == ["a"]
+        assert triage.sendable() == ["a"]
+        triage.admit("a", 60.0)
+        triage.now = 10_000.0
+        assert triage.sendable() == []
+        culprits, _ = triage.die(10_001.0 + death)
+    assert culprits == ["a"]
 
 
-def test_with_nobody_admitted_nobody_is_suspected_at_first():
-    ledger = filled(*"ab")
-    ledger.take()
-    ledger.died(1.0)
-    assert names(ledger.take()) == ["a", "b"]
-    ledger.died(2.0)
-    assert names(ledger.take()) == ["a"]
-    ledger.end(ledger.get("a"))
-    ledger.worked()
-    assert names(ledger.take()) == ["b"]
+def test_with_nothing_admitted_nothing_is_suspected_at_first():
+    triage = Triage(*"ab")
+    triage.sendable()
+    triage.die(1.0)
+    assert triage.sendable() == ["a", "b"]
+    triage.die(2.0)
+    assert triage.sendable() == ["a"]
+    triage.finish("a")
+    assert triage.sendable() == ["b"]
 
 
 def test_an_abort_ends_what_is_in_no_child_and_the_others_when_it_dies():
-    ledger = filled(*"abc")
-    ledger.take()
-    ledger.admitted("ab", 1.0)
-    assert ledger.abort(["a", "nobody"]) == (["a"], [])
-    culprits, aborted = ledger.died(2.0)
-    assert (culprits, names(aborted)) == ([], ["a"])
-    inside, ended = ledger.abort(["b", "c"])
-    assert (inside, names(ended)) == ([], ["b", "c"])
-    assert ledger.take() == []
-    assert not ledger.is_trying
+    triage = Triage(*"abc")
+    triage.sendable()
+    triage.admit("ab", 1.0)
+    assert triage.abort(["a", "unknown"]) == ["a"]
+    assert triage.die(2.0) == ([], ["a"])
+    assert triage.abort(["b", "c"]) == []
+    assert list(triage.ends) == ["a", "b", "c"]
+    assert {end.finish_reason for end in triage.ends.values()} == {FinishReason.ABORT}
+    assert triage.sendable() == []
+    assert not triage.is_trying
 
 
-def test_deadlines_pass_while_no_child_is_there():
-    ledger = filled("a", deadline_s=5.0)
-    arrival = ledger.get("a").request.arrival_s
-    assert ledger.late(arrival + 4.9) == []
-    assert names(ledger.late(arrival + 5.1)) == ["a"]
-    assert len(ledger) == 0
+def test_deadlines_pass_while_no_child_is_there(monkeypatch):
+    triage = Triage("a", deadline_s=5.0)
+    arrival = triage.pop_sendable()[0].request.arrival_s
+    triage.die(1.0)
+    monkeypatch.setattr("time.perf_counter", lambda: arrival + 4.9)
+    triage.end_late()
+    assert triage.ends == {}
+    monkeypatch.setattr("time.perf_counter", lambda: arrival + 5.1)
+    triage.end_late()
+    assert "while no engine process had it" in triage.ends["a"].error
+    assert len(triage) == 0
 
 
 class World:
     """A child with some slots, whose clock goes by steps: killers end it when they have run for some steps."""
 
     def __init__(self, n, killers, n_slots, outside):
-        self.ledger = filled(*map(str, range(n)))
+        self.triage = Triage(*map(str, range(n)))
         self.killers, self.n_slots, self.outside = killers, n_slots, set(outside)
         self.now = 0.0
         self.ended, self.culprits, self.deaths = [], [], 0
@@ -154,18 +191,18 @@ class World:
 
     def die(self):
         self.deaths += 1
-        culprits, _ = self.ledger.died(self.now)
-        self.culprits += names(culprits)
+        culprits, _ = self.triage.die(self.now)
+        self.culprits += culprits
         self.waiting, self.running = [], {}
 
     def step(self):
         self.now += 1.0
-        self.ledger.clear(self.now)
-        self.waiting += names(self.ledger.take())
+        self.triage.now = self.now
+        self.waiting += self.triage.sendable()
         while self.waiting and len(self.running) < self.n_slots:
             name = self.waiting.pop(0)
             self.running[name] = 0
-            self.ledger.admitted([name], self.now)
+            self.triage.admit([name], self.now)
         for name in list(self.running):
             self.running[name] += 1
             if self.running[name] == self.killers.get(int(name)):
@@ -175,8 +212,7 @@ class World:
         for name in [name for name, steps in self.running.items() if steps >= 5]:
             del self.running[name]
             self.ended.append(name)
-            self.ledger.worked()
-            self.ledger.end(self.ledger.get(name))
+            self.triage.finish(name)
         return None
 
 
@@ -191,7 +227,7 @@ def test_all_but_the_killers_finish_and_each_ends_once(n, killers, n_slots, outs
     killers = {number: steps for number, steps in killers.items() if number < n}
     world = World(n, killers, n_slots, outside)
     for _ in range(20_000):
-        if not len(world.ledger):
+        if not len(world.triage):
             break
         world.step()
     assert sorted([*world.ended, *world.culprits], key=int) == [str(number) for number in range(n)]
@@ -201,7 +237,7 @@ def test_all_but_the_killers_finish_and_each_ends_once(n, killers, n_slots, outs
 
 def test_one_killer_among_a_thousand_costs_three_restarts():
     world = World(1000, {500: 3}, 32, [])
-    while len(world.ledger):
+    while len(world.triage):
         world.step()
     assert (len(world.ended), world.culprits, world.deaths) == (999, ["500"], 3)
 
@@ -225,51 +261,49 @@ def test_silence_counts_only_while_we_are_awake_and_read():
 
 
 def streamed(**params):
-    ledger = CrashTriage()
-    ledger.add(Request("a", (1,), SamplingParams(**params)), told, True)
-    return ledger.get("a")
+    return TrackedRequest(Request("a", (1,), SamplingParams(**params)), lambda outputs: None, True, 0)
 
 
 def piece(*token_ids, text="", index=0, finished=None):
     return SequenceOutput("a", token_ids, text, finished, index)
 
 
-def test_nothing_is_told_twice():
-    ticket = streamed(n=2)
-    assert ticket.take(piece(1, 2, text="ab")).text == "ab"
-    assert ticket.take(piece(5, text="x", index=1)).token_ids == (5,)
-    ticket.leave(1.0)
-    assert ticket.take(piece(1, text="a")) is None
-    left = ticket.take(piece(2, 3, text="bc"))
+def test_nothing_is_emitted_twice():
+    tracked = streamed(n=2)
+    assert tracked.new_part(piece(1, 2, text="ab")).text == "ab"
+    assert tracked.new_part(piece(5, text="x", index=1)).token_ids == (5,)
+    tracked.child_died(1.0)
+    assert tracked.new_part(piece(1, text="a")) is None
+    left = tracked.new_part(piece(2, 3, text="bc"))
     assert (left.token_ids, left.text) == ((3,), "c")
-    assert ticket.take(piece(9, text="i")).token_ids == (9,)
-    assert ticket.take(piece(5, 6, text="xy", index=1)).text == "y"
-    ticket.leave(2.0)
-    assert ticket.take(piece(1, 2, 3, 9, text="abci")) is None
+    assert tracked.new_part(piece(9, text="i")).token_ids == (9,)
+    assert tracked.new_part(piece(5, 6, text="xy", index=1)).text == "y"
+    tracked.child_died(2.0)
+    assert tracked.new_part(piece(1, 2, 3, 9, text="abci")) is None
     whole = RequestOutput("a", None, (1,), (CompletionOutput(0, "abcd", (1, 2, 3, 4), FinishReason.STOP),))
-    last = ticket.take(piece(4, text="d", finished=whole))
+    last = tracked.new_part(piece(4, text="d", finished=whole))
     assert (last.token_ids, last.text, last.finished) == ((4,), "d", whole)
 
 
-def test_what_was_told_is_known_to_the_next_engine():
-    ticket = streamed(logprobs=0)
-    ticket.admit(1.0)
-    told = ({1: Logprob(-0.5, 1, "a")}, {2: Logprob(-1.5, 2, "b")})
-    ticket.take(SequenceOutput("a", (1, 2), "ab", logprobs=told))
-    ticket.leave(2.0)
-    known = ticket.request.known
-    assert (known.token_ids, known.logprobs, len(known.times_s)) == ((1, 2), told, 2)
+def test_the_next_engine_resumes_after_what_was_emitted():
+    tracked = streamed(logprobs=0)
+    tracked.admit(1.0)
+    logprobs = ({1: Logprob(-0.5, 1, "a")}, {2: Logprob(-1.5, 2, "b")})
+    tracked.new_part(SequenceOutput("a", (1, 2), "ab", logprobs=logprobs))
+    tracked.child_died(2.0)
+    known = tracked.request.known
+    assert (known.token_ids, known.logprobs, len(known.times_s)) == ((1, 2), logprobs, 2)
     assert known.admitted_s <= known.times_s[0]
-    assert ticket.take(piece(3, text="c")).token_ids == (3,)
-    ticket.leave(3.0)
-    assert ticket.request.known.token_ids == (1, 2, 3)
+    assert tracked.new_part(piece(3, text="c")).token_ids == (3,)
+    tracked.child_died(3.0)
+    assert tracked.request.known.token_ids == (1, 2, 3)
     assert streamed(mirostat=1).request.known is None
 
 
-def test_who_is_ended_keeps_what_was_told():
-    ticket = streamed()
-    ticket.take(piece(1, 2, text="ab"))
-    output = ticket.ended(FinishReason.ERROR, "why").finished
+def test_the_last_output_has_what_was_emitted():
+    tracked = streamed()
+    tracked.new_part(piece(1, 2, text="ab"))
+    output = tracked.last_output(FinishReason.ERROR, "why").finished
     assert (output.text, output.token_ids, output.error) == ("ab", (1, 2), "why")
     assert output.finish_reason is FinishReason.ERROR
     assert len(output.timings.token_times_s) == 2

@@ -30,8 +30,8 @@ class FakeChild:
     def __init__(self, config, listener, number):
         self.config, self.listener, self.pid = config, listener, number
         self.ready = Future()
-        self.how, self.heard, self.busy, self.reads_here = "", 0, True, False
-        self.beats, self.from_outside = True, False
+        self.exit_reason, self.n_received, self.reader_is_busy = "", 0, True
+        self.has_beaten, self.from_outside = True, False
         self.sent = queue.SimpleQueue()
         self.dead = False
         self.killed_because = None
@@ -46,7 +46,7 @@ class FakeChild:
 
     def ask(self, kind, *arguments):
         if self.dead:
-            raise EngineClosedError(self.how)
+            raise EngineClosedError(self.exit_reason)
         answer = Future()
         self.sent.put((kind, *arguments, answer))
         return answer
@@ -57,9 +57,9 @@ class FakeChild:
     def ask_to_end(self):
         self.die("close")
 
-    def kill(self, why=None):
-        self.killed_because = why
-        self.die(why or "SIGKILL")
+    def kill(self, reason=None):
+        self.killed_because = reason
+        self.die(reason or "SIGKILL")
 
     def end(self):
         self.die("SIGKILL")
@@ -68,14 +68,14 @@ class FakeChild:
 
     def start(self):
         self.ready.set_result(None)
-        self.listener.is_ready(self)
+        self.listener.on_ready(self)
 
-    def die(self, how="SIGSEGV"):
+    def die(self, reason="SIGSEGV"):
         if not self.dead:
-            self.dead, self.how = True, how
+            self.dead, self.exit_reason = True, reason
             if not self.ready.done():
-                self.ready.set_exception(EngineError(f"while it started: {how}"))
-            self.listener.is_gone(self)
+                self.ready.set_exception(EngineError(f"while it started: {reason}"))
+            self.listener.on_exit(self)
 
     def got(self, *kinds):
         """The next messages; a submit is its request's id."""
@@ -87,12 +87,12 @@ class FakeChild:
         return found
 
     def admit(self, *request_ids):
-        self.listener.has_admitted(self, list(request_ids))
+        self.listener.on_admitted(self, list(request_ids))
 
     def tell(self, request_id, *token_ids, error=None, done=True):
         completion = CompletionOutput(0, "", token_ids, FinishReason.ERROR if error else FinishReason.LENGTH)
         whole = RequestOutput(request_id, None, (1,), (completion,), error) if done else None
-        self.listener.has_outputs(self, [pack_output(SequenceOutput(request_id, token_ids, "", whole))])
+        self.listener.on_outputs(self, [pack_output(SequenceOutput(request_id, token_ids, "", whole))])
 
 
 class World:
@@ -321,7 +321,7 @@ def test_what_the_first_child_raises_is_raised():
 
 def test_a_silent_child_is_killed(world):
     child = world.child()
-    child.busy = False
+    child.reader_is_busy = False
     until(lambda: child.killed_because is not None)
     assert child.killed_because == "it gave no sign of life for 0.5 s"
     assert world.child().pid == 2
@@ -329,19 +329,19 @@ def test_a_silent_child_is_killed(world):
 
 def test_figures_of_dead_children_stay(world):
     child = world.child()
-    child.listener.has_stats(child, EngineStats(running=3, decode_calls=10).to_wire())
+    child.listener.on_stats(child, EngineStats(running=3, decode_calls=10).to_wire())
     child.die()
     child = world.child()
     got = queue.SimpleQueue()
     threading.Thread(target=lambda: got.put(world.supervisor.stats())).start()
     *_, answer = child.sent.get(timeout=5)
-    child.listener.has_stats(child, EngineStats(running=1, decode_calls=5).to_wire())
+    child.listener.on_stats(child, EngineStats(running=1, decode_calls=5).to_wire())
     answer.set_result(None)
     stats = got.get(timeout=5)
     assert (stats.running, stats.decode_calls, stats.restarts) == (1, 15, 1)
 
 
-def test_the_router_keeps_the_figures_of_who_is_gone_and_gives_nothing_to_who_is_down():
+def test_the_router_keeps_the_figures_of_who_on_exit_and_gives_nothing_to_who_is_down():
     class Member:
         alive = up = True
         given = 0
@@ -372,7 +372,7 @@ def test_the_router_keeps_the_figures_of_who_is_gone_and_gives_nothing_to_who_is
 def test_a_child_that_never_beats_is_killed_after_longer():
     world = World(RestartPolicy(hang_s=0.01, start_s=0.5))
     child = world.child(started=False)
-    child.busy = child.beats = False
+    child.reader_is_busy = child.has_beaten = False
     until(lambda: child.killed_because is not None)
     assert child.killed_because == "it gave no sign of life for 0.5 s"
     world.supervisor.end()
@@ -449,7 +449,7 @@ def given_up(policy=AGAIN):
         world.child(started=False)
     world.newest().die("SIGILL")
     assert "4 times in a row" in world.end_of("a").error
-    until(lambda: world.supervisor._gone is not None)
+    until(lambda: world.supervisor._end_reason is not None)
     return world
 
 
@@ -577,7 +577,7 @@ def test_an_output_that_cannot_be_read_is_the_error_of_its_request(world):
     child = world.child()
     world.submit("a", "b")
     child.got("submit", "submit")
-    child.listener.has_outputs(child, [["a", "not numbers", None, 5, 0, None]])
+    child.listener.on_outputs(child, [["a", "not numbers", None, 5, 0, None]])
     assert "its output could not be read: " in world.end_of("a").error
     assert child.got("abort") == [("a",)]
     child.tell("b", 1)
@@ -598,7 +598,7 @@ def test_a_sink_that_raises_ends_its_request_and_no_other(world, error):
     world.supervisor.submit([Request(name, (1,)) for name in "ab"], sink, stream=True)
     child.got("submit", "submit")
     both = [pack_output(SequenceOutput(name, (5,), "x")) for name in "ab"]
-    child.listener.has_outputs(child, both)
+    child.listener.on_outputs(child, both)
     assert told.get(timeout=5).request_id == "b"
     last = told.get(timeout=5)
     assert last.request_id == "a"
@@ -612,7 +612,7 @@ def test_what_an_exception_has_lost_is_answered_when_its_child_has_gone(world, m
     child = world.child()
     world.submit("a", "b")
     child.got("submit", "submit")
-    monkeypatch.setattr("llamabatch.client.in_flight.InFlight._tell", lambda self, told: 1 / 0)
+    monkeypatch.setattr("llamabatch.client.crash_triage.CrashTriage._emit", lambda self, outputs: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         child.tell("a", 1)
     monkeypatch.undo()
