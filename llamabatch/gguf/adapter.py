@@ -1,4 +1,4 @@
-"""What an adapter file holds, from a walk over its header, so that nothing which would abort llama.cpp reaches it.
+"""An adapter file, checked by its header before llama.cpp sees it, which would abort on some of them.
 
 A LoRA is a GGUF with general.type "adapter" and pairs of tensors NAME.lora_a and NAME.lora_b (llama.cpp's
 convert_lora_to_gguf.py); a control vector has general.architecture "controlvector" and tensors direction.LAYER
@@ -35,11 +35,11 @@ _ALORA = "adapter.alora.invocation_tokens"
 
 @dataclass(frozen=True)
 class AdapterFile:
-    """A file that passed the checks.
+    """An adapter file that passed the checks.
 
     Attributes:
         kind: "lora" or "control vector".
-        directions: of a control vector: layer -> its n_embd values.
+        directions: layer -> n_embd values of a control vector; empty for a LoRA.
     """
 
     kind: str
@@ -47,13 +47,13 @@ class AdapterFile:
 
 
 def read_adapter(path: Path, *, n_embd: int, n_layer: int, n_expert: int) -> AdapterFile:
-    """Walks the header, and reads the values of a control vector.
+    """Checks an adapter, and reads the values of a control vector.
 
     Args:
-        n_embd, n_layer, n_expert: of the model that it is for.
+        n_embd, n_layer, n_expert: of the model to adapt.
 
     Raises:
-        ModelFileError: it is missing, damaged, neither kind of adapter, or for a model of another shape.
+        ModelFileError: the file is missing, damaged, neither kind of adapter, or for a model of another shape.
     """
     try:
         header = read_header(path)
@@ -71,7 +71,7 @@ def read_adapter(path: Path, *, n_embd: int, n_layer: int, n_expert: int) -> Ada
 
 
 def _check_lora(header: Header, n_expert: int) -> None:
-    """What llama.cpp takes for granted of the tensors; the rest it checks itself."""
+    """Checks what llama.cpp takes for granted of the tensors; the rest it checks itself."""
     values = header.texts()
     kinds = values.get("general.type"), values.get("adapter.type")
     if kinds != ("adapter", "lora"):

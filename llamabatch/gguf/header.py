@@ -1,4 +1,4 @@
-"""What the header of a GGUF file says of a model: its values, its tensors, and where its vocabulary lies."""
+"""The header of a GGUF file: the values, the tensors, and the place of the vocabulary."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamabatch.gguf.reader import START, TOKENS, Items, Number, TensorInfo, Value, Walk
+from llamabatch.gguf.reader import START, TOKENS, HeaderReader, Items, Number, TensorInfo, Value
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)  # llama.cpp, llama_split_path
 _MAX_PARTS = 1024
@@ -16,16 +16,17 @@ _MAX_PARTS = 1024
 
 @dataclass(frozen=True)
 class Header:
-    """What stands in front of the weights of one GGUF file.
+    """Everything before the weights of one GGUF file.
 
     Attributes:
         metadata: key -> number, text, tuple of up to 16,384 numbers, or Items.
         types: key -> GGUF's number of its type, ARRAY for arrays.
         item_types: key of an array -> GGUF's number of the type of its items.
         tensors: in the file's order.
-        n_tokens: of the vocabulary; 0 where the file has none.
-        alignment, data_start: the data of the tensors begins at a multiple of the first, at the second.
-        header_bytes: where the description of the last tensor ends.
+        n_tokens: size of the vocabulary; 0 without one.
+        alignment: bytes; the data of each tensor begins at a multiple of it.
+        data_start: byte at which the data of the tensors begins.
+        header_bytes: byte at which the description of the last tensor ends.
         file_bytes: size of this file.
     """
 
@@ -43,7 +44,7 @@ class Header:
 
     @property
     def architecture(self) -> str:
-        """As "qwen2"; "" where the file does not say."""
+        """As "qwen2"; "" where the file names none."""
         value = self.metadata.get("general.architecture")
         return value if isinstance(value, str) else ""
 
@@ -52,16 +53,16 @@ class Header:
         return self.metadata.get(f"{self.architecture}.{key}")
 
     def texts(self) -> dict[str, str]:
-        """The values as texts, lists with commas, without what is not kept: what ModelFacts.from_metadata reads."""
+        """The values as texts, lists with commas, for ModelFacts.from_header; arrays that are not kept are left out."""
         return _texts(self.metadata)
 
 
 @dataclass(frozen=True)
-class InputProcessor:
-    """What stands in front of the vocabulary, which takes microseconds to read.
+class HeaderStart:
+    """The header up to the vocabulary, which takes microseconds to read.
 
     Attributes:
-        n_tensors: that the file announces.
+        n_tensors: as the file announces.
         texts: key -> value, as Header.texts.
         n_tokens: 0 where there is no vocabulary.
     """
@@ -81,19 +82,18 @@ def part_names(name: str) -> list[str]:
 
 
 def part_paths(path: Path) -> list[Path]:
-    """The files of a model, of which `path` is any: one, unless it was split."""
+    """The files of the model to which the file `path` belongs: one, unless it was split."""
     return [path.with_name(name) for name in part_names(path.name)] if path.name else [path]
 
 
 def check_start(path: Path) -> None:
-    """Looks at the first bytes only. Raises as read_header."""
+    """Reads the first bytes only. Raises as read_header."""
     with path.open("rb", buffering=0) as file:
-        Walk(path, file, chunk=START.size).start()
+        HeaderReader(path, file, chunk=START.size).start()
 
 
 def read_header(path: Path) -> Header:
-    """Walks the header of one file, up to the data of its tensors; a file that was read and did not change is not read
-    again.
+    """The header of one file. A file that did not change is not read again.
 
     Raises:
         ModelFileError: it is no GGUF file, or damaged; the message names the field and the value.
@@ -104,7 +104,7 @@ def read_header(path: Path) -> Header:
 
 
 def read_parts(path: Path) -> tuple[Header, ...]:
-    """The headers of all parts of a model, which is one where it lies in one file. Raises as read_header."""
+    """The headers of all parts of a model; of one file, one. Raises as read_header."""
     return tuple(read_header(part) for part in part_paths(path))
 
 
@@ -113,37 +113,37 @@ def read_tensors(path: Path) -> tuple[TensorInfo, ...]:
     return tuple(tensor for header in read_parts(path) for tensor in header.tensors)
 
 
-def read_front(path: Path) -> InputProcessor:
-    """Walks up to the vocabulary only. Raises as read_header."""
+def read_start(path: Path) -> HeaderStart:
+    """The header up to the vocabulary. Raises as read_header."""
     with path.open("rb", buffering=0) as file:
-        walk = Walk(path, file, chunk=1 << 16)
-        _, n_tensors, n_values = walk.start()
-        walk.read_values(n_values, stop=TOKENS)
-        tokens = walk.values.get(TOKENS)
-        return InputProcessor(n_tensors, _texts(walk.values), tokens.count if isinstance(tokens, Items) else 0)
+        reader = HeaderReader(path, file, chunk=1 << 16)
+        _, n_tensors, n_values = reader.start()
+        reader.read_values(n_values, stop=TOKENS)
+        tokens = reader.values.get(TOKENS)
+        return HeaderStart(n_tensors, _texts(reader.values), tokens.count if isinstance(tokens, Items) else 0)
 
 
 @functools.lru_cache(maxsize=64)  # the parts of a model, each with some hundred tensors
 def _read_header(path: Path, _unchanged: tuple[int, int, int]) -> Header:
     with path.open("rb", buffering=0) as file:
-        walk = Walk(path, file)
-        version, n_tensors, n_values = walk.start()
-        walk.read_values(n_values)
-        alignment = walk.alignment()
-        tensors = walk.tensors(n_tensors)
-        tokens = walk.values.get(TOKENS)
+        reader = HeaderReader(path, file)
+        version, n_tensors, n_values = reader.start()
+        reader.read_values(n_values)
+        alignment = reader.alignment()
+        tensors = reader.tensors(n_tensors)
+        tokens = reader.values.get(TOKENS)
         return Header(
             path=path,
             version=version,
-            metadata=walk.values,
-            types=walk.types,
-            item_types=walk.item_types,
+            metadata=reader.values,
+            types=reader.types,
+            item_types=reader.item_types,
             tensors=tensors,
             n_tokens=tokens.count if isinstance(tokens, Items) else 0,
             alignment=alignment,
-            data_start=-(-walk.at // alignment) * alignment,
-            header_bytes=walk.at,
-            file_bytes=walk.size,
+            data_start=-(-reader.at // alignment) * alignment,
+            header_bytes=reader.at,
+            file_bytes=reader.size,
         )
 
 

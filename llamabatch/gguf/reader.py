@@ -1,6 +1,6 @@
-"""The one walk over the bytes of a GGUF header: values, what lies in arrays, tensors. Pure Python, quick and bounded.
+"""The bytes of a GGUF header, read once: values, arrays, tensors. Pure Python, quick and bounded.
 
-The texts of a vocabulary are passed over by their lengths, so that no Python object is made for each of 152,000 tokens
+The texts of a vocabulary are skipped by their lengths, so that no Python object is made for each of 152,000 tokens
 (gguf.GGUFReader takes seconds for that). Layout: ggml/include/gguf.h and ggml/src/gguf.cpp; sizes of types: ggml.c.
 """
 
@@ -68,9 +68,9 @@ class Items:
     """An array whose items are not kept: texts, or too many numbers.
 
     Attributes:
-        type: GGUF's number of their type.
-        count: how many.
-        start, end: where they lie in the file, in bytes.
+        type: GGUF's number of the type of an item.
+        count: number of items.
+        start, end: their place in the file, bytes.
     """
 
     type: int
@@ -89,8 +89,8 @@ class TensorInfo:
     Attributes:
         dims: elements in each dimension, the row first, as in the file.
         type: ggml's number of its type.
-        offset: of its data from data_start, in bytes.
-        n_bytes: of its data.
+        offset: bytes from data_start to its data.
+        n_bytes: size of its data.
     """
 
     name: str
@@ -108,8 +108,13 @@ class TensorInfo:
         return math.prod(self.dims)
 
 
-class Walk:
-    """Goes through the bytes of a header, of which it reads as many as it needs."""
+class HeaderReader:
+    """Reads a header from front to back, no further than needed.
+
+    Attributes:
+        at: byte that is read next.
+        values, types, item_types: by key, as in header.Header.
+    """
 
     def __init__(self, path: Path, file: BinaryIO, chunk: int = _CHUNK) -> None:
         self.path = path
@@ -123,7 +128,7 @@ class Walk:
         self._data = b""
 
     def start(self) -> tuple[int, int, int]:
-        """Version, number of tensors, number of values."""
+        """Reads the fixed head: version, number of tensors, number of values. Raises ModelFileError."""
         self._read(min(self.size, START.size))
         if self._data[:4] != MAGIC:
             raise ModelFileError(f"{self.path} is not a GGUF file: it starts with {self._data[:4]!r}, not {MAGIC!r}")
@@ -140,7 +145,7 @@ class Walk:
         return version, n_tensors, n_values
 
     def read_values(self, count: int, stop: str | None = None) -> None:
-        """Reads the values and their types; ends behind the head of the array `stop`."""
+        """Reads the values and their types, up to the head of the array `stop`."""
         for number in range(count):
             key = self._text(f"the key of value {number}", _MAX_NAME)
             if not key:
@@ -177,13 +182,13 @@ class Walk:
                 raise self._damaged(f"{show(key)}, an array of {count} items, reaches beyond the end of the file")
             self.at += count * form.size
         elif kind == TEXT and count <= _MAX_TEXTS:
-            self._pass_texts(key, count)
+            self._skip_texts(key, count)
         else:
             raise self._damaged(f"{show(key)} is an array of {count} items of type {kind}")
         return Items(kind, count, start, self.at)
 
-    def _pass_texts(self, key: str, count: int) -> None:
-        """The loop for hundreds of thousands of tokens: nothing in it that need not be."""
+    def _skip_texts(self, key: str, count: int) -> None:
+        """Skips the texts of an array: a loop over hundreds of thousands of tokens, kept short."""
         at, data, unpack = self.at, self._data, _LENGTH.unpack_from
         end = len(data) - _LENGTH.size
         for _ in range(count):
@@ -196,12 +201,14 @@ class Walk:
         self.at = at
 
     def alignment(self) -> int:
+        """Bytes to a multiple of which the data of tensors is aligned."""
         value = self.values.get(_ALIGNMENT, _DEFAULT_ALIGNMENT)
         if self.types.get(_ALIGNMENT, UINT32) != UINT32 or not isinstance(value, int) or value not in _ALIGNMENTS:
             raise self._damaged(f"{_ALIGNMENT} is {show(value)}; allowed are powers of two from 8 to 65536, as uint32")
         return value
 
     def tensors(self, count: int) -> tuple[TensorInfo, ...]:
+        """Reads the descriptions of the tensors, behind the values."""
         tensors: dict[str, TensorInfo] = {}
         for number in range(count):
             name = self._text(f"the name of tensor {number}", _MAX_TENSOR_NAME)
@@ -250,7 +257,7 @@ class Walk:
         return number
 
     def _need(self, end: int, what: str) -> None:
-        """Has everything up to here in memory."""
+        """Reads up to byte `end`. Raises ModelFileError beyond the end of the file."""
         if end <= len(self._data):
             return
         if end > self.size:

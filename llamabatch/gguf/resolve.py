@@ -1,4 +1,6 @@
-"""Models by name from Hugging Face's hub, through huggingface_hub: its cache, its tokens and its offline mode."""
+"""The file that a model's name means: a path, "tiny" (the bundled model), or "hf:owner/repo:Q4_K_M" on Hugging Face's
+hub, through huggingface_hub with its cache, its tokens and its offline mode.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,61 @@ _REFERENCE = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@([^:]+))?(?::(.+))?")
 _MOST_SHOWN = 20
 
 
+def resolve(model: str) -> Path:
+    """The absolute path of a model: of its file, or of the first of its parts.
+
+    Args:
+        model: a path, "tiny", or "hf:owner/repo:Q4_K_M".
+
+    Raises:
+        ConfigError: the path is relative, and the working directory is gone.
+        ModelFileError: the file, or a part, is missing, a directory, unreadable, or not GGUF by its first bytes.
+        SetupError: the model is on the hub, and huggingface_hub is not installed.
+    """
+    if model == TINY:
+        path = Path(str(resources.files("llamabatch.models") / "tiny.gguf"))
+    elif model.startswith(HUB):
+        path = fetch_reference(model)
+    else:
+        path = Path(absolute(model))
+    try:
+        parts = part_paths(path)
+        if path != parts[0] and path.exists():
+            raise ModelFileError(f"{path} is one of {len(parts)} parts of a model; give the first, {parts[0].name}")
+        for part in parts:
+            if part != path and path.exists() and not part.exists():
+                raise ModelFileError(f"{part} is missing: {path.name} is the first of {len(parts)} parts of a model")
+            _check(part)
+    except (OSError, ValueError) as error:  # a name too long, a NUL in it, no permission
+        if isinstance(error, ModelFileError):
+            raise
+        raise ModelFileError(f"{show(model)} cannot be read: {error}") from error
+    return path
+
+
+def local(model: str) -> str:
+    """A name of the same model that needs no network: for one on the hub, the path of its file. Raises as resolve."""
+    return str(resolve(model)) if model.startswith(HUB) else model
+
+
+def file_bytes(path: Path) -> int:
+    """Bytes of a model's file, or of all its parts. Raises OSError."""
+    return sum(part.stat().st_size for part in part_paths(path))
+
+
+def _check(path: Path) -> None:
+    """Raises ModelFileError unless the path is a regular file that begins as GGUF does."""
+    if path.is_dir():
+        raise ModelFileError(f"{path} is a directory; give the path of a .gguf file, or 'tiny'")
+    if not path.exists():
+        raise ModelFileError(f"{path} does not exist; give the path of a .gguf file, or 'tiny' for the bundled model")
+    if not path.is_file():
+        raise ModelFileError(f"{path} is no regular file; give the path of a .gguf file, or 'tiny'")
+    check_start(path)
+
+
 def fetch_reference(reference: str) -> Path:
-    """The file that "hf:owner/repo:Q4_K_M" or "hf:owner/repo@revision:*pattern*.gguf" means. As `fetch`."""
+    """The file of "hf:owner/repo:Q4_K_M" or "hf:owner/repo@revision:*pattern*.gguf". Raises as fetch."""
     match = _REFERENCE.fullmatch(reference)
     if match is None:
         raise ModelFileError(f"{show(reference)} is no name on the hub; give {HUB}owner/repo:Q4_K_M")
@@ -35,14 +90,14 @@ def fetch(
     cache_dir: str | Path | None = None,
     local_files_only: bool = False,
 ) -> Path:
-    """Downloads a model that is not in the cache yet, whole if it has several parts; returns its (first) file.
+    """Downloads a model that is not in the cache yet, with all its parts; returns its (first) file.
 
     Args:
         repo_id: "owner/repo".
         filename: a pattern as "*Q4_K_M.gguf", or a quantisation as "Q4_K_M"; None: the only model there.
         revision: branch, tag or commit; None: main.
         cache_dir: None: huggingface_hub's own.
-        local_files_only: ask nobody, as with HF_HUB_OFFLINE=1.
+        local_files_only: use the cache alone, as with HF_HUB_OFFLINE=1.
 
     Raises:
         ModelFileError: no such repository, or none or several of its models match; the message lists them.
@@ -78,7 +133,7 @@ def _names_online(hub: Any, repo_id: str, revision: str | None) -> list[str] | N
     """The files of a repository; None where the hub cannot be reached."""
     try:
         return list(hub.HfApi().list_repo_files(repo_id, revision=revision))
-    except (hub.errors.HfHubHTTPError, hub.errors.HFValidationError) as error:  # it answered, and said no
+    except (hub.errors.HfHubHTTPError, hub.errors.HFValidationError) as error:  # the hub refuses
         raise ModelFileError(f"{repo_id} cannot be read: {_first_line(error)}") from error
     except Exception:  # no connection; which exception says so depends on huggingface_hub's release
         return None
@@ -123,7 +178,7 @@ def _snapshot(hub: Any, repo_id: str, revision: str, cache_dir: str | Path | Non
 
 
 def _choose(names: Iterable[str], wanted: str | None, where: str) -> str:
-    """The one model that is meant: its file, or the first of its parts."""
+    """The only model of `names` that matches: its file, or the first of its parts. Raises ModelFileError."""
     files = [name for name in names if name.lower().endswith(".gguf")]
     chosen = sorted({part_names(name)[0] for name in files if _matches(name, wanted)})
     if len(chosen) == 1:
@@ -138,7 +193,7 @@ def _choose(names: Iterable[str], wanted: str | None, where: str) -> str:
 def _matches(name: str, wanted: str | None) -> bool:
     name = name.lower()
     if wanted is None:
-        return "mmproj" not in name  # a part that sees images, beside the model
+        return "mmproj" not in name  # the vision encoder, a file beside the model
     wanted = wanted.lower()
     if wanted.endswith(".gguf") or any(sign in wanted for sign in "*?["):
         return fnmatchcase(name, wanted) or fnmatchcase(name.rsplit("/", 1)[-1], wanted)
@@ -153,57 +208,3 @@ def _listed(names: list[str]) -> str:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-# ----------------------------------------------------------------------------------------------------
-# Which file a model's name means, and whether it can be a model at all, before anything native sees it.
-
-
-def resolve(model: str) -> Path:
-    """The absolute path of a model: a file, the first part of one in several files, the bundled one for "tiny", or one
-    on the hub for "hf:owner/repo:Q4_K_M".
-
-    Raises:
-        ConfigError: the path is relative, and the working directory is gone.
-        ModelFileError: it, or a part of it, is missing, a directory, unreadable, or its header is not GGUF's.
-        SetupError: it is on the hub, and huggingface_hub is not installed.
-    """
-    if model == TINY:
-        path = Path(str(resources.files("llamabatch.models") / "tiny.gguf"))
-    elif model.startswith(HUB):
-        path = fetch_reference(model)
-    else:
-        path = Path(absolute(model))
-    try:
-        parts = part_paths(path)
-        if path != parts[0] and path.exists():
-            raise ModelFileError(f"{path} is one of {len(parts)} parts of a model; give the first, {parts[0].name}")
-        for part in parts:
-            if part != path and path.exists() and not part.exists():
-                raise ModelFileError(f"{part} is missing: {path.name} is the first of {len(parts)} parts of a model")
-            _check(part)
-    except (OSError, ValueError) as error:  # a name too long, a NUL in it, no permission
-        if isinstance(error, ModelFileError):
-            raise
-        raise ModelFileError(f"{show(model)} cannot be read: {error}") from error
-    return path
-
-
-def local(model: str) -> str:
-    """The same model by a name that asks no network: the path of what is on the hub. Raises as resolve."""
-    return str(resolve(model)) if model.startswith(HUB) else model
-
-
-def file_bytes(path: Path) -> int:
-    """Size of a model's file, or of all its parts. Raises OSError."""
-    return sum(part.stat().st_size for part in part_paths(path))
-
-
-def _check(path: Path) -> None:
-    if path.is_dir():
-        raise ModelFileError(f"{path} is a directory; give the path of a .gguf file, or 'tiny'")
-    if not path.exists():
-        raise ModelFileError(f"{path} does not exist; give the path of a .gguf file, or 'tiny' for the bundled model")
-    if not path.is_file():
-        raise ModelFileError(f"{path} is no regular file; give the path of a .gguf file, or 'tiny'")
-    check_start(path)

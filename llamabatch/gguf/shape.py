@@ -1,4 +1,4 @@
-"""What shape of model a GGUF file holds, from the first kilobytes of its header: cheap enough for every load.
+"""The shape of the model in a GGUF file, from the first kilobytes of its header: cheap enough for every load.
 
 Names of keys: gguf-py/gguf/constants.py.
 """
@@ -8,21 +8,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamabatch.gguf.header import read_front
+from llamabatch.gguf.header import read_start
 from llamabatch.gguf.resolve import file_bytes
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What the speed of a model depends on; two files that agree here run alike.
+    """The figures that decide the speed of a model; two files that agree here run alike.
 
     Attributes:
         architecture: as "qwen2".
-        n_layer, n_embd, n_ff, n_head, n_head_kv: as the file has them, lists with commas; "" where it has none before
-            its vocabulary.
-        n_vocab: 0 where there is no vocabulary.
-        file_type: llama.cpp's number of the quantisation; "" where it stands behind the vocabulary.
-        n_tensors, file_bytes: with the above these tell one quantisation from another.
+        n_layer, n_embd, n_ff, n_head, n_head_kv: as in the file, lists with commas; "" if not there before the
+            vocabulary.
+        n_vocab: 0 without a vocabulary.
+        file_type: llama.cpp's number of the quantisation; "" if it stands behind the vocabulary.
+        n_tensors, file_bytes: they tell one quantisation from another.
     """
 
     architecture: str
@@ -38,17 +38,17 @@ class ModelShape:
 
 
 def read_shape(path: Path) -> ModelShape:
-    """Walks the header up to the vocabulary.
+    """The shape of the model in this file.
 
     Raises:
         ModelFileError: it is no GGUF file, or damaged.
         OSError: it cannot be read.
     """
-    front = read_front(path)
-    arch = front.texts.get("general.architecture", "")
+    start = read_start(path)
+    arch = start.texts.get("general.architecture", "")
 
     def value(key: str) -> str:
-        return front.texts.get(f"{arch}.{key}", "")
+        return start.texts.get(f"{arch}.{key}", "")
 
     return ModelShape(
         architecture=arch,
@@ -57,8 +57,8 @@ def read_shape(path: Path) -> ModelShape:
         n_ff=value("feed_forward_length"),
         n_head=value("attention.head_count"),
         n_head_kv=value("attention.head_count_kv"),
-        n_vocab=front.n_tokens,
-        file_type=front.texts.get("general.file_type", ""),
-        n_tensors=front.n_tensors,
+        n_vocab=start.n_tokens,
+        file_type=start.texts.get("general.file_type", ""),
+        n_tensors=start.n_tensors,
         file_bytes=file_bytes(path),
     )

@@ -1,8 +1,9 @@
-"""Refuses a model file on which llama.cpp would abort the process or read what is not there, before it sees it.
+"""Checks of a model file before llama.cpp sees it: refused is a file on which it would abort the process, or read
+beyond the file.
 
-llama.cpp answers much of what may be wrong with an error, but not all: a block_count of 0 or a token that comes twice
-is an assertion. What is checked here follows gguf.cpp, llama-model-loader.cpp, llama-model.cpp (load_hparams) and
-llama-vocab.cpp; what slips through dies in the child of a trial load (trial.py).
+llama.cpp answers most damage with an error, but not all: a block_count of 0, or a token that comes twice, is an
+assertion. The checks follow gguf.cpp, llama-model-loader.cpp, llama-model.cpp (load_hparams) and llama-vocab.cpp; a
+file that slips through dies in the child process of a trial load (llama/trial_load.py).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _ENDS = ("bos", "eos", "eot")  # of other special tokens llama.cpp passes over w
 
 
 def check_model(path: Path) -> tuple[Header, ...]:
-    """The headers of a model's parts, which passed the checks.
+    """Checks all parts of a model; returns their headers.
 
     Raises:
         ModelFileError: with the file, the field, its value and what is allowed.
@@ -73,11 +74,11 @@ def _refuse(header: Header, field: str, value: object, allowed: str) -> ModelFil
 
 
 def _check_layout(header: Header) -> None:
-    """The data of the tensors follow one another without a gap (gguf.cpp), up to the end of the file at most."""
+    """Checks that the data of the tensors follow one another without a gap (gguf.cpp), within the file."""
     expected, room = 0, header.file_bytes - header.data_start
     for tensor in header.tensors:
         if tensor.type in _NO_WEIGHTS and len(tensor.dims) > 1 and not any(each in tensor.name for each in _TABLES):
-            raise _refuse(header, f"the type of {tensor.name}", tensor.type_name, "it is none of weights")
+            raise _refuse(header, f"the type of {tensor.name}", tensor.type_name, "no weights have this type")
         if 0 in tensor.dims:
             raise _refuse(header, f"the shape of {tensor.name}", tensor.dims, "each dimension must be at least 1")
         if tensor.offset != expected:
@@ -91,7 +92,7 @@ def _check_layout(header: Header) -> None:
 
 
 def _check_split(headers: tuple[Header, ...]) -> None:
-    """Each part says which it is; llama.cpp believes the first part's count, and finds the files by it."""
+    """Checks that each part has its own number: llama.cpp finds the files by the count in the first part."""
     first, names = headers[0], Counter(tensor.name for header in headers for tensor in header.tensors)
     count = first.metadata.get("split.count", 1)
     if isinstance(count, int) and count > 1 and count != len(headers):
@@ -109,7 +110,7 @@ def _check_split(headers: tuple[Header, ...]) -> None:
 
 
 def _numbers(header: Header, key: str) -> list[int]:
-    """The whole numbers of a value of the architecture, one or one a layer; none where it has no such value."""
+    """The whole numbers of a value of the architecture: one, one for each layer, or none without such a value."""
     value = header.own(key)
     if value is None:
         return []
@@ -155,7 +156,8 @@ def _check_layers(header: Header, tensors: Iterable[str]) -> None:
 
 
 def _check_heads(header: Header, tensors: dict[str, TensorInfo]) -> None:
-    """Where the heads do not divide what they share, the products of attention have no shape: an assertion."""
+    """Checks that the heads divide the width they share: otherwise the products of attention have no shape, an
+    assertion."""
     name, n_layer = f"{header.architecture}.attention", max(_numbers(header, "block_count"), default=1)
     heads, kv_heads = _numbers(header, "attention.head_count"), _numbers(header, "attention.head_count_kv")
     attends = any(f"blk.{n}.attn_{part}.weight" in tensors for n in range(n_layer) for part in ("q", "qkv"))
@@ -208,7 +210,7 @@ def _check_vocabulary(header: Header, embeddings: TensorInfo | None) -> None:
 
 
 def _check_along(header: Header, key: str, types: tuple[int, ...], n_tokens: int) -> None:
-    """An array beside the tokens. llama.cpp reads as many as there are tokens, and passes over more."""
+    """Checks an array parallel to the tokens. llama.cpp reads one item for each token, and ignores more."""
     value = header.metadata.get(key)
     if value is None:
         return
@@ -220,7 +222,7 @@ def _check_along(header: Header, key: str, types: tuple[int, ...], n_tokens: int
 
 
 def _check_distinct(header: Header, tokens: Items) -> None:
-    """llama.cpp maps texts to ids, and asserts that both are equally many."""
+    """Checks that no token comes twice: llama.cpp maps texts to ids, and asserts that both are equally many."""
     texts = _texts(header.path, tokens)
     if b"\0" in b"".join(texts):  # llama.cpp reads up to it
         texts = [text.partition(b"\0")[0] for text in texts]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineClosedError, ModelFileError, PromptError
-from llamabatch.gguf.header import read_front
+from llamabatch.gguf.header import read_start
 from llamabatch.gguf.resolve import file_bytes
 from llamabatch.llama import library
 from llamabatch.llama.adapters import Adapters
@@ -204,7 +204,7 @@ class Model:
     def _read_metadata(self) -> dict[str, str]:
         lib, pairs = self._lib, dict[str, str]()
         with contextlib.suppress(ModelFileError):  # llama.cpp leaves lists out, but knows more kinds of headers
-            pairs = dict(read_front(self.path).texts)
+            pairs = dict(read_start(self.path).texts)
         for i in range(lib.llama_model_meta_count(self.handle)):
             key = _string(lambda buffer, size, i=i: lib.llama_model_meta_key_by_index(self.handle, i, buffer, size))
             pairs[key] = _string(

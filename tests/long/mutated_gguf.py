@@ -13,7 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 from llamabatch import LLM, LlamaBatchError, SamplingParams
-from llamabatch.gguf.reader import START, Walk
+from llamabatch.gguf.reader import START, HeaderReader
 from llamabatch.utils import paths
 from tests.model.architectures import write
 
@@ -43,7 +43,7 @@ class Pieces:
     def of(cls, path: Path) -> Pieces:
         whole = path.read_bytes()
         with path.open("rb") as file:
-            walk = Walk(path, file)
+            walk = HeaderReader(path, file)
             _, n_tensors, n_values = walk.start()
             marks = [walk.at]
             for _ in range(n_values):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamabatch.errors import ModelFileError
-from llamabatch.gguf.header import _read_header, check_start, read_front, read_header, read_parts, read_tensors
+from llamabatch.gguf.header import _read_header, check_start, read_header, read_parts, read_start, read_tensors
 from llamabatch.gguf.reader import TENSOR_TYPES, Items
 from llamabatch.utils import paths
 
@@ -80,8 +80,8 @@ def test_a_large_vocabulary_is_passed_over_and_read_once(tmp_path):
     assert "tokenizer.ggml.scores" not in header.texts()
     assert took < 0.2
     assert read_header(path) is header
-    assert read_front(path).n_tokens == 152_000
-    assert "list" not in read_front(path).texts
+    assert read_start(path).n_tokens == 152_000
+    assert "list" not in read_start(path).texts
     path.write_bytes(path.read_bytes() + b"\0")
     assert read_header(path) is not header
 
@@ -147,7 +147,7 @@ def test_a_mutated_header_is_read_or_refused(tmp_path_factory, data):
         body[at : at + len(junk)] = junk
     path = tmp_path_factory.mktemp("mutated") / "m.gguf"
     path.write_bytes(bytes(body[: data.draw(st.integers(0, len(body)))]))
-    for read in (check_start, read_front, read_header):
+    for read in (check_start, read_start, read_header):
         with contextlib.suppress(ModelFileError):
             read(path)
     _read_header.cache_clear()

@@ -156,7 +156,7 @@ def test_a_bad_value_is_named_with_what_is_allowed(changes, words, tmp_path):
     ("options", "words"),
     [
         ({"tensors": TENSORS | {"blk.0.x.weight": (0, 3)}}, r"shape of blk.0.x.weight is \(0, 3\); each dimension"),
-        ({"kind": 26}, "type of blk.0.attn_q.weight is 'I32'; it is none of weights"),
+        ({"kind": 26}, "type of blk.0.attn_q.weight is 'I32'; no weights have this type"),
         ({"move": 1}, "offset of blk.1.attn_q.weight is 417; it must be 416"),
         ({"move": 32}, "offset of blk.1.attn_q.weight is 448; it must be 416"),
         ({"cut": 1}, "truncated: blk.1.attn_q.weight ends at byte"),
