@@ -1,0 +1,119 @@
+"""FakeRequest, and the answers, vectors and scores that a test gives for one."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.testing.fake_model import N_EMBD
+from llamabatch.utils.checks import show
+
+T = TypeVar("T")
+Kind = Literal["generate", "chat", "embed", "score"]
+
+
+@dataclass(frozen=True)
+class FakeRequest:
+    """One request of a FakeLLM: the argument of an answer function, and an item of `FakeLLM.requests`.
+
+    Attributes:
+        kind: the verb: "generate" or "chat" (of stream and as_completed, too), "embed", "score".
+        prompt: the text that the model reads; of a conversation, the text that the chat template makes of it.
+        messages: the conversation; None for any other request.
+        params: how to sample.
+        prompt_token_ids: the prompt as ids of the fake vocabulary.
+        index: number of the continuation, from 0 to n - 1.
+        adapters: name -> scale.
+        continuation: the text to score; "" for any other request.
+    """
+
+    kind: Kind
+    prompt: str
+    messages: tuple[dict[str, str], ...] | None = None
+    params: SamplingParams = SamplingParams()
+    prompt_token_ids: tuple[int, ...] = ()
+    index: int = 0
+    adapters: tuple[tuple[str, float], ...] = ()
+    continuation: str = ""
+
+    @property
+    def text(self) -> str:
+        """Content of the last message of a conversation, else the prompt: the key of a mapping of answers."""
+        return self.messages[-1]["content"] if self.messages else self.prompt
+
+
+Answer = str | Exception
+Answers = str | Callable[[FakeRequest], Answer] | Mapping[str, Answer] | Sequence[Answer] | None
+Embeddings = Callable[[FakeRequest], Sequence[float]] | Mapping[str, Sequence[float]] | None
+Scores = Callable[[FakeRequest], float] | Mapping[str, float] | None
+
+
+class Script:
+    """The answers of a test. Safe to call from several threads.
+
+    Args:
+        answers, embeddings, scores: as for FakeLLM.
+
+    Raises:
+        AssertionError: by each method, if the test gave no answer for the request, or one of a wrong type.
+    """
+
+    def __init__(self, answers: Answers = None, embeddings: Embeddings = None, scores: Scores = None) -> None:
+        self._answers = answers
+        self._embeddings = embeddings
+        self._scores = scores
+        self._n_given = 0
+        self._lock = threading.Lock()
+
+    def answer(self, request: FakeRequest) -> str:
+        """The text that continues the prompt. Raises an exception that the test gave in place of it."""
+        answer = self._answer(request)
+        if isinstance(answer, Exception):
+            raise answer
+        if not isinstance(answer, str):
+            raise AssertionError(f"the answer to {show(request.text)} is {show(answer)}; give a str or an exception")
+        return answer
+
+    def _answer(self, request: FakeRequest) -> object:
+        answers = self._answers
+        if answers is None:
+            return request.text
+        if callable(answers):
+            return answers(request)
+        if isinstance(answers, Mapping):
+            return _of_mapping("answers", answers, request.text)
+        if isinstance(answers, str):
+            return answers
+        with self._lock:
+            place = self._n_given
+            self._n_given += 1
+        if place >= len(answers):
+            raise AssertionError(f"answers holds {len(answers)}; {show(request.text)} is request {place + 1}")
+        return answers[place]
+
+    def embedding(self, request: FakeRequest) -> list[float]:
+        """The vector of a text: by default 16 numbers from -1 to 1, of equal texts the same."""
+        if callable(self._embeddings):
+            return [float(value) for value in self._embeddings(request)]
+        if self._embeddings is not None:
+            return [float(value) for value in _of_mapping("embeddings", self._embeddings, request.text)]
+        draw = random.Random(request.text)
+        return [draw.uniform(-1, 1) for _ in range(N_EMBD)]
+
+    def score(self, request: FakeRequest, n_tokens: int) -> float:
+        """The logprob of a continuation of so many tokens: by default -1 a token."""
+        if callable(self._scores):
+            return float(self._scores(request))
+        if self._scores is not None:
+            return float(_of_mapping("scores", self._scores, request.continuation))
+        return -1.0 * n_tokens
+
+
+def _of_mapping(name: str, given: Mapping[str, T], key: str) -> T:
+    if key not in given:
+        raise AssertionError(f"{name} has nothing for {show(key)}; it has {', '.join(map(show, given)) or 'no key'}")
+    return given[key]

@@ -1,0 +1,113 @@
+"""FakeLLM and FakeAsyncLLM: the verbs of LLM and AsyncLLM over a FakeClient."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llamabatch.client.base import EngineClient
+from llamabatch.client.middleware import BoundedClient, CountingClient
+from llamabatch.config import EngineConfig
+from llamabatch.entrypoints.async_llm import AsyncLLM
+from llamabatch.entrypoints.llm import LLM
+from llamabatch.testing.answers import Answers, Embeddings, FakeRequest, Scores, Script
+from llamabatch.testing.fake_client import FakeClient
+from llamabatch.utils.paths import HUB
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+    from llamabatch.config import EngineOptions
+
+
+class FakeLLM(LLM):
+    """An LLM without a model: it answers as a test says, at once and without llama.cpp.
+
+    Prompts, conversations, SamplingParams, options and adapters are checked as LLM checks them, and the results are of
+    the same types: RequestOutput, Score, numpy vectors. An answer is cut at max_tokens and at stop strings by a
+    vocabulary in which a word is a token. How to sample, structured_outputs and logits_processors change nothing.
+
+    Args:
+        model: any name; no file is read.
+        answers: the text that continues a prompt. A function of a FakeRequest; a mapping from the prompt, or from the
+            last message of a conversation; a list, used up in the order of the requests; one text for all; None: the
+            prompt, or the last message, again. An exception in place of a text ends its request with that error;
+            QueueFull and EngineClosedError leave the call, as those of an engine do.
+        embeddings: the vector of a text: a function of a FakeRequest, or a mapping from the text; None: 16 numbers
+            drawn from the text.
+        scores: the logprob of a continuation: a function of a FakeRequest, or a mapping from the continuation; None: -1
+            a token.
+        **options: as for LLM.
+
+    Raises:
+        ConfigError: an option is wrong.
+        AssertionError: by any call, if there is no answer for one of its requests. It leaves the call even where errors
+            are returned, since it is an error of the test.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] = "fake",
+        *,
+        answers: Answers = None,
+        embeddings: Embeddings = None,
+        scores: Scores = None,
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        self._fake = FakeClient(EngineConfig.from_options(model, options), Script(answers, embeddings, scores))
+        self._client = _counted(self._fake)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_id: str,
+        filename: str | None = None,
+        *,
+        revision: str | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        **options: Unpack[EngineOptions],
+    ) -> Self:
+        """A FakeLLM of that name; nothing is downloaded. `answers` and its like may stand among the options."""
+        return cls(f"{HUB}{repo_id}", **options)
+
+    @property
+    def requests(self) -> list[FakeRequest]:
+        """All requests so far, in the order of their answers; prompts that were refused are not among them."""
+        return list(self._fake.requests)
+
+
+class FakeAsyncLLM(AsyncLLM):
+    """An AsyncLLM without a model; see FakeLLM. An answer function is called on a thread, so it may block.
+
+    Args:
+        model, answers, embeddings, scores, **options: as for FakeLLM.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] = "fake",
+        *,
+        answers: Answers = None,
+        embeddings: Embeddings = None,
+        scores: Scores = None,
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        super().__init__(model, **options)
+        self._fake = FakeClient(self._config, Script(answers, embeddings, scores))
+
+    @property
+    def requests(self) -> list[FakeRequest]:
+        """As FakeLLM.requests."""
+        return list(self._fake.requests)
+
+    def _connect(self) -> CountingClient:
+        return _counted(self._fake)
+
+
+def _counted(fake: FakeClient) -> CountingClient:
+    """The client as LLM has it: with counts of its requests, and max_queue."""
+    client: EngineClient = fake
+    max_queue = fake.plan.config.max_queue
+    return CountingClient(client if max_queue is None else BoundedClient(client, max_queue))

@@ -1,0 +1,112 @@
+"""FakeModel: a vocabulary of words and a chat template, in place of a GGUF file."""
+
+from __future__ import annotations
+
+import re
+import threading
+import zlib
+from pathlib import Path
+
+from llamabatch.errors import PromptError
+from llamabatch.request.chat import TEMPLATE_KWARGS
+from llamabatch.request.detokenizer import Vocabulary
+
+N_VOCAB = 2**17
+N_EMBD = 16
+BOS, EOS, START, END = range(4)
+_NAMES = {"<|bos|>": BOS, "<|eos|>": EOS, "<|im_start|>": START, "<|im_end|>": END}
+_FIRST_BYTE = len(_NAMES)
+_FIRST_WORD = _FIRST_BYTE + 256
+_TRIES = 64  # ids that a word may get, in case other words have the same hash
+
+_WORDS = re.compile(r" ?\w+| ?[^\w\s]|\s")
+_SPECIALS = re.compile("|".join(map(re.escape, _NAMES)))
+_MESSAGES = re.compile(r"<\|im_start\|>(.*?)\n(.*?)<\|im_end\|>\n", re.DOTALL)
+
+# ChatML. The list at the top reads every variable that a caller may give, so that none is refused.
+_TEMPLATE = f"{{% set known = [{', '.join(TEMPLATE_KWARGS)}] %}}" + (
+    "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content or '' }}"
+    "{% if message.tool_calls %}{{ message.tool_calls | tojson }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def messages_of(prompt: str) -> tuple[dict[str, str], ...] | None:
+    """The messages of a prompt that the chat template made; None for any other prompt."""
+    found = _MESSAGES.findall(prompt)
+    return tuple({"role": role, "content": content} for role, content in found) or None
+
+
+class FakeModel:
+    """The members of llama.model.Model that need no weights.
+
+    A token is a word with the space before it, a punctuation mark, or a white space. The id of a word is a hash of it,
+    so that equal texts have equal ids in every FakeModel.
+
+    Args:
+        path: the name of the model, for messages and titles; no file need be there.
+    """
+
+    cannot_generate: str | None = None
+    cannot_embed: str | None = None
+    chat_template: str | None = _TEMPLATE
+    n_vocab = N_VOCAB
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.vocabulary = Vocabulary(N_VOCAB, self.is_eog, self.token_bytes, self.all_bytes, BOS)
+        self._words: dict[int, bytes] = {}
+        self._lock = threading.Lock()
+
+    def is_eog(self, token_id: int) -> bool:
+        """True for <|eos|> and <|im_end|>."""
+        return token_id in (EOS, END)
+
+    def special_token(self, name: str) -> str:
+        """Text of the "bos" or "eos" token."""
+        return f"<|{name}|>"
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Text to token ids; arguments as LLM.tokenize."""
+        ids = [BOS] if add_special else []
+        at = 0
+        for special in _SPECIALS.finditer(text) if parse_special else ():
+            ids += self._plain(text[at : special.start()])
+            ids.append(_NAMES[special[0]])
+            at = special.end()
+        return ids + self._plain(text[at:])
+
+    def detokenize(self, token_ids: list[int], *, skip_special: bool = True) -> str:
+        """Token ids to text; arguments as LLM.detokenize. Raises PromptError for an id outside the vocabulary."""
+        for token_id in token_ids:
+            if not 0 <= token_id < N_VOCAB:
+                raise PromptError(f"token id {token_id} is outside the vocabulary; allowed are 0 to {N_VOCAB - 1}")
+        read = self.token_bytes if skip_special else self.all_bytes
+        return b"".join(map(read, token_ids)).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes of a token's text; b"" for special tokens, and for ids that no text has had yet."""
+        if _FIRST_BYTE <= token_id < _FIRST_WORD:
+            return bytes([token_id - _FIRST_BYTE])
+        return self._words.get(token_id, b"")
+
+    def all_bytes(self, token_id: int) -> bytes:
+        """As token_bytes, but with the names of special tokens."""
+        special = next((name for name, special_id in _NAMES.items() if special_id == token_id), None)
+        return self.token_bytes(token_id) if special is None else special.encode()
+
+    def _plain(self, text: str) -> list[int]:
+        words = (word.encode("utf-8", errors="replace") for word in _WORDS.findall(text))
+        return [token_id for word in words for token_id in self._ids_of(word)]
+
+    def _ids_of(self, word: bytes) -> list[int]:
+        """One id; or one a byte, if other words have all the ids that this one may get."""
+        n_words = N_VOCAB - _FIRST_WORD
+        first = zlib.crc32(word)
+        with self._lock:
+            for shift in range(_TRIES):
+                token_id = _FIRST_WORD + (first + shift) % n_words
+                if self._words.setdefault(token_id, word) == word:
+                    return [token_id]
+        return [_FIRST_BYTE + byte for byte in word]
