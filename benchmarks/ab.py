@@ -1,4 +1,4 @@
-"""Another revision beside this one: `make bench-ab REF=HEAD~3`. Did a change cost anything?
+"""The speed of this working tree beside another revision: `make bench-ab REF=HEAD~3`.
 
     python -m benchmarks.ab REF [--pairs N] [--workload NAME]... [--json FILE]
 

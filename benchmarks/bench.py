@@ -1,4 +1,4 @@
-"""Ours and its peers, in turn, on one machine: `make bench` and `make bench-quick`. docs/benchmarks.md tells more.
+"""Ours and its peers, in turn, on one machine: `make bench` and `make bench-quick`; see docs/benchmarks.md.
 
 python -m benchmarks.bench [--quick] [--workload NAME]... [--peer NAME]... [--rounds N] [--json FILE] [--plot FILE]
 """
@@ -52,7 +52,7 @@ def quick_workloads() -> list[Workload]:
 def make_setup(
     env: dict[str, str], workloads: Sequence[Workload], peers: Sequence[str], threads: int, timeout_s: float
 ) -> Setup:
-    """Whatever these peers need, made now where it is missing. What cannot be made fails in their rounds."""
+    """Makes the missing models, programs and environments of the peers. A peer without its own fails in its rounds."""
     others = {"xllamacpp", "llama-cpp-python server"} & set(peers)
     native = {report.BEST, report.DEFAULTS, report.LIMIT} & set(peers)
     return Setup(

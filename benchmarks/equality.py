@@ -1,10 +1,10 @@
-"""How often greedy texts part between strategies on the bundled model, and how close the two best logits then were.
+"""The share of greedy texts that part between strategies on the bundled model, and the gaps of their two best logits.
 
     python benchmarks/equality.py -n 2000 --json benchmarks/results/equality-tiny.json
 
-Random token ids of the vocabulary, where the model is least sure, and the held-out questions, where users are. Each
-prompt runs alone in a sequential engine first; then all of them with each way to run them together. The largest gap is
-what the bound of the rule of equality (docs/architecture.md, tests/model/conftest.py) is set by.
+Random token ids of the vocabulary, where the model is least sure, and the held-out questions, the usual input. Each
+prompt runs alone in a sequential engine first; then all of them with each way to run them together. The largest gap
+sets the bound of the rule of equality (docs/design/sampling-and-equality.md, tests/model/conftest.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a figure was measured with: machine, instructions of its CPU, versions, revision, command."""
+"""The circumstances of a figure: machine, instructions of its CPU, versions, revision, command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INSTRUCTIONS = ("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512", "
 
 
 def facts(command: str) -> dict[str, Any]:
-    """Everything that belongs beside a figure, as JSON. `command`: what the user typed, without folders."""
+    """Everything that belongs beside a figure, as JSON. `command`: the command line, without folders."""
     machine = MachineFacts.here()
     machine_facts = dataclasses.asdict(machine)
     versions = machine_facts.pop("versions")
@@ -54,5 +54,5 @@ def _git(*arguments: str) -> str:
 
 
 def vector_flags() -> list[str]:
-    """The vector and matrix instructions that the CPU announces; empty where the system does not tell."""
+    """The vector and matrix instructions that the CPU announces; empty where the system does not list them."""
     return sorted(flag for flag in cpu_flags() if flag.startswith(_INSTRUCTIONS))

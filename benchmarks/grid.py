@@ -1,6 +1,6 @@
-"""Which flags of llama-server are best for a workload, out of a fixed grid; and the memory of what was found.
+"""The best flags of llama-server for a workload, out of a fixed grid, and their record in a file.
 
-Each combination runs the workload in a cut-down form, once. What was found is kept in the user's cache for the build,
+Each combination runs the workload in a cut-down form, once. The best flags are kept in the user's cache for the build,
 the model and the number of threads, and used until one of them changes.
 """
 
@@ -22,7 +22,7 @@ GRID: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("--cache-ram", "0"),),
     (("-ub", "512"), ("-ub", "2048")),
 )
-# What wins most often on CPUs: for runs that have no time for the grid, until a full run has found something else.
+# The most frequent winner on CPUs: for runs without time for the grid, until a full run has found other flags.
 USUAL = ("-no-kvu", "-fa", "on", "--cache-ram", "0", "-ub", "512")
 # A combination that takes this many times as long as the best so far is given up: without flash attention some take
 # fifteen times as long.
@@ -48,7 +48,7 @@ class Remembered:
     """Best flags by workload, in a file.
 
     Args:
-        key: what they hold for; flags found for another key are not used.
+        key: build, model and threads that they hold for; flags of another key are not used.
     """
 
     def __init__(self, path: Path, key: str) -> None:
@@ -64,10 +64,10 @@ class Remembered:
     def search(
         self, workload: Workload, run: Callable[[Flags, Workload, float], Result], say: Callable[[str], None]
     ) -> None:
-        """Run the grid for a workload and keep what it finds. A combination that fails drops out.
+        """Run the grid for a workload and keep the best. A combination that fails drops out.
 
         Args:
-            run: measures llama-server with these flags, in so many seconds at most; raises PeerFailure.
+            run: (flags, seconds at most) -> the measurement of llama-server; raises PeerFailure.
         """
         figures: dict[Flags, Result] = {}
         failures: dict[Flags, str] = {}

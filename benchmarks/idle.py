@@ -38,9 +38,9 @@ class Idle:
 
 
 def measure(setup: Setup, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Both in turn, each round in a fresh process. A failure is told and leaves the figures out.
+    """Both in turn, each round in a fresh process. A failure is printed and leaves the figures out.
 
-    The first start of each is not counted: it reads files that nobody has read for a while.
+    The first start of each is not counted: it reads files that are not in the system's cache yet.
     """
     peers = (Ours(), LlamaLoop())
     found: dict[str, list[Idle]] = {peer.name: [] for peer in peers}

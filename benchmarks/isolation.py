@@ -1,4 +1,4 @@
-"""What isolation costs: the engine in a child process beside one in the process that asks.
+"""The cost of isolation: the engine in a child process beside one in the calling process.
 
     python -m benchmarks.isolation [--pairs N] [--workload NAME]... [--json FILE]
 

@@ -3,9 +3,9 @@
     python -m benchmarks.kernels [--json FILE] [--picture FILE]
 
 A step is one llama_decode with one token for each of the rows, split KV cache, every sequence at the same length. Three
-libraries are asked in turn for each point: stock with flash attention (llama.cpp's default), stock without, patched
-with it; on a CPU with AMX also patched with AMX off. The fastest of some steps counts. The floor is what no kernel gets
-below: all weights and the rows' KV cells read once at the machine's measured bandwidth, or the products at the rate
+libraries take turns at each point: stock with flash attention (llama.cpp's default), stock without, patched
+with it; on a CPU with AMX also patched with AMX off. The fastest of some steps counts. The floor is a bound for any
+kernel: all weights and the rows' KV cells read once at the machine's measured bandwidth, or the products at the rate
 that the patched library's prefill reaches, whichever takes longer; a model that fits in the caches can be faster than
 that. Last comes the perplexity of the bundled model on its held-out answers, decoded side by side, with each library.
 """
@@ -67,7 +67,7 @@ def header(series: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Roof:
-    """What the machine and a model allow.
+    """The limits of the machine and a model.
 
     Attributes:
         bandwidth: bytes a second that all threads together read from memory.

@@ -14,7 +14,12 @@ from matplotlib.ticker import ScalarFormatter
 from benchmarks.plot import STYLE
 
 STOCK, STOCK_OFF, PATCHED, NO_AMX = "stock", "stock, no flash attention", "patched", "patched, no AMX"
-_COLORS = ("#0072B2", "#56B4E9", "#D55E00", "#009E73")  # Okabe and Ito's palette, as in llamabatch.compare.style
+_COLORS = (
+    "#0072B2",
+    "#56B4E9",
+    "#D55E00",
+    "#009E73",
+)  # Okabe and Ito's palette, as in llamabatch/tools/compare/plot.py
 _MARKS = ("o", "s", "^", "v")
 _TICKS = (1, 2, 4, 8, 16, 32, 64)
 

@@ -1,4 +1,4 @@
-"""What the engine itself can do: the requests' tokens over the prefill and decode times of llama-batched-bench.
+"""The limit of llama.cpp itself: the requests' tokens over the prefill and decode times of llama-batched-bench.
 
 Where all requests are alike, llama-batched-bench runs their very shape. Where lengths differ, its times for 1 to 32
 sequences make a staircase, on which an ideal scheduler is computed: longest first, 32 slots, each step one pass with
@@ -82,7 +82,7 @@ def staircase_seconds(shapes: Sequence[Shape], prefill_tps: float, steps: dict[i
 
 
 def rows_of_steps(generated: Sequence[int], n_slots: int) -> dict[int, int]:
-    """How many steps have how many rows, longest requests first, a new one as soon as one has ended.
+    """Number of rows -> steps with so many, longest requests first, a new one as soon as one has ended.
 
     The first token of a request comes from its prompt, so it takes one step fewer than tokens.
     """

@@ -1,4 +1,4 @@
-"""Two ways to run the same engine, side by side in one process tree: what benchmarks/ab.py and isolation.py share.
+"""Two ways to run the same engine, side by side in one process tree: the common part of ab.py and isolation.py.
 
 Both are up at once and run the same requests in turn; each pair gives a ratio of tokens/s. Printed are the median ratio
 of the first over the second, and its 95 % bootstrap interval.
@@ -29,13 +29,13 @@ from llamabatch.planning.machine import Machine
 from llamabatch.utils.format import significant
 from native_patches.tools import SetupFailure
 
-_PAIRS_A_START = 5  # then both start anew: how memory happened to be laid out must not decide
+_PAIRS_A_START = 5  # then both start anew, so that a chance layout of memory does not decide
 _RESAMPLES = 10_000
 
 
 @dataclass(frozen=True)
 class Side:
-    """A revision, and what runs it; `options` of LLM beside those that the workload sets."""
+    """A revision and its interpreter; `options` of LLM beside those that the workload sets."""
 
     name: str
     folder: Path
@@ -84,12 +84,12 @@ def compare(
     json_file: Path | None,
     **about: Any,
 ) -> None:
-    """Measures both sides, and tells.
+    """Measures both sides and prints the ratios.
 
     Args:
-        find_sides: called once signals are seen to.
+        find_sides: gives both sides; called after the signal handlers are set.
         usual: workloads where `names` has none.
-        program: the command line, without what was given.
+        program: the command line, without its arguments.
         about: more for the JSON.
 
     Raises:

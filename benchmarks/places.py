@@ -1,4 +1,4 @@
-"""What a benchmark needs on disk: models, the peers' environment and programs. Made once, and again if stale."""
+"""Files of a benchmark: models, the peers' environment and programs. Made once, and again if stale."""
 
 from __future__ import annotations
 

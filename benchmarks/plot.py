@@ -19,7 +19,7 @@ STYLE = {
     "axes.edgecolor": "#AAAAAA", "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK,
     "svg.fonttype": "none",
 }  # fmt: skip
-# Okabe and Ito's palette, as in llamabatch.compare.style
+# Okabe and Ito's palette, as in llamabatch/tools/compare/plot.py
 _COLORS = {OURS: "#D55E00", BEST: "#0072B2", DEFAULTS: "#56B4E9", LOOP: "#777777", LIMIT: "#DDDDDD"}
 _OTHER = "#CC79A7"
 _COLUMNS = 3

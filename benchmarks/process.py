@@ -20,11 +20,11 @@ _LAST_WORDS = 300  # characters of a program's log that a failure quotes
 
 
 class PeerFailure(Exception):
-    """A peer cannot be measured; the message says why. It never ends the run."""
+    """A peer cannot be measured, with the reason. It never ends the run."""
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
-    """What peers start with: the user's environment, without what makes a Python find other packages."""
+    """The environment of peers: the user's, without variables that make a Python find other packages."""
     return {name: value for name, value in given.items() if name not in _NOT_FOR_CHILDREN}
 
 
@@ -32,8 +32,8 @@ class Program:
     """A child program in a process group of its own.
 
     Args:
-        name: for messages.
-        command: what to run.
+        name: its name in messages.
+        command: the command line.
         log: the file that gets its standard error; and its standard output, unless it answers in lines.
         lines: it speaks the protocol of programs/lines.py.
     """
@@ -84,7 +84,7 @@ class Program:
 
     @contextlib.contextmanager
     def limit(self, timeout_s: float) -> Iterator[None]:
-        """Kill it if the body takes longer; whoever waits for it then sees it end."""
+        """Kill it if the body takes longer; a waiting reader then sees its end."""
 
         def expire() -> None:
             self._timed_out = timeout_s
@@ -103,7 +103,7 @@ class Program:
         return self._process.poll() is not None
 
     def failure(self) -> PeerFailure:
-        """Why it gave no answer."""
+        """The reason for a missing answer."""
         if self._timed_out is not None:
             return PeerFailure(f"it took longer than {self._timed_out:g} s")
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -146,7 +146,7 @@ def neighbour(wanted: bool, env: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Make SIGTERM what Ctrl-C is: the way out on which every program is ended."""
+    """Make SIGTERM raise KeyboardInterrupt, on which every program is ended."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

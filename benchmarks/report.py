@@ -33,7 +33,7 @@ MOST_MORE_LOAD_S = 0.3  # load time, beyond the loop's
 
 @dataclass(frozen=True)
 class Comparison:
-    """Ours over a peer, both medians, and what is asked for."""
+    """Ours over a peer: both medians, and the target."""
 
     workload: str
     figure: str
@@ -69,7 +69,7 @@ def median_memory(series: Series) -> float | None:
 
 
 def compare(series: Sequence[Series]) -> list[Comparison]:
-    """Ours over every other peer, workload by workload; nothing where ours or the peer has no figure."""
+    """Ours over every other peer, workload by workload, where both have figures."""
     ours = {row.workload: row for row in series if row.peer == OURS}
     found: list[Comparison] = []
     for row in series:
@@ -168,7 +168,7 @@ def _series(row: Series) -> dict[str, Any]:
 
 
 def _facts(row: Series) -> dict[str, Any]:
-    """What the peer said of itself in its last round, without what belongs to one round or to one machine's folders."""
+    """Facts that the peer gave in its last round, without those of one round or of one machine's folders."""
     said = row.results[-1].facts if row.results else {}
     return {name: value for name, value in said.items() if name not in ("counts", "folder", "first_token_s", "address")}
 

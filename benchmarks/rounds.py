@@ -13,7 +13,7 @@ from benchmarks.workloads import Workload
 
 @dataclass
 class Series:
-    """What one peer gave on one workload, round by round. It is measured no more once it has failed."""
+    """The results of one peer on one workload, round by round. A peer that failed is not measured again."""
 
     peer: str
     workload: str
@@ -34,7 +34,7 @@ def run(
     """All peers on all workloads, so many rounds; the ids of a round are the same for all peers.
 
     Args:
-        after_round: is given what there is, after each round of a workload.
+        after_round: gets the results so far, after each round of a workload.
     """
     series: list[Series] = []
     for workload in workloads:
@@ -42,7 +42,7 @@ def run(
         measured = [peer for peer in peers if peer.applies(workload)]
         series += rows
         for number in range(rounds):
-            # each peer begins once: whoever runs first meets a colder machine
+            # each peer begins once: the first one meets a colder machine
             for at in _turned(len(rows), number):
                 if rows[at].failure is None:
                     _measure(setup, workload, measured[at], rows[at], f"{seed}-{workload.name}-{number}", say)

@@ -81,7 +81,7 @@ class Chain:
 
 
 def measure(n_vocab: int, options: dict[str, Any], n_rows: int, rounds: int) -> dict[str, float]:
-    """Microseconds a row by who samples."""
+    """Microseconds a row, by sampler."""
     rows = np.random.default_rng(n_vocab).normal(0, 3, (n_rows, n_vocab)).astype(np.float32)
     params = fill(SamplingParams(**options))
     history = [int(i) for i in np.random.default_rng(0).integers(0, n_vocab, N_PENALISED)] if params.penalised else []
@@ -122,7 +122,10 @@ def main(path: Path | None, rows: int, rounds: int) -> None:
     for vocabulary, n_vocab in VOCABULARIES.items():
         for case, options in CASES.items():
             figures = measure(n_vocab, options, rows, rounds)
-            cells = [f"{figures[who]:.3g}" if who in figures else "" for who in ("compiled", "numpy", "llama.cpp")]
+            cells = [
+                f"{figures[sampler]:.3g}" if sampler in figures else ""
+                for sampler in ("compiled", "numpy", "llama.cpp")
+            ]
             table.add_row(vocabulary, case, *cells)
             results.append({"vocabulary": n_vocab, "case": case, "options": options, "us_per_row": figures})
     Console().print(table)

@@ -1,10 +1,10 @@
-"""Interactive requests beside a background load: by how much do the gaps between their tokens grow?
+"""The growth of the gaps between tokens of interactive requests beside a background load.
 
     python -m benchmarks.tiers --model tiny
 
 Prints the 95th percentile of the time between tokens without and with the load, in turns, and their ratio; the claim is
-at most 1.2. Beside that, what the background gets done meanwhile, and what the same load takes away when it is not
-marked as background.
+at most 1.2. Beside that: the speed of the background, and the effect of the same load when it is not marked as
+background.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def prompts(rng: random.Random, count: int, length: int) -> list[list[int]]:
 
 
 def interactive(llm: LLM, rng: random.Random, people: int, turns: int) -> list[float]:
-    """Gaps between tokens of people who ask again as soon as they have their answer."""
+    """Gaps between tokens of callers that ask again as soon as they have their answer."""
     gaps: list[float] = []
     params = SamplingParams(max_tokens=96, ignore_eos=True)
 

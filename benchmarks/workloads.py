@@ -1,4 +1,4 @@
-"""What is asked of every peer: lengths and arrival times. The token ids are drawn afresh for each round."""
+"""The requests to every peer: lengths and arrival times. The token ids are drawn afresh for each round."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Shape:
     generated: int
     arrival_s: float = 0.0
     talker: bool = True
-    """Whether the gaps between its tokens count."""
+    """The gaps between its tokens count."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Workload:
         return sum(shape.generated for shape in self.shapes)
 
     def outline(self) -> dict[str, object]:
-        """What was asked, in numbers."""
+        """Its requests, in numbers."""
         return {
             "model": self.model, "requests": len(self.shapes), "n_ctx": self.n_ctx, "shared": self.shared,
             "prompt_tokens": sum(shape.prompt for shape in self.shapes), "generated_tokens": self.n_generated,
@@ -83,7 +83,7 @@ class Workload:
     def cut(self) -> Workload:
         """The same kind of work in about a fifth of the time: fewer requests, and a third of the generated tokens.
 
-        Requests that arrive later do so sooner, as there is less to meet.
+        Later requests arrive sooner, as the others end sooner.
         """
         kept = [s for i, s in enumerate(self.shapes) if not s.arrival_s or i % 2]
         shorter = tuple(

@@ -1,1 +1,1 @@
-"""Who is measured. A peer says how it is started and what it was started with; `base.measure` does the rest."""
+"""The programs to measure. A peer starts itself and names its options; `base.measure` does the rest."""

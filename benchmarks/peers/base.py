@@ -1,4 +1,4 @@
-"""What all peers have in common: a session that runs jobs, and one measurement of it."""
+"""The common part of all peers: a session that runs jobs, and one measurement of it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Setup:
-    """What all measurements of a run share.
+    """The common part of all measurements of a run.
 
     Attributes:
         env: the environment that programs start with.
@@ -40,7 +40,7 @@ class Setup:
         bench_python: the interpreter with the peers' packages; None: they are not installed.
         programs: folder of llama-server and llama-batched-bench; None: not built.
         lcp_server: examples/server/server.py of llama-cpp-python; None: not unpacked.
-        logs: folder for what programs write to standard error.
+        logs: folder for the standard error of programs.
         threads: of every peer, for single rows and for batches.
         timeout_s: of one peer on one workload.
     """
@@ -63,7 +63,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Result:
-    """What one measurement gave.
+    """The outcome of one measurement.
 
     Attributes:
         wall_s: from the start to the last token.
@@ -71,7 +71,7 @@ class Result:
         gaps_s: between the tokens of the talkers, where tokens were delivered one by one.
         peak_memory_bytes: resident, largest, of the peer's processes together; its load and warm-up included.
         client_cpu_s: processor time of the benchmark itself while it waited.
-        facts: what the peer says about itself: options, load time, counts.
+        facts: the peer's own: options, load time, counts.
     """
 
     wall_s: float
@@ -106,7 +106,7 @@ class Session(Protocol):
 
 
 class Peer(Protocol):
-    """Who is measured."""
+    """A program to measure."""
 
     @property
     def name(self) -> str: ...
@@ -146,7 +146,7 @@ def measure(peer: Opens, setup: Setup, workload: Workload, rng: random.Random, *
 
 
 def check_tokens(tokens: list[int], jobs: list[Job]) -> None:
-    """Raises PeerFailure if a peer generated less than it was asked for."""
+    """Raises PeerFailure if a peer generated less than its jobs want."""
     wanted = sum(job.generate for job in jobs)
     if sum(tokens) < _LEAST_TOKENS * wanted:
         raise PeerFailure(f"it generated {sum(tokens)} of {wanted} tokens")

@@ -86,7 +86,7 @@ class LlamaLoop:
     """Leave out more requests: of a quick run."""
 
     def applies(self, workload: Workload) -> bool:
-        return not workload.streamed  # nobody talks while another is served
+        return not workload.streamed  # one request after another: no other one generates meanwhile
 
     def open(self, setup: Setup, workload: Workload) -> ChildSession:
         engine = {"n_ctx": workload.n_ctx, "n_threads": setup.threads, "n_threads_batch": setup.threads}

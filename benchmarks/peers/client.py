@@ -63,7 +63,7 @@ class HttpSession:
                 if self._program.ended:
                     raise PeerFailure(f"{type(error).__name__}: {error}; {self._program.failure()}") from error
                 raise PeerFailure(f"{type(error).__name__}: {error}") from error
-            except BaseException:  # interrupted, or refused: the threads wait for answers that nobody wants
+            except BaseException:  # interrupted, or refused: the threads wait for answers without a reader
                 pool.shutdown(wait=False, cancel_futures=True)
                 self._program.close()
                 raise

@@ -141,7 +141,7 @@ def bench_python(setup: Setup) -> Path:
 
 
 def wait(program: Program, port: int, path: str) -> None:
-    """Until the server is up; a server that never is, is ended."""
+    """Wait until the server is up; end one that never is."""
     try:
         wait_until_up(program, (HOST, port), path, LOAD_TIMEOUT_S)
     except BaseException:

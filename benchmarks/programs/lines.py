@@ -1,4 +1,4 @@
-"""How the benchmark talks to a child program: one JSON object a line, on standard input and output.
+"""The protocol between the benchmark and a child program: one JSON object a line, on standard input and output.
 
 Standard library only, and no import from this project: programs of other environments and revisions use it, too.
 """
@@ -14,11 +14,11 @@ from typing import Any
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 
 _answers = os.fdopen(os.dup(1), "w", buffering=1)
-os.dup2(2, 1)  # what libraries print to standard output must not mix with answers
+os.dup2(2, 1)  # output of libraries must not mix with answers
 
 
 def messages() -> Iterator[dict[str, Any]]:
-    """What the benchmark asks, until it is gone."""
+    """The messages of the benchmark, until it ends."""
     for line in sys.stdin:
         yield json.loads(line)
 
@@ -28,7 +28,7 @@ def answer(message: dict[str, Any]) -> None:
 
 
 def serve(start: Callable[[dict[str, Any]], tuple[dict[str, Any], Handler]]) -> None:
-    """The first message starts the peer; every other one is answered by what `start` gave.
+    """The first message starts the peer; the function that `start` returns answers every other one.
 
     An exception is answered with its text, and ends the program.
     """
