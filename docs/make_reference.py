@@ -52,7 +52,7 @@ def _entry(name: str, thing: Any) -> Iterator[str]:
 
 
 def _members(thing: Any) -> dict[str, Any]:
-    """What a class and its bases in this package define, the class's own first."""
+    """Members that a class and its bases in this package define, the class's own first."""
     ours = [base for base in thing.__mro__ if base.__module__.startswith("llamabatch")]
     members: dict[str, Any] = {}
     for base in ours:

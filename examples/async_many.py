@@ -1,4 +1,4 @@
-"""A hundred tasks of asyncio, one engine: each asks on its own, and they are computed together."""
+"""A hundred asyncio tasks on one engine: each sends its own request, and all are computed together."""
 
 import asyncio
 

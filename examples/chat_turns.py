@@ -1,4 +1,4 @@
-"""A chat of several turns: each computes its own tokens only, for the cells of the turns before are still there."""
+"""A chat of several turns: each computes its own tokens only, since the cells of earlier turns are still there."""
 
 from llamabatch import LLM, SamplingParams
 

@@ -1,4 +1,4 @@
-"""Vectors of texts: which is nearest to a question? A model trained for embeddings answers better than this one."""
+"""Vectors of texts, sorted by distance to a question. A model trained for embeddings sorts better than this one."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Code that was written for llama_cpp.Llama, and what changes: the call; the dictionaries stay."""
+"""Code for llama_cpp.Llama, ported: the call changes, the dictionaries stay."""
 
 from llamabatch import LLM, SamplingParams
 

@@ -1,4 +1,4 @@
-"""A file of prompts in, a file of results out, as `llamabatch run` does. Ended at any moment, it goes on from there."""
+"""A file of prompts in, a file of results out, as `llamabatch run` does. A second run goes on after any end."""
 
 import json
 import tempfile
@@ -24,5 +24,5 @@ with tempfile.TemporaryDirectory() as folder:
         print(row["id"], row["text"])
     print(summary.counts.ok, "rows", round(summary.per_second(summary.counts.generated_tokens)), "tokens/s")
 
-    again = run(settings)  # everything is there: nothing is loaded, nothing is computed
+    again = run(settings)  # every row is done: no model is loaded
     print(again.counts.done_before, "rows were done before")

@@ -1,4 +1,4 @@
-"""Which answer does the model find likeliest? Log-likelihoods of given texts, without sampling any."""
+"""The likeliest of given answers: log-likelihoods of texts, without sampling any."""
 
 from llamabatch import LLM
 

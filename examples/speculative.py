@@ -1,4 +1,4 @@
-"""Answers that repeat the question: guessed from the prompt, checked several tokens a step."""
+"""Answers that repeat the question: tokens guessed from the prompt, several verified in a step."""
 
 from llamabatch import LLM, SamplingParams
 

@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures of all tests."""
 
 import os
 import signal
@@ -63,7 +63,7 @@ def handlers_of_signals_stay():
 
 @pytest.fixture(autouse=True, scope="session")
 def no_profiles_of_this_machine(tmp_path_factory):
-    """Tests say what the rules do, whatever was tuned here; one that sets LLAMABATCH_CACHE has profiles of its own."""
+    """Tests run with the rules, without profiles of this machine; a test that sets LLAMABATCH_CACHE has its own."""
     nowhere, real, at_start = tmp_path_factory.mktemp("no-profiles"), profile_store.folder, os.environ.get(CACHE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(profile_store, "folder", lambda: real() if os.environ.get(CACHE) != at_start else nowhere)
@@ -74,8 +74,8 @@ CACHE = "LLAMABATCH_CACHE"
 
 
 class Begun:
-    """What this process has begun since, and is still there. A number would not say it: what was there before may end
-    meanwhile."""
+    """Threads and children that this process has begun since and that still run. A count would not do: earlier ones may
+    end meanwhile."""
 
     def __init__(self):
         self._before = set(threading.enumerate()) | set(psutil.Process().children())

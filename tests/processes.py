@@ -1,4 +1,4 @@
-"""Which processes a test started: other tests' engines may have some of their own."""
+"""The processes that a test started, without those of other tests' engines."""
 
 import psutil
 

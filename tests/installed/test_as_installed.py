@@ -27,13 +27,13 @@ SECONDS = 120  # for one command, on a machine that is busy
 
 @dataclasses.dataclass(frozen=True)
 class Short:
-    """What is run of a command, and what must come of it.
+    """A command in a short form, and its expected outcome.
 
     Attributes:
-        line: for the shell; the same where nothing is to be shortened.
+        line: the line for the shell.
         code: the exit code.
-        says: what stdout and stderr must hold.
-        makes: files that must be there afterwards.
+        says: a part of stdout and stderr.
+        makes: files that must exist afterwards.
     """
 
     line: str
@@ -128,7 +128,7 @@ _STARTERS = ("llamabatch", "echo", *OF_THE_CHECKOUT)
 
 
 def commands():
-    """The commands of all pages: lines of blocks for a shell, and what stands in a sentence as a whole command."""
+    """The commands of all pages: lines of blocks for a shell, and whole commands in a sentence."""
     found = {}
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
@@ -175,7 +175,7 @@ def test_what_make_and_pip_are_told_is_there(stranger):
 
 
 class Stranger:
-    """Someone who has installed the wheel, and nothing else of ours."""
+    """A user with the installed wheel, and nothing else of ours."""
 
     def __init__(self, home: Path, environment: Path, source: Path) -> None:
         self.home, self.environment, self.source = home, environment, source
@@ -199,7 +199,7 @@ class Stranger:
 
 
 def done(*command, **more):
-    """Runs a command that must go well; what it says."""
+    """Runs a command that must succeed; its output."""
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600, **more)
     assert ended.returncode == 0, f"{command}\n{ended.stdout}\n{ended.stderr}"
     return ended.stdout
@@ -229,7 +229,7 @@ def stranger(tmp_path_factory):
 
 @pytest.fixture
 def folder(tmp_path, stranger):
-    """Where the stranger works: it holds a model that no cache knows, and what the commands read."""
+    """The working folder: it holds a model that no cache knows, and the inputs of the commands."""
     (tmp_path / "home").mkdir()
     folder = tmp_path / "my prömpts"
     folder.mkdir()

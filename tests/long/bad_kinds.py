@@ -1,4 +1,4 @@
-"""200 kinds of line that a job cannot run, each with what its error must say."""
+"""200 kinds of line that a job cannot run, each with a part of its error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Kind(NamedTuple):
 
     Attributes:
         line: without its end.
-        says: what its error contains.
+        says: a part of its error.
         id: of its error row.
     """
 

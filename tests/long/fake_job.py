@@ -104,7 +104,7 @@ def in_shard(options: OutputOptions, n_rows: int) -> list[int]:
 
 
 def expected(number: int, options: RecordOptions, failing: bool = False) -> dict[str, Any]:
-    """What stands in an output of a row."""
+    """The record of a row in an output."""
     if is_bad(number):
         made = refusal(BadRow(number, None, "it is no row"), "it is no row", options)
     else:
@@ -160,7 +160,7 @@ def rows(out: Path) -> list[tuple[int, dict[str, Any]]]:
 
 
 def check(out: Path, n_rows: int, options: OutputOptions, failing: Failing = lambda number: False) -> None:
-    """The job is done: each row once, with its own text, in order if so told; and nothing is left beside."""
+    """The job is done: each row once, with its own text, in order if asked for; and nothing is left beside."""
     found = rows(out)
     numbers = [number for number, _ in found]
     due = in_shard(options, n_rows)
@@ -174,6 +174,6 @@ def check_beside(out: Path) -> None:
     """Nothing is left of a job that has ended but its output and its manifest."""
     beside = sorted(path.name for path in out.parent.iterdir() if path.name.startswith(out.name))
     lock = Path(f"{out}.lock")
-    if lock.exists() and not lock.stat().st_size:  # killed between making and writing it: it may be anybody's
+    if lock.exists() and not lock.stat().st_size:  # killed between making and writing it: it may be another job's
         beside.remove(lock.name)
     assert beside == [out.name, f"{out.name}.job.json"], beside

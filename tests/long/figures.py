@@ -1,4 +1,4 @@
-"""Which figures there are: the modules of this folder that say what holds, and in how many cases."""
+"""The figures: modules of this folder with HOLDS, one sentence, and TOTAL, the number of cases."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Figure:
     Attributes:
         name: of its module.
         holds: in one sentence.
-        total: how many cases there are, numbered from 0.
-        quick: how many of them the test suite runs.
-        timeout_s: how long one case may take.
+        total: number of cases, counted from 0.
+        quick: cases of the test suite.
+        timeout_s: limit of one case, seconds.
         digest: of the module and those of this folder that it imports: whether its cases are still the same.
     """
 

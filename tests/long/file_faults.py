@@ -1,4 +1,4 @@
-"""Every file operation of a job fails once, in every way: what is said, and whether the same command then finishes."""
+"""Every file operation of a job fails once, in every way: a message comes, and the same command then finishes."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _run(scenario: Scenario, out: Path, files: FaultyFiles, computed: list[int])
 
 
 def _fails(scenario: Scenario, out: Path, files: FaultyFiles, computed: list[int]) -> bool:
-    """Did the run end early? With a message that says what, where and what to do."""
+    """The run ended early, with a message that names the error, the file and the cure."""
     message = None
     try:
         _run(scenario, out, files, computed)

@@ -43,7 +43,7 @@ def case(number: int, folder: Path) -> None:
 
         def tell(message: str) -> None:
             told.append(message)
-            if len(told) == 1:  # somebody makes room
+            if len(told) == 1:  # room is made
                 ballast.unlink()
                 _resize(disk, "8m")
 
@@ -102,7 +102,7 @@ def _check(out: Path, options: OutputOptions) -> None:
 
 @cache
 def cannot() -> str | None:
-    """Why this machine cannot run it; None: it can."""
+    """The reason that this machine cannot run it; None: it can."""
     if not sys.platform.startswith("linux"):
         return "a tmpfs is Linux's"
     if os.geteuid() != 0:

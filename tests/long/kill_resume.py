@@ -102,7 +102,7 @@ def _run_and_kill(source: Path, out: Path, order: str, after_s: float) -> int:
 
 
 def _computes(process: psutil.Process) -> bool:
-    """A dead one that nobody has asked for yet does not: its new parent may take seconds to."""
+    """The process computes; a zombie, which its new parent may reap seconds later, does not."""
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -123,7 +123,7 @@ def _manifest(out: Path) -> Path:
 
 
 def _exit_code(out: Path) -> int | None:
-    """What the job ended with, by its manifest; None: it has not ended."""
+    """The exit code in the job's manifest; None: it has not ended."""
     ending = json.loads(_manifest(out).read_text())["ending"] if _manifest(out).exists() else None
     return None if ending is None else int(ending["errors"] > 0)
 

@@ -1,4 +1,4 @@
-"""A child with 8 requests in flight is killed: they all finish, and nothing is told twice."""
+"""A child with 8 requests in flight is killed: they all finish, and no token comes twice."""
 
 from __future__ import annotations
 

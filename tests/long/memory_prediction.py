@@ -53,7 +53,7 @@ def measure(model: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def figure(number: int, folder: Path) -> dict[str, Any]:
-    """What a case measures, and of what."""
+    """The model and the slots of a case."""
     (shape, quant), n_slots = MODELS[number // len(SLOTS)], SLOTS[number % len(SLOTS)]
     if not quant:
         return {"model": shape, "n_slots": n_slots, **measure(shape, {"n_slots": n_slots})}

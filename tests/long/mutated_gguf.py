@@ -1,4 +1,4 @@
-"""Model files that somebody damaged, or made to damage: each is refused by name, or runs, and the process lives."""
+"""Damaged or hostile model files: each is refused by name, or runs, and the process lives."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _cut(whole: bytes, marks: list[int]) -> list[bytes]:
 
 
 def case(number: int, folder: Path) -> None:
-    """Mutates a model as this number says, and opens it. What is found out of it is kept in the folder."""
+    """Mutates a model as this number says, and opens it. Verdicts on it stay in the folder."""
     rng = random.Random(number)
     source = paths.bundled_model() if rng.random() < 0.3 else tiny(rng.choice(KINDS), folder)
     path = folder / f"mutated-{number}.gguf"
@@ -89,7 +89,7 @@ def _open(path: Path) -> None:
 
 
 def _answer(llm: LLM, prompt: list[int] | str) -> bool:
-    """Is it written on from, or made a vector? Numbers without sense may give logits that are none: an error, too."""
+    """A text or a vector of the model. Numbers without sense may give logits that are NaN: an error, too."""
     answered = False
     with contextlib.suppress(LlamaBatchError):  # an encoder, or more than n_ctx tokens
         params = SamplingParams(max_tokens=MOST_TOKENS, temperature=0, ignore_eos=True)
@@ -104,9 +104,6 @@ def _answer(llm: LLM, prompt: list[int] | str) -> bool:
 def tiny(kind: str, folder: Path) -> Path:
     path = folder / f"{kind}.gguf"
     return path if path.exists() else write(kind, path)
-
-
-# --- what is done to a file -----------------------------------------------------------------------------------------
 
 
 def mutated(source: Path, rng: random.Random) -> bytes:

@@ -1,4 +1,4 @@
-"""One call on the way of four requests raises, wherever it is: what their caller is told, and what comes after."""
+"""One call on the way of four requests raises: their caller gets an answer, and the engine goes on or ends cleanly."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _check_next(llm: LLM, wanted: list[list[str]], kind: str | None = None) -> N
 
 
 def _outcome(llm: LLM, fault: Fault | None = None) -> _Result:
-    """What a call gives or raises, on a thread of its own, so that one that waits for ever is seen."""
+    """The result or the error of a call, on a thread of its own, so that an endless wait is noticed."""
     results: list[_Result] = []
 
     def call() -> None:
@@ -145,9 +145,6 @@ def _profile(client: Any, fault: Fault) -> None:
 
 def _texts(output: RequestOutput) -> list[str]:
     return [completion.text for completion in output.outputs]
-
-
-# --- engines, which serve several cases -----------------------------------------------------------------------------
 
 
 _engines: dict[str, tuple[LLM, list[list[str]], Fault]] = {}

@@ -1,4 +1,4 @@
-"""What callers do to engines for an hour: all that the public names offer, at random, with their own count."""
+"""The callers of an hour of load: all that the public names offer, at random, with their own count."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _OK = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class Count:
-    """What one kind of caller asked for, and what came of it. Every prompt is counted once on each side.
+    """Prompts of one kind of caller, and their ends. Every prompt is counted once on each side.
 
     Attributes:
-        submitted: prompts asked.
+        submitted: prompts that it submitted.
         ended: "ok", "error" or "aborted".
         calls: of each action.
     """
@@ -49,7 +49,7 @@ class Count:
             self.ended[how] += n
 
     def outputs(self, outputs: Iterable[RequestOutput]) -> None:
-        """Ends of requests, as their outputs tell them."""
+        """The ends of requests, from their outputs."""
         for output in outputs:
             reason = output.finish_reason
             self.end("ok" if reason in _OK else "aborted" if reason is FinishReason.ABORT else "error")
@@ -77,7 +77,7 @@ class Caller:
         ]  # fmt: skip
 
     def run(self, until_s: float) -> None:
-        """Calls until then; the first surprise ends it, and is told in the count."""
+        """Calls until then; the first surprise ends it and stands in the count."""
         actions, weights = zip(*self._actions, strict=True)
         try:
             while time.monotonic() < until_s:

@@ -1,4 +1,4 @@
-"""What has been run so far, kept after each case; and what of it is committed."""
+"""The outcomes so far, kept after each case, and their committed summary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one case.
+    """The outcome of one case.
 
     Attributes:
         error: None: it holds.
@@ -79,7 +79,7 @@ def publish(path: Path, figures: Iterable[Figure], state: State, machine: Mappin
     """Writes the committed summary. Figures of which no case was run here keep what stands in it.
 
     Args:
-        machine: what the cases ran on, without names of hosts and paths.
+        machine: the machine of the cases, without names of hosts and paths.
     """
     kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["figures"] if path.exists() else {}
     for figure in figures:
@@ -92,7 +92,7 @@ def publish(path: Path, figures: Iterable[Figure], state: State, machine: Mappin
 
 
 def summary(figure: Figure, outcomes: Mapping[int, Outcome]) -> dict[str, Any]:
-    """What is to be known of one figure."""
+    """The summary of one figure."""
     failed = {number: outcome.error for number, outcome in outcomes.items() if outcome.error is not None}
     dates = sorted(outcome.date for outcome in outcomes.values())
     return {
@@ -109,7 +109,7 @@ def summary(figure: Figure, outcomes: Mapping[int, Outcome]) -> dict[str, Any]:
 
 
 def write(path: Path, document: Any, indent: int | None = None) -> None:
-    """The file is the old one or the new one, whatever happens in between."""
+    """Writes the file anew; a crash leaves the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with beside.open("w", encoding="utf-8") as file:

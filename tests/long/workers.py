@@ -58,12 +58,12 @@ class Worker:
                 pipe.close()
 
     def _ask(self, number: int) -> str | None:
-        """What is wrong with a case; None: it holds."""
+        """The error of a case; None: it holds."""
         if self._process is None:
             self._process = subprocess.Popen(
                 command("tests.long.workers", str(self._folder), self._figure.name),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tempfile.gettempdir(),
-                start_new_session=True,  # Ctrl-C is for the one who asks
+                start_new_session=True,  # Ctrl-C is for the parent
             )  # fmt: skip
         process, is_late = self._process, threading.Event()
         assert process.stdin is not None
@@ -99,7 +99,7 @@ def _kill_children(pid: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Ends this process, in the middle of a case, when the one that asked is gone."""
+    """Ends this process, in the middle of a case, when its parent has ended."""
     while os.getppid() == parent:
         time.sleep(0.5)
     _kill_children(os.getpid())
@@ -107,7 +107,7 @@ def _end_with(parent: int) -> None:
 
 
 def message(error: BaseException, folder: Path) -> str:
-    """What is wrong, for a file that is committed: short, and without paths of this machine."""
+    """The error for a committed file: short, and without paths of this machine."""
     text = f"{type(error).__name__}: {error}".replace(str(folder), "FOLDER").replace(str(ROOT), ".")
     for place in (str(Path.home()), tempfile.gettempdir(), sys.prefix):
         text = text.replace(place, "…") if len(place) > 1 else text

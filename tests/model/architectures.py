@@ -55,13 +55,10 @@ def write_bert(path: Path, pooling: gguf.PoolingType | None = gguf.PoolingType.M
     return write("bert", path, seed, pooling_type=pooling)
 
 
-# --- tensors ------------------------------------------------------------------------------------------------------
-
-
 def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Any:
     """Norms of one, small biases, matrices that keep the size of what goes through them; the logits spread about as a
-    trained model's. What a norm after a block lets through is more than the token's own embedding, or a model whose
-    output is its embedding would repeat the last token for ever."""
+    trained model's. A norm after a block lets more through than the token's own embedding; otherwise a model with
+    tied embeddings would repeat the last token for ever."""
     if "norm" in name or "_ln." in name:
         value = 0.0 if name.endswith(".bias") else 8.0 if "post_" in name else 1.0
         return np.full(shape[::-1], value, np.float32)
@@ -302,8 +299,6 @@ def _t5() -> Iterator[Tensor]:
             yield f"{at}ffn_up.weight", (N_EMBD, N_FF)
             yield f"{at}ffn_down.weight", (N_FF, N_EMBD)
 
-
-# --- metadata -----------------------------------------------------------------------------------------------------
 
 _ATTENTION: Metadata = {
     "attention.head_count": N_HEAD,

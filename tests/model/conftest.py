@@ -1,4 +1,4 @@
-"""What the model tests share: the bundled model, questions it was never trained on, and the rule of equality."""
+"""Fixtures of the model tests: the bundled model, questions it was never trained on, and the rule of equality."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def mixed_conversations(n: int, seed: int = 0) -> list[list[dict[str, str]]]:
 
 @pytest.fixture(scope="session")
 def reference():
-    """Runs conversations strictly one after another: what every other way must reproduce."""
+    """Runs conversations strictly one after another: the texts that every other way must reproduce."""
     with LLM("tiny", strategy="sequential") as llm:
         yield llm
 

@@ -28,7 +28,7 @@ MACHINE = MachineFacts(
 
 
 def figures(strategy: str, tokens_per_s: float, latency: float = 1.0, ttft: float = 0.5, **more) -> Row:
-    """A row that somebody made up."""
+    """A row with invented figures."""
     return Row(
         strategy, tokens_per_s=tokens_per_s, latency=Spread(latency, 2 * latency), ttft=Spread(ttft, ttft), **more
     )
@@ -48,7 +48,7 @@ def lengths(n: int = 64) -> list[tuple[int, int]]:
 
 
 def measurement(strategy: str, n_slots: int = 32, work=None, row_ms: float = 0.4, pass_ms: float = 8.0) -> Measurement:
-    """What a machine would measure whose pass over the weights takes `pass_ms` and `row_ms` a row."""
+    """The measurement of a machine with passes of `pass_ms` and rows of `row_ms`, milliseconds."""
     work = work or lengths()
     name = {"auto": "batched", BASELINE: "sequential"}.get(strategy, strategy)
     n_slots = 1 if name in ("sequential", "length-sorted") else n_slots

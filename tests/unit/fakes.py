@@ -43,7 +43,7 @@ def expected_logprobs(token_ids: list[int], first: int) -> list[dict[int, Logpro
 
 
 def expected_output(prompt: tuple[int, ...], max_tokens: int, n_ctx: int = N_CTX) -> list[int]:
-    """What a request must give, whatever its company."""
+    """The output that a request must have in any company."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < min(max_tokens, n_ctx + 1 - len(prompt)):
         tokens.append(next_token(tokens))

@@ -1,4 +1,4 @@
-"""An engine without a model, for jobs: it finishes rows in any order, and says who had what seed."""
+"""An engine without a model, for jobs: it finishes rows in any order, and records the seed of each."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class FakeClient:
     """Finishes all but a few of what it has whenever something new comes, in any order, and those after a moment.
 
     Args:
-        held: how many it keeps back.
-        kept: how many requests it remembers.
-        dies_after: rows after which it is gone; None: never.
+        held: requests that it keeps back.
+        kept: requests that it remembers.
+        dies_after: rows after which it ends; None: never.
         failing: texts of prompts that end with an error of their own.
     """
 
@@ -111,7 +111,7 @@ def rows(n, bad=()):
 
 
 class FakeSheet:
-    """What was written, by number."""
+    """The written records, by number of the row."""
 
     def __init__(self):
         self.outputs = {}

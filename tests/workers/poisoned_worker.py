@@ -1,4 +1,4 @@
-"""A child program as llamabatch.client.worker, but for requests that kill it: those whose prompt begins with POISON."""
+"""A child program as llamabatch.client.worker that a prompt beginning with POISON kills."""
 
 import signal
 import sys

@@ -1,4 +1,4 @@
-"""A child program as llamabatch.client.worker, whose messages must be short."""
+"""A child program as llamabatch.client.worker, with a low limit on the length of messages."""
 
 import sys
 
