@@ -1,4 +1,4 @@
-"""Puts rows into calls so that llama.cpp needs few passes over the weights. Pure functions.
+"""Packs rows into calls so that llama.cpp needs few passes over the weights. Pure functions.
 
 With a split KV cache llama.cpp takes consecutive seq ids with equally many tokens each into one pass (llama-batch.cpp,
 split_equal); with a unified one it takes whatever comes, up to n_ubatch tokens.
@@ -13,41 +13,18 @@ from collections.abc import Iterable, Iterator
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.output import Call, Limits, ScheduledSpan
 
-# ----------------------------------------------------------------------------------------------------
-# Closes holes among the slots, so that a step needs neither dummy rows nor a second pass. Pure Python.
-
-
-# A sequence moves into a hole if it may go on for this many steps: moving costs as much as 1 to 8 dummy rows
-# (0.5B Q8_0: 2 ms with slots of 512 cells, 15 to 35 ms with 4,096; a dummy row 2.3 ms a step).
-MIN_STEPS_TO_MOVE = 16
-
-
-def moves(sequences: Iterable[Sequence], free: Iterable[int], *, up: bool = False) -> list[tuple[Sequence, int]]:
-    """Who moves to which of the free slots, so that these sequences stand side by side: those on top move down.
-
-    Args:
-        up: those at the bottom move up.
-    """
-    at = {s.slot: s for s in sequences if s.slot is not None}
-    if not at or max(at) - min(at) < len(at):
-        return []
-    final = range(max(at), max(at) - len(at), -1) if up else range(min(at), min(at) + len(at))
-    free = set(free)
-    holes = iter([slot for slot in final if slot not in at and slot in free])
-    misplaced = [at[slot] for slot in sorted(at, reverse=not up) if slot not in final]
-    movable = [s for s in misplaced if s.num_pending == 1 and s.most_steps_left >= MIN_STEPS_TO_MOVE]
-    return list(zip(movable, holes, strict=False))
-
-
 # An idle slot between two running ones either gets a dummy row or cuts the call in two, and a cut costs a pass over
 # the weights. A row costs about a tenth of a pass (0.5B Q8_0: 23 ms with 1 row, 95 ms with 32).
 MAX_DUMMY_GAP = 8
 # Prompt chunks up to this length go together although their lengths differ: a pass of its own would cost more.
 SHORT_CHUNK = 16
+# A sequence moves into a hole if it may go on for this many steps: moving costs as much as 1 to 8 dummy rows
+# (0.5B Q8_0: 2 ms with slots of 512 cells, 15 to 35 ms with 4,096; a dummy row 2.3 ms a step).
+MIN_STEPS_TO_MOVE = 16
 
 
 def decode_calls(sequences: abc.Sequence[Sequence], occupied: abc.Set[int], limits: Limits) -> list[Call]:
-    """One row for each sequence, holes in the ids filled with dummy rows where that is cheaper than a cut.
+    """A call with one row for each sequence; dummy rows fill holes in the ids where that is cheaper than a cut.
 
     Args:
         occupied: slots that hold cells; a row over them would widen the attention of all.
@@ -63,7 +40,7 @@ def verify_call(
     occupied: abc.Set[int],
     limits: Limits,
 ) -> Call:
-    """The same with up to `n_guesses` guessed tokens behind each row.
+    """A decode call with up to `n_guesses` guessed tokens behind each row.
 
     A split KV cache computes equally many tokens of each sequence in a pass, so shorter drafts are filled up there.
     """
@@ -76,19 +53,11 @@ def verify_call(
     return Call(tuple(spans), _dummies(spans, occupied, limits), n_guesses)
 
 
-def _dummies(spans: list[ScheduledSpan], occupied: abc.Set[int], limits: Limits) -> tuple[int, ...]:
-    dummies: list[int] = []
-    if limits.can_pad:
-        for left, right in itertools.pairwise(span.slot for span in spans):
-            gap = range(left + 1, right)
-            if len(gap) <= MAX_DUMMY_GAP and occupied.isdisjoint(gap):
-                dummies.extend(gap)
-    return tuple(dummies)
-
-
 def prefill_calls(sequences: abc.Sequence[Sequence], budget: int, limits: Limits) -> list[Call]:
-    """Prompt chunks of `budget` tokens in all, oldest first; chunks of one length in neighbouring slots share a call. A
-    chunk of which many rows are read is cut into several, one after another, as a call has few output rows.
+    """Calls with prompt chunks of `budget` tokens in all, oldest sequence first.
+
+    Chunks of one length in neighbouring slots share a call. A chunk with many rows to read is cut into several, one
+    after another, as a call has few output rows.
 
     llama.cpp cuts a call of unequal chunks into many passes of few tokens each, and one that is larger than n_ubatch
     into passes that take a few tokens of every sequence; both run at half the speed or less.
@@ -115,8 +84,35 @@ def group_spans(spans: abc.Sequence[ScheduledSpan], limits: Limits) -> list[Call
     return [Call(tuple(group)) for group in groups]
 
 
+def moves(sequences: Iterable[Sequence], free: Iterable[int], *, up: bool = False) -> list[tuple[Sequence, int]]:
+    """Sequences to move, each with its free slot, so that all stand in neighbouring slots and need one pass.
+
+    Args:
+        up: the lowest sequences move up; otherwise the highest move down.
+    """
+    at = {s.slot: s for s in sequences if s.slot is not None}
+    if not at or max(at) - min(at) < len(at):
+        return []
+    final = range(max(at), max(at) - len(at), -1) if up else range(min(at), min(at) + len(at))
+    free = set(free)
+    holes = iter([slot for slot in final if slot not in at and slot in free])
+    misplaced = [at[slot] for slot in sorted(at, reverse=not up) if slot not in final]
+    movable = [s for s in misplaced if s.num_pending == 1 and s.most_steps_left >= MIN_STEPS_TO_MOVE]
+    return list(zip(movable, holes, strict=False))
+
+
+def _dummies(spans: list[ScheduledSpan], occupied: abc.Set[int], limits: Limits) -> tuple[int, ...]:
+    dummies: list[int] = []
+    if limits.can_pad:
+        for left, right in itertools.pairwise(span.slot for span in spans):
+            gap = range(left + 1, right)
+            if len(gap) <= MAX_DUMMY_GAP and occupied.isdisjoint(gap):
+                dummies.extend(gap)
+    return tuple(dummies)
+
+
 def _fits(group: list[ScheduledSpan], span: ScheduledSpan, limits: Limits) -> bool:
-    """May this prompt chunk share a call with those before it?"""
+    """True if a prompt chunk may share a call with the group before it."""
     if sum(s.length for s in group) + span.length > limits.n_ubatch or span.slot == group[-1].slot:
         return False
     n_rows = sum(s.prompt_rows + s.output for s in group) + span.prompt_rows + span.output

@@ -1,4 +1,4 @@
-"""Shared prefixes: who computes a beginning that several prompts have in common, and who copies it."""
+"""Common beginnings of token lists: their length, families of prompts, and the best sequence to copy from."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def _are_family(a: abc.Sequence[int], b: abc.Sequence[int]) -> bool:
 
 
 def share_key(request: Request) -> AdapterSet:
-    """What a request's cells depend on beside the tokens; those of requests with different keys are never shared."""
+    """All that the cells of a request depend on beside its tokens; cells of different keys are never shared."""
     return request.adapters
 
 
 def best_source(sequence: Sequence, running: Iterable[Sequence]) -> tuple[Sequence, int] | None:
-    """The running sequence whose cells save the most work, and how many tokens they save; None if nobody's do."""
+    """The running sequence with the cells that save the most work, and how many tokens they save; None if none do."""
     prompt, most, key = sequence.token_ids, sequence.most_shared, share_key(sequence.request)
     if most < MIN_SHARED:
         return None

@@ -1,4 +1,4 @@
-"""Requests that must end by a certain time. Pure Python."""
+"""Deadlines of the requests in flight. Pure Python."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llamabatch.utils.checks import counted
 
 
 class Deadlines:
-    """Those of the sequences in flight, the next one first; nothing for those that have none."""
+    """Sequences in flight with a deadline, the next one first; others cost nothing."""
 
     def __init__(self) -> None:
         self.num_missed = 0
@@ -27,13 +27,13 @@ class Deadlines:
 
     @property
     def next(self) -> float:
-        """When the next one falls."""
+        """Time of the next deadline; infinity if there is none."""
         while self._heap and self._heap[0][2].finished:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else math.inf
 
     def missed(self, now: float) -> list[Sequence]:
-        """Those that should have ended by now, each once."""
+        """Unfinished sequences that should have ended by now, each once."""
         late = []
         while self._heap and self._heap[0][0] <= now:
             sequence = heapq.heappop(self._heap)[2]
@@ -44,13 +44,17 @@ class Deadlines:
 
 
 def sequence_deadline_message(sequence: Sequence, now: float) -> str:
-    """What the output of a late one says."""
+    """Error of a sequence that missed its deadline."""
     n = sequence.num_output
     where = f"with {counted(n, 'token')} generated" if sequence.was_admitted else "while it waited for a slot"
     return deadline_message(sequence.request, now, where)
 
 
 def deadline_message(request: Request, now: float, where: str) -> str:
-    """The same, for whoever has no sequence of it."""
+    """Error of a request that missed its deadline.
+
+    Args:
+        where: how far it had come.
+    """
     after = now - request.arrival_s
     return f"DeadlineExceeded: deadline_s is {request.params.deadline_s}; it was ended after {after:.3f} s, {where}"

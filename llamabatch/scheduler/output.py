@@ -1,4 +1,4 @@
-"""What passes between scheduler and runner: one step's work, and what came of it. Pure Python.
+"""Types between scheduler and model runner: the work of one step, and its results. Pure Python.
 
 Spans and their results are named tuples, which are made three times as fast as frozen dataclasses: a step of a small
 model takes 3 ms, and makes one of each for every row.
@@ -22,12 +22,11 @@ class ScheduledSpan(NamedTuple):
 
     Attributes:
         output: the row of the last one is sampled.
-        draft: in a verify call, guesses: the one known token that is pending comes first, then they, then any tokens
-            that fill the length up. The known token's row and theirs are outputs; elsewhere it is None.
-        shift: the token at position p is token p + shift of the sequence: more than p only where a full slot has
-            forgotten some.
-        prompt_rows: so many rows before that (with `output` False: so many of the last) are read for logprobs of the
-            prompt, and not sampled.
+        draft: guessed tokens in a verify call, else None. The one pending token comes first, then the guesses, then
+            any tokens that fill the length up; rows of the pending token and of the guesses are outputs.
+        shift: the token at position p is token p + shift of the sequence; above 0 once a full slot has forgotten some.
+        prompt_rows: so many rows before the sampled one (of the last ones, if `output` is False) are read for logprobs
+            of the prompt.
     """
 
     sequence: Sequence
@@ -86,12 +85,12 @@ class Call:
 
     @property
     def adapters(self) -> AdapterSet:
-        """What it is computed with: its sequences agree in it."""
+        """The adapter set that all its sequences share."""
         return self.spans[0].sequence.request.adapters
 
     @cached_property
     def is_decode(self) -> bool:
-        """Does it only continue sequences, one row each?"""
+        """True if it only continues sequences, one row each."""
         return all(span.length == 1 for span in self.spans)
 
 
@@ -132,7 +131,7 @@ class Restore:
 
 @dataclass(frozen=True)
 class SchedulerOutput:
-    """What one step does, in this order: restores, copies, cuts, shifts, calls."""
+    """The work of one step, in this order: restores, copies, cuts, shifts, calls."""
 
     copies: tuple[PrefixCopy, ...] = ()
     cuts: tuple[Cut, ...] = ()
@@ -146,7 +145,7 @@ class SchedulerOutput:
 
 
 class DecodeStatus(Enum):
-    """What became of a span. Expected failures are values; bugs are exceptions."""
+    """Result of a span. Expected failures are values; bugs are exceptions."""
 
     OK = auto()
     NO_ROOM = auto()  # no free cells; nothing of it was computed
@@ -154,10 +153,10 @@ class DecodeStatus(Enum):
 
 
 class SpanOutput(NamedTuple):
-    """A span's status, and the zero to k tokens that were accepted after it.
+    """Status of a span, and the zero to k tokens that were sampled after it.
 
     Attributes:
-        logprobs: for sequences that ask: one for each of the span's prompt rows, then one for each token.
+        logprobs: if the sequence asks for them: one for each of the span's prompt rows, then one for each token.
     """
 
     status: DecodeStatus
@@ -168,7 +167,7 @@ class SpanOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a runner can take.
+    """Sizes and abilities of a model runner.
 
     Attributes:
         n_slots: seq ids of the context at most.

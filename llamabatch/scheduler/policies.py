@@ -1,4 +1,4 @@
-"""The strategies. All run through one loop; each is a policy: who may enter, in which order, and who computes.
+"""The strategies: policies of one step loop, each with an order of admission and a choice of rows to compute.
 
 To add one, add its row to POLICIES.
 """
@@ -23,13 +23,13 @@ class Policy:
     """One strategy of the step loop.
 
     Attributes:
-        name: what the user calls it.
+        name: its name among the options.
         summary: one line for help texts.
-        key: sorts the waiting sequences; the lowest enters first. Starts with the group, so that nobody is overtaken
-            by later calls for good.
-        admits: (running, free slots) -> how many may enter now.
+        key: sorts the waiting sequences; the lowest is admitted first. It starts with the group, so that later calls
+            never overtake a request for good.
+        admits: (running, free slots) -> how many sequences may be admitted now.
         select: running sequences that could compute -> those that do in this step.
-        one_slot: one slot is all it uses.
+        one_slot: it uses one slot only.
         by_family: the key uses Sequence.family.
     """
 
@@ -51,27 +51,29 @@ def shortest_prompt_first(sequence: Sequence) -> tuple[Any, ...]:
 
 
 def longest_first(sequence: Sequence) -> tuple[Any, ...]:
-    """Longest expected first: the short ones then fill the tail, where slots would otherwise stand empty. Prompts that
-    begin alike stay together, so that one of them is there to copy from; those with the same adapters do, because
-    others need calls of their own."""
+    """Longest expected output first: short ones then fill the tail, where slots would otherwise stand empty.
+
+    Prompts that begin alike stay together, so that one of them is there to copy from; so do requests with the same
+    adapters, because other adapters need calls of their own.
+    """
     longest, first = sequence.family
     return (sequence.request.group, sequence.request.adapters, -longest, first, -sequence.request.expected_tokens)
 
 
-def whenever_free(running: int, free: int) -> int:
+def any_free_slot(running: int, free: int) -> int:
     return free
 
 
-def when_all_have_finished(running: int, free: int) -> int:
+def once_all_finished(running: int, free: int) -> int:
     return 0 if running else free
 
 
-def everyone(running: list[Sequence]) -> list[Sequence]:
+def all_running(running: list[Sequence]) -> list[Sequence]:
     return running
 
 
 def round_robin(running: list[Sequence]) -> list[Sequence]:
-    """The one that has waited longest for a step."""
+    """The sequence that has waited longest for a step."""
     return [min(running, key=lambda s: s.last_step)] if running else []
 
 
@@ -79,31 +81,41 @@ POLICIES: dict[str, Policy] = {
     p.name: p
     for p in (
         Policy(
-            "sequential", "one after another, in order of arrival", by_arrival, whenever_free, everyone, one_slot=True
+            "sequential",
+            "one after another, in order of arrival",
+            by_arrival,
+            any_free_slot,
+            all_running,
+            one_slot=True,
         ),
         Policy(
             "length-sorted",
             "one after another, shortest prompt first",
             shortest_prompt_first,
-            whenever_free,
-            everyone,
+            any_free_slot,
+            all_running,
             one_slot=True,
         ),
-        Policy("interleaved", "N slots, one sequence a step in turn", by_arrival, whenever_free, round_robin),
+        Policy("interleaved", "N slots, one sequence a step in turn", by_arrival, any_free_slot, round_robin),
         Policy(
             "static",
-            "batches of N of like length; nobody enters until all have finished",
+            "batches of N of like length; the next begins when all have finished",
             shortest_prompt_first,
-            when_all_have_finished,
-            everyone,
+            once_all_finished,
+            all_running,
         ),
         Policy(
-            "batched", "N slots, enter and leave at any step", longest_first, whenever_free, everyone, by_family=True
+            "batched",
+            "N slots, enter and leave at any step",
+            longest_first,
+            any_free_slot,
+            all_running,
+            by_family=True,
         ),
     )
 }
 
-# Two names choose how engines are made rather than what one step computes; see capacity.py and client.py.
+# Two names choose how engines are made, not what a step computes; see planning/capacity.py and client/connect.py.
 STRATEGIES: tuple[str, ...] = (*POLICIES, "multi-instance", "auto")
 
 

@@ -1,7 +1,7 @@
 """The waiting queue: better priorities first, then in the order of a policy, prefixes together; overtaking is bounded.
 
-Two things let a later request pass an earlier one: a better tier (Request.tier), and room in a unified KV cache that is
-enough for a smaller request only. Neither goes on for ever: see MAX_OVERTAKEN.
+A later request passes an earlier one if its tier is better (Request.tier), or if a unified KV cache has room for it but
+not for the earlier one. Both end: see MAX_OVERTAKEN.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.common_prefix import prefix_families
 
-# So many times is a request overtaken at most; then nobody enters before it, and nobody takes its slot.
+# A request is overtaken so many times at most; then it is the next to be admitted, and is not preempted.
 MAX_OVERTAKEN = 64
-# Losing the slot to a better one counts for so many: what was computed is lost, so that it happens three times at most.
+# A preemption counts as being overtaken so many times: it loses computed cells, and happens three times at most.
 PREEMPTION_COUNTS = 16
-# Requests that are looked at for one that fits, so that a step costs the same however long the queue is.
+# Requests examined for one that fits, so that a step costs the same however long the queue is.
 LOOK_AHEAD = 16
 
 Key = Callable[[Sequence], tuple[Any, ...]]
@@ -27,10 +27,10 @@ _Entry = tuple[tuple[bool, int], tuple[Any, ...], int, int, Sequence]
 
 
 class RequestQueue:
-    """Sequences that have no slot.
+    """Sequences that wait for a slot.
 
     Args:
-        key: the policy's order inside a tier; the lowest goes first, equal ones in order of arrival.
+        key: order of the policy inside a tier; the lowest goes first, equal ones in order of arrival.
         find_families: look for common beginnings among requests that arrive together, so that the key can use them.
     """
 
@@ -38,17 +38,17 @@ class RequestQueue:
         self._key = key
         self._find_families = find_families
         self._arrivals: list[Sequence] = []  # since the last look at the queue: a submitted list is ordered as a whole
-        self._heap: list[_Entry] = []  # may hold some that have gone already
-        self._by_age: deque[Sequence] = deque()  # the same; whoever came first stands in front
+        self._heap: list[_Entry] = []  # may still hold sequences that have left
+        self._by_age: deque[Sequence] = deque()  # oldest first; may still hold sequences that have left
         self._numbers = itertools.count()
         self._entries = itertools.count()
-        self._members: set[int] = set()  # the numbers of those that wait
+        self._members: set[int] = set()  # numbers of the waiting sequences
 
     def __len__(self) -> int:
         return len(self._members)
 
     def add(self, sequence: Sequence) -> None:
-        """A new request, or one that comes back: that one keeps its place."""
+        """Adds a new sequence, or a preempted one, which keeps its place."""
         if sequence.number is None:
             sequence.number = next(self._numbers)
             self._arrivals.append(sequence)
@@ -59,21 +59,21 @@ class RequestQueue:
         self._members.add(sequence.number)
 
     def forget(self, sequence: Sequence) -> None:
-        """It was ended while it waited; it is passed over from now on."""
+        """`sequence` ended while it waited; it is passed over from now on."""
         self._leave(sequence)
 
     def first(self) -> Sequence | None:
-        """Who enters next if there is room for it."""
+        """The sequence to be admitted next if there is room for it."""
         self._sort_in()
         oldest = self._oldest()
         if oldest is not None and oldest.overtaken >= MAX_OVERTAKEN:
             return oldest
-        while self._heap and not self._waits(self._heap[0][-1]):
+        while self._heap and not self._is_waiting(self._heap[0][-1]):
             heapq.heappop(self._heap)
         return self._heap[0][-1] if self._heap else None
 
     def pop(self, fits: Callable[[Sequence], bool]) -> Sequence | None:
-        """The first that fits; None if there is none, or if it is somebody else's turn to wait for room."""
+        """Takes the first sequence that fits; None if none does, or if an overtaken one has to come first."""
         self._sort_in()
         oldest = self._oldest()
         if oldest is None:
@@ -89,12 +89,12 @@ class RequestQueue:
         return found
 
     def _search(self, fits: Callable[[Sequence], bool]) -> Sequence | None:
-        """In the order of tiers and policy; those that do not fit are passed, and that is counted."""
+        """The first that fits, in the order of tiers and policy; it overtakes those that do not fit."""
         passed: list[_Entry] = []
         found = None
         while self._heap and len(passed) < LOOK_AHEAD:
             entry = heapq.heappop(self._heap)
-            if not self._waits(entry[-1]):
+            if not self._is_waiting(entry[-1]):
                 continue
             if fits(entry[-1]):
                 found = entry[-1]
@@ -109,7 +109,7 @@ class RequestQueue:
         return found
 
     def _oldest(self) -> Sequence | None:
-        while self._by_age and not self._waits(self._by_age[0]):
+        while self._by_age and not self._is_waiting(self._by_age[0]):
             self._by_age.popleft()
         return self._by_age[0] if self._by_age else None
 
@@ -129,9 +129,9 @@ class RequestQueue:
         entry = (sequence.request.tier, self._key(sequence), sequence.number, next(self._entries), sequence)
         heapq.heappush(self._heap, entry)
 
-    def _waits(self, sequence: Sequence) -> bool:
+    def _is_waiting(self, sequence: Sequence) -> bool:
         return sequence.number in self._members
 
     def _leave(self, sequence: Sequence) -> None:
-        if sequence.number is not None:  # it may have failed on its way in
+        if sequence.number is not None:  # None: it failed on its way in
             self._members.discard(sequence.number)

@@ -1,8 +1,8 @@
-"""Speculative decoding: whose next tokens are guessed in a step, how many, and whether that pays. Pure Python.
+"""Speculative decoding: guesses of each step's next tokens, as many as pay. Pure Python.
 
-A step that checks n guesses behind each row computes 1 + n rows a sequence and brings 1 to 1 + n tokens. What a step of
-so many rows takes, and how many guesses hold, is measured while it runs: one more row costs next to nothing on one
-machine and a full row on the next (step time against rows is a staircase), so that no rule would do.
+A step that checks n guesses behind each row computes 1 + n rows a sequence and brings 1 to 1 + n tokens. The time of a
+step of so many rows, and the share of accepted guesses, are measured while it runs: one more row costs next to nothing
+on one machine and a full row on the next (step time against rows is a staircase), so that no rule would do.
 """
 
 from __future__ import annotations
@@ -19,21 +19,25 @@ from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.batch_builder import decode_calls, verify_call
 from llamabatch.scheduler.output import Call, Limits, SchedulerOutput, SpanOutput
 
-# Drafts must promise this much more tokens a second than going without: estimates are noisy.
+# Drafts must promise so many times the tokens a second of a plain step: estimates are noisy.
 LEAST_GAIN = 1.05
-# After so many steps that did without, drafts are tried once more: texts change.
+# After so many plain steps, drafts are tried once more: texts change.
 STEPS_TO_RETRY = 128
-# Once so many steps in a row went without, only every fourth looks for guesses: looking takes 5 us a row.
+# After so many plain steps in a row, only every fourth looks for guesses: looking takes 5 us a row.
 STEPS_TO_REST = 16
-# A step's time is the least of its last samples: the first of a shape builds its graph, others wait for neighbours.
+# Time of a step: the least of its last samples. The first of a shape builds its graph, others wait for neighbours.
 _SAMPLES = 4
-# Guesses of the past that the engine's rate of acceptance stands for in a sequence that has few of its own.
+# Weight of the engine's rate of acceptance, in guesses, for a sequence that has few of its own.
 _PRIOR_WEIGHT = 4.0
-_FADE = 0.95  # of what is known at each new observation, so that the rate follows the text
+_FADE = 0.95  # factor of old observations at each new one, so that the rate follows the text
 
 
 class Proposer(Protocol):
-    """Guesses tokens. `is_free`: it computes nothing worth counting, and may find nothing."""
+    """Guesses tokens.
+
+    Attributes:
+        is_free: it computes nothing worth counting, and may find nothing.
+    """
 
     is_free: bool
 
@@ -41,7 +45,7 @@ class Proposer(Protocol):
         """Up to n guessed tokens to follow each sequence's last one."""
 
     def close(self) -> None:
-        """Frees what it holds."""
+        """Frees its resources."""
 
 
 @dataclass
@@ -50,8 +54,8 @@ class SpeculationCounts:
 
     Attributes:
         verify_calls: calls with guesses in them.
-        drafted_tokens, accepted_tokens: guesses computed, and those that the sampler drew too.
-        speculating: 1 if drafts pay by what is known now, else 0.
+        drafted_tokens, accepted_tokens: guesses computed; guesses that the sampler drew, too.
+        speculating: 1 if drafts pay by the latest measurements, else 0.
     """
 
     verify_calls: int = 0
@@ -60,81 +64,14 @@ class SpeculationCounts:
     speculating: int = 0
 
 
-class Acceptance:
-    """The share of guesses that held, each counted only where all before it held; old ones fade."""
-
-    def __init__(self, accepted: float = 0.0, tried: float = 0.0) -> None:
-        self._accepted = accepted
-        self._tried = tried
-
-    def add(self, n_drafted: int, n_accepted: int) -> None:
-        self._accepted = self._accepted * _FADE + n_accepted
-        self._tried = self._tried * _FADE + min(n_drafted, n_accepted + 1)
-
-    def rate(self, prior: float) -> float:
-        return (self._accepted + prior * _PRIOR_WEIGHT) / (self._tried + _PRIOR_WEIGHT)
-
-
-class StepTimes:
-    """Seconds of a step against its rows, in half octaves of rows."""
-
-    def __init__(self) -> None:
-        self._stairs: dict[int, tuple[int, deque[float]]] = {}  # stair -> rows of its last sample, seconds
-
-    def add(self, rows: int, seconds: float) -> None:
-        _, samples = self._stairs.get(_stair(rows), (0, deque(maxlen=_SAMPLES)))
-        samples.append(seconds)
-        self._stairs[_stair(rows)] = rows, samples
-
-    def seconds(self, rows: int) -> float | None:
-        """Between the nearest measured stairs, or that of the nearest: more rows than were ever tried are taken to
-        cost nothing more, so that they are tried. None while nothing was measured."""
-        own = _stair(rows)
-        below = max((s for s in self._stairs if s <= own), default=None)
-        above = min((s for s in self._stairs if s >= own), default=None)
-        if below is None or above is None or below == above:
-            known = below if below is not None else above
-            return None if known is None else min(self._stairs[known][1])
-        (low_rows, low), (high_rows, high) = self._stairs[below], self._stairs[above]
-        share = (rows - low_rows) / (high_rows - low_rows)
-        return min(low) + share * (min(high) - min(low))
-
-
-def _stair(rows: int) -> int:
-    bits = rows.bit_length()
-    return 2 * bits + (rows >> (bits - 2) & 1 if bits > 1 else 0)
-
-
-def can_draft(params: SamplingParams) -> bool:
-    """Can several tokens of such a request be sampled in one step? Not where the sampler learns from each token that it
-    draws; such a request runs beside the others without drafts."""
-    return not (
-        params.mirostat
-        or params.overflow == "shift"  # guesses must not cross the end of its slot
-        or params.logits_processors
-        or params.dry_multiplier
-        or params.structured_outputs is not None
-    )
-
-
-class DraftState:
-    """What is kept for one sequence."""
-
-    __slots__ = ("acceptance", "can_draft")
-
-    def __init__(self, sequence: Sequence) -> None:
-        self.can_draft = can_draft(sequence.request.params)
-        self.acceptance = Acceptance()
-
-
 class SpecDecoder:
     """Makes the decode calls of each step, with guesses where they pay.
 
     Args:
-        proposer: where the guesses come from.
+        proposer: source of the guesses.
         n_draft: guesses a sequence in a step at most.
         n_ctx: tokens that one sequence may hold.
-        always: guess whenever there is something to guess, paying or not.
+        always: guess even if it does not pay.
         clock: seconds.
     """
 
@@ -154,7 +91,7 @@ class SpecDecoder:
         self._n_ctx = n_ctx
         self._always = always
         self._clock = clock
-        self._known: WeakKeyDictionary[Sequence, DraftState] = WeakKeyDictionary()
+        self._draft_states: WeakKeyDictionary[Sequence, DraftState] = WeakKeyDictionary()
         self._acceptance = Acceptance(14, 20)  # hopeful, so that it is tried
         self._step_times = StepTimes()
         self._draft_times = StepTimes()  # of one guess for each of so many rows
@@ -164,19 +101,17 @@ class SpecDecoder:
     def close(self) -> None:
         self._proposer.close()
 
-    # --- decide -------------------------------------------------------------------------------------------------
-
     def calls(self, decoding: abc.Sequence[Sequence], occupied: abc.Set[int]) -> list[Call]:
-        """What packing.decode_calls gives, or a call that checks guesses as well."""
+        """The calls of batch_builder.decode_calls, or one that checks guesses as well."""
         self._began, self._drafting = self._clock(), 0.0
-        most = self._most_guesses(decoding)
+        most = self._room_for_guesses(decoding)
         drafts = self._drafts(decoding, most) if most > 0 else []
         if not any(drafts):
             return decode_calls(decoding, occupied, self._limits)
         return [verify_call(decoding, drafts, max(map(len, drafts)), occupied, self._limits)]
 
-    def _most_guesses(self, decoding: abc.Sequence[Sequence]) -> int:
-        """What one pass of one call has room for behind each row."""
+    def _room_for_guesses(self, decoding: abc.Sequence[Sequence]) -> int:
+        """Guesses behind each row that one pass of one call has room for."""
         if not decoding:
             return 0
         limits, width = self._limits, len(decoding)
@@ -188,17 +123,18 @@ class SpecDecoder:
         return min(room, limits.n_ubatch // width - 1, limits.n_outputs // len(decoding) - 1)
 
     def _drafts(self, decoding: abc.Sequence[Sequence], most: int) -> list[list[int]]:
-        """Guesses for each row, none for some or all of them."""
-        known = [self._state_of(s) for s in decoding]
-        # a guess that is the last token that may come would never be followed by one
-        lengths = [min(most, s.most_steps_left - 1) if k.can_draft else 0 for s, k in zip(decoding, known, strict=True)]
-        if not any(lengths) or self._rests():
+        """Guesses for each row; some, or all, may have none."""
+        states = [self._state_of(s) for s in decoding]
+        # a guess in the last place that the text can have would never be checked
+        pairs = zip(decoding, states, strict=True)
+        lengths = [min(most, s.most_steps_left - 1) if state.can_draft else 0 for s, state in pairs]
+        if not any(lengths) or self._skips_step():
             return []
         if self._proposer.is_free:
             found = self._propose(decoding, lengths, most)
-            n = self._how_many(known, [len(draft) for draft in found], costs=False)
+            n = self._how_many(states, [len(draft) for draft in found], costs=False)
             return [draft[:n] for draft in found] if n else []
-        n = self._how_many(known, lengths, costs=True)
+        n = self._how_many(states, lengths, costs=True)
         if not n:
             return []
         before = self._clock()
@@ -207,7 +143,7 @@ class SpecDecoder:
         self._draft_times.add(len(decoding), self._drafting / n)
         return found
 
-    def _rests(self) -> bool:
+    def _skips_step(self) -> bool:
         if self._always or self._steps_without < STEPS_TO_REST or self._steps_without % 4 == 0:
             return False
         self._steps_without += 1
@@ -220,22 +156,22 @@ class SpecDecoder:
             _to_the_end(s, next(found)[:length]) if length else [] for s, length in zip(decoding, lengths, strict=True)
         ]
 
-    def _how_many(self, known: list[DraftState], lengths: list[int], costs: bool) -> int:
-        """How many guesses a row bring the most tokens a second; 0: none does better than going without."""
+    def _how_many(self, states: list[DraftState], lengths: list[int], costs: bool) -> int:
+        """Number of guesses a row that brings the most tokens a second; 0 if a plain step does."""
         longest = max(lengths)
         if self._always or not longest:
             self.counts.speculating = int(self._always)
             return longest
         rows, plain = len(lengths), self._step_times.seconds(len(lengths))
         if plain is None:
-            return 0  # one step without comes first, to compare with
+            return 0  # one plain step comes first, to compare with
         prior = self._acceptance.rate(0.5)
-        rates = [k.acceptance.rate(prior) for k in known]
+        rates = [state.acceptance.rate(prior) for state in states]
         best, most_tps = 0, LEAST_GAIN * rows / plain
         fallback, fallback_tps = 1, 0.0
         for n in _candidates(longest):
             guesses = sum(min(n, length) for length in lengths) if self._limits.is_unified else n * rows
-            # no less than that of fewer rows: samples of a rare shape may be of a quieter time
+            # no less than with fewer rows: samples of a rare shape may be of a quieter time
             seconds = max(self._step_times.seconds(rows + guesses) or plain, plain)
             if costs:
                 seconds += n * (self._draft_times.seconds(rows) or 0.0)
@@ -253,15 +189,17 @@ class SpecDecoder:
         return best
 
     def _state_of(self, sequence: Sequence) -> DraftState:
-        known = self._known.get(sequence)
-        if known is None:
-            known = self._known[sequence] = DraftState(sequence)
-        return known
-
-    # --- learn --------------------------------------------------------------------------------------------------
+        state = self._draft_states.get(sequence)
+        if state is None:
+            state = self._draft_states[sequence] = DraftState(sequence)
+        return state
 
     def observe(self, batch: SchedulerOutput, results: abc.Sequence[SpanOutput]) -> None:
-        """Takes what came of a step, results in the order of batch.spans."""
+        """Learns from a step: its time, and the accepted guesses.
+
+        Args:
+            results: one for each span, in the order of `batch.spans`.
+        """
         if len(batch.calls) == 1 and not batch.copies and (batch.calls[0].is_decode or batch.calls[0].n_guesses):
             call = batch.calls[0]
             rows = sum(span.length for span in call.spans) + len(call.dummy_slots) * (1 + call.n_guesses)
@@ -278,8 +216,79 @@ class SpecDecoder:
                 self._state_of(span.sequence).acceptance.add(len(span.draft), n_accepted)
 
 
+class Acceptance:
+    """Share of accepted guesses, each counted only if all before it were accepted; old ones fade."""
+
+    def __init__(self, accepted: float = 0.0, tried: float = 0.0) -> None:
+        self._accepted = accepted
+        self._tried = tried
+
+    def add(self, n_drafted: int, n_accepted: int) -> None:
+        self._accepted = self._accepted * _FADE + n_accepted
+        self._tried = self._tried * _FADE + min(n_drafted, n_accepted + 1)
+
+    def rate(self, prior: float) -> float:
+        return (self._accepted + prior * _PRIOR_WEIGHT) / (self._tried + _PRIOR_WEIGHT)
+
+
+class StepTimes:
+    """Seconds of a step by its rows, in stairs of half an octave of rows."""
+
+    def __init__(self) -> None:
+        self._stairs: dict[int, tuple[int, deque[float]]] = {}  # stair -> rows of its last sample, seconds
+
+    def add(self, rows: int, seconds: float) -> None:
+        _, samples = self._stairs.get(_stair(rows), (0, deque(maxlen=_SAMPLES)))
+        samples.append(seconds)
+        self._stairs[_stair(rows)] = rows, samples
+
+    def seconds(self, rows: int) -> float | None:
+        """Seconds of a step of so many rows, interpolated between measured stairs; None before the first measurement.
+
+        Beyond them it is the nearest: more rows than were ever tried seem to cost nothing more, so that they are tried.
+        """
+        own = _stair(rows)
+        below = max((s for s in self._stairs if s <= own), default=None)
+        above = min((s for s in self._stairs if s >= own), default=None)
+        if below is None or above is None or below == above:
+            known = below if below is not None else above
+            return None if known is None else min(self._stairs[known][1])
+        (low_rows, low), (high_rows, high) = self._stairs[below], self._stairs[above]
+        share = (rows - low_rows) / (high_rows - low_rows)
+        return min(low) + share * (min(high) - min(low))
+
+
+def _stair(rows: int) -> int:
+    bits = rows.bit_length()
+    return 2 * bits + (rows >> (bits - 2) & 1 if bits > 1 else 0)
+
+
+def can_draft(params: SamplingParams) -> bool:
+    """True if several tokens of a request can be sampled in one step.
+
+    A sampler that learns from each token that it draws cannot; its request runs beside the others without drafts.
+    """
+    return not (
+        params.mirostat
+        or params.overflow == "shift"  # guesses must not cross the end of its slot
+        or params.logits_processors
+        or params.dry_multiplier
+        or params.structured_outputs is not None
+    )
+
+
+class DraftState:
+    """Drafts of one sequence: possible or not, and how many guesses were accepted."""
+
+    __slots__ = ("acceptance", "can_draft")
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.can_draft = can_draft(sequence.request.params)
+        self.acceptance = Acceptance()
+
+
 def _to_the_end(sequence: Sequence, draft: list[int]) -> list[int]:
-    """Without what would come after the end of the text."""
+    """The draft up to the first token that would end the text."""
     for place, token_id in enumerate(draft, 1):
         if sequence.ends_at(token_id):
             return draft[:place]
@@ -292,5 +301,5 @@ def _candidates(longest: int) -> list[int]:
 
 
 def _expected(rate: float, n: int) -> float:
-    """How many of n guesses hold, if each does with this rate where those before it did."""
+    """Expected number of accepted guesses of n, if each is accepted at this rate once those before it are."""
     return n if rate >= 1 else rate * (1 - rate**n) / (1 - rate)
