@@ -1,3 +1,3 @@
-"""What the machine has, the memory that a model needs, what "auto" becomes, tuned profiles. Imports `config` and
-what stands below it.
+"""The machine, the memory that a model needs, the values of "auto", tuned profiles. Imports `config` and the rooms
+below it.
 """

@@ -1,4 +1,4 @@
-"""Memory arithmetic before a load, and the choices that follow from it. Knows no library: figures in, figures out."""
+"""The values of "auto", from the memory a model needs and the machine has. Pure Python: figures in, figures out."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["MEMORY_SHARE", "Memory", "Plan", "check_fits", "fits", "memory", "pl
 
 _MOST_SLOTS = 32
 _FEW_SLOTS = 4  # with fewer slots of n_ctx each, sharing the cells serves more requests at once
-_MOST_ENGINES = 4  # in one process: each holds Python's lock for about a tenth of its time
-MEMORY_SHARE = 0.5  # of what is free: the rest is for the user's own work
+_MOST_ENGINES = 4  # in one process: each holds the GIL for about a tenth of its time
+MEMORY_SHARE = 0.5  # of the memory that is free: the rest is left to other programs
 _SMALL_MODEL = 64 * MIB
 _UBATCH = 512  # llama.cpp's own default
-# Zeroed in a tenth of a second at most: 0.6 s for 1.5 GiB once its pages are there, 0.4 s where they are new.
+# zeroed within a tenth of a second: 1.5 GiB take 0.6 s, or 0.4 s in new pages
 _CHEAP_CELLS = 256 * MIB
 
 
@@ -37,7 +37,7 @@ class Plan:
 
     @property
     def in_children(self) -> bool:
-        """True if its engines run in processes of their own."""
+        """True if the engines run in child processes."""
         return self.config.strategy == "multi-instance" or self.config.isolate
 
     @property
@@ -191,9 +191,10 @@ def _threads(config: EngineConfig, cores: int, small: bool, reasons: dict[str, s
 
 
 def _flash_attn(config: EngineConfig, on_gpu: bool, small: bool, machine: Machine, reasons: dict[str, str]) -> str:
-    """llama.cpp turns flash attention on. On CPUs its own kernel reads each key once for every query head, which costs
-    more than it saves unless the keys are few: measured on a 0.5B shape (off is 1.1 to 2 times as fast) and the bundled
-    model (prompts 1.6 to 2 times as fast with it, decoding alike). Our kernel reads each key once."""
+    """The value of flash_attn. llama.cpp's own default is on; its kernel for CPUs reads each key once for every query
+    head, which costs more than it saves unless the keys are few: measured on a 0.5B shape (off is 1.1 to 2 times as
+    fast) and the bundled model (prompts 1.6 to 2 times as fast with it, decoding alike). Our kernel reads each key
+    once."""
     if config.flash_attn != "auto":
         return config.flash_attn
     if config.type_v not in ("f32", "f16", "bf16"):

@@ -1,9 +1,9 @@
-"""How large the buffer is in which llama.cpp computes one pass: worked out from its graphs (src/llama-graph.cpp,
-src/models/*.cpp), which ggml-alloc lays over each other wherever two tensors do not live at once.
+"""The size of the buffer in which llama.cpp computes one pass, from its graphs (src/llama-graph.cpp,
+src/models/*.cpp). In that buffer ggml-alloc gives two tensors the same bytes if they are not needed at once.
 
-A pass is widest in one of three places: where a layer attends, in its feed-forward network, or where the logits are
-made. What is not a transformer has a place of its own. tests/model/test_graph_buffers.py holds this against what
-llama.cpp reserves, for all kinds of models.
+A pass is widest in one of three places: the attention of a layer, its feed-forward network, or the logits. A layer with
+a recurrent state adds its own. tests/model/test_graph_buffers.py compares this with the bytes that llama.cpp reserves,
+for all kinds of models.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _F32, _F16 = 4, 2
-_LIVE_EMBEDDINGS = 4  # rows of n_embd that live beside a feed-forward network
+_LIVE_EMBEDDINGS = 4  # rows of n_embd that are needed during a feed-forward network
 _WORK = 1.15  # bytes an element of a row that is quantised for a product: Q8_K's 292 / 256
 
 
@@ -21,12 +21,12 @@ class Widths:
 
     Attributes:
         n_embd, n_vocab: as in the metadata.
-        n_head: of the queries.
-        queries, keys: of Q, and of K and V together.
-        feed_forward: that live at once in a feed-forward network: of gate, up and their product, of all experts used.
-        recurrent: that live at once in a layer with a state.
+        n_head: heads of the queries.
+        queries, keys: elements of Q, and of K and V together.
+        feed_forward: elements needed at once in a feed-forward network: gate, up, their product, of all experts used.
+        recurrent: elements needed at once in a layer with a state.
         latent: Q is turned into the space of a latent K and V, in several steps.
-        masks: kinds of attention masks: 2 where some layers attend over a window.
+        masks: kinds of attention masks: 2 if some layers attend over a window.
     """
 
     n_embd: int
@@ -49,15 +49,15 @@ def graph_bytes(
     state_bytes: int = 0,
     n_fed: int | None = None,
 ) -> int:
-    """The buffer of one pass.
+    """Bytes of the buffer of one pass.
 
     Args:
-        n_tokens: of the largest pass.
-        n_cells: that one sequence's tokens can attend to; 0 where there is no attention.
-        n_outputs: rows whose logits it makes.
-        flash: with flash attention, which keeps no scores.
-        state_bytes: of all states of one recurrent layer, which a pass gathers.
-        n_fed: tokens that enter a feed-forward network, if not all do: in the last layer only those of outputs.
+        n_tokens: tokens of the largest pass.
+        n_cells: cells to which a token can attend; 0 without attention.
+        n_outputs: rows of logits.
+        flash: flash attention is on, which keeps no scores.
+        state_bytes: size of all states of one recurrent layer, which a pass gathers.
+        n_fed: tokens that enter a feed-forward network; None: all. In the last layer only output rows do.
     """
     mask = n_tokens * n_cells * widths.masks * (_F16 if flash else _F32)
     steps = 2 if not widths.latent else 5 if flash else 9
@@ -71,5 +71,5 @@ def graph_bytes(
 
 
 def work_bytes(widths: Widths, n_tokens: int) -> int:
-    """What ggml's threads write besides: the rows of one product, quantised as its weights want them."""
+    """Bytes that ggml's threads work on beside that buffer: the rows of one product, quantised to suit its weights."""
     return int(n_tokens * max(widths.n_embd, widths.queries, widths.feed_forward // 3) * _WORK)

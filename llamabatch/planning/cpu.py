@@ -1,4 +1,4 @@
-"""What this CPU is called and what it can do, in the words of the operating system."""
+"""The name and the abilities of this CPU, in the words of the operating system."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import sys
 
 
 def cpu_name() -> str:
-    """The model's name."""
+    """The name of the CPU's model."""
     if sys.platform == "darwin":
         return _sysctl("machdep.cpu.brand_string") or platform.processor() or "unknown CPU"
     return _cpuinfo().get("model name") or platform.processor() or "unknown CPU"
 
 
 def cpu_flags() -> frozenset[str]:
-    """What the CPU can do, in Linux's names; empty where it cannot be told."""
+    """The instruction sets of the CPU, in Linux's names; empty where the system lists none."""
     if sys.platform == "darwin":
         return _sysctl_flags()
     first = _cpuinfo()
@@ -24,8 +24,8 @@ def cpu_flags() -> frozenset[str]:
 
 
 def _cpuinfo() -> dict[str, str]:
-    """The first processor's part of /proc/cpuinfo: the kernel writes the whole file anew for each reader, and a
-    server has hundreds of parts."""
+    """The first processor's part of /proc/cpuinfo. The kernel writes the file anew for each reader, and a server has
+    hundreds of parts: the rest is not read."""
     found: dict[str, str] = {}
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:

@@ -1,4 +1,4 @@
-"""What this process may use of the machine: cores and memory, with affinity, cgroups and limits counted in."""
+"""The cores and the memory that this process may use, after affinity, cgroups of both versions, and rlimits."""
 
 from __future__ import annotations
 
@@ -12,10 +12,6 @@ import psutil
 
 from llamabatch.planning.nvml import Gpu, gpus
 
-# ----------------------------------------------------------------------------------------------------
-# Limits on the memory of this process: cgroups of both versions, and what RLIMIT_AS and RLIMIT_DATA leave.
-
-
 try:
     import resource
 except ImportError:  # not on Windows
@@ -26,8 +22,90 @@ _MEMBERSHIP = Path("/proc/self/cgroup")
 _NO_LIMIT = 2**60  # version 1 writes a number of this size where there is none
 
 
+@dataclass(frozen=True)
+class Machine:
+    """The cores, memory and GPUs that this process may use, and the abilities of its llama.cpp.
+
+    Attributes:
+        cores: the least of affinity, cgroup quota and physical cores.
+        available_bytes: free memory without swap, within the cgroups.
+        n_gpus: devices to which llama.cpp can offload.
+        fast_attention: the llama.cpp in use has our flash attention for CPUs (native_patches/0003).
+        lazy_cells: cells of a KV cache take memory, and time, at their first use (native_patches/0009).
+        features: repacked formats of the llama.cpp in use; see memory.weights.
+        address_space, data_bytes: bytes left of RLIMIT_AS and RLIMIT_DATA; None where they are not set.
+        gpus: memory of the GPUs, if NVML lists as many as llama.cpp uses; else empty.
+        unified_memory: GPUs use the machine's own memory: Metal.
+    """
+
+    cores: int
+    available_bytes: int
+    n_gpus: int = 0
+    fast_attention: bool = False
+    features: frozenset[str] = frozenset()
+    address_space: int | None = None
+    data_bytes: int | None = None
+    gpus: tuple[Gpu, ...] = ()
+    unified_memory: bool = False
+    lazy_cells: bool = False
+
+    @classmethod
+    def here(
+        cls,
+        n_gpus: int = 0,
+        fast_attention: bool = False,
+        features: frozenset[str] = frozenset(),
+        lazy_cells: bool = False,
+    ) -> Machine:
+        """This machine, as the operating system shows it now; the arguments are what llama.cpp's library knows."""
+        known = gpus() if n_gpus else ()
+        return cls(
+            _cores(),
+            _available_bytes(),
+            n_gpus,
+            fast_attention,
+            features,
+            address_space_left(),
+            data_bytes_left(),
+            known if len(known) == n_gpus else (),
+            sys.platform == "darwin",
+            lazy_cells,
+        )
+
+    def gpu_shares(self, tensor_split: tuple[float, ...] | None) -> tuple[float, ...]:
+        """The share of each GPU in the layers, as llama.cpp deals them out: as asked for, else by free memory.
+
+        Empty without GPUs, and where they use main memory.
+        """
+        if self.unified_memory:
+            return ()
+        if tensor_split is not None:
+            return (*tensor_split, *[0.0] * self.n_gpus)[: self.n_gpus]
+        return tuple(float(gpu.free_bytes) for gpu in self.gpus) or (1.0,) * self.n_gpus
+
+
+def _cores() -> int:
+    allowed = affinity()
+    physical = psutil.cpu_count(logical=False) or allowed
+    return max(1, min(allowed, physical, cgroup_cores() or allowed))
+
+
+def _available_bytes() -> int:
+    free = int(psutil.virtual_memory().available)
+    left = cgroup_bytes()
+    return max(0, free if left is None else min(free, left))
+
+
+def affinity() -> int:
+    """Number of cores that this process may run on."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS
+        return os.cpu_count() or 1
+
+
 def cgroup_bytes(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int | None:
-    """What the process's cgroups leave, the tightest of its own and all above it; None where none limits it.
+    """Bytes left in the cgroups of this process: the least of its own and all above it; None without a limit.
 
     Swap is not counted. Page cache that a cgroup gives back on demand counts as free.
     """
@@ -36,7 +114,7 @@ def cgroup_bytes(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int | No
 
 
 def cgroup_cores(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int | None:
-    """The tightest CPU quota in whole cores, at least 1; None where there is none. Version 2 only."""
+    """The lowest CPU quota in whole cores, at least 1; None without one. Cgroups of version 2 only."""
     found = []
     for folder, *_ in _groups(root, membership):
         try:
@@ -49,8 +127,8 @@ def cgroup_cores(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int | No
 
 
 def _groups(root: Path, membership: Path) -> Iterator[tuple[Path, str, str, str]]:
-    """Folders of the process's cgroups with memory files in them, innermost first, and the names of these: limit, use,
-    and the line of memory.stat that can be given back."""
+    """Folders of the cgroups of this process, innermost first, each with the names of its memory files: limit, use, and
+    the line of memory.stat for memory that can be given back."""
     version_2, version_1 = ("memory.max", "memory.current", "inactive_file"), (
         "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file",
     )  # fmt: skip
@@ -92,12 +170,12 @@ def _left(folder: Path, limit_name: str, used_name: str, cache_name: str) -> int
 
 
 def address_space_left() -> int | None:
-    """What RLIMIT_AS leaves; None without such a limit."""
+    """Bytes left of RLIMIT_AS; None without such a limit."""
     return _rlimit("RLIMIT_AS", "vms")
 
 
 def data_bytes_left() -> int | None:
-    """What RLIMIT_DATA leaves; None without such a limit."""
+    """Bytes left of RLIMIT_DATA; None without such a limit."""
     return _rlimit("RLIMIT_DATA", "data")
 
 
@@ -108,84 +186,3 @@ def _rlimit(name: str, used: str) -> int | None:
     if limit == resource.RLIM_INFINITY:
         return None
     return max(0, limit - int(getattr(psutil.Process().memory_info(), used, 0)))
-
-
-def affinity() -> int:
-    """Cores that this process may run on."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS
-        return os.cpu_count() or 1
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What this process may use.
-
-    Attributes:
-        cores: from affinity, cgroup quota and physical cores.
-        available_bytes: free memory, swap not counted, cgroups included.
-        n_gpus: devices that llama.cpp would offload to.
-        fast_attention: the llama.cpp in use has our flash attention for CPUs (native_patches/0003).
-        lazy_cells: cells of a KV cache take memory, and time, when they are used and not before (native_patches/0009).
-        features: what the llama.cpp in use repacks weights for; see weights.weights.
-        address_space, data_bytes: what RLIMIT_AS and RLIMIT_DATA leave; None where they are not set.
-        gpus: memory of the GPUs, where NVML tells of as many as llama.cpp uses; else empty.
-        unified_memory: GPUs use the machine's own memory: Metal.
-    """
-
-    cores: int
-    available_bytes: int
-    n_gpus: int = 0
-    fast_attention: bool = False
-    features: frozenset[str] = frozenset()
-    address_space: int | None = None
-    data_bytes: int | None = None
-    gpus: tuple[Gpu, ...] = ()
-    unified_memory: bool = False
-    lazy_cells: bool = False
-
-    @classmethod
-    def here(
-        cls,
-        n_gpus: int = 0,
-        fast_attention: bool = False,
-        features: frozenset[str] = frozenset(),
-        lazy_cells: bool = False,
-    ) -> Machine:
-        known = gpus() if n_gpus else ()
-        return cls(
-            _cores(),
-            _available_bytes(),
-            n_gpus,
-            fast_attention,
-            features,
-            address_space_left(),
-            data_bytes_left(),
-            known if len(known) == n_gpus else (),
-            sys.platform == "darwin",
-            lazy_cells,
-        )
-
-    def gpu_shares(self, tensor_split: tuple[float, ...] | None) -> tuple[float, ...]:
-        """How llama.cpp deals the layers out: as asked for, else by free memory; one figure a GPU.
-
-        Empty without GPUs, and where they use the machine's own memory.
-        """
-        if self.unified_memory:
-            return ()
-        if tensor_split is not None:
-            return (*tensor_split, *[0.0] * self.n_gpus)[: self.n_gpus]
-        return tuple(float(gpu.free_bytes) for gpu in self.gpus) or (1.0,) * self.n_gpus
-
-
-def _cores() -> int:
-    allowed = affinity()
-    physical = psutil.cpu_count(logical=False) or allowed
-    return max(1, min(allowed, physical, cgroup_cores() or allowed))
-
-
-def _available_bytes() -> int:
-    free = int(psutil.virtual_memory().available)
-    left = cgroup_bytes()
-    return max(0, free if left is None else min(free, left))

@@ -1,4 +1,4 @@
-"""What an engine takes in memory, worked out before anything is loaded. Figures in, figures out."""
+"""The memory of an engine, computed before anything is loaded: weights, KV cells, buffers, by arithmetic alone."""
 
 from __future__ import annotations
 
@@ -14,11 +14,21 @@ from llamabatch.gguf.reader import TensorInfo
 from llamabatch.planning.compute_buffers import Widths, graph_bytes, work_bytes
 from llamabatch.planning.model_facts import Layer, ModelFacts
 
-# ----------------------------------------------------------------------------------------------------
-# Where the weights of a model go: what each layer takes, and of which tensors llama.cpp keeps a second,
-# repacked copy.
-
-
+# Bytes an element, from ggml's block layouts (ggml-common.h): bytes of a block / elements in it.
+TYPE_BYTES = {
+    "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32, "q4_1": 20 / 32, "iq4_nl": 18 / 32,
+    "q5_0": 22 / 32, "q5_1": 24 / 32,
+}  # fmt: skip
+MIB = 2**20
+CELL_PADDING = 256  # llama.cpp rounds the cells of a slot up to this
+# Measured with CPython 3.11 on Linux, x86-64, tests/long/memory_prediction.py holds the sum against more of them:
+PROCESS_BYTES = 51 * MIB  # a process that has imported llamabatch, numpy and llama.cpp's libraries, and loaded nothing
+ENGINE_BYTES = 6 * MIB  # a thread with its stack and heap, graphs, batches, Python's objects
+_TOKEN_BYTES = 180  # of llama.cpp's vocabulary: texts, ids, merges
+# Virtual memory, which counts where RLIMIT_AS is set: a thread reserves its stack and an arena of glibc's malloc.
+_THREAD_SPACE = (8 + 64) * MIB
+_ARENA_SPACE = 64 * MIB  # more, while an arena is aligned
+_PROCESS_SPACE = 48 * MIB  # libraries that are not loaded yet, and what malloc keeps
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 # no matrix product reads these, so that they are never repacked
@@ -40,14 +50,289 @@ _REPACKED = {
 
 
 @dataclass(frozen=True)
-class Weights:
-    """Bytes by layer; the last one is what makes the logits.
+class GpuNeed:
+    """Bytes on one GPU; `number` is its index in llama.cpp's list."""
+
+    number: int
+    weights: int
+    kv_cache: int
+    compute: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv_cache + self.compute
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one engine. Memory of GPUs is counted in `gpus` alone.
 
     Attributes:
-        layers: of the file, one figure a layer.
-        copies: what their repacked copies take.
-        rest: what is looked up, not multiplied: the embedding of tokens, and what belongs to no layer.
-        largest: of a tensor.
+        weights: the part of the model's file that stays mapped, or is kept.
+        kv_cache: cells and states of all slots; where the context starts with fewer, also those of the first context,
+            which exist beside the larger one while it grows.
+        compute: buffers of a pass, its logits, and the working memory of threads.
+        layout: the KV cache in words, for messages.
+        draft: the whole draft model.
+        copies: weights repacked for this CPU.
+        vocabulary: also adapters, and an engine's own objects.
+        embeddings: a second context, made when the first text is embedded; in `total` for an encoder only.
+        reclaimable: mapped pages of the file that are not read again, since a copy is used: the system may take them.
+        data: the part of all this that no file backs.
+        loading: the part of the file that is mapped during the load only; not in `total`.
+    """
+
+    weights: int
+    kv_cache: int
+    compute: int
+    layout: str = ""
+    draft: int = 0
+    copies: int = 0
+    vocabulary: int = 0
+    embeddings: int = 0
+    reclaimable: int = 0
+    data: int = 0
+    loading: int = 0
+    gpus: tuple[GpuNeed, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Main memory."""
+        return self.shared + self.own
+
+    @property
+    def peak(self) -> int:
+        """The most that one engine takes: during the load, or at work."""
+        return self.shared + max(self.loading, self.own)
+
+    @property
+    def shared(self) -> int:
+        """The part that all engines of a process have once."""
+        return self.weights + self.copies + self.vocabulary
+
+    @property
+    def own(self) -> int:
+        """The part that each engine has."""
+        return self.kv_cache + self.compute + self.draft
+
+    def together(self, engines: int, *, children: bool, mapped: bool = True) -> int:
+        """Main memory of several engines: in one process they share the weights, as children the mapped file."""
+        if not children:
+            return self.shared + engines * self.own
+        once = self.weights if mapped else 0
+        return once + engines * (self.total - once + PROCESS_BYTES)
+
+    def address_space(self, engines: int, threads: int) -> int:
+        """Virtual memory, for RLIMIT_AS: the whole file, and what threads reserve without use."""
+        file = self.shared + self.loading
+        return file + engines * (self.own + threads * _THREAD_SPACE) + _ARENA_SPACE + _PROCESS_SPACE
+
+    def document(self) -> dict[str, Any]:
+        """Plain values for JSON, in bytes."""
+        return {**asdict(self), "gpus": [{**asdict(gpu), "total": gpu.total} for gpu in self.gpus], "total": self.total}
+
+    def describe(self) -> str:
+        """The sum with its terms, for messages."""
+        parts = [
+            (self.weights, "weights"),
+            (self.copies, "repacked copies"),
+            (self.kv_cache, f"KV cache ({self.layout})"),
+            (self.compute, "buffers"),
+            (self.vocabulary, "vocabulary"),
+            (self.draft, "draft model"),
+        ]
+        always = ("weights", "buffers")
+        shown = " + ".join(f"{mib(n)} {name}" for n, name in parts if n or name in always or name.startswith("KV"))
+        return f"{shown} = {mib(self.total)}"
+
+
+def memory(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float] = ()) -> Memory:
+    """Memory of one engine: weights and their copies, KV cells rounded to 256 (a slot, or in all if kv is "unified"),
+    recurrent states (a slot, f32), the buffers of one pass, and the rows of logits.
+
+    Args:
+        gpu_shares: of the layers, one figure a GPU, as llama.cpp deals them out; empty: everything on the CPU.
+    """
+    n_slots = config.n_slots
+    unified = config.kv == "unified"
+    cells = padded(config.n_ctx)  # that one pass can attend to
+    if unified:
+        cells = min(cells * n_slots, padded(config.kv_cells))
+    per_cell = facts.k_values * TYPE_BYTES[config.type_k] + facts.v_values * TYPE_BYTES[config.type_v]
+    layers = facts.layers or (Layer(facts.k_values, facts.v_values, facts.state_values),)
+    kept = [_kept(layer, config, cells, 1 if unified else n_slots, n_slots) for layer in layers]
+    sorted_weights = _sorted(facts)
+    devices = _devices(config, len(layers), gpu_shares)
+    graph, untouched, work = _pass(facts, config, n_slots, cells)
+    logits = _logits(facts, config, n_slots)
+    start = min(config.start_slots, n_slots)
+    if start < n_slots:  # the first context holds these until all cells stand in the larger one
+        first_cells = min(cells, padded(config.n_ctx) * start)
+        first = [_kept(layer, config, first_cells, 1 if unified else start, start) for layer in layers]
+        kept = [both + one for both, one in zip(kept, first, strict=True)]
+        graph += _pass(facts, config, start, first_cells)[0]
+        logits += _logits(facts, config, start)
+    draft = None
+    if facts.draft is not None:
+        n_ctx = max(MIN_CTX, min(config.n_ctx, facts.draft.n_ctx_train))
+        draft = memory(facts.draft, replace(config.for_draft_model(), n_ctx=n_ctx), gpu_shares)
+    layout = f"{cells:,} cells shared by {n_slots}" if unified else f"{n_slots} x {cells:,} cells"
+    if start < n_slots:
+        layout += f", and those of {start} while it grows"
+    if facts.state_values:
+        layout = f"{layout} and states" if per_cell else f"{n_slots} states"
+    gpus = tuple(_on_gpu(number, devices, sorted_weights, kept, graph, draft) for number in range(len(gpu_shares)))
+    moved = sum(gpu.weights for gpu in gpus) - sum(g.weights for g in (draft.gpus if draft else ()))
+    kept_here = sum(n for n, device in zip(kept, devices, strict=False) if device is None)
+    copies = sum(n for n, device in zip(sorted_weights.copies, devices, strict=False) if device is None)
+    compute = (graph if None in devices else 0) + work + logits
+    vocabulary = (facts.n_vocab * _TOKEN_BYTES if facts.file_bytes else 0) + facts.adapter_bytes + ENGINE_BYTES
+    files = _in_files(facts, tuple(device is None for device in devices), facts.file_bytes - moved)
+    here = files.mapped if config.use_mmap else files.used
+    embeddings = _embeddings(facts, config)
+    if facts.is_encoder:
+        kept_here, compute, layout = 0, embeddings, "none: an encoder"
+    reclaimable = files.mapped - files.used + files.embedding if config.use_mmap else 0
+    theirs = draft.total - ENGINE_BYTES if draft is not None else 0
+    private = kept_here + compute + untouched + copies + vocabulary + (draft.data if draft is not None else 0)
+    return Memory(
+        weights=here,
+        kv_cache=kept_here,
+        compute=compute,
+        layout=layout,
+        draft=theirs,
+        copies=copies,
+        vocabulary=vocabulary,
+        embeddings=embeddings,
+        reclaimable=reclaimable,
+        data=private if config.use_mmap else private + here,
+        loading=facts.file_bytes - here if config.use_mmap else 0,
+        gpus=gpus,
+    )
+
+
+@lru_cache(maxsize=16)
+def _sorted_tensors(facts: ModelFacts) -> Weights:
+    return weights(facts.tensors, facts.n_layer, facts.features)
+
+
+@lru_cache(maxsize=16)
+def _in_files(facts: ModelFacts, on_cpu: tuple[bool, ...], file_bytes: int) -> Files:
+    """As in_files; where the tensors are not known, `file_bytes` stay."""
+    if not facts.tensors:
+        return Files(file_bytes, file_bytes, 0)
+    return in_files(facts.tensors, facts.parts, facts.n_layer, facts.features, on_cpu)
+
+
+def _sorted(facts: ModelFacts) -> Weights:
+    """The weights by layer; all in one layer where the tensors are not known."""
+    if facts.tensors:
+        return _sorted_tensors(facts)
+    return Weights((facts.file_bytes,), (0,))
+
+
+def _kept(layer: Layer, config: ResolvedConfig, cells: int, streams: int, n_slots: int) -> int:
+    per_cell = layer.k_values * TYPE_BYTES[config.type_k] + layer.v_values * TYPE_BYTES[config.type_v]
+    return int(streams * cells * per_cell) + n_slots * layer.state_values * 4
+
+
+def _pass(facts: ModelFacts, config: ResolvedConfig, n_slots: int, cells: int) -> tuple[int, int, int]:
+    """Bytes of the largest pass: the part of its buffer that is written, the rest of it, and the work of threads."""
+    n_tokens = min(config.n_ubatch, cells * n_slots)
+    rows = config.output_rows(n_slots, facts.n_vocab)
+    states = n_slots * 4 * max((layer.state_values for layer in facts.layers), default=facts.state_values)
+    widths = _widths(facts)
+    has_cells = facts.k_values or facts.v_values
+    flash = config.flash_attn == "on"
+    attended = cells if has_cells else 0
+    reserved = graph_bytes(widths, n_tokens, attended, rows, flash, states)
+    n_fed = min(n_tokens, n_slots) if facts.n_layer == 1 and not facts.is_encoder else n_tokens
+    written = graph_bytes(widths, n_tokens, attended, rows, flash, states, n_fed)
+    return written, reserved - written, work_bytes(widths, n_tokens)
+
+
+def _widths(facts: ModelFacts) -> Widths:
+    """The widths of a pass; where the tensors are not known, with a feed-forward network of four times n_embd."""
+    if facts.widths is not None:
+        return facts.widths
+    kv = facts.k_values + facts.v_values
+    return Widths(facts.n_embd, facts.n_vocab, facts.n_head, facts.n_embd, min(kv, 2 * facts.n_embd), 12 * facts.n_embd)
+
+
+def _logits(facts: ModelFacts, config: ResolvedConfig, n_slots: int) -> int:
+    """Bytes of the output rows: one for each slot, more where guesses are checked."""
+    rows = n_slots if config.speculate == "off" else config.output_rows(n_slots, facts.n_vocab)
+    return rows * facts.n_vocab * 4
+
+
+def _embeddings(facts: ModelFacts, config: ResolvedConfig) -> int:
+    """Bytes of the context of llama/embedder.py: the tokens of one pass, each with logits of the whole vocabulary."""
+    n_tokens = padded(min(config.n_ubatch, config.n_batch))
+    graph = graph_bytes(_widths(facts), n_tokens, n_tokens, n_tokens, config.flash_attn == "on")
+    cells = 0 if facts.is_encoder else n_tokens * (facts.k_values + facts.v_values) * 2
+    return n_tokens * facts.n_vocab * 4 + cells + graph + work_bytes(_widths(facts), n_tokens)
+
+
+def _devices(config: ResolvedConfig, n_layer: int, shares: Sequence[float]) -> list[int | None]:
+    """The GPU of each layer and, last, of the output; None: the CPU. From llama-model.cpp, load_tensors."""
+    on_gpus = config.n_gpu_layers if config.n_gpu_layers >= 0 else n_layer + 1
+    first = max(n_layer + 1 - on_gpus, 0)
+    count = min(on_gpus, n_layer + 1)
+    if not shares or count == 0:
+        return [None] * (n_layer + 1)
+    limits, total = [], 0.0
+    for share in shares:
+        total += share
+        limits.append(total)
+    limits = [limit / total if total else 1.0 for limit in limits]
+    last = len(limits) - 1
+    return [
+        None if layer < first else min(last, bisect_right(limits, (layer - first) / count))
+        for layer in range(n_layer + 1)
+    ]
+
+
+def _on_gpu(
+    number: int, devices: list[int | None], parts: Weights, kept: list[int], graph: int, draft: Memory | None
+) -> GpuNeed:
+    """The share of one GPU. Untested: no figure of a GPU was ever compared with this."""
+    used = any(device == number for device in devices)
+    need = GpuNeed(
+        number,
+        sum(n for n, device in zip(parts.layers, devices, strict=False) if device == number),
+        sum(n for n, device in zip(kept, devices, strict=False) if device == number),
+        graph if used else 0,
+    )
+    if draft is None:
+        return need
+    theirs = draft.gpus[number]
+    return replace(
+        need,
+        weights=need.weights + theirs.weights,
+        kv_cache=need.kv_cache + theirs.kv_cache,
+        compute=need.compute + theirs.compute,
+    )
+
+
+def padded(n_cells: int) -> int:
+    """Cells as llama.cpp rounds them up."""
+    return -(-n_cells // CELL_PADDING) * CELL_PADDING
+
+
+def mib(n_bytes: int) -> str:
+    """Bytes as "1,234 MiB", for messages."""
+    return f"{n_bytes / MIB:,.0f} MiB"
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Bytes of a model's weights by layer; the last layer makes the logits.
+
+    Attributes:
+        layers: weights of each layer in the file.
+        copies: repacked copies of each layer.
+        rest: tensors of no layer, which are looked up, not multiplied: the embedding of tokens, for one.
+        largest: the largest tensor.
     """
 
     layers: tuple[int, ...] = ()
@@ -57,11 +342,11 @@ class Weights:
 
 
 def weights(tensors: Iterable[TensorInfo], n_layer: int, features: frozenset[str]) -> Weights:
-    """Sorts the tensors of a file.
+    """The weights of a model by layer, and which of them llama.cpp keeps a second, repacked copy of.
 
     Args:
-        features: what the build of llama.cpp repacks for: of "amx", "avx2", "avx512", "neon", and with
-            native_patches/0006 "rows" (AVX2) and "vnni512" (AVX-512 VNNI); empty if it may not.
+        features: of "amx", "avx2", "avx512", "neon", and with native_patches/0006 "rows" (AVX2) and "vnni512" (AVX-512
+            VNNI), those for which this build of llama.cpp repacks; empty: none.
     """
     found = {tensor.name: tensor for tensor in tensors}
     layers, copies = [0] * (n_layer + 1), [0] * (n_layer + 1)
@@ -80,13 +365,13 @@ def weights(tensors: Iterable[TensorInfo], n_layer: int, features: frozenset[str
 
 
 class Files(NamedTuple):
-    """Bytes of the model's files that are of use after loading.
+    """Bytes of the model's files that are of use after the load.
 
     Attributes:
-        mapped: what stays mapped: of each file from the first tensor that is used as it lies there to the last one.
-            llama.cpp maps and reads the whole file first, then unmaps both ends: llama-model-loader.cpp, load_all_data.
-        used: of these, the tensors that are used as they are. Without mapping they are all that is kept.
-        embedding: of these, what is looked up only because the logits are made with a copy.
+        mapped: in each file, from the first tensor that is used in place to the last. llama.cpp maps and reads all of
+            the file first, then unmaps both ends: llama-model-loader.cpp, load_all_data.
+        used: the tensors among them that are used in place. Without mapping they are all that is kept.
+        embedding: the part of `used` that is only looked up, since the logits are made with a copy.
     """
 
     mapped: int
@@ -97,11 +382,11 @@ class Files(NamedTuple):
 def in_files(
     tensors: Sequence[TensorInfo], parts: Sequence[int], n_layer: int, features: frozenset[str], on_cpu: Sequence[bool]
 ) -> Files:
-    """What stays of the files where tensors have repacked copies, or lie on GPUs.
+    """The part of the files that stays where tensors have repacked copies, or lie on GPUs.
 
     Args:
-        parts: tensors of each file; empty: there is one.
-        on_cpu: one truth a layer, the last one of what makes the logits.
+        parts: number of tensors in each file; empty: there is one file.
+        on_cpu: for each layer, and last for the output, True if it lies in main memory.
     """
     mapped = used = embedding = start = 0
     tied = all(tensor.name != _OUTPUT for tensor in tensors)
@@ -153,296 +438,3 @@ def _copy(tensor: TensorInfo, features: frozenset[str], tied: bool = False) -> i
 
 def _amx_block(kind: str) -> int:
     return {"F16": 16, "Q4_0": 32, "Q4_1": 32, "Q8_0": 32}.get(kind, 256)
-
-
-# Bytes an element, from ggml's block layouts (ggml-common.h): bytes of a block / elements in it.
-TYPE_BYTES = {
-    "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32, "q4_1": 20 / 32, "iq4_nl": 18 / 32,
-    "q5_0": 22 / 32, "q5_1": 24 / 32,
-}  # fmt: skip
-MIB = 2**20
-CELL_PADDING = 256  # llama.cpp rounds the cells of a slot up to this
-# Measured with CPython 3.11 on Linux, x86-64, tests/long/memory_prediction.py holds the sum against more of them:
-PROCESS_BYTES = 51 * MIB  # a process that has imported llamabatch, numpy and llama.cpp's libraries, and loaded nothing
-ENGINE_BYTES = 6 * MIB  # a thread with its stack and heap, graphs, batches, Python's objects
-_TOKEN_BYTES = 180  # of llama.cpp's vocabulary: texts, ids, merges
-# Virtual memory, which counts where RLIMIT_AS is set: a thread reserves its stack and an arena of glibc's malloc.
-_THREAD_SPACE = (8 + 64) * MIB
-_ARENA_SPACE = 64 * MIB  # more, while an arena is aligned
-_PROCESS_SPACE = 48 * MIB  # libraries that are not loaded yet, and what malloc keeps
-
-
-@dataclass(frozen=True)
-class GpuNeed:
-    """Bytes on one GPU, by its place in llama.cpp's list."""
-
-    number: int
-    weights: int
-    kv_cache: int
-    compute: int
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.kv_cache + self.compute
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of one engine. What lies on GPUs is counted in `gpus` and nowhere else.
-
-    Attributes:
-        weights: what stays mapped of the model's file, or is kept of it.
-        kv_cache: cells and states of all slots; of a context that starts with fewer, these too, which stand beside it
-            while it grows.
-        compute: of a pass, its logits, and what threads work on.
-        layout: of what the KV cache consists.
-        draft: all that a draft model takes.
-        copies: of weights that are repacked for this CPU.
-        vocabulary: and adapters, and what an engine keeps besides.
-        embeddings: a second context, which is made when the first text is embedded; not in `total` unless the model is
-            an encoder.
-        reclaimable: of the mapped file, what is not read again because a copy is used: the system may take it back.
-        data: of all this, what no file backs.
-        loading: of the file, what is mapped only while it is loaded; not in `total`.
-    """
-
-    weights: int
-    kv_cache: int
-    compute: int
-    layout: str = ""
-    draft: int = 0
-    copies: int = 0
-    vocabulary: int = 0
-    embeddings: int = 0
-    reclaimable: int = 0
-    data: int = 0
-    loading: int = 0
-    gpus: tuple[GpuNeed, ...] = ()
-
-    @property
-    def total(self) -> int:
-        """In the machine's own memory."""
-        return self.shared + self.own
-
-    @property
-    def peak(self) -> int:
-        """What one engine takes at most: while it loads, or when it computes."""
-        return self.shared + max(self.loading, self.own)
-
-    @property
-    def shared(self) -> int:
-        """Once, however many engines of this process there are."""
-        return self.weights + self.copies + self.vocabulary
-
-    @property
-    def own(self) -> int:
-        """For each engine."""
-        return self.kv_cache + self.compute + self.draft
-
-    def together(self, engines: int, *, children: bool, mapped: bool = True) -> int:
-        """Of several engines: in one process they share the weights, child processes what is mapped of the file."""
-        if not children:
-            return self.shared + engines * self.own
-        once = self.weights if mapped else 0
-        return once + engines * (self.total - once + PROCESS_BYTES)
-
-    def address_space(self, engines: int, threads: int) -> int:
-        """Virtual memory, for RLIMIT_AS: the whole file, and what threads reserve without using it."""
-        file = self.shared + self.loading
-        return file + engines * (self.own + threads * _THREAD_SPACE) + _ARENA_SPACE + _PROCESS_SPACE
-
-    def document(self) -> dict[str, Any]:
-        """Plain values for JSON, in bytes."""
-        return {**asdict(self), "gpus": [{**asdict(gpu), "total": gpu.total} for gpu in self.gpus], "total": self.total}
-
-    def describe(self) -> str:
-        """The sum, for messages."""
-        parts = [
-            (self.weights, "weights"),
-            (self.copies, "repacked copies"),
-            (self.kv_cache, f"KV cache ({self.layout})"),
-            (self.compute, "buffers"),
-            (self.vocabulary, "vocabulary"),
-            (self.draft, "draft model"),
-        ]
-        always = ("weights", "buffers")
-        shown = " + ".join(f"{mib(n)} {name}" for n, name in parts if n or name in always or name.startswith("KV"))
-        return f"{shown} = {mib(self.total)}"
-
-
-def memory(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float] = ()) -> Memory:
-    """Memory of one engine: weights and their copies, KV cells rounded to 256 (a slot, or in all if kv is "unified"),
-    recurrent states (a slot, f32), the buffers of one pass, and the rows of logits.
-
-    Args:
-        gpu_shares: of the layers, one figure a GPU, as llama.cpp deals them out; empty: everything on the CPU.
-    """
-    n_slots = config.n_slots
-    unified = config.kv == "unified"
-    cells = padded(config.n_ctx)  # that one pass can attend to
-    if unified:
-        cells = min(cells * n_slots, padded(config.kv_cells))
-    per_cell = facts.k_values * TYPE_BYTES[config.type_k] + facts.v_values * TYPE_BYTES[config.type_v]
-    layers = facts.layers or (Layer(facts.k_values, facts.v_values, facts.state_values),)
-    kept = [_kept(layer, config, cells, 1 if unified else n_slots, n_slots) for layer in layers]
-    sorted_weights = _sorted(facts)
-    places = _places(config, len(layers), gpu_shares)
-    graph, untouched, work = _pass(facts, config, n_slots, cells)
-    logits = _logits(facts, config, n_slots)
-    start = min(config.start_slots, n_slots)
-    if start < n_slots:  # the context that it starts with holds on to these until all cells stand in the larger one
-        first_cells = min(cells, padded(config.n_ctx) * start)
-        first = [_kept(layer, config, first_cells, 1 if unified else start, start) for layer in layers]
-        kept = [both + one for both, one in zip(kept, first, strict=True)]
-        graph += _pass(facts, config, start, first_cells)[0]
-        logits += _logits(facts, config, start)
-    draft = None
-    if facts.draft is not None:
-        n_ctx = max(MIN_CTX, min(config.n_ctx, facts.draft.n_ctx_train))
-        draft = memory(facts.draft, replace(config.for_draft_model(), n_ctx=n_ctx), gpu_shares)
-    layout = f"{cells:,} cells shared by {n_slots}" if unified else f"{n_slots} x {cells:,} cells"
-    if start < n_slots:
-        layout += f", and those of {start} while it grows"
-    if facts.state_values:
-        layout = f"{layout} and states" if per_cell else f"{n_slots} states"
-    gpus = tuple(_on_gpu(number, places, sorted_weights, kept, graph, draft) for number in range(len(gpu_shares)))
-    moved = sum(gpu.weights for gpu in gpus) - sum(g.weights for g in (draft.gpus if draft else ()))
-    kept_here = sum(n for n, place in zip(kept, places, strict=False) if place is None)
-    copies = sum(n for n, place in zip(sorted_weights.copies, places, strict=False) if place is None)
-    compute = (graph if None in places else 0) + work + logits
-    vocabulary = (facts.n_vocab * _TOKEN_BYTES if facts.file_bytes else 0) + facts.adapter_bytes + ENGINE_BYTES
-    files = _in_files(facts, tuple(place is None for place in places), facts.file_bytes - moved)
-    here = files.mapped if config.use_mmap else files.used
-    embeddings = _embeddings(facts, config)
-    if facts.is_encoder:
-        kept_here, compute, layout = 0, embeddings, "none: an encoder"
-    reclaimable = files.mapped - files.used + files.embedding if config.use_mmap else 0
-    theirs = draft.total - ENGINE_BYTES if draft is not None else 0
-    private = kept_here + compute + untouched + copies + vocabulary + (draft.data if draft is not None else 0)
-    return Memory(
-        weights=here,
-        kv_cache=kept_here,
-        compute=compute,
-        layout=layout,
-        draft=theirs,
-        copies=copies,
-        vocabulary=vocabulary,
-        embeddings=embeddings,
-        reclaimable=reclaimable,
-        data=private if config.use_mmap else private + here,
-        loading=facts.file_bytes - here if config.use_mmap else 0,
-        gpus=gpus,
-    )
-
-
-@lru_cache(maxsize=16)
-def _sorted_tensors(facts: ModelFacts) -> Weights:
-    return weights(facts.tensors, facts.n_layer, facts.features)
-
-
-@lru_cache(maxsize=16)
-def _in_files(facts: ModelFacts, on_cpu: tuple[bool, ...], file_bytes: int) -> Files:
-    """`file_bytes`: what counts where the tensors are not known."""
-    if not facts.tensors:
-        return Files(file_bytes, file_bytes, 0)
-    return in_files(facts.tensors, facts.parts, facts.n_layer, facts.features, on_cpu)
-
-
-def _sorted(facts: ModelFacts) -> Weights:
-    """The weights by layer; where the tensors are not known all lie in one."""
-    if facts.tensors:
-        return _sorted_tensors(facts)
-    return Weights((facts.file_bytes,), (0,))
-
-
-def _kept(layer: Layer, config: ResolvedConfig, cells: int, streams: int, n_slots: int) -> int:
-    per_cell = layer.k_values * TYPE_BYTES[config.type_k] + layer.v_values * TYPE_BYTES[config.type_v]
-    return int(streams * cells * per_cell) + n_slots * layer.state_values * 4
-
-
-def _pass(facts: ModelFacts, config: ResolvedConfig, n_slots: int, cells: int) -> tuple[int, int, int]:
-    """The buffer of the largest pass: what is written of it, and the rest; and what threads work on."""
-    n_tokens = min(config.n_ubatch, cells * n_slots)
-    rows = config.output_rows(n_slots, facts.n_vocab)
-    states = n_slots * 4 * max((layer.state_values for layer in facts.layers), default=facts.state_values)
-    widths = _widths(facts)
-    has_cells = facts.k_values or facts.v_values
-    flash = config.flash_attn == "on"
-    attended = cells if has_cells else 0
-    reserved = graph_bytes(widths, n_tokens, attended, rows, flash, states)
-    n_fed = min(n_tokens, n_slots) if facts.n_layer == 1 and not facts.is_encoder else n_tokens
-    written = graph_bytes(widths, n_tokens, attended, rows, flash, states, n_fed)
-    return written, reserved - written, work_bytes(widths, n_tokens)
-
-
-def _widths(facts: ModelFacts) -> Widths:
-    """Where the tensors are not known: a feed-forward network of four times the model's width."""
-    if facts.widths is not None:
-        return facts.widths
-    kv = facts.k_values + facts.v_values
-    return Widths(facts.n_embd, facts.n_vocab, facts.n_head, facts.n_embd, min(kv, 2 * facts.n_embd), 12 * facts.n_embd)
-
-
-def _logits(facts: ModelFacts, config: ResolvedConfig, n_slots: int) -> int:
-    """The rows that llama.cpp hands out: one a slot, more where guesses are checked."""
-    rows = n_slots if config.speculate == "off" else config.output_rows(n_slots, facts.n_vocab)
-    return rows * facts.n_vocab * 4
-
-
-def _embeddings(facts: ModelFacts, config: ResolvedConfig) -> int:
-    """The context of llama/embedder.py: for the tokens of one pass, each with logits of the whole vocabulary."""
-    n_tokens = padded(min(config.n_ubatch, config.n_batch))
-    graph = graph_bytes(_widths(facts), n_tokens, n_tokens, n_tokens, config.flash_attn == "on")
-    cells = 0 if facts.is_encoder else n_tokens * (facts.k_values + facts.v_values) * 2
-    return n_tokens * facts.n_vocab * 4 + cells + graph + work_bytes(_widths(facts), n_tokens)
-
-
-def _places(config: ResolvedConfig, n_layer: int, shares: Sequence[float]) -> list[int | None]:
-    """On which GPU each layer and, last, the output lies: llama-model.cpp, load_tensors. None: on the CPU."""
-    on_gpus = config.n_gpu_layers if config.n_gpu_layers >= 0 else n_layer + 1
-    first = max(n_layer + 1 - on_gpus, 0)
-    count = min(on_gpus, n_layer + 1)
-    if not shares or count == 0:
-        return [None] * (n_layer + 1)
-    limits, total = [], 0.0
-    for share in shares:
-        total += share
-        limits.append(total)
-    limits = [limit / total if total else 1.0 for limit in limits]
-    last = len(limits) - 1
-    return [
-        None if layer < first else min(last, bisect_right(limits, (layer - first) / count))
-        for layer in range(n_layer + 1)
-    ]
-
-
-def _on_gpu(
-    number: int, places: list[int | None], parts: Weights, kept: list[int], graph: int, draft: Memory | None
-) -> GpuNeed:
-    """Untested: no figure of a GPU was ever held against this."""
-    used = any(place == number for place in places)
-    need = GpuNeed(
-        number,
-        sum(n for n, place in zip(parts.layers, places, strict=False) if place == number),
-        sum(n for n, place in zip(kept, places, strict=False) if place == number),
-        graph if used else 0,
-    )
-    if draft is None:
-        return need
-    theirs = draft.gpus[number]
-    return replace(
-        need,
-        weights=need.weights + theirs.weights,
-        kv_cache=need.kv_cache + theirs.kv_cache,
-        compute=need.compute + theirs.compute,
-    )
-
-
-def padded(n_cells: int) -> int:
-    """As many cells as llama.cpp makes of them."""
-    return -(-n_cells // CELL_PADDING) * CELL_PADDING
-
-
-def mib(n_bytes: int) -> str:
-    """For messages."""
-    return f"{n_bytes / MIB:,.0f} MiB"

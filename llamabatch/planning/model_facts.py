@@ -1,4 +1,4 @@
-"""What the memory arithmetic needs to know of a model, from the header of its file. Pure Python."""
+"""Facts of a model for the memory arithmetic, from the header of its file. Pure Python."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from llamabatch.gguf.header import Header, read_parts
 from llamabatch.gguf.reader import TensorInfo
 from llamabatch.planning.compute_buffers import Widths
 
-MOST_CTX = 4096  # of a model that does not say how long its context is
+MOST_CTX = 4096  # where a model does not say how long its context is
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Elements that a layer keeps: of K and V for each token, and of a state for each sequence."""
+    """Elements that a layer keeps: K and V for each token, and a state for each sequence."""
 
     k_values: int
     v_values: int
@@ -24,20 +24,21 @@ class Layer:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the arithmetic needs of a model; all of it stands in the GGUF's metadata.
+    """Facts of a model for the memory arithmetic, from the metadata of its GGUF file.
 
     Attributes:
-        file_bytes: size of the file, or of all its parts: what the weights take.
+        file_bytes: size of the file, or of all its parts: that of the weights.
         k_values, v_values: elements that one token keeps in K and in V, summed over the layers. Layers that attend over
             a sliding window count like the others: llama.cpp keeps all their cells, too.
         n_embd, n_head, n_vocab, n_ctx_train: as in the metadata.
-        state_values: elements of the state that a sequence has however long it is, summed over the recurrent layers.
-        draft: the model that guesses for it, if one does; no file bytes where both are one file.
-        layers: the above, layer by layer; empty where only the sums are known.
-        tensors: of the file; empty where only its size is known. parts: how many are in each file of several.
-        widths: what a pass keeps at once, where it is known.
-        is_encoder: it has no next token, and computes embeddings only.
-        features: what weights are repacked for, as in weights.weights; empty where they are not.
+        state_values: elements of the state of a sequence of any length, summed over the recurrent layers.
+        draft: facts of the draft model, if there is one; with file_bytes 0 if both are one file.
+        layers: the figures above, layer by layer; empty where only the sums are known.
+        tensors: empty where only the size of the file is known.
+        parts: number of tensors in each file, if there are several.
+        widths: elements that a pass keeps at once; None: not known.
+        is_encoder: the model computes embeddings only, and has no next token.
+        features: repacked formats, as in memory.weights; empty: none.
         adapter_bytes: size of the adapters' files.
     """
 
@@ -70,7 +71,7 @@ class ModelFacts:
 
     @classmethod
     def from_headers(cls, path: Path, parts: tuple[Header, ...]) -> ModelFacts:
-        """From the headers of all its files."""
+        """From the headers of all files of a model."""
         tensors = tuple(tensor for part in parts for tensor in part.tensors)
         file_bytes = sum(part.file_bytes for part in parts)
         facts = cls.from_header(path, parts[0].texts(), tensors, parts[0].n_tokens, file_bytes)
@@ -80,7 +81,7 @@ class ModelFacts:
     def from_header(
         cls, path: Path, metadata: Mapping[str, str], tensors: tuple[TensorInfo, ...], n_tokens: int, file_bytes: int
     ) -> ModelFacts:
-        """From what the headers hold; `n_tokens` is 0 where there is no vocabulary."""
+        """From the values and tensors of the headers; `n_tokens` is 0 without a vocabulary."""
         arch = metadata.get("general.architecture", "")
         n_vocab = n_tokens or _first(_own(metadata), "vocab_size", 1)
         facts = cls.from_metadata(metadata, file_bytes, n_vocab)
@@ -95,7 +96,7 @@ class ModelFacts:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str], file_bytes: int, n_vocab: int) -> ModelFacts:
-        """Reads llama.cpp's own keys (gguf-py/gguf/constants.py); llama.cpp's defaults where one is absent."""
+        """From llama.cpp's keys (gguf-py/gguf/constants.py), with its defaults where one is absent."""
         own = _own(metadata)
         layers = _layers(own)
         return cls(
@@ -153,7 +154,7 @@ def _widths(own: Mapping[str, str], tensors: tuple[TensorInfo, ...], n_vocab: in
 
 
 def _feed_forward(own: Mapping[str, str], tensors: tuple[TensorInfo, ...], n_embd: int) -> int:
-    """Elements for each token that live at once in the widest feed-forward network."""
+    """Elements for each token that are needed at once in the widest feed-forward network."""
     widest = 0
     outputs: dict[str, int] = {}  # of each network's products, by name of the tensor without its layer
     for tensor in tensors:

@@ -1,6 +1,6 @@
-"""Memory of NVIDIA's GPUs, asked of NVML: their driver, through the package nvidia-ml-py, which is optional.
+"""Memory of NVIDIA's GPUs, from their driver (NVML) through the optional package nvidia-ml-py.
 
-Untested on a real GPU: the tests replace NVML. Metal's GPUs use the machine's own memory, and are counted there.
+Untested on a real GPU: the tests replace NVML. Metal's GPUs use main memory, and are counted there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Gpu:
-    """Memory in bytes; `free_bytes` is what other processes have left."""
+    """Memory of one GPU, bytes; `free_bytes` is not used by any process."""
 
     name: str
     free_bytes: int
@@ -29,20 +29,20 @@ def gpus() -> tuple[Gpu, ...]:
         nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
     except Exception as error:  # the package is missing, or its driver
-        logger.debug("nothing is known of the memory of GPUs: %s", error)
+        logger.debug("the memory of GPUs is not known: %s", error)
         return ()
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
         return tuple(_gpu(nvml, handle) for handle in visible(nvml, handles))
     except Exception as error:
-        logger.debug("NVML tells nothing: %s", error)
+        logger.debug("NVML failed: %s", error)
         return ()
     finally:
         nvml.nvmlShutdown()
 
 
 def visible(nvml: Any, handles: list[Any]) -> list[Any]:
-    """Those of CUDA_VISIBLE_DEVICES, which names numbers or UUIDs; CUDA stops at the first that it does not know."""
+    """The devices of CUDA_VISIBLE_DEVICES, which lists numbers or UUIDs; CUDA stops at the first unknown one."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return handles
@@ -65,4 +65,5 @@ def _gpu(nvml: Any, handle: Any) -> Gpu:
 
 
 def text(value: str | bytes) -> str:
+    """A name from NVML, which is bytes in older releases."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

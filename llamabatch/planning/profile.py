@@ -1,4 +1,4 @@
-"""What `llamabatch tune` found for one shape of model on one machine, and how it fills in open options. Pure Python."""
+"""The findings of `llamabatch tune` for one shape of model on one machine, as values of open options. Pure Python."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from llamabatch.utils.checks import choice, integer, number, show
 VERSION = 1
 MAX_SPINS = 10**9
 FLOAT_TYPES = ("f32", "f16", "bf16")  # a V cache of another type needs flash attention
-MARGIN = 0.03  # a gain below this is not told from noise, so the smaller number of slots does
+MARGIN = 0.03  # a smaller gain is within the noise: the smaller number of slots is taken
 
 
 @dataclass(frozen=True)
 class ProfileKey:
-    """What a profile holds for. A change of any of it means that the figures say nothing.
+    """The conditions of a profile. A change of any of them makes its figures void.
 
     Attributes:
-        shape: of the model's file.
-        cpu, cpu_flags, cores: name, a hash of what it can do, and how many of its cores this process may use.
+        shape: the shape of the model.
+        cpu, cpu_flags, cores: name of the CPU, a hash of its flags, and the number of cores that a process may use.
         library: version and build of llama-cpp-python.
-        type_k, type_v: types of the KV cache, which decide what attention costs.
+        type_k, type_v: types of the KV cache, which decide the cost of attention.
     """
 
     shape: ModelShape
@@ -41,15 +41,15 @@ class ProfileKey:
 
     @property
     def digest(self) -> str:
-        """A name for a file."""
+        """A hash of the key, the name of the profile's file."""
         text = json.dumps(dataclasses.asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
 @dataclass(frozen=True)
 class Stair:
-    """A decode step of `rows` sequences takes `step_ms` milliseconds at the median, and `p95_ms` at p95 where that is
-    known."""
+    """A decode step of `rows` sequences takes `step_ms` milliseconds at the median, and `p95_ms` at p95; None: not
+    measured."""
 
     rows: int
     step_ms: float
@@ -62,17 +62,18 @@ class Stair:
 
 @dataclass(frozen=True)
 class Profile:
-    """The choices that proved better than the rules by more than the noise; None where the rule stands.
+    """The choices that were better than the rules by more than the noise; None: the rule stands.
 
     Attributes:
         created: date, ISO 8601.
-        model: name of the model that was measured, for people.
+        model: name of the measured model, for people.
         gpus: names of the devices that held its layers.
         flash_attn, extra_bufts, n_threads, n_threads_batch, n_ubatch: as in EngineConfig.
         spins: GOMP_SPINCOUNT.
-        stairs: decode steps by number of rows, rising; they say how many slots pay.
-        p95_inter_token_ms: the limit that was tuned for, milliseconds, and `latency_rows` the slots that keep it.
-        amx: "off" where the CPU has AMX and other repacked kernels are faster.
+        stairs: decode steps by number of rows, rising; from them follows the best number of slots.
+        p95_inter_token_ms: the latency limit of the tuning, milliseconds.
+        latency_rows: the number of slots that keeps this limit.
+        amx: "off" if the CPU has AMX, but other repacked kernels are faster.
     """
 
     key: ProfileKey
@@ -117,14 +118,14 @@ class Profile:
 
     @property
     def source(self) -> str:
-        """For the reasons of a plan."""
+        """The profile by its date, for the reasons of a plan."""
         return f"profile of {self.created}"
 
     def fill(self, config: EngineConfig) -> tuple[EngineConfig, dict[str, str]]:
-        """Puts what was measured where the caller left "auto"; also the reasons.
+        """The config with measured values in place of "auto", and the reason for each.
 
-        Threads were measured with the whole machine, so several instances go without; whoever gives n_threads means
-        larger steps, too.
+        Threads were measured on the whole machine: several instances keep "auto". So does n_threads_batch where
+        n_threads is given, which then holds for both.
         """
         found: dict[str, Any] = {"flash_attn": self.flash_attn, "extra_bufts": self.extra_bufts}
         if self.n_ubatch is not None:
@@ -137,26 +138,27 @@ class Profile:
         return replace(config, **open_options), dict.fromkeys(open_options, self.source)
 
     def best_rows(self, fits: Callable[[int], bool]) -> int | None:
-        """The number of rows that makes the most tokens/s, of those measured that fit and keep the latency limit; the
-        smallest of those that are within 3 % of it. None if there is none."""
+        """The smallest number of rows within 3 % of the most tokens/s, among those measured that fit and keep the
+        latency limit; None if there is none."""
         if self.latency_rows is not None and fits(self.latency_rows):
-            return self.latency_rows  # chosen so among more rows: among these alone, fewer could be within 3 %
+            return self.latency_rows  # chosen among more rows: among these alone, fewer could be within 3 %
         return best_rows([stair for stair in self.stairs if stair.rows <= self.most_rows and fits(stair.rows)])
 
     @property
     def most_rows(self) -> int:
-        """More than these were not measured, or do not keep the latency limit."""
+        """The largest number of rows that was measured and keeps the latency limit."""
         measured = max((stair.rows for stair in self.stairs), default=MAX_SLOTS)
         return measured if self.latency_rows is None else min(measured, self.latency_rows)
 
     @property
     def why_rows(self) -> str:
-        """For the reasons of a plan."""
+        """The reason for best_rows, for a plan."""
         if self.p95_inter_token_ms is None:
             return f"{self.source}: the most tokens/s"
         return f"{self.source}: the most tokens/s with {self.p95_inter_token_ms:g} ms between two tokens at p95"
 
     def to_json(self) -> dict[str, Any]:
+        """Plain values, as in the profile's file."""
         return {"version": VERSION, **dataclasses.asdict(self)}
 
     @classmethod

@@ -1,5 +1,7 @@
-"""Where profiles lie, and which one holds here: found before llama_cpp is imported, because libgomp reads its spin
-count while it is loaded. One small JSON file a profile, in the user's cache."""
+"""Tuned profiles on disk, one small JSON file each in the user's cache.
+
+The profile of a model is found before llama_cpp is imported, since libgomp reads its spin count while it is loaded.
+"""
 
 from __future__ import annotations
 
@@ -25,28 +27,28 @@ _LIBRARIES = (".so", ".dylib", ".dll")
 
 
 def folder() -> Path:
-    """Where profiles are kept; it need not exist."""
+    """The folder of profiles; it need not exist."""
     return paths.cache_dir() / "profiles"
 
 
 def find(model: Path, type_k: str, type_v: str) -> Profile | None:
-    """The profile of a model file on this machine with these cache types; None if there is none that can be read."""
+    """The profile of a model file on this machine with these cache types; None: none can be read."""
     if not folder().is_dir():
-        return None  # nobody has tuned here: do not even look at the header
+        return None  # nothing was tuned here: the header need not be read
     try:
         key = key_of(model, type_k, type_v)
     except (OSError, ModelFileError) as error:
-        logger.debug("no profile is looked for: %s", error)
+        logger.debug("the model has no profile: %s", error)
         return None
     profile = _read(file_of(key))
     if profile is not None and profile.key != key:
-        logger.warning("%s is ignored: it is the profile of something else", file_of(key))
+        logger.warning("%s is ignored: it is the profile of another model or machine", file_of(key))
         return None
     return profile
 
 
 def keep(profile: Profile) -> Path:
-    """Writes a profile, whole or not at all, over the one before; returns its file. Raises SetupError."""
+    """Writes a profile over the previous one, all of it or nothing; returns its file. Raises SetupError."""
     target = file_of(profile.key)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +61,7 @@ def keep(profile: Profile) -> Path:
 
 
 def check_writable() -> None:
-    """Finds out before minutes of measuring that a profile cannot be kept. Raises SetupError."""
+    """Raises SetupError if a profile cannot be written: called before minutes of measuring."""
     try:
         folder().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder()):
@@ -72,7 +74,7 @@ _CURE = "set LLAMABATCH_CACHE to a folder that you may write"
 
 
 def here() -> list[Profile]:
-    """All profiles that hold for this machine and library, whatever the model; the newest first."""
+    """All profiles of this machine and library, of any model; the newest first."""
     try:
         files = sorted(folder().glob("*.json"))
     except OSError:
@@ -86,7 +88,7 @@ def here() -> list[Profile]:
 
 
 def key_of(model: Path, type_k: str, type_v: str) -> ProfileKey:
-    """What a profile for this file must hold for. Raises OSError and ModelFileError."""
+    """The key of the profile of this file, here. Raises OSError and ModelFileError."""
     return ProfileKey(read_shape(model), *_machine_key(), type_k, type_v)
 
 
@@ -110,8 +112,8 @@ def _machine_key() -> tuple[str, str, int, str]:
 
 
 def library_id() -> str:
-    """Version of llama-cpp-python and sizes of its libraries: a build with other flags or patches differs in these.
-    llama_cpp must not be imported for it."""
+    """The version of llama-cpp-python and a digest of the sizes of its libraries, which differ between builds with
+    other flags or patches. Does not import llama_cpp."""
     try:
         version = importlib.metadata.version("llama-cpp-python")
     except importlib.metadata.PackageNotFoundError:
