@@ -1,4 +1,4 @@
-"""A job without its engine: every line is read, rendered and tokenized, and nothing is computed or written."""
+"""The dry run of a job: every line is read, rendered and tokenized; nothing is computed or written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llamabatch.engine.resolve_config import plan
 from llamabatch.engine.validation import check_params
 from llamabatch.errors import InputError
 from llamabatch.gguf.resolve import resolve as resolve_path
-from llamabatch.jobs.feed import Feed, Refused
+from llamabatch.jobs.loop import Feed, Refused
 from llamabatch.jobs.rows import BadRow, Row
 from llamabatch.llama.model import Model
 from llamabatch.planning.capacity import Plan
@@ -22,10 +22,11 @@ from llamabatch.sampling.prepared_params import PreparedParamsCache
 from llamabatch.utils.histogram import Quantiles
 
 _MOST_ERRORS = 20
+_SHOWN_OPTIONS = ("strategy", "instances", "n_slots", "n_ctx", "kv", "n_threads", "n_threads_batch")
 
 
 class DryRunEngine:
-    """What a Feed needs of an engine: the plan, and the vocabulary of the model. It computes nothing."""
+    """The part of an engine that a Feed needs: the plan, and the vocabulary of the model. It computes nothing."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.model = Model(resolve_path(config.model))
@@ -38,7 +39,7 @@ class DryRunEngine:
         self._prepared_params = PreparedParamsCache(self.model)
 
     def check(self, request: Request) -> None:
-        """What an engine would refuse when it takes the request in. Raises InputError."""
+        """Raises InputError: an engine would refuse the request."""
         if request.embed:
             return
         params = request.params
@@ -54,14 +55,15 @@ class DryRunEngine:
 
 @dataclass
 class DryRun:
-    """What a job would do.
+    """The report of a dry run.
 
     Attributes:
-        plan: what the engine would be.
-        rows: those that could be run, by task.
-        n_bad: rows that could not be run; `errors` are the first of their messages, in order.
-        prompt_tokens: of the rows that could be run. most_output_tokens: what they may generate at most; None where a
-            row sets no limit.
+        plan: of the engine that a run would start.
+        rows: counts of good rows, by task.
+        n_bad: count of bad rows.
+        errors: the first of their messages, in order.
+        prompt_tokens: of the good rows.
+        most_output_tokens: the most that the good rows may generate; None: a row sets no limit.
         lengths: of the prompts, in tokens.
     """
 
@@ -77,7 +79,8 @@ class DryRun:
     def exit_code(self) -> int:
         return 1 if self.n_bad else 0
 
-    def take(self, row: Row, request: Request) -> None:
+    def add(self, row: Row, request: Request) -> None:
+        """Counts a good row."""
         self.rows[row.task] += 1
         n_prompt = len(request.prompt_token_ids)
         self.prompt_tokens += n_prompt
@@ -87,7 +90,8 @@ class DryRun:
         most = row.params.max_tokens
         self.most_output_tokens = None if most is None else self.most_output_tokens + row.params.n_copies * most
 
-    def refuse(self, error: str) -> None:
+    def add_error(self, error: str) -> None:
+        """Counts a bad row."""
         self.n_bad += 1
         if len(self.errors) < _MOST_ERRORS:
             self.errors.append(error)
@@ -99,7 +103,7 @@ class DryRun:
             "tokens": {"prompt": self.prompt_tokens, "output_at_most": self.most_output_tokens},
             "prompt_lengths": {f"p{p}": self.lengths.at(p) for p in (50, 95, 100)},
             "plan": {
-                "engine": {name: getattr(self.plan.config, name) for name in _TOLD},
+                "engine": {name: getattr(self.plan.config, name) for name in _SHOWN_OPTIONS},
                 "reasons": dict(self.plan.reasons),
                 "memory": self.plan.memory.document(),
             },
@@ -119,29 +123,26 @@ class DryRun:
         if self.n_bad > len(self.errors):
             lines.append(f"bad: and {self.n_bad - len(self.errors):,} more")
         config = self.plan.config
-        engine = ", ".join(f"{name} = {getattr(config, name)}" for name in _TOLD)
+        engine = ", ".join(f"{name} = {getattr(config, name)}" for name in _SHOWN_OPTIONS)
         return "\n".join([*lines, f"engine: {engine}", self.plan.describe()])
 
 
-_TOLD = ("strategy", "instances", "n_slots", "n_ctx", "kv", "n_threads", "n_threads_batch")
-
-
 def dry_run(engine: DryRunEngine, rows: Iterator[Row | BadRow], adapters: Mapping[str, float] | None) -> DryRun:
-    """Takes every row as far as its tokens."""
-    found = DryRun(engine.plan)
+    """The report of all rows, each of which goes as far as its tokens."""
+    report = DryRun(engine.plan)
     feed = Feed(engine, rows, 1, engine.plan.config.n_ctx, 0, adapters)
     while not feed.exhausted:
-        requests, refused = feed.piece()
+        requests, refused = feed.next_requests()
         for request in requests:
-            row = feed.take(request.request_id)
+            row = feed.pop(request.request_id)
             try:
                 engine.check(request)
             except InputError as error:
                 refused.append(Refused(row, str(error)))
             else:
-                found.take(row, request)
+                report.add(row, request)
         for each in sorted(refused, key=lambda each: each.row.number):
-            found.refuse(each.message)
-    if feed.broken is not None:
-        raise feed.broken
-    return found
+            report.add_error(each.message)
+    if feed.input_error is not None:
+        raise feed.input_error
+    return report

@@ -1,4 +1,4 @@
-"""The loop of a job: rows to the engine, results to the output, until there are no more or somebody says stop."""
+"""The loop of a job: rows become requests in flight, results go to the output, a signal ends it in good order."""
 
 from __future__ import annotations
 
@@ -6,31 +6,306 @@ import contextlib
 import queue
 import signal
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, Protocol
 
 from llamabatch.client.base import EngineClient
-from llamabatch.errors import EngineClosedError
-from llamabatch.jobs.feed import Feed, Refused
+from llamabatch.entrypoints.input_processor import Host, InputProcessor
+from llamabatch.errors import EngineClosedError, InputError
 from llamabatch.jobs.rows import BadRow, Row
 from llamabatch.jobs.stats import Counts
 from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutput
-from llamabatch.request.request import Request
+from llamabatch.request.request import Request, new_group
 from llamabatch.utils import interrupts
 
-# ----------------------------------------------------------------------------------------------------
-# What ends a job before its time: Ctrl-C, SIGTERM, a closed terminal.
+_SLOW_INPUT_S = 0.02
+_TICK_S = 0.2  # between two displays of progress while nothing else happens
+
+
+class RowSink(Protocol):
+    """The receiver of finished rows: an output, or a test's list."""
+
+    def done(self, row: Row, output: RequestOutput) -> None:
+        """A row came back from the engine, perhaps with an error of its own."""
+
+    def refused(self, row: Row | BadRow, error: str) -> None:
+        """A row was refused before it reached the engine."""
+
+
+class Loop:
+    """One thread reads, tokenizes and writes; the engine computes elsewhere, from a queue of rows that never runs dry.
+
+    Args:
+        tick: called after each iteration, several times a second.
+    """
+
+    def __init__(
+        self, client: EngineClient, feed: Feed, sink: RowSink, counts: Counts, stop: Stop, tick: Callable[[], object]
+    ) -> None:
+        self._client = client
+        self._feed = feed
+        self._sink = sink
+        self._counts = counts
+        self._stop = stop
+        self._tick = tick
+        self._events: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        """Returns when all rows are written, or when a stop was requested and all finished rows are written.
+
+        Raises:
+            EngineClosedError: the engine is gone for good. Finished rows are written; rows in flight are not, and the
+                next run does them.
+            OutputError: the output cannot be written.
+            InputError: an input cannot be read any further; the rows before are done.
+        """
+        try:
+            while not self._stop and self._iterate():
+                self._tick()
+        except CancelledError:  # stopped while a row was tokenized: the next run does it
+            pass
+        except EngineClosedError:
+            self._write_finished()
+            raise
+        self._write_finished()
+        if self._feed.input_error is not None and not self._stop:
+            raise self._feed.input_error
+
+    def wake(self) -> None:
+        """Ends the wait for results, so that a stop is seen at once. Safe from signal handlers."""
+        self._events.put([])
+
+    def _iterate(self) -> bool:
+        """Submits a few rows and writes the finished ones; False when nothing is left."""
+        if self._feed.wants_more:
+            self._submit(*self._feed.next_requests())
+        if self._feed.exhausted and not self._feed.n_in_flight:
+            return False
+        if not self._feed.wants_more:
+            self._collect(_TICK_S)
+        elif self._feed.is_waiting:
+            self._collect(_SLOW_INPUT_S)
+        else:
+            self._collect(0.0)
+        return True
+
+    def _submit(self, requests: list[Request], refused: list[Refused]) -> None:
+        if requests:
+            self._client.submit(requests, self._events.put)
+        for each in refused:
+            self._counts.add_error(each.message)
+            self._sink.refused(each.row, each.error)
+
+    def _collect(self, wait_s: float) -> None:
+        """Writes all finished rows; without any, waits for the first."""
+        events = self._finished(wait_s)
+        failed = [event for event in events if self._failed(event)]
+        for event in events:
+            if not self._failed(event):
+                self._write(event)
+        if failed and (reason := self._engine_error(failed[0])) is not None:
+            raise EngineClosedError(reason)
+        for event in failed:
+            self._write(event)
+
+    def _finished(self, wait_s: float) -> list[SequenceOutput]:
+        events: list[SequenceOutput] = []
+        try:
+            events += self._events.get(timeout=wait_s) if wait_s else self._events.get_nowait()
+            while True:
+                events += self._events.get_nowait()
+        except queue.Empty:
+            return [event for event in events if event.finished is not None]
+
+    @staticmethod
+    def _failed(event: SequenceOutput) -> bool:
+        return event.finished is not None and event.finished.finish_reason is FinishReason.ERROR
+
+    def _engine_error(self, event: SequenceOutput) -> str | None:
+        """The reason why the engine is gone; None: it is alive, and the error is the row's own."""
+        try:
+            self._client.stats()
+        except EngineClosedError as error:
+            assert event.finished is not None
+            return event.finished.error or str(error)
+        return None
+
+    def _write(self, event: SequenceOutput) -> None:
+        assert event.finished is not None
+        row = self._feed.pop(event.request_id)
+        self._counts.add(row.task, row.place, event.finished)
+        self._sink.done(row, event.finished)
+
+    def _write_finished(self) -> None:
+        """Writes rows that finished while the loop was ending; errors among them may be those of a lost engine."""
+        for event in self._finished(0.0):
+            if not self._failed(event):
+                self._write(event)
+
+
+_LEAST_GROUP = 64  # rows that a strategy has to choose from, however few the slots
+_MOST_REQUESTS = 32  # rows that are tokenized before the engine gets them
+_MOST_S = 0.05  # or the rows that are ready after this time
+_LEAST_TOKENS = 2**19
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A row that never reaches the engine, with the reason."""
+
+    row: Row | BadRow
+    error: str
+
+    @property
+    def message(self) -> str:
+        """The error with the row's place in front."""
+        place = self.row.place
+        return self.error if self.error.startswith(place) else f"{place}: {self.error}"
+
+
+class Feed:
+    """Rows to requests: as many in flight as keep the engine busy, and no more.
+
+    The rows of a job form groups of several times the slots; inside a group a strategy sorts as it likes, and the next
+    group is there before the last one is done, so that no slot stands empty. No row of a later group overtakes an
+    earlier group, which bounds the results that wait for an earlier row.
+
+    Args:
+        host: the engine that will get the requests.
+        rows: those that are not done; None: none yet.
+        slots: rows that the engine computes at once.
+        n_ctx: tokens that one row takes at most.
+        seed: of the job: rows without one of their own draw with `seed_of(seed, number)`.
+        adapters: as for LLM.generate.
+        cancelled: as for InputProcessor: true once the job is to end.
+
+    Attributes:
+        exhausted: no other row comes.
+        is_waiting: the input is slow: rows may come, but there is none at the moment.
+        input_error: the error that ended the input; None: there was none.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        rows: Iterator[Row | BadRow | None],
+        slots: int,
+        n_ctx: int,
+        seed: int,
+        adapters: Mapping[str, float] | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> None:
+        self._input_processor = InputProcessor(host, cancelled)
+        self._rows = rows
+        self._seed = seed
+        self._adapters = adapters
+        self._group_rows = max(_LEAST_GROUP, 4 * slots)
+        self._most_rows = 2 * self._group_rows
+        self._most_tokens = max(_LEAST_TOKENS, 2 * slots * n_ctx)
+        self._in_flight: dict[str, Row] = {}
+        self._tokens: dict[str, int] = {}
+        self._n_tokens = 0
+        self._group, self._n_group = new_group(), 0
+        self.exhausted = False
+        self.is_waiting = False
+        self.input_error: InputError | None = None
+
+    @property
+    def n_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def wants_more(self) -> bool:
+        """True while more rows may come and there is room for them."""
+        room = self._most_rows - len(self._in_flight)
+        has_room = room >= min(_MOST_REQUESTS, self._group_rows) and self._n_tokens < self._most_tokens
+        return has_room and not self.exhausted
+
+    def next_requests(self) -> tuple[list[Request], list[Refused]]:
+        """The next few rows: requests, which count as in flight, and rows that cannot become one."""
+        requests: list[Request] = []
+        refused: list[Refused] = []
+        until = time.perf_counter() + _MOST_S
+        while len(requests) + len(refused) < _MOST_REQUESTS and self._n_tokens < self._most_tokens:
+            row = self._next_row()
+            if row is None:
+                break
+            made = Refused(row, row.error) if isinstance(row, BadRow) else self._request(row)
+            if isinstance(made, Refused):
+                refused.append(made)
+            else:
+                requests.append(made)
+            if time.perf_counter() > until:
+                break
+        return requests, refused
+
+    def _next_row(self) -> Row | BadRow | None:
+        try:
+            row = next(self._rows)
+        except StopIteration:
+            self.exhausted = True
+            return None
+        except InputError as error:
+            self.exhausted, self.input_error = True, error
+            return None
+        self.is_waiting = row is None
+        return row
+
+    def pop(self, request_id: str) -> Row:
+        """The row of a finished request, which is no longer in flight."""
+        self._n_tokens -= self._tokens.pop(request_id)
+        return self._in_flight.pop(request_id)
+
+    def _request(self, row: Row) -> Request | Refused:
+        try:
+            [item] = self._processed(row)
+        except (ValueError, RecursionError) as error:  # InputError; text that is no UTF-8; a template that is too deep
+            return Refused(row, str(error))
+        if self._n_group == self._group_rows:
+            self._group, self._n_group = new_group(), 0
+        self._n_group += 1
+        seed = item.seed if row.params.seed is not None else seed_of(self._seed, row.number)
+        request = replace(item, group=self._group, seed=seed)
+        self._in_flight[request.request_id] = row
+        self._tokens[request.request_id] = len(request.prompt_token_ids)
+        self._n_tokens += len(request.prompt_token_ids)
+        return request
+
+    def _processed(self, row: Row) -> list[Request]:
+        """The one request of a row. Raises as for any prompt that comes alone."""
+        if row.task == "embedding":
+            return self._input_processor.texts(row.prompt, self._adapters).requests
+        if row.task == "chat":
+            return self._input_processor.conversations(row.prompt, row.params, row.options, self._adapters).requests
+        return self._input_processor.prompts(row.prompt, row.params, self._adapters).requests
+
+
+_MASK = 2**64 - 1
+
+
+def seed_of(job_seed: int, number: int) -> int:
+    """The seed of a row, made of the job's seed and the row's number alone, so that a resumed run draws alike.
+
+    The number-th output of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014) with
+    the job's seed: 0 .. 2**64 - 1, without a pattern between neighbours.
+    """
+    z = (job_seed + (number + 1) * 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
 
 
 class Stop:
-    """Whether a job shall end, and for which signal.
+    """A request to end the job early: Ctrl-C, SIGTERM, a closed terminal. True once there is one.
 
     While a job runs, a signal only leaves its number here and wakes the loop, which ends in good order: an exception in
-    the middle of a write would not. While the engine loads or closes, there is nothing to lose, and nobody who would
-    look here: then a signal raises KeyboardInterrupt, at once or when no import is under way. So does the third one,
-    wherever it comes.
+    the middle of a write would not. While the engine loads or closes, there is nothing to lose and no loop to see the
+    number: then a signal raises KeyboardInterrupt, at once or after the import that is under way. The third signal
+    raises KeyboardInterrupt at any time.
 
     Attributes:
         signum: of the first signal; None: go on.
@@ -45,7 +320,7 @@ class Stop:
         return self.signum is not None
 
     def request(self, signum: int = signal.SIGINT) -> None:
-        """As if the signal had come. Safe from signal handlers and from any thread."""
+        """Acts as the signal does. Safe from signal handlers and from any thread."""
         if self.signum is None:
             self.signum = signum
         if self._wake is not None:
@@ -62,19 +337,19 @@ class Stop:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Takes the signals over; outside the main thread, where Python gives none, it does nothing."""
+        """Handles the signals inside; outside the main thread, where Python gives none, it does nothing."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        # one that is ignored stays so: nohup means it
-        taken: dict[int, Any] = {number: signal.getsignal(number) for number in interrupts.SIGNALS}
-        taken = {number: before for number, before in taken.items() if before not in (signal.SIG_IGN, None)}
-        for number in taken:
+        # an ignored signal stays ignored: nohup means it
+        replaced: dict[int, Any] = {number: signal.getsignal(number) for number in interrupts.SIGNALS}
+        replaced = {number: before for number, before in replaced.items() if before not in (signal.SIG_IGN, None)}
+        for number in replaced:
             signal.signal(number, self._handle)
         try:
             yield
         finally:
-            for number, before in taken.items():
+            for number, before in replaced.items():
                 signal.signal(number, before)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
@@ -86,125 +361,3 @@ class Stop:
                 interrupts.send_again(signum)
             else:
                 raise KeyboardInterrupt
-
-
-_SLOW_INPUT_S = 0.02
-_TICK_S = 0.2  # how often progress is shown while nothing else happens
-
-
-class Sheet(Protocol):
-    """Where rows end."""
-
-    def done(self, row: Row, output: RequestOutput) -> None:
-        """A row came back from the engine, be it with an error of its own."""
-
-    def refused(self, row: Row | BadRow, error: str) -> None:
-        """A row that the engine never saw."""
-
-
-class Loop:
-    """One thread reads, tokenizes and writes; the engine computes elsewhere, and has a queue of rows to go on with
-    meanwhile.
-
-    Args:
-        tick: called after each turn, several times a second.
-    """
-
-    def __init__(
-        self, client: EngineClient, feed: Feed, sheet: Sheet, counts: Counts, stop: Stop, tick: Callable[[], object]
-    ) -> None:
-        self._client = client
-        self._feed = feed
-        self._sheet = sheet
-        self._counts = counts
-        self._stop = stop
-        self._tick = tick
-        self._events: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
-
-    def run(self) -> None:
-        """Returns when all rows are written, or when it was told to stop and what had finished is written.
-
-        Raises:
-            EngineClosedError: the engine is gone for good. What had finished is written; what was in flight is not,
-                and is done by the next run.
-            OutputError: the output cannot be written.
-            InputError: an input cannot be read any further; the rows before are done.
-        """
-        try:
-            while not self._stop and self._turn():
-                self._tick()
-        except CancelledError:  # stopped while a row was made: it is one of those still to run
-            pass
-        except EngineClosedError:
-            self._write_finished()
-            raise
-        self._write_finished()
-        if self._feed.broken is not None and not self._stop:
-            raise self._feed.broken
-
-    def wake(self) -> None:
-        """Has the loop look at once whether it shall stop. Safe from signal handlers."""
-        self._events.put([])
-
-    def _turn(self) -> bool:
-        """A piece of rows in, what has finished out; False when nothing is left."""
-        if self._feed.wants_more:
-            self._submit(*self._feed.piece())
-        if self._feed.exhausted and not self._feed.n_in_flight:
-            return False
-        self._take(_TICK_S if not self._feed.wants_more else _SLOW_INPUT_S if self._feed.waits else 0.0)
-        return True
-
-    def _submit(self, requests: list[Request], refused: list[Refused]) -> None:
-        if requests:
-            self._client.submit(requests, self._events.put)
-        for each in refused:
-            self._counts.fail(each.message)
-            self._sheet.refused(each.row, each.error)
-
-    def _take(self, wait_s: float) -> None:
-        """What has finished, and waits for something to finish if nothing has."""
-        events = self._ready(wait_s)
-        failed = [event for event in events if self._failed(event)]
-        for event in events:
-            if not self._failed(event):
-                self._write(event)
-        if failed and (why := self._gone(failed[0])) is not None:
-            raise EngineClosedError(why)
-        for event in failed:
-            self._write(event)
-
-    def _ready(self, wait_s: float) -> list[SequenceOutput]:
-        events: list[SequenceOutput] = []
-        try:
-            events += self._events.get(timeout=wait_s) if wait_s else self._events.get_nowait()
-            while True:
-                events += self._events.get_nowait()
-        except queue.Empty:
-            return [event for event in events if event.finished is not None]
-
-    @staticmethod
-    def _failed(event: SequenceOutput) -> bool:
-        return event.finished is not None and event.finished.finish_reason is FinishReason.ERROR
-
-    def _gone(self, event: SequenceOutput) -> str | None:
-        """Why the engine is gone; None if it is there, and the error that row's own."""
-        try:
-            self._client.stats()
-        except EngineClosedError as error:
-            assert event.finished is not None
-            return event.finished.error or str(error)
-        return None
-
-    def _write(self, event: SequenceOutput) -> None:
-        assert event.finished is not None
-        row = self._feed.take(event.request_id)
-        self._counts.take(row.task, row.place, event.finished)
-        self._sheet.done(row, event.finished)
-
-    def _write_finished(self) -> None:
-        """What came in the meantime, when the loop has been left early; errors may be those of an engine that is
-        gone."""
-        for event in self._ready(0.0):
-            if not self._failed(event):
-                self._write(event)

@@ -1,4 +1,4 @@
-"""The picture of a job: speed and slots over time, latencies, lengths, how rows ended."""
+"""The picture of a job: speed and slots over time, latencies, lengths, ends of rows."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _UNITS = ((1.0, 1.0, "s"), (600.0, 60.0, "min"), (7200.0, 3600.0, "h"), (259200.
 
 
 def draw(summary: Summary, path: Path) -> None:
-    """Writes the picture; its kind follows from the ending of the name."""
+    """Writes the picture; the suffix of the name decides its format."""
     with rc_context(STYLE):
         figure(summary).savefig(path, dpi=140, facecolor="white")
 
 
 def figure(summary: Summary) -> Figure:
-    """Time above, distributions below."""
+    """The figure: time above, distributions below."""
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.09, wspace=0.05, hspace=0.03)
     fig = Figure(figsize=(14, 9), layout=layout)
     _title(fig, summary)
@@ -73,9 +73,6 @@ def _title(fig: Figure, summary: Summary) -> None:
 
 def _unit(span_s: float) -> tuple[float, str]:
     return [(seconds_each, name) for least, seconds_each, name in _UNITS if span_s >= least or name == "s"][-1]
-
-
-# --- over time --------------------------------------------------------------------------------------------------
 
 
 def rates(points: list[Point], most: int = 160) -> tuple[list[float], list[float]]:
@@ -119,10 +116,7 @@ def _slots(ax: Any, summary: Summary, per_unit: float) -> None:
     tidy(ax)
 
 
-# --- distributions ----------------------------------------------------------------------------------------------
-
-
-def _histograms(ax: Any, named: dict[str, tuple[Quantiles, str]], told: Callable[[float], str]) -> None:
+def _histograms(ax: Any, named: dict[str, tuple[Quantiles, str]], text_of: Callable[[float], str]) -> None:
     """Shares over a logarithmic axis, one outline each, with the median in the legend."""
     shown = {name: (figures, color) for name, (figures, color) in named.items() if figures.n}
     values = [value for figures, _ in shown.values() for value, _ in figures.classes()]
@@ -135,13 +129,13 @@ def _histograms(ax: Any, named: dict[str, tuple[Quantiles, str]], told: Callable
     for name, (figures, color) in shown.items():
         at, counts = zip(*figures.classes(), strict=True)
         weights = [count / figures.n for count in counts]
-        label = f"{name}: median {told(figures.at(50) or 0.0)}"
+        label = f"{name}: median {text_of(figures.at(50) or 0.0)}"
         ax.hist(at, edges, weights=weights, histtype="stepfilled", color=tint(color, 0.7), alpha=0.75)
         ax.hist(at, edges, weights=weights, histtype="step", color=color, lw=1.6, label=label)
     ax.set_xscale("log")
     tidy(ax)
     ax.xaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5) if high / low < 100 else (1,)))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: told(value)))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: text_of(value)))
     ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     ax.tick_params(axis="x", labelsize="small")
     ax.set_ylim(top=1.35 * ax.get_ylim()[1])
@@ -149,7 +143,7 @@ def _histograms(ax: Any, named: dict[str, tuple[Quantiles, str]], told: Callable
 
 
 def _plain_seconds(value: float) -> str:
-    """As short as a tick needs it: 5 ms, 20.4 ms, 1 s."""
+    """A time as short as a tick needs it: 5 ms, 20.4 ms, 1 s."""
     return f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s"
 
 

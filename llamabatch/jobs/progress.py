@@ -1,4 +1,4 @@
-"""How far a job is, on stderr: a bar on a terminal, else a line every 30 s."""
+"""The progress of a job: its status, and a display on stderr: a bar on a terminal, else a line every 30 s."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from llamabatch.engine.stats import EngineStats
 from llamabatch.jobs.input.reader import Reader
-from llamabatch.jobs.input.sources import Total
+from llamabatch.jobs.input.total import Total
 from llamabatch.jobs.stats import Counts, Timeline
 from llamabatch.monitor.snapshot import Snapshot
 from llamabatch.utils.checks import counted
@@ -21,22 +21,24 @@ from llamabatch.utils.progress import HasBar
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
+_POINT_S = 0.1  # between two points of the timeline
 _BAR_S = 0.2
 _BAR_WIDTH, _AROUND_BAR = 24, 2  # columns
 _FIRST_LINE_S, _LINES_S = 5.0, 30.0
 
 
 @dataclass(frozen=True)
-class Standing:
-    """How a job stands.
+class JobSnapshot:
+    """The state of a job at one moment.
 
     Attributes:
-        rows: in the output, those of earlier runs included; total: None where it is not known.
+        rows: in the output, those of earlier runs included.
+        total: rows of the whole job; None: not known.
         failed: of the rows of this run.
         tokens_per_s: generated, in the last half minute.
-        running: rows that are being computed; slots: how many there can be.
-        left_s: None where nothing is known yet.
-        estimated: `total` is told by what has been read so far.
+        running: rows that are being computed. slots: the most that there can be.
+        left_s: seconds to the end; None: not known yet.
+        estimated: `total` follows from the rows read so far.
     """
 
     rows: int
@@ -52,8 +54,8 @@ class Standing:
     def errors(self) -> str:
         return counted(self.failed, "error")
 
-    def told(self, of: str) -> str:
-        """Rows done, and of how many, with `of` between."""
+    def rows_text(self, of: str) -> str:
+        """Rows done and their total, with `of` between: "7/10 rows"."""
         if self.total is None:
             return counted(self.rows, "row")
         about = "~" if self.estimated else ""
@@ -63,112 +65,17 @@ class Standing:
         share = f" ({self.rows / self.total:.0%})" if self.total else ""
         left = "" if self.left_s is None else f", {duration(self.left_s)} left"
         return (
-            f"{self.told(' of ')}{share}, {significant(self.tokens_per_s)} tokens/s, {self.errors}, "
+            f"{self.rows_text(' of ')}{share}, {significant(self.tokens_per_s)} tokens/s, {self.errors}, "
             f"{self.running} of {counted(self.slots, 'slot')}{left}"
         )
 
 
-class Progress(Protocol):
-    """Who is told how a job stands. Called by the thread that runs the job, many times a second."""
-
-    def say(self, text: str) -> None:
-        """Something that happened."""
-
-    def show(self, standing: Callable[[], Standing]) -> None:
-        """The job goes on; `standing` tells how it stands, for those who want to know now."""
-
-
-class Silent:
-    """Nobody."""
-
-    def say(self, text: str) -> None: ...
-
-    def show(self, standing: Callable[[], Standing]) -> None: ...
-
-
-class StderrProgress(HasBar):
-    """The Progress of the command line; a context manager.
-
-    Args:
-        clock: seconds, of a clock that no one sets.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._next = clock() + _FIRST_LINE_S
-        if sys.stderr.isatty():
-            self._next = clock()
-            self._bar = _bar()
-            self._task = self._bar.add_task("loading the model", total=None, told="")
-
-    def say(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # the terminal may be gone, which is no reason to lose a night's work
-            if self._bar is None:
-                print(text, file=sys.stderr, flush=True)
-            else:
-                from llamabatch.utils.console import (
-                    sentence,  # rich takes long to import, and is not there without a bar
-                )
-
-                sentence(self._bar.console, text)
-
-    def show(self, standing: Callable[[], Standing]) -> None:
-        now = self._clock()
-        if now < self._next:
-            return
-        if self._bar is None:
-            self._next = now + _LINES_S
-            self.say(str(standing()))
-        else:
-            self._next = now + _BAR_S
-            self._show(standing())
-
-    def _show(self, standing: Standing) -> None:
-        assert self._bar is not None
-        description = standing.told("/")
-        told, bar_width = _fitting(standing, self._bar.console.width - len(description))
-        self._bar.columns[1].bar_width = bar_width  # type: ignore[union-attr]  # the BarColumn of _bar
-        self._bar.update(
-            self._task,
-            description=description,
-            completed=standing.rows,
-            total=standing.total,
-            told=told,
-        )
-
-
-def _fitting(standing: Standing, room: int) -> tuple[str, int]:
-    """What stands behind the number of rows, and the width of the bar between: the bar gives way first."""
-    left = [] if standing.left_s is None else [f"{duration(standing.left_s)} left"]
-    slots = f"{standing.running}/{counted(standing.slots, 'slot')}"
-    parts = [slots, f"{significant(standing.tokens_per_s)} tokens/s", standing.errors, *left]
-    while len(parts) > 1 and len(" · ".join(parts)) + _AROUND_BAR + 1 > room:
-        parts.pop(0)
-    told = " · ".join(parts)
-    return told, max(1, min(_BAR_WIDTH, room - len(told) - _AROUND_BAR))
-
-
-def _bar() -> Bar:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=_BAR_WIDTH), TextColumn("{task.fields[told]}"))
-    return Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=5)
-
-
-# ----------------------------------------------------------------------------------------------------
-# How a job stands: from what it counts itself and what the engine says.
-
-
-_EVERY_S = 0.1
-
-
 class JobStatus:
-    """For one job.
+    """The status of a job, from its own counts and from the figures of its engine.
 
     Attributes:
-        timeline: how it stood, from its beginning on.
-        stats: what the engine has last said of itself.
+        timeline: speed and slots from its beginning on.
+        stats: the latest figures of the engine.
     """
 
     def __init__(self, counts: Counts) -> None:
@@ -181,25 +88,25 @@ class JobStatus:
         self._next = 0.0
 
     def begin(self, slots: int, total: Total, reader: Reader) -> None:
-        """The engine is ready."""
+        """Begins the timeline, once the engine is ready."""
         self.timeline = Timeline(slots)
         self._slots, self._total, self._reader = slots, total, reader
 
-    def take(self, snapshot: Snapshot) -> None:
-        """What a monitor has seen; on its thread."""
+    def on_snapshot(self, snapshot: Snapshot) -> None:
+        """Keeps the figures of a monitor; called on its thread."""
         self.stats = snapshot.stats
 
-    def note(self, *, at_once: bool = False) -> None:
-        """A point of the timeline, if it is time for one."""
+    def add_point(self, *, at_once: bool = False) -> None:
+        """Adds a point to the timeline if one is due, or at once."""
         now = time.perf_counter()
         if at_once or now >= self._next:
-            self._next = now + _EVERY_S
+            self._next = now + _POINT_S
             stats = self.stats
             self.timeline.add(self._counts.ok + self._counts.failed, _tokens(stats), stats.running)
 
-    def job(self) -> Mapping[str, Any]:
-        """For `llamabatch top`."""
-        now = self.now()
+    def document(self) -> Mapping[str, Any]:
+        """The state as plain values, for `llamabatch top`."""
+        now = self.snapshot()
         return {
             "rows": now.rows,
             "total": now.total,
@@ -208,13 +115,13 @@ class JobStatus:
             "errors": now.failed,
         }
 
-    def now(self) -> Standing:
-        """For those who want to know."""
+    def snapshot(self) -> JobSnapshot:
+        """The state at this moment."""
         counts = self._counts
         known = None if self._total is None or self._reader is None else self._total.rows(self._reader.seen)
         total = None if known is None else max(known.n, counts.rows)
         left_s = None if total is None else self.timeline.seconds_for(total - counts.rows)
-        return Standing(
+        return JobSnapshot(
             *(counts.rows, total, counts.failed, self.timeline.tokens_per_s, self.stats.running, self._slots, left_s),
             estimated=known is not None and known.estimated,
         )
@@ -222,3 +129,89 @@ class JobStatus:
 
 def _tokens(stats: EngineStats) -> int:
     return stats.generated_tokens + stats.embed_tokens
+
+
+class Progress(Protocol):
+    """The display of a job. The thread that runs the job calls it, many times a second."""
+
+    def say(self, text: str) -> None:
+        """Shows a message."""
+
+    def show(self, snapshot: Callable[[], JobSnapshot]) -> None:
+        """Shows the state of the job if a display is due; `snapshot` gives it."""
+
+
+class Silent:
+    """The Progress that drops everything."""
+
+    def say(self, text: str) -> None: ...
+
+    def show(self, snapshot: Callable[[], JobSnapshot]) -> None: ...
+
+
+class StderrProgress(HasBar):
+    """The Progress of the command line; a context manager.
+
+    Args:
+        clock: seconds of a monotonic clock.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._next = clock() + _FIRST_LINE_S
+        if sys.stderr.isatty():
+            self._next = clock()
+            self._bar = _bar()
+            self._task = self._bar.add_task("loading the model", total=None, details="")
+
+    def say(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # the terminal may be gone, which is no reason to lose a night's work
+            if self._bar is None:
+                print(text, file=sys.stderr, flush=True)
+            else:
+                from llamabatch.utils.console import sentence  # rich takes long to import
+
+                sentence(self._bar.console, text)
+
+    def show(self, snapshot: Callable[[], JobSnapshot]) -> None:
+        now = self._clock()
+        if now < self._next:
+            return
+        if self._bar is None:
+            self._next = now + _LINES_S
+            self.say(str(snapshot()))
+        else:
+            self._next = now + _BAR_S
+            self._show(snapshot())
+
+    def _show(self, snapshot: JobSnapshot) -> None:
+        assert self._bar is not None
+        description = snapshot.rows_text("/")
+        details, bar_width = _fitting(snapshot, self._bar.console.width - len(description))
+        self._bar.columns[1].bar_width = bar_width  # type: ignore[union-attr]  # the BarColumn of _bar
+        self._bar.update(
+            self._task,
+            description=description,
+            completed=snapshot.rows,
+            total=snapshot.total,
+            details=details,
+        )
+
+
+def _fitting(snapshot: JobSnapshot, room: int) -> tuple[str, int]:
+    """The text behind the number of rows, and the width of the bar between, which shrinks first."""
+    left = [] if snapshot.left_s is None else [f"{duration(snapshot.left_s)} left"]
+    slots = f"{snapshot.running}/{counted(snapshot.slots, 'slot')}"
+    parts = [slots, f"{significant(snapshot.tokens_per_s)} tokens/s", snapshot.errors, *left]
+    while len(parts) > 1 and len(" · ".join(parts)) + _AROUND_BAR + 1 > room:
+        parts.pop(0)
+    details = " · ".join(parts)
+    return details, max(1, min(_BAR_WIDTH, room - len(details) - _AROUND_BAR))
+
+
+def _bar() -> Bar:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=_BAR_WIDTH), TextColumn("{task.fields[details]}"))
+    return Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=5)

@@ -1,9 +1,9 @@
-"""What a job reads: rows, and lines that are none. The nouns that reading, running and writing share."""
+"""The nouns that reading, running and writing share: a row, a bad row, the options of reading, the index in a shard."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from llamabatch.errors import ConfigError
 from llamabatch.request.chat import ChatOptions, Conversation
@@ -23,17 +23,17 @@ class Row:
     """One request of a job.
 
     Attributes:
-        number: its place among all rows of all inputs, from 0, bad ones and those of other shards included. It is the
-            key of order and resume: the same inputs give the same numbers, whatever `limit`, `shard` and `is_done` are.
+        number: the position among all rows of all inputs, from 0, bad ones and those of other shards included. It is
+            the key of order and resume: the same inputs give the same numbers with any `limit`, `shard` and `is_done`.
         id: the line's "id" or "custom_id", else the number as text. No two rows of a job have the same.
-        task: what is asked; "embedding" ignores `params`, and only "chat" has `options`.
-        prompt: a text or token ids, of a "chat" the messages. Checked for its form only: whether it fits, and whether
-            the model's template takes it, is known to the engine.
+        task: the kind of request; "embedding" ignores `params`, and only "chat" has `options`.
+        prompt: a text or token ids; the messages of a "chat". Only its form is checked: the engine finds out if it
+            fits, and if the model's template accepts it.
         params: the job's, overlaid by the line's.
         options: tools and variables of the chat template.
         openai: it came as a line of OpenAI's batch format, and may be answered in kind.
-        model: the name that such a line gave, which its answer repeats.
-        place: where it stands, for messages: "prompts.jsonl, line 7".
+        model: the name in such a line, which its answer repeats.
+        place: the position in a message: "prompts.jsonl, line 7".
     """
 
     number: int
@@ -49,12 +49,12 @@ class Row:
 
 @dataclass(frozen=True)
 class BadRow:
-    """A line that cannot be run, in its place.
+    """A line that cannot be run.
 
     Attributes:
-        number: as of a Row, with which it shares one count.
-        id: None where the line has none that can be read, or another line has used it before; so no id comes twice.
-        error: what is wrong, with the place in front.
+        number: as of a Row, in one count with it.
+        id: None: the line has none that can be read, or another line has used it before; so no id comes twice.
+        error: the reason, with the place in front.
         openai: the line has the shape of OpenAI's batch format.
         place: as of a Row.
     """
@@ -71,10 +71,10 @@ class ReadOptions:
     """How inputs become rows. Checked when it is made.
 
     Attributes:
-        params: what holds for every row; a line's own fields are laid over it.
+        params: the parameters of every row; a line's own fields are laid over them.
         template: for CSV and Parquet: the prompt, with {column} for a column's value and {{ for a brace; None:
             "{prompt}".
-        task: what rows of CSV and Parquet ask; lines of JSONL say it themselves.
+        task: for CSV and Parquet: the kind of request; a line of JSONL has its own.
         system: with task="chat": a system message before the template's text.
         id_column: for CSV and Parquet: the column whose values are the ids; None: numbers.
         shard: (i, n), i from 1: only the rows whose number leaves i - 1 when divided by n. Together the n shards are
@@ -108,22 +108,26 @@ class ReadOptions:
         integer(ConfigError, "max_line_bytes", self.max_line_bytes, 64, 2**30)
 
     def wants(self, number: int) -> bool:
-        """Is a row of this number of the shard, and below the limit?"""
+        """True for the number of a row of the shard that is below the limit."""
         i, n = self.shard
         return number % n == i - 1 and (self.limit is None or number < self.limit)
 
 
-class Seen(NamedTuple):
-    """What has been read: rows by their numbers, those of other shards included.
+@dataclass(frozen=True)
+class ShardIndex:
+    """The index of a row in its shard: row `number` of shard (i, n) has index number // n.
 
-    Attributes:
-        starts: numbers of the first rows of the inputs so far; the last one is being read.
-        n_rows: of all of these.
-        share: of the input that is being read, 0 to 1: up to the end of its last row; None: not known.
-        ended: there are no other rows.
+    Shard (i, n) has every n-th row, from row i - 1 on, so that its indices have no gaps.
     """
 
-    starts: tuple[int, ...] = ()
-    n_rows: int = 0
-    share: float | None = None
-    ended: bool = False
+    shard: tuple[int, int] = (1, 1)
+
+    def index(self, number: int) -> int | None:
+        """The index of a row; None: the row is of another shard."""
+        i, n = self.shard
+        return number // n if number % n == i - 1 else None
+
+    def number(self, index: int) -> int:
+        """The number of the row with an index."""
+        i, n = self.shard
+        return index * n + i - 1

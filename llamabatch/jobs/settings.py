@@ -1,15 +1,18 @@
-"""What a job is: one frozen object, checked when it is made."""
+"""The settings of a job: one frozen object, checked by its constructor."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from llamabatch.config import EngineConfig, with_paths
 from llamabatch.errors import ConfigError
+from llamabatch.gguf.resolve import resolve
 from llamabatch.jobs.input import sources
+from llamabatch.jobs.input.sources import Source
+from llamabatch.jobs.output.manifest import model_identity
 from llamabatch.jobs.output.output import OutputOptions
 from llamabatch.jobs.output.stream import STDOUT
 from llamabatch.jobs.rows import ReadOptions
@@ -22,16 +25,16 @@ class Settings:
     """A job: `llamabatch run` as a value.
 
     Attributes:
-        inputs: files, globs, or "-" for stdin. Paths are resolved when the object is made, here and below.
+        inputs: files, globs, or "-" for stdin. The constructor resolves all paths, here and below.
         output: a file, or "-" for stdout.
         model: as of LLM.
-        reading: how inputs become rows, and the parameters of all of them.
-        writing: how results are written. Its shard is that of `reading`.
+        reading: the way from inputs to rows, and the parameters of all rows.
+        writing: the form of the results. Its shard is that of `reading`.
         seed: of the job: a row without one of its own draws with one made of it and the row's number; None: a random
-            one, which the output's manifest keeps.
+            one, which the manifest of the output keeps.
         adapters: {name: scale} of those in engine["adapters"]; for all rows.
         price_per_hour: of the machine, for the summary.
-        metrics_file: where Prometheus finds the engine's figures while the job runs; None: nowhere.
+        metrics_file: the file for Prometheus with the engine's figures while the job runs; None: none is written.
         engine: options of EngineConfig by name; llama.cpp always runs in a child process.
 
     Raises:
@@ -50,7 +53,7 @@ class Settings:
     engine: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if isinstance(self.inputs, (str, os.PathLike)):  # what is meant is clear
+        if isinstance(self.inputs, (str, os.PathLike)):  # one input
             object.__setattr__(self, "inputs", (os.fspath(self.inputs),))
         if not self.inputs:
             raise ConfigError("inputs is empty; name a file, a glob of files, or '-' for stdin")
@@ -80,3 +83,26 @@ class Settings:
         if self.engine.get("max_queue") is not None:
             raise ConfigError("a job keeps its own queue; leave max_queue out")
         return EngineConfig.from_options(self.model, {**self.engine, "isolate": True})
+
+
+def identity(settings: Settings, inputs: list[Source], known_inputs: object = None) -> dict[str, Any]:
+    """The settings that decide the content of the rows: a job with other ones is another job.
+
+    Args:
+        known_inputs: the inputs by the output's manifest, which gives the number of bytes to read of a stream.
+    """
+    reading = {name: value for name, value in vars(settings.reading).items() if name not in ("params", "shard")}
+    engine = {name: getattr(settings.config, name) for name in ("n_ctx", "type_k", "type_v")}
+    adapters = {
+        name: {**model_identity(resolve(path)), "scale": (settings.adapters or {}).get(name)}
+        for name, path in settings.config.adapters
+    }
+    return {
+        "model": model_identity(resolve(settings.model)),
+        "inputs": sources.fingerprint(inputs, known_inputs),
+        **reading,
+        "params": asdict(settings.reading.params),
+        "seed": settings.seed,
+        **engine,
+        **({"adapters": adapters} if adapters else {}),
+    }

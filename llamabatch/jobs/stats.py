@@ -1,17 +1,19 @@
-"""What a job counts while it runs, and the summary at its end."""
+"""The figures of a job while it runs: its counts, and its speed over time."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from llamabatch.request.outputs import FinishReason, RequestOutput
 from llamabatch.utils.histogram import Quantiles
 
 _MOST_ERRORS = 5  # messages that the summary shows
+_MOST_POINTS = 1024
+_RECENT_S = 30.0
+_SHORT_S = 2.0
 
 
 @dataclass
@@ -20,7 +22,7 @@ class Counts:
 
     Attributes:
         ok, failed: rows written with a result, with an error.
-        done_before, failed_before: rows that stood in the output already; those of them that are errors.
+        done_before, failed_before: rows that were in the output already; those of them that are errors.
         prompt_tokens, generated_tokens: of rows written with a result.
         reasons: finish reasons of continuations.
         tasks: rows of each task.
@@ -48,20 +50,20 @@ class Counts:
 
     @property
     def rows(self) -> int:
-        """Rows that stand in the output now."""
+        """Rows in the output now."""
         return self.done_before + self.ok + self.failed
 
-    def fail(self, error: str) -> None:
-        """A row ended with an error."""
+    def add_error(self, error: str) -> None:
+        """Counts a row that ended with an error."""
         self.failed += 1
         if len(self.errors) < _MOST_ERRORS:
             self.errors.append(error)
 
-    def take(self, task: str, place: str, output: RequestOutput) -> None:
-        """A row came back from the engine."""
+    def add(self, task: str, place: str, output: RequestOutput) -> None:
+        """Counts a row that came back from the engine."""
         self.tasks[task] += 1
         if output.finish_reason is FinishReason.ERROR or output.error is not None:
-            self.fail(f"{place}: {output.error}")
+            self.add_error(f"{place}: {output.error}")
             return
         self.ok += 1
         n_prompt = len(output.prompt_token_ids)
@@ -83,58 +85,14 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """What a run cost at a price of the machine, in whatever unit the price has."""
-
-    price_per_hour: float
-    run_s: float
-    generated_tokens: int
-    prompt_tokens: int
-
-    @property
-    def total(self) -> float:
-        return self.price_per_hour * self.run_s / 3600
-
-    @property
-    def per_million_generated(self) -> float | None:
-        """All of it on the generated tokens; None where there are none."""
-        return self.total * 1e6 / self.generated_tokens if self.generated_tokens else None
-
-    @property
-    def per_million(self) -> float | None:
-        """On prompt and generated tokens alike."""
-        tokens = self.generated_tokens + self.prompt_tokens
-        return self.total * 1e6 / tokens if tokens else None
-
-    def document(self) -> dict[str, float | None]:
-        return {
-            "price_per_hour": self.price_per_hour,
-            "total": self.total,
-            "per_million_generated_tokens": self.per_million_generated,
-            "per_million_tokens": self.per_million,
-        }
-
-
-def spread(figures: Quantiles) -> Mapping[str, float | None] | None:
-    """p50, p95, p99 and the mean, for JSON; None of nothing."""
-    if not figures.n:
-        return None
-    told: dict[str, Any] = {f"p{p}": figures.at(p) for p in (50, 95, 99)}
-    return {**told, "mean": figures.mean}
-
-
-# ----------------------------------------------------------------------------------------------------
-# Speed and slot use over the time of a job, in bounded memory.
-
-
-_MOST_POINTS = 1024
-_RECENT_S = 30.0
-_SHORT_S = 2.0
-
-
-@dataclass(frozen=True)
 class Point:
-    """How a job stood: seconds since its start; counts since then; rows that were being computed."""
+    """A point of a timeline.
+
+    Attributes:
+        at_s: seconds since the start.
+        rows, tokens: counts since then.
+        running: rows that were being computed.
+    """
 
     at_s: float
     rows: int
@@ -143,12 +101,12 @@ class Point:
 
 
 class Timeline:
-    """Points at equal distances; when there are too many, every second one goes and the distance doubles.
+    """Speed and slot use over time: points at equal distances, which double when there are too many points.
 
     Args:
         slots: rows that can be computed at once.
         every_s: seconds between points, at first.
-        clock: seconds, of a clock that no one sets.
+        clock: seconds of a monotonic clock.
     """
 
     def __init__(self, slots: int, every_s: float = 0.5, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -162,7 +120,7 @@ class Timeline:
         self._recent: deque[Point] = deque([self._last])
 
     def add(self, rows: int, tokens: int, running: int) -> None:
-        """How it stands now."""
+        """Adds the figures of this moment."""
         point = Point(self._clock() - self._start, rows, tokens, running)
         self._running_s += (point.at_s - self._last.at_s) * running
         self._last = point
@@ -177,16 +135,16 @@ class Timeline:
 
     @property
     def slot_use(self) -> float | None:
-        """Mean share of the slots that were in use; None of a job so short that the engine was hardly asked."""
+        """Mean share of the slots in use; None: the job is too short for a figure."""
         return self._running_s / (self._last.at_s * self._slots) if self._last.at_s >= _SHORT_S else None
 
     @property
     def tokens_per_s(self) -> float:
-        """Of the last 30 s."""
+        """Tokens a second in the last 30 s."""
         first, last = self._recent[0], self._recent[-1]
         return (last.tokens - first.tokens) / max(1e-9, last.at_s - first.at_s)
 
     def seconds_for(self, rows: int) -> float | None:
-        """How long that many more rows will take, at the speed so far; None where nothing is known yet."""
+        """The seconds that so many more rows will take at the speed so far; None: not known yet."""
         last = self._last
         return rows * last.at_s / last.rows if last.rows else None

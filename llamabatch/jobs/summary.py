@@ -1,11 +1,12 @@
-"""What a job says at its end: for people, and as JSON."""
+"""The summary of a job at its end: for people, and as JSON."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llamabatch.jobs.stats import Cost, Counts, Timeline, spread
+from llamabatch.jobs.stats import Counts, Timeline
 from llamabatch.utils.checks import counted
 from llamabatch.utils.format import duration, seconds, significant
 from llamabatch.utils.histogram import Quantiles
@@ -13,17 +14,18 @@ from llamabatch.utils.histogram import Quantiles
 
 @dataclass(frozen=True)
 class Summary:
-    """What came of a run.
+    """The summary of a run.
 
     Attributes:
-        output: where the rows are.
+        output: the file of the rows.
         counts: of its rows and tokens.
         timeline: speed and slots over time.
-        load_s: until the engine was ready. run_s: from then on until the last row was written.
-        model, strategy: names. slots: rows that could be computed at once, in `instances` engines; 0: none was started.
+        load_s: seconds until the engine was ready. run_s: seconds from then on until the last row was written.
+        model, strategy: names.
+        slots: rows that could be computed at once, in `instances` engines; 0: no engine was started.
         restarts: of engines that died.
-        energy_j: what the machine says that the run took, joules; None where it does not say.
-        price_per_hour: of the machine; None: no cost is told.
+        energy_j: joules of the run by the machine's own meter; None: it has none.
+        price_per_hour: of the machine; None: the summary has no cost.
         signum: of the signal that ended it; None: it came to its end.
     """
 
@@ -43,8 +45,8 @@ class Summary:
 
     @property
     def exit_code(self) -> int:
-        """0: every row of the output is ok; 1: some are errors, be they of an earlier run; 128 + the signal that ended
-        it."""
+        """0: every row of the output is ok; 1: some are errors, of this run or an earlier one; 128 + number of the
+        signal that ended it."""
         if self.signum is not None:
             return 128 + self.signum
         return 1 if self.counts.failed or self.counts.failed_before else 0
@@ -57,7 +59,7 @@ class Summary:
 
     @property
     def tokens_per_joule(self) -> float | None:
-        """Generated tokens; of a job of embeddings, prompt tokens."""
+        """Generated tokens a joule; for a job of embeddings, prompt tokens."""
         tokens = self.counts.generated_tokens or self.counts.prompt_tokens
         return tokens / self.energy_j if self.energy_j else None
 
@@ -164,10 +166,51 @@ def _percentiles(figures: Quantiles) -> str:
 
 
 def _cost(cost: Cost) -> str:
-    told = f"{significant(cost.total)} at {cost.price_per_hour:g} an hour"
+    total = f"{significant(cost.total)} at {cost.price_per_hour:g} an hour"
     if cost.per_million_generated is None or cost.per_million is None:
-        return told
+        return total
     return (
-        f"{told}: {significant(cost.per_million_generated)} a million generated tokens, "
+        f"{total}: {significant(cost.per_million_generated)} a million generated tokens, "
         f"{significant(cost.per_million)} a million of prompt and output together"
     )
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of a run at a price of the machine, in the unit of the price."""
+
+    price_per_hour: float
+    run_s: float
+    generated_tokens: int
+    prompt_tokens: int
+
+    @property
+    def total(self) -> float:
+        return self.price_per_hour * self.run_s / 3600
+
+    @property
+    def per_million_generated(self) -> float | None:
+        """The cost of a million generated tokens; None: there are none."""
+        return self.total * 1e6 / self.generated_tokens if self.generated_tokens else None
+
+    @property
+    def per_million(self) -> float | None:
+        """The cost of a million tokens, prompt and generated alike; None: there are none."""
+        tokens = self.generated_tokens + self.prompt_tokens
+        return self.total * 1e6 / tokens if tokens else None
+
+    def document(self) -> dict[str, float | None]:
+        return {
+            "price_per_hour": self.price_per_hour,
+            "total": self.total,
+            "per_million_generated_tokens": self.per_million_generated,
+            "per_million_tokens": self.per_million,
+        }
+
+
+def spread(figures: Quantiles) -> Mapping[str, float | None] | None:
+    """p50, p95, p99 and the mean, for JSON; None: there are no figures."""
+    if not figures.n:
+        return None
+    percentiles: dict[str, Any] = {f"p{p}": figures.at(p) for p in (50, 95, 99)}
+    return {**percentiles, "mean": figures.mean}

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from llamabatch.jobs.output.files import FULL, Files
-from llamabatch.jobs.output.lines import to_line
 from llamabatch.jobs.output.output import Output, OutputOptions
-from llamabatch.jobs.output.records import RecordOptions, record, refusal
+from llamabatch.jobs.output.records import RecordOptions, record, refusal, to_line
 from llamabatch.jobs.rows import BadRow, Row
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput
 

@@ -110,8 +110,8 @@ def rows(n, bad=()):
             yield Row(number, str(number), "completion", f"prompt {number}", params, place=f"rows, line {number + 1}")
 
 
-class FakeSheet:
-    """The written records, by number of the row."""
+class FakeSink:
+    """The written rows, by number."""
 
     def __init__(self):
         self.outputs = {}

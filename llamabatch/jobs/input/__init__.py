@@ -1,1 +1,3 @@
-"""The rows of a job: files, formats, templates, ids. Imports `jobs.rows` and what stands below `jobs`."""
+"""Input of a job: files and stdin become numbered rows. Imports `jobs/rows`, `jobs/formats`, and of `output/` the
+manifest alone, by which results are refused as inputs.
+"""

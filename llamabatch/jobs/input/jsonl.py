@@ -1,4 +1,4 @@
-"""Lines of JSON: bytes to objects, with a reason for each line that is none."""
+"""Lines of JSON: bytes to objects, with the reason for each line that is none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn
 from llamabatch.errors import InputError
 from llamabatch.utils.checks import show
 
-MAX_DEPTH = 100  # far below where Python's parser and those who walk over a value give up
+MAX_DEPTH = 100  # far below the limits of Python's parser and of recursive walks
 
 _BOM = b"\xef\xbb\xbf"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
@@ -20,7 +20,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class Problem(NamedTuple):
-    """What is wrong with a line, and the line where it could be read as far as its id."""
+    """The fault of a line, and its object where it could be parsed, for the id."""
 
     error: str
     line: Mapping[str, Any] | None = None
@@ -30,7 +30,7 @@ Record = Mapping[str, Any] | Problem
 
 
 def lines(stream: BinaryIO, limit: int) -> Iterator[bytes | Problem]:
-    """The lines of a stream, with their ends; one of more than `limit` bytes is passed over and never held."""
+    """The lines of a stream, with their ends; one of more than `limit` bytes is skipped and never held in memory."""
     while line := stream.readline(limit + 2):
         if line.endswith(b"\n") or len(line) < limit + 2:
             size = len(line.rstrip(b"\r\n")) if len(line) > limit else 0
@@ -55,13 +55,13 @@ def without_mark(name: str, line: bytes) -> bytes:
 
 
 def check(name: str, stream: BinaryIO, *, named: bool) -> None:
-    """Looks at a file's first bytes.
+    """Checks the first bytes of a file.
 
     Args:
-        named: its name says that it is lines of JSON, so that a bad first line is only that.
+        named: its name promises lines of JSON, so that a bad first line is an error row.
 
     Raises:
-        InputError: it cannot be lines of JSON in UTF-8.
+        InputError: the file cannot be lines of JSON in UTF-8.
     """
     begins = without_mark(name, stream.read(_LOOKED_AT)).lstrip()
     if named or not begins:
@@ -80,7 +80,7 @@ def check(name: str, stream: BinaryIO, *, named: bool) -> None:
 
 
 def objects(name: str, stream: BinaryIO, limit: int) -> Iterator[Record]:
-    """What stands in each line of a file. Empty ones at its end are no lines; one before another line is a Problem."""
+    """The object in each line of a file. Empty lines at its end are ignored; one before another line is a Problem."""
     first, n_empty = True, 0
     for line in lines(stream, limit):
         if first and isinstance(line, bytes):
@@ -111,7 +111,7 @@ def parse(line: bytes) -> Record:
         return Problem(f"this is not JSON: {_reason(error)}")
     if not isinstance(value, dict):
         return Problem(f"this is {_kind(value)}; write a JSON object")
-    # brackets in texts count too, but then only cost the walk
+    # brackets in texts count too, and then cost the walk only
     if line.count(b"[") + line.count(b"{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         return _TOO_DEEP
     if _SURROGATE.search(line) and (half := half_character(value)) is not None:
@@ -120,7 +120,7 @@ def parse(line: bytes) -> Record:
 
 
 def half_character(line: Mapping[str, Any]) -> str | None:
-    """The first text in a value that holds half a surrogate pair, which no UTF-8 can be written for."""
+    """The first text in a value that holds half a surrogate pair, which has no UTF-8; None: there is none."""
     stack: list[Any] = [line]
     while stack:
         value = stack.pop()

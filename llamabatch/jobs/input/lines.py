@@ -1,8 +1,10 @@
-"""Lines of OpenAI's batch format: {"custom_id": …, "method": "POST", "url": …, "body": {…}}.
+"""The meaning of a line: a plain one, or one of OpenAI's batch format.
 
-A body is read as that API reads it, but for what the model's server decides: parameters that it leaves open are the
-job's, and any field of SamplingParams may stand in it. What cannot be done is refused by name; so is what the API
-itself would refuse.
+A plain line has prompt, messages or input, and beside it any field of SamplingParams.
+
+A batch line is {"custom_id": …, "method": "POST", "url": …, "body": {…}}. Its body means the same as for that API,
+with two differences: the job gives the parameters that it leaves open, and it may have any field of SamplingParams.
+Fields that are not supported are refused by name, as are those that the API itself refuses.
 """
 
 from __future__ import annotations
@@ -17,10 +19,6 @@ from llamabatch.request.chat import ChatOptions, Conversation, check_conversatio
 from llamabatch.request.sampling_params import MAX_LOGPROBS, MAX_TOKEN_ID, SamplingParams, named
 from llamabatch.utils.checks import boolean, integer, nearest, show
 
-# ----------------------------------------------------------------------------------------------------
-# Plain lines: {"prompt": …}, {"messages": …} or {"input": …}, with any field of SamplingParams beside it.
-
-
 TASK_OF: dict[str, Task] = {"prompt": "completion", "messages": "chat", "input": "embedding"}
 
 _IDS = ("id", "custom_id")
@@ -32,8 +30,8 @@ _LONGEST_KNOWN = 4096
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a line asks, without its place among the others: the fields of a Row of the same names."""
+class ParsedLine:
+    """The request in a line: the fields of a Row of the same names."""
 
     task: Task
     prompt: str | tuple[int, ...] | Conversation
@@ -42,8 +40,8 @@ class Asked:
     model: str | None = None
 
 
-def identity(line: Mapping[str, Any]) -> str | None:
-    """The id that a line gives itself, a whole number as text; None: it gives none. Raises PromptError."""
+def id_of(line: Mapping[str, Any]) -> str | None:
+    """The id in a line, a whole number as text; None: it has none. Raises PromptError."""
     given = [name for name in _IDS if name in line]
     if not given:
         return None
@@ -60,60 +58,60 @@ def identity(line: Mapping[str, Any]) -> str | None:
 
 
 class Overlay:
-    """The job's parameters, under those of each line. Lines with the same fields share one object, so that what stands
-    in most of a million lines is checked once."""
+    """The job's parameters, overlaid by those of each line. Lines with the same fields share one object, so that the
+    fields of most of a million lines are checked once."""
 
     def __init__(self, params: SamplingParams) -> None:
         self.params = params
-        self._known = {"{}": params}
+        self._made = {"{}": params}
 
-    def under(self, values: Mapping[str, Any]) -> SamplingParams:
-        """The job's parameters with these in front. Raises SamplingError."""
-        key = repr(values)  # which tells 1 from True
-        if key not in self._known:
+    def params_with(self, values: Mapping[str, Any]) -> SamplingParams:
+        """The job's parameters with the values of a line in front. Raises SamplingError."""
+        key = repr(values)  # it tells 1 from True
+        if key not in self._made:
             biases = values.get("logit_bias")
             if isinstance(biases, Mapping):
                 values = {**values, "logit_bias": _with_numbers(biases)}
             params = replace(self.params, **values)
             if len(key) > _LONGEST_KNOWN:
                 return params
-            if len(self._known) > _MOST_KNOWN:
-                self._known.clear()
-            self._known[key] = params
-        return self._known[key]
+            if len(self._made) > _MOST_KNOWN:
+                self._made.clear()
+            self._made[key] = params
+        return self._made[key]
 
 
-def asked(line: Mapping[str, Any], overlay: Overlay) -> Asked:
-    """What a plain line asks.
+def parse_plain(line: Mapping[str, Any], overlay: Overlay) -> ParsedLine:
+    """The request in a plain line.
 
     Args:
-        line: the object that stands in it.
-        overlay: what its fields are laid over.
+        line: the object in it.
+        overlay: the parameters that its fields are laid over.
 
     Raises:
-        PromptError, SamplingError: something in it is wrong.
+        PromptError, SamplingError: a field is wrong.
     """
     sampling = {name: value for name, value in line.items() if name not in _KNOWN}
-    values = named(sampling, _KNOWN)  # first, as a misspelt prompt is found by its name
+    values = named(sampling, _KNOWN)  # first: a misspelt prompt is found by its name
     task = task_of(line)
     if task == "embedding":
         for name in line:
             if name in sampling or name in _CHAT:
                 raise PromptError(f"{name} does not go with input, whose embedding nothing is sampled for")
-        return Asked(task, text_or_ids("input", line["input"]), overlay.params)
-    params = overlay.under(values)
+        return ParsedLine(task, text_or_ids("input", line["input"]), overlay.params)
+    params = overlay.params_with(values)
     if task == "completion":
         for name in _CHAT:
             if name in line:
                 raise PromptError(f"{name} goes with messages, not with a prompt")
-        return Asked(task, text_or_ids("prompt", line["prompt"]), params)
+        return ParsedLine(task, text_or_ids("prompt", line["prompt"]), params)
     kwargs = line.get("chat_template_kwargs")
     options = ChatOptions(line.get("tools"), {} if kwargs is None else kwargs)
-    return Asked(task, check_conversation(line["messages"]), params, options)
+    return ParsedLine(task, check_conversation(line["messages"]), params, options)
 
 
 def task_of(line: Mapping[str, Any]) -> Task:
-    """By which of the three fields it has. Raises PromptError."""
+    """The task of a line, by the field that it has. Raises PromptError."""
     names = [name for name in TASK_OF if name in line]
     if len(names) != 1:
         found = " and ".join(names) or "none of them"
@@ -137,7 +135,7 @@ def text_or_ids(name: str, value: object) -> str | tuple[int, ...]:
 
 
 def _with_numbers(biases: Mapping[Any, Any]) -> dict[int, Any]:
-    """In JSON all names are texts, token ids too."""
+    """The biases with numbers as names: in JSON all names are texts."""
     try:
         return {int(token_id): bias for token_id, bias in biases.items()}
     except (TypeError, ValueError) as error:
@@ -151,15 +149,15 @@ URLS: dict[str, Task] = {
 }
 
 _FIELDS = ("custom_id", "method", "url", "body")
-_MARKS = ("method", "url", "body")  # of which a plain line has none
+_MARKS = ("method", "url", "body")  # a plain line has none of them
 
-# They say something to a service and nothing to a model.
+# Fields for a service, without meaning for a model.
 _FOR_A_SERVICE = (
     *("user", "metadata", "store", "service_tier", "safety_identifier"),
     *("prompt_cache_key", "prompt_cache_retention"),
 )
 
-# What may be asked for only as it is done anyway.
+# Fields that are accepted only with the value that holds anyway.
 _ONLY: dict[str, tuple[object, ...]] = {
     "stream": (False,),
     "stream_options": (),
@@ -182,12 +180,12 @@ _OF_CHAT = ("tools", "chat_template_kwargs", "reasoning_effort")
 
 
 def is_openai(line: Mapping[str, Any]) -> bool:
-    """Has it the shape of a batch line?"""
+    """True for a line with the shape of a batch line."""
     return any(name in line for name in _MARKS)
 
 
-def asked_of_openai(line: Mapping[str, Any], overlay: Overlay) -> Asked:
-    """What a batch line asks. Arguments and errors as plain_lines.asked."""
+def parse_openai(line: Mapping[str, Any], overlay: Overlay) -> ParsedLine:
+    """The request in a batch line. Arguments and errors as parse_plain."""
     for name in line:
         if name not in _FIELDS:
             raise PromptError(f"a batch line has no field {show(name)}{nearest(name, _FIELDS)}")
@@ -203,18 +201,18 @@ def asked_of_openai(line: Mapping[str, Any], overlay: Overlay) -> Asked:
     if model is not None and not isinstance(model, str):
         raise PromptError(f"model is {show(model)}; give a text")
     rest = {name: value for name, value in body.items() if name not in ("model", *TASK_OF) and value is not None}
-    _drop_what_changes_nothing(rest)
+    _drop_without_effect(rest)
     if task == "embedding":
         for name in rest:
             raise PromptError(f"{show(name)} is no field of an embedding's body that is known here")
-        return Asked(task, _single("input", body["input"]), overlay.params, model=model)
+        return ParsedLine(task, _single("input", body["input"]), overlay.params, model=model)
     options = _chat_options(rest, task)
     if task == "chat":
         _count_logprobs(rest)
-    params = overlay.under(named(rest, (*TASK_OF, *_OF_CHAT, "model", *_ONLY)))
+    params = overlay.params_with(named(rest, (*TASK_OF, *_OF_CHAT, "model", *_ONLY)))
     if task == "chat":
-        return Asked(task, check_conversation(body["messages"]), params, options, model)
-    return Asked(task, _single("prompt", body["prompt"]), params, model=model)
+        return ParsedLine(task, check_conversation(body["messages"]), params, options, model)
+    return ParsedLine(task, _single("prompt", body["prompt"]), params, model=model)
 
 
 def _task(line: Mapping[str, Any], body: Mapping[str, Any]) -> Task:
@@ -232,7 +230,7 @@ def _task(line: Mapping[str, Any], body: Mapping[str, Any]) -> Task:
     return URLS[url]
 
 
-def _drop_what_changes_nothing(rest: dict[str, Any]) -> None:
+def _drop_without_effect(rest: dict[str, Any]) -> None:
     for name in list(rest):
         if name in _FOR_A_SERVICE:
             del rest[name]
@@ -255,7 +253,7 @@ def _chat_options(rest: dict[str, Any], task: Task) -> ChatOptions:
 
 
 def _count_logprobs(rest: dict[str, Any]) -> None:
-    """Of a chat, logprobs says whether and top_logprobs how many."""
+    """Turns logprobs (on or off) and top_logprobs (their number) of a chat into the one field of SamplingParams."""
     wanted, count = rest.pop("logprobs", False), rest.pop("top_logprobs", None)
     boolean(SamplingError, "logprobs of a chat", wanted)
     if count is not None:
@@ -267,7 +265,7 @@ def _count_logprobs(rest: dict[str, Any]) -> None:
 
 
 def _single(name: str, value: object) -> str | tuple[int, ...]:
-    """The API takes a list of prompts; a line of a job has one result."""
+    """The one prompt of a line; the API takes a list, a line of a job has one result."""
     if isinstance(value, list) and value and isinstance(value[0], (str, list)):
         if len(value) > 1:
             raise PromptError(f"{name} is a list of {len(value)}; a line has one result, so write a line for each")

@@ -1,135 +1,72 @@
-"""From inputs to rows, one at a time: numbers, ids, shards and the limit."""
+"""The reader of a job: inputs to rows, one at a time, with their numbers and ids, of one shard, up to the limit."""
 
 from __future__ import annotations
 
+import queue
+import threading
 from array import array
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from llamabatch.errors import ConfigError, InputError
 from llamabatch.jobs.input import jsonl, lines, tables
 from llamabatch.jobs.input.jsonl import Problem, Record
-from llamabatch.jobs.input.lines import Overlay, identity
+from llamabatch.jobs.input.lines import Overlay, id_of
 from llamabatch.jobs.input.sources import DAMAGED, Source
-from llamabatch.jobs.rows import BadRow, ReadOptions, Row, Seen
+from llamabatch.jobs.input.total import Seen
+from llamabatch.jobs.rows import BadRow, ReadOptions, Row
 from llamabatch.utils.checks import show
 
-# ----------------------------------------------------------------------------------------------------
-# Ids that have been used, of millions of rows, in little memory.
-
-
 _MASK = 2**64 - 1
-
-
-class Ids:
-    """Which row has which id.
-
-    An id is kept as Python's 64-bit hash of it, which is keyed anew in each process, in a table with open addressing:
-    16 bytes a slot, 24 to 48 bytes an id. Two ids that differ have the same hash once in 3.7e7 lists of a million. Rows
-    without an id have their number as text, which takes one bit.
-    """
-
-    def __init__(self) -> None:
-        self._keys = array("Q", bytes(8 * 1024))  # 0: free
-        self._numbers = array("Q", bytes(8 * 1024))
-        self._used = 0
-        self._automatic = bytearray()  # a bit for each row whose id is its number
-        self._explicit_numerals = False
-
-    def claim(self, identity: str, number: int) -> int | None:
-        """Gives an id to a row, unless a row has it: then the number of that one."""
-        if _is_numeral(identity):
-            self._explicit_numerals = True
-            value = int(identity)
-            if self._is_automatic(value):
-                return value
-        key = hash(identity) & _MASK or 1
-        slot = self._slot(key)
-        if self._keys[slot]:
-            return self._numbers[slot]
-        self._keys[slot], self._numbers[slot] = key, number
-        self._used += 1
-        if self._used * 3 > len(self._keys) * 2:
-            self._grow()
-        return None
-
-    def claim_number(self, number: int) -> int | None:
-        """The same for a row without an id: its number as text."""
-        if self._explicit_numerals:
-            slot = self._slot(hash(str(number)) & _MASK or 1)
-            if self._keys[slot]:
-                return self._numbers[slot]
-        byte, bit = divmod(number, 8)
-        if byte >= len(self._automatic):
-            self._automatic.extend(bytes(byte + 1 - len(self._automatic) + 4096))
-        self._automatic[byte] |= 1 << bit
-        return None
-
-    def _is_automatic(self, number: int) -> bool:
-        byte, bit = divmod(number, 8)
-        return byte < len(self._automatic) and bool(self._automatic[byte] >> bit & 1)
-
-    def _slot(self, key: int) -> int:
-        """Where a key stands, or the free slot where it would."""
-        keys, mask = self._keys, len(self._keys) - 1
-        slot = key & mask
-        while keys[slot] and keys[slot] != key:
-            slot = slot + 1 & mask
-        return slot
-
-    def _grow(self) -> None:
-        keys, numbers = self._keys, self._numbers
-        self._keys = array("Q", bytes(16 * len(keys)))
-        self._numbers = array("Q", bytes(16 * len(keys)))
-        for key, number in zip(keys, numbers, strict=True):
-            if key:
-                slot = self._slot(key)
-                self._keys[slot], self._numbers[slot] = key, number
-
-
-def _is_numeral(identity: str) -> bool:
-    """Is it how a row's number would be written?"""
-    return len(identity) < 19 and identity.isascii() and identity.isdigit() and (identity == "0" or identity[0] != "0")
-
-
+_ROWS_AHEAD = 64
 _PLAIN = ReadOptions()
+
+T = TypeVar("T")
 
 
 def _never(number: int) -> bool:
     return False
 
 
+def read(
+    sources: Sequence[Source], options: ReadOptions | None = None, is_done: Callable[[int], bool] = _never
+) -> Reader:
+    """A reader of all rows but those that are done; see Reader."""
+    reader = Reader(sources, options)
+    reader.skip(is_done)
+    return reader
+
+
 class Reader(Iterator[Row | BadRow]):
     """The rows of all inputs, in order, read as they are asked for: one line is held at a time, and little of each id.
 
-    Lines of JSONL are as docs/run.md describes them. A line that cannot be run is a BadRow; one that cannot be read,
-    because a compressed or Parquet file is damaged from there on, ends its file with a BadRow, and the next file
-    follows. Ids are claimed by every line that has one, also by bad ones and those that are skipped: a later line with
-    the same id is a BadRow without an id.
+    docs/rows.md describes the lines of JSONL. A line that cannot be run is a BadRow; a damage of a compressed or
+    Parquet file ends that file with a BadRow, and the next file follows. Every line with an id claims it, also bad
+    lines and skipped ones: a later line with the same id is a BadRow without an id.
 
     Attributes:
-        seen: how far it is. Another thread may look at it.
+        seen: the progress of reading. Other threads may read it.
 
     Raises, from the constructor:
         ConfigError: the template or the id column does not fit a table's columns, or one of these, the task or the
             system message is given and no input is a table.
         SetupError: a Parquet file, and pyarrow is not installed.
-        InputError: a file is not what its name says, or UTF-16.
+        InputError: the content of a file does not fit its name, or is UTF-16.
     From iteration:
-        InputError: the disk gives an error in the middle of a file. What came before holds, and reading again later
+        InputError: the disk gives an error in the middle of a file. The rows before it stand, and reading again later
         gives the same rows.
     """
 
     def __init__(self, sources: Sequence[Source], options: ReadOptions | None = None) -> None:
         """Args:
-        sources: of sources.find.
-        options: see ReadOptions.
+        sources: the inputs, as sources.find gives them.
+        options: None: the defaults.
         """
         self._sources = sources
         self._options = options or ReadOptions()
         self._is_done: Callable[[int], bool] = _never
         self._ids = Ids()
-        self._starts: tuple[int, ...] = ()  # numbers of the first rows of the sources so far
+        self._starts: tuple[int, ...] = ()  # number of the first row of each source so far
         _check_wanted(sources, self._options)
         _check(sources, self._options)
         self._overlay = Overlay(self._options.params)
@@ -143,8 +80,8 @@ class Reader(Iterator[Row | BadRow]):
     def __next__(self) -> Row | BadRow:
         return next(self._rows)
 
-    def pass_over(self, is_done: Callable[[int], bool]) -> None:
-        """Rows of these numbers are left out, from now on; their ids stay taken."""
+    def skip(self, is_done: Callable[[int], bool]) -> None:
+        """Leaves out rows that are done, from now on; their ids stay claimed."""
         self._is_done = is_done
 
     def close(self) -> None:
@@ -171,7 +108,7 @@ class Reader(Iterator[Row | BadRow]):
         self.seen = Seen(self._starts, number, ended=True)
 
     def _records(self, source: Source) -> Iterator[Record]:
-        """What stands in each line or row of one input; a damaged one ends with a Problem."""
+        """The record in each line or row of one input; a damaged one ends with a Problem."""
         try:
             if source.kind == "parquet":
                 yield from tables.parquet(source, self._options)
@@ -187,12 +124,12 @@ class Reader(Iterator[Row | BadRow]):
             raise InputError(f"{source.name} cannot be read: {error.strerror or error}") from error
 
     def _row(self, number: int, record: Record, skipped: bool) -> Row | BadRow | None:
-        """None: the row is skipped; whatever id it has is taken all the same."""
+        """The row of a record; None: it is skipped, and its id is claimed all the same."""
         line = record.line if isinstance(record, Problem) else record
-        taken, error = None, None
+        own_id, error = None, None
         if line is not None:
             try:
-                taken, error = self._claim(line, number)
+                own_id, error = self._claim(line, number)
             except InputError as refusal:
                 error = str(refusal)
         if skipped:
@@ -203,20 +140,20 @@ class Reader(Iterator[Row | BadRow]):
         if error is None:
             assert line is not None
             try:
-                asked = (lines.asked_of_openai if openai else lines.asked)(line, self._overlay)
-                assert taken is not None
+                parsed = (lines.parse_openai if openai else lines.parse_plain)(line, self._overlay)
+                assert own_id is not None
                 return Row(
-                    *(number, taken, asked.task, asked.prompt, asked.params, asked.options),
-                    *(openai, asked.model, self._place(number)),
+                    *(number, own_id, parsed.task, parsed.prompt, parsed.params, parsed.options),
+                    *(openai, parsed.model, self._place(number)),
                 )
             except InputError as refusal:
                 error = str(refusal)
         place = self._place(number)
-        return BadRow(number, taken, f"{place}: {error}", openai, place)
+        return BadRow(number, own_id, f"{place}: {error}", openai, place)
 
     def _claim(self, line: Mapping[str, Any], number: int) -> tuple[str | None, str | None]:
-        """The row's id, or None and why it has none."""
-        own = identity(line)
+        """(id, None), or (None, the reason why the row gets no id)."""
+        own = id_of(line)
         if own is not None:
             holder = self._ids.claim(own, number)
             return (own, None) if holder is None else (None, f"the id {own!r} is taken by {self._place(holder)}")
@@ -225,11 +162,10 @@ class Reader(Iterator[Row | BadRow]):
         holder = self._ids.claim_number(number)
         if holder is None:
             return str(number), None
-        taken = f"this line has no id, and its number, {number}, is the id of {self._place(holder)}"
-        return None, taken
+        return None, f"this line has no id, and its number, {number}, is the id of {self._place(holder)}"
 
     def _place(self, number: int) -> str:
-        """Where a row stands. Each line of a file is a row, so that this need not be kept."""
+        """The place of a row, "prompts.jsonl, line 7": each line of a file is a row, so that the number gives it."""
         index = len(self._starts) - 1
         while self._starts[index] > number:
             index -= 1
@@ -239,7 +175,7 @@ class Reader(Iterator[Row | BadRow]):
 
 
 def _check_wanted(sources: Sequence[Source], options: ReadOptions) -> None:
-    """What is for tables alone is not passed over where there is none."""
+    """Raises ConfigError: an option is for tables, and no input is one."""
     if any(source.kind != "jsonl" for source in sources):
         return
     for name in ("template", "system", "id_column", "task"):
@@ -251,7 +187,7 @@ def _check_wanted(sources: Sequence[Source], options: ReadOptions) -> None:
 
 
 def _check(sources: Sequence[Source], options: ReadOptions) -> None:
-    """Refuses before the first row what is wrong with a whole file."""
+    """Refuses a file that is wrong as a whole, before the first row."""
     for source in sources:
         if source.kind == "parquet":
             tables.check_parquet(source, options)
@@ -262,16 +198,112 @@ def _check(sources: Sequence[Source], options: ReadOptions) -> None:
                         jsonl.check(source.name, stream, named=source.says_lines)
                     else:
                         tables.check_csv(source, stream, options)
-            except DAMAGED:  # its rows will say so
+            except DAMAGED:  # its rows report it
                 continue
         elif source.kind != "jsonl":
             tables.check_template(options)
 
 
-def read(
-    sources: Sequence[Source], options: ReadOptions | None = None, is_done: Callable[[int], bool] = _never
-) -> Reader:
-    """The rows of inputs, but for those that are done; see Reader."""
-    reader = Reader(sources, options)
-    reader.pass_over(is_done)
-    return reader
+class ReadAhead(Generic[T]):
+    """An iterator over the items of a slow one, such as a terminal or a pipe; None: the next is not there yet.
+
+    A daemon thread waits for the input. It is never joined, since it may be blocked for ever.
+    """
+
+    def __init__(self, slow: Iterator[T]) -> None:
+        self._ready: queue.Queue[tuple[T | None, Exception | None]] = queue.Queue(_ROWS_AHEAD)
+        self._thread = threading.Thread(target=self._read, args=(slow,), name="llamabatch-input", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[T | None]:
+        return self
+
+    def __next__(self) -> T | None:
+        try:
+            item, error = self._ready.get_nowait()
+        except queue.Empty:
+            return None
+        if error is not None:
+            self._ready.put((None, error))  # the next call gets the same answer
+            raise error
+        return item
+
+    def _read(self, slow: Iterator[T]) -> None:
+        try:
+            for item in slow:
+                self._ready.put((item, None))
+        except Exception as error:
+            self._ready.put((None, error))
+        else:
+            self._ready.put((None, StopIteration()))
+
+
+class Ids:
+    """The ids of millions of rows in little memory, each with the number of its row.
+
+    An id is kept as Python's 64-bit hash of it, which is keyed anew in each process, in a table with open addressing:
+    16 bytes a slot, 24 to 48 bytes an id. Two ids that differ have the same hash once in 3.7e7 lists of a million. Rows
+    without an id have their number as text, which takes one bit.
+    """
+
+    def __init__(self) -> None:
+        self._keys = array("Q", bytes(8 * 1024))  # 0: free
+        self._numbers = array("Q", bytes(8 * 1024))
+        self._used = 0
+        self._automatic = bytearray()  # a bit for each row whose id is its number
+        self._explicit_numerals = False
+
+    def claim(self, identity: str, number: int) -> int | None:
+        """Gives an id to a row; returns the number of the row that has it already, else None."""
+        if _is_numeral(identity):
+            self._explicit_numerals = True
+            value = int(identity)
+            if self._is_automatic(value):
+                return value
+        key = hash(identity) & _MASK or 1
+        slot = self._slot(key)
+        if self._keys[slot]:
+            return self._numbers[slot]
+        self._keys[slot], self._numbers[slot] = key, number
+        self._used += 1
+        if self._used * 3 > len(self._keys) * 2:
+            self._grow()
+        return None
+
+    def claim_number(self, number: int) -> int | None:
+        """Gives a row without an id its number as text; returns the number of the row that has that id, else None."""
+        if self._explicit_numerals:
+            slot = self._slot(hash(str(number)) & _MASK or 1)
+            if self._keys[slot]:
+                return self._numbers[slot]
+        byte, bit = divmod(number, 8)
+        if byte >= len(self._automatic):
+            self._automatic.extend(bytes(byte + 1 - len(self._automatic) + 4096))
+        self._automatic[byte] |= 1 << bit
+        return None
+
+    def _is_automatic(self, number: int) -> bool:
+        byte, bit = divmod(number, 8)
+        return byte < len(self._automatic) and bool(self._automatic[byte] >> bit & 1)
+
+    def _slot(self, key: int) -> int:
+        """The slot of a key, or the free slot for it."""
+        keys, mask = self._keys, len(self._keys) - 1
+        slot = key & mask
+        while keys[slot] and keys[slot] != key:
+            slot = slot + 1 & mask
+        return slot
+
+    def _grow(self) -> None:
+        keys, numbers = self._keys, self._numbers
+        self._keys = array("Q", bytes(16 * len(keys)))
+        self._numbers = array("Q", bytes(16 * len(keys)))
+        for key, number in zip(keys, numbers, strict=True):
+            if key:
+                slot = self._slot(key)
+                self._keys[slot], self._numbers[slot] = key, number
+
+
+def _is_numeral(identity: str) -> bool:
+    """True for an id that is written as a row's number would be."""
+    return len(identity) < 19 and identity.isascii() and identity.isdigit() and (identity == "0" or identity[0] != "0")

@@ -1,4 +1,4 @@
-"""Rows of CSV and Parquet files, as the plain lines that they stand for."""
+"""Tables: each row of a CSV or Parquet file becomes the plain line that a template makes of it."""
 
 from __future__ import annotations
 
@@ -14,145 +14,21 @@ from llamabatch.jobs.input.sources import Source
 from llamabatch.jobs.rows import ReadOptions
 from llamabatch.utils.checks import counted, nearest, show
 
-# ----------------------------------------------------------------------------------------------------
-# A prompt from the columns of a table: "Translate: {text}".
+DEFAULT_TEMPLATE = "{prompt}"
 
-
+_DELIMITERS = {"csv": ",", "tsv": "\t"}
+_BATCH_ROWS = 256
 MAX_CHARS = 2**20
 
 _BRACES = re.compile(r"\{\{|\}\}|\{[^{}]+\}|[{}]")
 
 
-class Template:
-    """A text with {column} for a column's value, and {{ and }} for braces.
-
-    What stands between braces is a column's whole name, whatever its other characters; nothing is looked up in a value.
-
-    Attributes:
-        columns: those that it names, each once.
-
-    Raises:
-        ConfigError: a brace is open, or no name stands between two.
-    """
-
-    def __init__(self, text: str) -> None:
-        if not isinstance(text, str) or not text or len(text) > MAX_CHARS:
-            raise ConfigError(f"template is {show(text)}; give a text of 1 to {MAX_CHARS} characters")
-        self._pieces: list[tuple[str, str | None]] = []
-        end = 0
-        for found in _BRACES.finditer(text):
-            braces, literal = found[0], text[end : found.start()]
-            if len(braces) == 1:
-                raise ConfigError(
-                    f"template is {show(text)}: the brace at character {found.start() + 1} is no pair with a column's "
-                    "name between; write {{ or }} for a brace"
-                )
-            if braces in ("{{", "}}"):
-                self._pieces.append((literal + braces[0], None))
-            else:
-                self._pieces.append((literal, braces[1:-1]))
-            end = found.end()
-        self._pieces.append((text[end:], None))
-        self.columns = tuple(dict.fromkeys(name for _, name in self._pieces if name is not None))
-        if not self.columns:
-            raise ConfigError(f"template is {show(text)}; it names no column, so that all rows would ask the same")
-
-    def check(self, source: str, columns: Sequence[str]) -> None:
-        """Raises ConfigError if it names a column that a table does not have."""
-        for name in self.columns:
-            if name not in columns:
-                raise ConfigError(f"{source} has no column {show(name)} for the template{nearest(name, columns)}")
-
-    def fill(self, values: Mapping[str, str]) -> str:
-        """The text with a row's values."""
-        return "".join(literal + (values[name] if name is not None else "") for literal, name in self._pieces)
-
-
-DEFAULT_TEMPLATE = "{prompt}"
-
-_DELIMITERS = {"csv": ",", "tsv": "\t"}
-_BATCH_ROWS = 256
-
-
-def check_template(options: ReadOptions) -> Template:
-    """The template of tables. Raises ConfigError."""
-    return Template(DEFAULT_TEMPLATE if options.template is None else options.template)
-
-
-def check_csv(source: Source, stream: BinaryIO, options: ReadOptions) -> None:
-    """Reads the header. Raises ConfigError if template or id column do not fit it, InputError if it is none."""
-    _Csv(source, stream, options)
-
-
-def check_parquet(source: Source, options: ReadOptions) -> None:
-    """Reads the schema. Raises as check_csv; SetupError without pyarrow."""
-    with _parquet_file(source) as file:
-        _Rows(source.name, file.schema_arrow.names, options)
-
-
-class _Rows:
-    """From a row's values to the plain line that it stands for."""
-
-    def __init__(self, name: str, columns: Sequence[str], options: ReadOptions) -> None:
-        self._options = options
-        self._template = check_template(options)
-        if options.template is None and "prompt" not in columns:
-            raise ConfigError(f"{name} needs a template, as '…{{{columns[0]}}}…'; its columns are {', '.join(columns)}")
-        self._template.check(name, columns)
-        if options.id_column is not None and options.id_column not in columns:
-            raise ConfigError(f"{name} has no column {show(options.id_column)}{nearest(options.id_column, columns)}")
-        wanted = (*self._template.columns, *([] if options.id_column is None else [options.id_column]))
-        self.columns = tuple(dict.fromkeys(wanted))
-
-    def line(self, values: Mapping[str, Any]) -> Record:
-        """The plain line of a row, of which `values` has at least self.columns."""
-        line: dict[str, Any] = {}
-        if self._options.id_column is not None:
-            identity = values[self._options.id_column]
-            line["id"] = identity if isinstance(identity, int) else _text(identity)
-        texts = {name: _text(values[name]) for name in self._template.columns}
-        for name, text in texts.items():
-            if text is None:
-                return Problem(f"column {show(name)} holds {show(values[name])}, which is no text", line or None)
-        text = self._template.fill({name: text or "" for name, text in texts.items()})
-        if len(text) > self._options.max_line_bytes:
-            return Problem(too_long(len(text), self._options.max_line_bytes).error, line or None)
-        return line | self._asked(text)
-
-    def _asked(self, text: str) -> dict[str, Any]:
-        if self._options.task == "embedding":
-            return {"input": text}
-        if self._options.task == "completion":
-            return {"prompt": text}
-        before = [] if self._options.system is None else [{"role": "system", "content": self._options.system}]
-        return {"messages": [*before, {"role": "user", "content": text}]}
-
-
-def _text(value: Any) -> str | None:
-    """A value as it would stand in a CSV file; None: it has no such form."""
-    if isinstance(value, str):
-        return value
-    if value is None:
-        return None
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return None
-    if isinstance(value, (list, tuple, dict)):
-        try:
-            return json.dumps(value, ensure_ascii=False)
-        except (TypeError, ValueError, RecursionError):
-            return None
-    return str(value)
-
-
-# --- CSV ----------------------------------------------------------------------------------------------------------
-
-
 def csv_rows(source: Source, stream: BinaryIO, options: ReadOptions) -> Iterator[Record]:
-    """The rows of a CSV file: columns named in its first row, commas between them (tabs in .tsv), double quotes around
-    what holds one of these or an end of line, and twice where they are meant. UTF-8. Empty rows at the end are none."""
+    """The rows of a CSV file in UTF-8. Empty rows at the end are ignored.
+
+    Its first row names the columns. Values are separated by commas (tabs in .tsv); a value with a separator, a quote
+    or a line's end in it is in double quotes, with its own ones doubled.
+    """
     table, n_empty = _Csv(source, stream, options), 0
     while (record := table.next_record()) is not None:
         if isinstance(record, list) and not record:
@@ -165,10 +41,10 @@ def csv_rows(source: Source, stream: BinaryIO, options: ReadOptions) -> Iterator
 
 
 class _Csv:
-    """Reads one file; its header when it is made."""
+    """The parser of one file; the constructor reads its header."""
 
     def __init__(self, source: Source, stream: BinaryIO, options: ReadOptions) -> None:
-        csv.field_size_limit(max(csv.field_size_limit(), options.max_line_bytes))  # our own is for the whole row
+        csv.field_size_limit(max(csv.field_size_limit(), options.max_line_bytes))  # our own limit is for the whole row
         self._feed = _Feed(source.name, stream, options.max_line_bytes)
         self._records = csv.reader(self._feed, delimiter=_DELIMITERS[source.kind], strict=True)
         header = self.next_record()
@@ -198,11 +74,11 @@ class _Csv:
 
 
 class _BadText(Exception):
-    """A line that is not to reach the parser."""
+    """A line that must not reach the parser."""
 
 
 class _Feed(Iterator[str]):
-    """Lines for the CSV parser, which is told here where a row becomes too long. It goes on after an error."""
+    """Lines for the CSV parser, with an error for a row that becomes too long. It goes on after an error."""
 
     def __init__(self, name: str, stream: BinaryIO, limit: int) -> None:
         self._name = name
@@ -212,7 +88,7 @@ class _Feed(Iterator[str]):
         self._first = True
 
     def start(self) -> None:
-        """A row begins."""
+        """Begins a row."""
         self._size = 0
 
     def __next__(self) -> str:
@@ -233,11 +109,8 @@ class _Feed(Iterator[str]):
             raise _BadText(f"byte {error.start + 1} of a line is 0x{line[error.start]:02x}, no UTF-8") from error
 
 
-# --- Parquet ------------------------------------------------------------------------------------------------------
-
-
 def parquet(source: Source, options: ReadOptions) -> Iterator[Record]:
-    """The rows of a Parquet file, of the wanted columns alone, some hundred at a time."""
+    """The rows of a Parquet file, a few hundred at a time, with the wanted columns alone."""
     with _parquet_file(source) as file:
         rows = _Rows(source.name, file.schema_arrow.names, options)
         batches = file.iter_batches(batch_size=_BATCH_ROWS, columns=list(rows.columns))
@@ -265,3 +138,121 @@ def _parquet_file(source: Source) -> Any:
         return pq.ParquetFile(source.path)
     except (OSError, ValueError) as error:
         raise InputError(f"{source.name} cannot be read as a Parquet file: {error}") from error
+
+
+def check_csv(source: Source, stream: BinaryIO, options: ReadOptions) -> None:
+    """Reads the header. Raises ConfigError: template or id column do not fit it; InputError: there is none."""
+    _Csv(source, stream, options)
+
+
+def check_parquet(source: Source, options: ReadOptions) -> None:
+    """Reads the schema. Raises as check_csv; SetupError without pyarrow."""
+    with _parquet_file(source) as file:
+        _Rows(source.name, file.schema_arrow.names, options)
+
+
+def check_template(options: ReadOptions) -> Template:
+    """The template of tables. Raises ConfigError."""
+    return Template(DEFAULT_TEMPLATE if options.template is None else options.template)
+
+
+class _Rows:
+    """The values of a row, and the plain line that is made of them."""
+
+    def __init__(self, name: str, columns: Sequence[str], options: ReadOptions) -> None:
+        self._options = options
+        self._template = check_template(options)
+        if options.template is None and "prompt" not in columns:
+            raise ConfigError(f"{name} needs a template, as '…{{{columns[0]}}}…'; its columns are {', '.join(columns)}")
+        self._template.check(name, columns)
+        if options.id_column is not None and options.id_column not in columns:
+            raise ConfigError(f"{name} has no column {show(options.id_column)}{nearest(options.id_column, columns)}")
+        wanted = (*self._template.columns, *([] if options.id_column is None else [options.id_column]))
+        self.columns = tuple(dict.fromkeys(wanted))
+
+    def line(self, values: Mapping[str, Any]) -> Record:
+        """The plain line of a row; `values` has at least self.columns."""
+        line: dict[str, Any] = {}
+        if self._options.id_column is not None:
+            identity = values[self._options.id_column]
+            line["id"] = identity if isinstance(identity, int) else _text(identity)
+        texts = {name: _text(values[name]) for name in self._template.columns}
+        for name, text in texts.items():
+            if text is None:
+                return Problem(f"column {show(name)} holds {show(values[name])}, which is no text", line or None)
+        text = self._template.fill({name: text or "" for name, text in texts.items()})
+        if len(text) > self._options.max_line_bytes:
+            return Problem(too_long(len(text), self._options.max_line_bytes).error, line or None)
+        return line | self._request(text)
+
+    def _request(self, text: str) -> dict[str, Any]:
+        if self._options.task == "embedding":
+            return {"input": text}
+        if self._options.task == "completion":
+            return {"prompt": text}
+        before = [] if self._options.system is None else [{"role": "system", "content": self._options.system}]
+        return {"messages": [*before, {"role": "user", "content": text}]}
+
+
+def _text(value: Any) -> str | None:
+    """A value as a CSV file would hold it; None: it has no such form."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return None
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return None
+    if isinstance(value, (list, tuple, dict)):
+        try:
+            return json.dumps(value, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError):
+            return None
+    return str(value)
+
+
+class Template:
+    """A text with {column} for a column's value, and {{ and }} for braces.
+
+    The text between braces is a column's whole name, with any other characters; nothing is looked up in a value.
+
+    Attributes:
+        columns: the names in it, each once.
+
+    Raises:
+        ConfigError: a brace is open, or there is no name between two.
+    """
+
+    def __init__(self, text: str) -> None:
+        if not isinstance(text, str) or not text or len(text) > MAX_CHARS:
+            raise ConfigError(f"template is {show(text)}; give a text of 1 to {MAX_CHARS} characters")
+        self._pieces: list[tuple[str, str | None]] = []
+        end = 0
+        for found in _BRACES.finditer(text):
+            braces, literal = found[0], text[end : found.start()]
+            if len(braces) == 1:
+                raise ConfigError(
+                    f"template is {show(text)}: the brace at character {found.start() + 1} is no pair with a column's "
+                    "name between; write {{ or }} for a brace"
+                )
+            if braces in ("{{", "}}"):
+                self._pieces.append((literal + braces[0], None))
+            else:
+                self._pieces.append((literal, braces[1:-1]))
+            end = found.end()
+        self._pieces.append((text[end:], None))
+        self.columns = tuple(dict.fromkeys(name for _, name in self._pieces if name is not None))
+        if not self.columns:
+            raise ConfigError(f"template is {show(text)}; it names no column, so that all rows would ask the same")
+
+    def check(self, source: str, columns: Sequence[str]) -> None:
+        """Raises ConfigError: it names a column that the table does not have."""
+        for name in self.columns:
+            if name not in columns:
+                raise ConfigError(f"{source} has no column {show(name)} for the template{nearest(name, columns)}")
+
+    def fill(self, values: Mapping[str, str]) -> str:
+        """The text with a row's values."""
+        return "".join(literal + (values[name] if name is not None else "") for literal, name in self._pieces)

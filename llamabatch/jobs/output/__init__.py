@@ -1,3 +1,1 @@
-"""The records of a job, each written once: journal, manifest, locks, formats. Imports `jobs.rows` and what stands
-below `jobs`.
-"""
+"""Output of a job: each record is written once, and survives a crash. Imports `jobs/rows` and `jobs/formats`."""

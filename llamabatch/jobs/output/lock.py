@@ -1,6 +1,6 @@
-"""One process at a time works on an output: a lock that the system releases when the process dies, however it dies.
+"""The lock of an output: one process at a time writes it, and the system releases the lock of a process that dies.
 
-The output's name is locked by a file beside it, and the file itself as well: it may have another name.
+A file beside the output locks its name; the output itself is locked as well, since it may have a second name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from llamabatch.errors import ConfigError, OutputError
 from llamabatch.jobs.output.files import NO_FOLLOW, AppendFile, Files
-from llamabatch.jobs.output.journal import foreign
+from llamabatch.jobs.output.own_files import foreign
 from llamabatch.utils.checks import show
 
 _TRIES = 10
@@ -24,20 +24,20 @@ _NOT_ALLOWED = (
     *(errno.EINVAL, errno.EILSEQ, errno.ENOTDIR, errno.ENXIO),
 )
 _CONTENT = re.compile(rb"llamabatch job ([0-9a-f]{16}|-{16}) pid (\d{1,20})\n")
-_BEFORE = re.compile(rb"\d{1,20}")  # of the first format: the pid alone
+_CONTENT_1 = re.compile(rb"\d{1,20}")  # of the first format: the pid alone
 _NO_ID = "-" * 16
-_FAR = 2**40  # the byte of an output that stands for it where locks are of bytes, and keep readers out
+_FAR = 2**40  # the byte that is locked for the whole output, where locks are of bytes and keep readers out
 
 
 class Lock:
-    """Held from its making to release().
+    """The lock of a name, held from the constructor to release().
 
     Attributes:
-        left_by: the id of the job that a killed process has left here; None: the lock is new, or says none.
-        is_of_format_1: as the version before has left it.
+        left_by: the id of the job of a killed process that held it; None: the lock is new, or names none.
+        is_of_format_1: it was left by the first version.
 
     Raises:
-        ConfigError: another process holds it; the message has its pid. Or something else has its name, or the folder
+        ConfigError: another process holds it, with its pid in the message; something else has its name; the folder
             takes no file.
         OutputError: the disk fails.
     """
@@ -47,7 +47,7 @@ class Lock:
         self._path = path
         for _ in range(_TRIES):
             fd = self._opened(files, owned)
-            if fd is None:  # its holder removed it between our two calls, or another has just made it
+            if fd is None:  # it was removed between our two calls, or another process has just made it
                 continue
             self._fd = fd
             try:
@@ -68,12 +68,12 @@ class Lock:
         match = _CONTENT.match(content)
         self.left_by = match[1].decode() if match and match[1].decode() != _NO_ID else None
         self.is_of_format_1 = match is None and content != b""
-        self._stays = self._found and not content  # an empty file may be anybody's
+        self._stays = self._found and not content  # an empty file may be that of another program
         if not self.is_of_format_1:
             self.note(self.left_by or _NO_ID)
 
     def note(self, job_id: str) -> None:
-        """The job, for the process that comes after this one if it is killed; on a full disk it is left out."""
+        """Writes the job's id, for the next process if this one is killed; on a full disk it is left out."""
         content = f"llamabatch job {job_id} pid {os.getpid()}\n".encode()
         with contextlib.suppress(OSError):
             os.lseek(self._fd, 0, os.SEEK_SET)
@@ -97,14 +97,14 @@ class Lock:
             raise
 
     def _content(self) -> bytes:
-        """Raises ConfigError: it is no lock."""
+        """The first bytes. Raises ConfigError: the file is no lock."""
         if not stat.S_ISREG(os.fstat(self._fd).st_mode):
             raise foreign(self._path, "is no regular file")
         try:
             content = os.read(self._fd, 100)
-        except OSError:  # Windows lets nobody read what is locked
+        except OSError:  # on Windows a locked file cannot be read
             return b""
-        if content and not _CONTENT.fullmatch(content) and not _BEFORE.fullmatch(content):
+        if content and not _CONTENT.fullmatch(content) and not _CONTENT_1.fullmatch(content):
             raise foreign(self._path, "is no lock of a job")
         return content
 
@@ -115,10 +115,10 @@ class Lock:
             return False
 
     def release(self, *, remove: bool = True) -> None:
-        """Removes the file first: a process that locks it afterwards sees that it is another one.
+        """Removes the file, then unlocks it: a process that locks it afterwards sees that its name is gone.
 
         Args:
-            remove: false: it stays as it is, as it may be something else's.
+            remove: false: the file stays as it is, since it may belong to another program.
         """
         if self._fd < 0:
             return
@@ -134,7 +134,7 @@ class Lock:
 
 
 def lock_file(file: AppendFile, out: Path) -> None:
-    """Locks an output itself until it is closed. Raises ConfigError: another process has."""
+    """Locks an output itself until it is closed. Raises ConfigError: another process holds the lock."""
     if not _locked(file.fd, _FAR):
         raise ConfigError(
             f"another process is writing {out} under another name of the same file; wait for it, or give another name"
@@ -142,7 +142,7 @@ def lock_file(file: AppendFile, out: Path) -> None:
 
 
 def _locked(fd: int, byte: int = 0) -> bool:
-    """Takes the lock if nothing has it. Where the file system has no locks, it is as if nothing had."""
+    """Takes the lock; False: another process holds it. A file system without locks counts as unlocked."""
     try:
         if sys.platform == "win32":
             import msvcrt

@@ -1,4 +1,4 @@
-"""OUT.job.json: of which job an output is. Written before the first row, so that no other job is mixed in."""
+"""OUT.job.json: the job that an output is of. Written before the first row, so that no other job is mixed in."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from typing import Any
 from llamabatch.errors import ConfigError, InputError
 from llamabatch.gguf.header import part_names
 from llamabatch.gguf.resolve import file_bytes
-from llamabatch.jobs.output import files
 from llamabatch.jobs.output.files import NO_FOLLOW
-from llamabatch.jobs.output.journal import OwnFiles
+from llamabatch.jobs.output.own_files import OwnFiles, manifest_of, without_suffix
 from llamabatch.utils.checks import integer, show
 
 FORMAT = 2  # 1: side files say nothing of their job, and nothing has checksums
 _FORMATS = (1, FORMAT)
 _MOST_BYTES = 2**28
 _MOST_DEPTH = 64
+_MOST_NAME = 200  # characters in a message
 _SHOWN = 5  # differences in a message
 _SAMPLES = 64
 _SAMPLE_BYTES = 65536
@@ -35,8 +35,13 @@ _SUMS = re.compile(r"([0-9a-f]{8})*")
 
 @dataclass(frozen=True)
 class Ending:
-    """How a job ended: rows in its output, those of them that failed, and the size of the file; checksums of its
-    ranges, 8 hexadecimal digits each, in order; None: none were taken."""
+    """The end of a job.
+
+    Attributes:
+        rows: in its output. errors: those of them that failed.
+        bytes: size of the output.
+        sums: checksums of its ranges, 8 hexadecimal digits each, in order; None: of a format without them.
+    """
 
     rows: int
     errors: int
@@ -46,13 +51,12 @@ class Ending:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a job is.
+    """The identity of a job.
 
     Attributes:
-        settings: all that decides what its rows are: model, inputs, parameters; plain JSON.
-        seed: of the job: rows without a seed of their own draw with one made of it. It is random, and the
-            job's id, too.
-        earlier: settings that --force has overridden, the oldest in front: with these the first rows were made.
+        settings: all that decides the content of its rows: model, inputs, parameters; plain JSON.
+        seed: random; the id of the job, and the source of the seeds of rows that give none.
+        earlier: settings of the first rows that --force has overridden, the oldest in front.
         ending: set when all rows are written.
         format: of the files beside it.
     """
@@ -73,17 +77,17 @@ class Manifest:
         return i, n
 
     def write(self, own: OwnFiles, path: Path, *, over: bool) -> None:
-        """Atomically, as of this format. Raises OutputError; ConfigError: over is false, and something is there."""
+        """Writes it atomically. Raises OutputError; ConfigError: over is false, and the name is taken."""
         document = {
             "settings": self.settings,
             "earlier": list(self.earlier),
             "ending": None if self.ending is None else vars(self.ending),
         }
         content = json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
-        file = own.begin()
+        file = own.create()
         try:
-            file.write(start(self.seed) + content.removeprefix(b"{"))
-            own.place(file, path, over=over)
+            file.write(first_bytes(self.seed) + content.removeprefix(b"{"))
+            own.commit(file, path, over=over)
         finally:
             file.close()
 
@@ -98,12 +102,12 @@ class Manifest:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What stands under the name of a manifest.
+class FoundManifest:
+    """The file under the name of a manifest.
 
     Attributes:
         manifest: None: it cannot be read.
-        problem: why not.
+        problem: the reason why not.
         is_own: it is a manifest, or was one.
         is_cut: it is the first few bytes of one, perhaps none.
     """
@@ -115,39 +119,41 @@ class Found:
 
 
 def new_seed() -> int:
-    """That of a job, at random."""
+    """The random seed of a new job."""
     return secrets.randbits(63)
 
 
 def id_of(seed: int) -> str:
-    """The id of the job with this seed: what all its files begin with."""
+    """The id of the job with this seed, which all its files begin with."""
     return f"{seed:016x}"
 
 
-def start(seed: int) -> bytes:
-    """What the manifest of a job begins with."""
+def first_bytes(seed: int) -> bytes:
+    """The first bytes of the manifest of a job."""
     return b'{\n "format": %d,\n "seed": %d,' % (FORMAT, seed)
 
 
-def look(path: Path) -> Found | None:
-    """Reads a manifest, or what was put in its place; None: there is nothing. Raises nothing for any content."""
+def read(path: Path) -> FoundManifest | None:
+    """The manifest, or the file in its place; None: there is none. Raises nothing for any content."""
     try:
         content = _content(path)
     except FileNotFoundError:
         return None
     except OSError as error:
-        return Found(None, error.strerror or str(error), is_own=False)
+        return FoundManifest(None, error.strerror or str(error), is_own=False)
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
         problem = "it is nested too deeply" if isinstance(error, RecursionError) else f"no JSON: {error}"
-        return Found(None, problem, is_own=bool(_BEGINS.match(content)), is_cut=start(0).startswith(content))
+        return FoundManifest(
+            None, problem, is_own=bool(_BEGINS.match(content)), is_cut=first_bytes(0).startswith(content)
+        )
     if not isinstance(document, dict) or "format" not in document or not {"settings", "seed"} & document.keys():
-        return Found(None, "it is no manifest of a job", is_own=False)
+        return FoundManifest(None, "it is no manifest of a job", is_own=False)
     try:
-        return Found(_manifest(document))
+        return FoundManifest(_manifest(document))
     except InputError as error:
-        return Found(None, str(error))
+        return FoundManifest(None, str(error))
 
 
 def _content(path: Path) -> bytes:
@@ -222,36 +228,31 @@ def _ending(value: object) -> Ending | None:
     return Ending(value["rows"], value["errors"], value["bytes"], sums)
 
 
-def path_of(out: Path) -> Path:
-    """Where the manifest of an output stands."""
-    return out.with_name(out.name + files.MANIFEST)
-
-
 def output_of(path: Path) -> Path | None:
-    """The output of a job that a file is, or is kept beside; None: it is of no job. Links are followed.
+    """The output of a job that a file is, or is kept beside; None: it belongs to no job. Links are followed.
 
     Raises:
         ConfigError: a manifest says so and cannot be read.
     """
     out = Path(os.path.realpath(path))
     while True:
-        found = look(path_of(out))
-        if found is not None and found.is_own:  # else it is a file of that name that is none of ours
+        found = read(manifest_of(out))
+        if found is not None and found.is_own:  # else the name is one of ours, and the file is not
             if found.manifest is None:
                 raise ConfigError(
-                    f"{path} is no input: {path_of(out)} makes it a file of a job, and is damaged ({found.problem}); "
-                    "move that away if it is of no job"
+                    f"{path} is no input: {manifest_of(out)} makes it a file of a job, and is damaged "
+                    f"({found.problem}); move that away if it is of no job"
                 )
             return out
-        shorter = files.shortened(out.name)
+        shorter = without_suffix(out.name)
         if shorter is None:
             return None
         out = out.with_name(shorter)
 
 
 def extended(before: Mapping[str, Any], settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings before, with the limit of now if that is a larger one or none: rows come after those that are done,
-    which stay what they are."""
+    """The settings of before, with the limit of now if that is larger or none: it adds rows behind those that are done,
+    and changes none."""
     old, new = before.get("limit"), settings.get("limit")
     if isinstance(old, int) and "limit" in settings and (new is None or new > old):
         return {**before, "limit": new}
@@ -281,7 +282,7 @@ def refuse(out: Path, changed: list[str]) -> ConfigError:
 
 
 def refuse_shard(out: Path, before: Sequence[int], shard: Sequence[int]) -> ConfigError:
-    """The error for the output of another shard, with which nothing goes on."""
+    """The error for the output of another shard, which cannot be resumed."""
     theirs, ours = ("/".join(map(str, each)) for each in (before, shard))
     return ConfigError(
         f"{out} holds rows of shard {theirs}, and this is shard {ours}; give each shard an output of its own, "
@@ -290,15 +291,16 @@ def refuse_shard(out: Path, before: Sequence[int], shard: Sequence[int]) -> Conf
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """As it looks after a way through a file. Raises TypeError for what JSON does not know."""
+    """The settings as JSON gives them back. Raises TypeError for values without a form in JSON."""
     found: dict[str, Any] = json.loads(json.dumps(settings))
     return found
 
 
 def model_identity(model: Path) -> dict[str, Any]:
-    """What tells a model's file from others, wherever it lies: "name" without folders, "size" in bytes of all its
-    parts, and "sha256" of 64 samples of each part, 64 KiB each at even distances, the first and the last bytes among
-    them. Two models of one shape share their size, not their weights. Raises OSError."""
+    """The identity of a model's file in any folder: "name" without folders, "size" in bytes of all its parts, and
+    "sha256" of 64 samples of each part, 64 KiB each at even distances, the first and the last bytes among them.
+
+    Two models of one shape share their size, not their weights. Raises OSError."""
     digest = hashlib.sha256()
     for part in (model.with_name(name) for name in part_names(model.name)):
         with part.open("rb") as file:
@@ -321,8 +323,5 @@ def _fields(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str,
 
 
 def _printable(name: str) -> str:
-    """A name for a message, whatever a file that was edited has there."""
+    """The name of a field in a message, quoted where an edited file has an odd one."""
     return name if name.isprintable() and len(name) <= _MOST_NAME else show(name)
-
-
-_MOST_NAME = 200

@@ -1,6 +1,6 @@
-"""Results as a Parquet file: written in one go when the last row is there, from the lines that were kept until then.
+"""A Parquet file of results: written at once from the lines of a job when the last row is there, and turned back.
 
-A Parquet file can be read only when it is whole, so that a job cannot go on with one.
+A Parquet file can be read only when it is whole, so that a job goes on with lines.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamabatch.errors import ConfigError, SetupError
-from llamabatch.jobs.output import files
+from llamabatch.jobs import formats
 from llamabatch.jobs.output.files import AppendFile
-from llamabatch.jobs.output.journal import OwnFiles
-from llamabatch.jobs.output.lines import lines_of, number_of, to_line
 from llamabatch.jobs.output.lock import lock_file
-from llamabatch.jobs.output.records import Shape
+from llamabatch.jobs.output.own_files import OwnFiles
+from llamabatch.jobs.output.records import Shape, lines_of, number_of, to_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,7 +30,8 @@ _ALWAYS = ("id", "custom_id", "response", "error")  # keys of records that may b
 
 
 def is_parquet(path: Path) -> bool:
-    return path.suffix.lower() in files.PARQUET
+    """True for the name of a Parquet file."""
+    return path.suffix.lower() in formats.PARQUET
 
 
 def check_installed() -> None:
@@ -43,7 +43,7 @@ def check_installed() -> None:
 
 
 def schema(shape: Shape) -> pa.Schema:
-    """Columns of a file; the same for each job, with nulls for what a row does not have."""
+    """The columns of a file, the same for each job; null stands for a field that a row does not have."""
     import pyarrow as pa
 
     if shape == "openai":
@@ -64,10 +64,10 @@ def schema(shape: Shape) -> pa.Schema:
 
 
 def convert(own: OwnFiles, source: Path, shape: Shape, *, over: bool) -> tuple[int, str]:
-    """Lines to a Parquet file, a group of rows at a time.
+    """Writes the Parquet file of lines, a group of rows at a time.
 
     Args:
-        over: it takes the place of an earlier one.
+        over: it replaces an earlier one.
 
     Returns:
         Its bytes, and the checksums of its ranges; see sums_of_ranges.
@@ -79,30 +79,30 @@ def convert(own: OwnFiles, source: Path, shape: Shape, *, over: bool) -> tuple[i
     import pyarrow.parquet as pq
 
     columns = schema(shape)
-    file = own.begin()
+    file = own.create()
     try:
         lock_file(file, own.out)  # before it takes the name of the output
         sink = _Sink(file)
         with pq.ParquetWriter(sink, columns, compression="zstd") as writer:
             for rows in _groups(source, len(own.header("part"))):
                 writer.write_table(pa.Table.from_pylist(rows, schema=columns))
-        sink.write_out()
+        sink.flush_all()
         file.sync()
         sums = sums_of_ranges(file.path)
-        own.place(file, own.out, over=over)
+        own.commit(file, own.out, over=over)
     finally:
         file.close()
     return file.size, sums
 
 
 def sums_of_ranges(path: Path) -> str:
-    """Checksums of each 16 MiB of a file, as 8 hexadecimal digits each. Raises OSError."""
+    """The checksum of each 16 MiB of a file, 8 hexadecimal digits each. Raises OSError."""
     with path.open("rb") as file:
         return "".join(f"{zlib.crc32(data):08x}" for data in iter(lambda: file.read(_RANGE_BYTES), b""))
 
 
 def restore(own: OwnFiles, source: Path, target: Path) -> None:
-    """A Parquet file that a job has written, as lines again, so that the job can go on.
+    """Turns a Parquet file that a job has written into lines again, so that the job can go on.
 
     Raises:
         ConfigError: no job has written it.
@@ -111,7 +111,7 @@ def restore(own: OwnFiles, source: Path, target: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    file = own.begin("part")
+    file = own.create("part")
     try:
         with pq.ParquetFile(source) as parquet:
             for batch in parquet.iter_batches(1000):
@@ -120,7 +120,7 @@ def restore(own: OwnFiles, source: Path, target: Path) -> None:
                     if number_of(line) is None:
                         raise ConfigError(f"{source} is not the output of a job; give another name")
                     file.write(line)
-        own.place(file, target, over=True)
+        own.commit(file, target, over=True)
     except pa.ArrowException as error:
         raise ConfigError(f"{source} is no Parquet file, or is damaged ({error}); give another name") from error
     finally:
@@ -128,7 +128,7 @@ def restore(own: OwnFiles, source: Path, target: Path) -> None:
 
 
 class _Sink:
-    """What pyarrow writes to, in pieces of any size."""
+    """The file that pyarrow writes to, in pieces of any size."""
 
     closed = False
 
@@ -141,11 +141,11 @@ class _Sink:
         self._waiting += data
         written = len(self._waiting) - before
         if len(self._waiting) >= _PIECE_BYTES:
-            self.write_out()
+            self.flush_all()
         return written
 
-    def write_out(self) -> None:
-        """What pyarrow's flush() does not: it comes after each piece."""
+    def flush_all(self) -> None:
+        """Writes all bytes so far; flush() does not, since pyarrow calls it after each piece."""
         self.file.write(bytes(self._waiting))
         self._waiting.clear()
 
@@ -178,7 +178,7 @@ def _groups(source: Path, start: int) -> Iterator[list[dict[str, Any]]]:
 
 
 def _packed(value: Any) -> Any:
-    """A record as its columns hold it: nested JSON as text, and lone surrogates, which UTF-8 does not know, as "?"."""
+    """A record as the columns hold it: nested JSON as text, lone surrogates, which have no UTF-8, as "?"."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, list):
@@ -199,8 +199,3 @@ def _unpacked(row: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(kept.get("outputs"), list):
         kept["outputs"] = [_unpacked(each) for each in kept["outputs"]]
     return kept
-
-
-def part_of(path: Path) -> Path:
-    """Where the lines are until the file is written."""
-    return path.with_name(path.name + files.PART)

@@ -1,14 +1,19 @@
-"""What is written of a row: a flat record, or a line of OpenAI's batch results.
+"""The record of a row, flat or in the format of OpenAI's batch results, and the line of JSON that holds it.
 
-Two runs of a job write the same bytes where their texts are the same: times are in a record only where they are asked
-for, and the ids of OpenAI's format are made of the row's number.
+Two runs of a job write the same bytes for the same texts: times are in a record on request only, and the ids of
+OpenAI's format are made of the row's number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 from llamabatch.errors import ConfigError
 from llamabatch.jobs.rows import BadRow, Row
@@ -20,17 +25,22 @@ from llamabatch.utils.checks import boolean, choice
 Shape = Literal["auto", "flat", "openai"]
 SHAPES: tuple[Shape, ...] = ("auto", "flat", "openai")
 
+# a record has these first and last, so that a million lines are surveyed in seconds
+_NUMBER = re.compile(rb'\{"(?:row": |id": "batch_req_)(\d{1,19})"?, ')
+_BEGINS = (b'{"row": ', b'{"id": "batch_req_')
+_NO_ERROR = b'"error": null}\n'
+
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """What records hold.
+    """The content of records.
 
     Attributes:
         shape: "flat", "openai", or "auto": lines of OpenAI's batch format are answered in kind, all others flat.
         token_ids: flat records have "token_ids".
         times: flat records have "queued_s", "ttft_s", "total_s" and "generation_tps", those of OpenAI's format the
             time under "created", which is 0 otherwise.
-        model: what stands under "model" in OpenAI's format where the line of the input names none.
+        model: the value of "model" in OpenAI's format for an input line that names none.
 
     Raises:
         ConfigError: a value is out of range.
@@ -47,15 +57,16 @@ class RecordOptions:
         boolean(ConfigError, "times", self.times)
 
     def is_openai(self, row: Row | BadRow) -> bool:
+        """True where the row is answered in OpenAI's format."""
         return self.shape == "openai" or (self.shape == "auto" and row.openai)
 
 
 def record(row: Row, output: RequestOutput, options: RecordOptions) -> dict[str, Any]:
-    """What came of a row.
+    """The record of a row that the engine has answered.
 
-    Flat: row (its number), id, text, finish_reason, and error, which is None unless the row failed; beside them
-    token_ids and times on request, outputs where more than one continuation was asked for, logprobs and
-    prompt_logprobs where they were, num_truncated where the prompt was cut, and embedding, of a text to embed.
+    Flat: row (its number), id, text, finish_reason, and error, which is None unless the row failed; further token_ids
+    and times on request, outputs with more than one continuation, logprobs and prompt_logprobs where the row asks for
+    them, num_truncated of a prompt that was cut, and embedding of a text to embed.
     """
     error = _error(output)
     if options.is_openai(row):
@@ -79,7 +90,7 @@ def record(row: Row, output: RequestOutput, options: RecordOptions) -> dict[str,
 
 
 def refusal(row: Row | BadRow, error: str, options: RecordOptions) -> dict[str, Any]:
-    """What is written of a row that could not be run: its id is None where its line has none."""
+    """The record of a row that could not be run; its id is None if its line has none."""
     if options.is_openai(row):
         return _openai_error(row.number, row.id, "invalid_request", error)
     return {"row": row.number, "id": row.id, "text": "", "finish_reason": FinishReason.ERROR.value, "error": error}
@@ -100,8 +111,8 @@ def _continuation(each: CompletionOutput, options: RecordOptions) -> dict[str, A
     return made
 
 
-def _logprobs(told: Sequence[TokenLogprobs | None]) -> list[list[dict[str, Any]] | None]:
-    """For each token, itself and then the likeliest at its place; None for the first of a prompt."""
+def _logprobs(tokens: Sequence[TokenLogprobs | None]) -> list[list[dict[str, Any]] | None]:
+    """A list for each token: itself, then the likeliest in its position; None for the first token of a prompt."""
     return [
         None
         if given is None
@@ -109,7 +120,7 @@ def _logprobs(told: Sequence[TokenLogprobs | None]) -> list[list[dict[str, Any]]
             {"token_id": token_id, "token": t.decoded_token, "logprob": t.logprob, "rank": t.rank}
             for token_id, t in given.items()
         ]
-        for given in told
+        for given in tokens
     ]
 
 
@@ -137,3 +148,71 @@ def _body(row: Row, output: RequestOutput, model: str) -> dict[str, Any]:
 def _openai_error(number: int, custom_id: str | None, code: str, message: str) -> dict[str, Any]:
     error = {"code": code, "message": message}
     return {"id": f"batch_req_{number}", "custom_id": custom_id, "response": None, "error": error}
+
+
+def to_line(record: Mapping[str, Any]) -> bytes:
+    """One line of JSON in UTF-8. A lone surrogate, as the id of an input line may hold it, is escaped; a number that is
+    not finite becomes null."""
+    try:
+        text = json.dumps(record, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return to_line(_finite(record))
+    try:
+        return text.encode() + b"\n"
+    except UnicodeEncodeError:
+        return json.dumps(record).encode() + b"\n"
+
+
+def number_of(line: bytes) -> int | None:
+    """The number of the row in a line; None: it is no whole line of a job."""
+    match = _NUMBER.match(line)
+    return int(match[1]) if match and line.endswith(b"}\n") and b"\0" not in line else None
+
+
+def begins_as_row(begin: bytes) -> bool:
+    """True where the first bytes of a file are a line of a job, or the start of one."""
+    return _NUMBER.match(begin) is not None or any(each.startswith(begin) for each in _BEGINS)
+
+
+def has_error(line: bytes) -> bool:
+    """True where a line with a number is that of a failed row."""
+    return not line.endswith(_NO_ERROR)
+
+
+class Line(NamedTuple):
+    """A line in a file.
+
+    Attributes:
+        offset: of its first byte.
+        content: its bytes with the newline.
+        number: of its row; None: it is torn, or no line of a job.
+    """
+
+    offset: int
+    content: bytes
+    number: int | None
+
+
+def lines_of(path: Path, start: int = 0) -> Iterator[Line]:
+    """All lines of a file from the byte `start` on, with a torn one at its end. Raises OSError."""
+    offset = start
+    with path.open("rb") as file:
+        file.seek(start)
+        for content in file:
+            yield Line(offset, content, number_of(content))
+            offset += len(content)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return value
+
+
+def checksum(line: bytes) -> int:
+    """The CRC-32 of a line, never 0: a crash of the system may leave zeros in place of written bytes."""
+    return zlib.crc32(line) or 1

@@ -1,4 +1,4 @@
-"""The output of a job as a stream, which is not gone on with: "-" for stdout."""
+"""The output of a job as a stream: "-" for stdout. A stream cannot be resumed."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from typing import Any
 
 from llamabatch.errors import ConfigError, OutputError
 from llamabatch.jobs.output.files import Files
-from llamabatch.jobs.output.lines import to_line
 from llamabatch.jobs.output.output import Output, OutputOptions
-from llamabatch.jobs.output.records import RecordOptions, record, refusal
-from llamabatch.jobs.output.survey import ShardIndex
-from llamabatch.jobs.rows import BadRow, Row
+from llamabatch.jobs.output.records import RecordOptions, record, refusal, to_line
+from llamabatch.jobs.rows import BadRow, Row, ShardIndex
 from llamabatch.request.outputs import RequestOutput
 
 STDOUT = "-"
 
 
 class StreamOutput:
-    """Used as an Output is. Nothing of it is kept: rows that wait for an earlier one are in memory, and a job that is
-    run again begins anew.
+    """An output with the methods of Output that keeps nothing: rows that wait for an earlier one are in memory, and a
+    job that is run again begins anew.
 
     Args:
         fd: a file descriptor that is open for writing.
@@ -39,7 +37,7 @@ class StreamOutput:
         self.seed = secrets.randbits(63)
         self._fd = fd
         self._files = files or Files()
-        self._places = ShardIndex(self.options.shard)
+        self._shard = ShardIndex(self.options.shard)
         self._next = 0
         self._waiting: dict[int, bytes] = {}
         self._torn = False
@@ -47,31 +45,31 @@ class StreamOutput:
 
     @property
     def records(self) -> RecordOptions:
-        """What is written of a row."""
+        """The content of records."""
         return self.options.records
 
     def is_done(self, number: int) -> bool:
-        """No row of an earlier run is here."""
+        """False: a stream has no row of an earlier run."""
         return False
 
     def done(self, row: Row, output: RequestOutput) -> None:
-        """Writes what came of a row. Raises as write."""
+        """Writes the result of a row. Raises as write."""
         self.write(row.number, record(row, output, self.records))
 
     def refused(self, row: Row | BadRow, error: str) -> None:
-        """Writes that a row could not be run. Raises as write."""
+        """Writes the error of a row that could not be run. Raises as write."""
         self.write(row.number, refusal(row, error, self.records))
 
     def write(self, number: int, record: Mapping[str, Any]) -> None:
-        """Raises OutputError: who reads is gone, or cannot take it."""
-        place, line = self._places.of(number), to_line(record)
-        if place is None or place < self._next or place in self._waiting:
+        """Writes the record of a row when it is due. Raises OutputError: the reader is gone, or cannot take it."""
+        index, line = self._shard.index(number), to_line(record)
+        if index is None or index < self._next or index in self._waiting:
             raise ValueError(f"row {number} is not due")
         self.n_done += 1
         if self.options.order == "finished":
             self._write(line)
             return
-        self._waiting[place] = line
+        self._waiting[index] = line
         while self._next in self._waiting:
             self._write(self._waiting.pop(self._next))
             self._next += 1
@@ -85,17 +83,17 @@ class StreamOutput:
         self._torn = False
 
     def sync_if_due(self) -> None:
-        """Nothing: a stream is not synced."""
+        """Does nothing: a stream is not synced."""
 
     sync = sync_if_due
 
     def finish(self) -> None:
-        """All rows are written. Raises ValueError if one is missing."""
+        """Ends it after the last row. Raises ValueError: one is missing."""
         if self._waiting:
-            raise ValueError(f"row {self._places.number(self._next)} is missing, and later ones are there")
+            raise ValueError(f"row {self._shard.number(self._next)} is missing, and later ones are there")
 
     def close(self) -> None:
-        """Writes what waits for rows that do not come any more, so that nothing that was finished is lost."""
+        """Writes the rows that wait for earlier ones, so that no finished row is lost."""
         waiting, self._waiting = self._waiting, {}
         for _, line in sorted(waiting.items()):
             if not self._torn:
@@ -111,5 +109,5 @@ class StreamOutput:
 def open_output(
     name: str, settings: Mapping[str, Any], options: OutputOptions | None = None, files: Files | None = None
 ) -> Output | StreamOutput:
-    """The output that a name means: "-" is stdout, all others are files. Raises as Output."""
+    """The output of a name: "-" is stdout, all others are files. Raises as Output."""
     return StreamOutput(1, options, files) if name == STDOUT else Output(Path(name), settings, options, files)

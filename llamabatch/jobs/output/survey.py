@@ -1,4 +1,4 @@
-"""What stands in an output: read once, when a job goes on."""
+"""A survey of an output: its whole lines, read once when a job goes on, and the proof that the job has written them."""
 
 from __future__ import annotations
 
@@ -10,26 +10,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
-from llamabatch.jobs.output.lines import Line, checksum, has_error, lines_of
+from llamabatch.jobs.output.records import Line, checksum, has_error, lines_of
+from llamabatch.jobs.rows import ShardIndex
 
-# ----------------------------------------------------------------------------------------------------
-# Numbers of rows and places in an output: those of a shard stand without gaps.
-
-
-@dataclass(frozen=True)
-class ShardIndex:
-    """Row `number` of shard (i, n) has place number // n, as the shard has every n-th row from row i - 1 on."""
-
-    shard: tuple[int, int] = (1, 1)
-
-    def of(self, number: int) -> int | None:
-        """None: the row is of another shard."""
-        i, n = self.shard
-        return number // n if number % n == i - 1 else None
-
-    def number(self, place: int) -> int:
-        i, n = self.shard
-        return place * n + i - 1
+_RANGE = 1024  # lines that share a checksum in the manifest of a job that has ended
+_SUM = struct.Struct("<I")
+TORN = "is torn"
+UNRECORDED = "has no checksum"
 
 
 class Bits:
@@ -38,27 +25,28 @@ class Bits:
     def __init__(self) -> None:
         self._bytes = bytearray()
 
-    def __contains__(self, place: int) -> bool:
-        i = place >> 3
-        return i < len(self._bytes) and bool(self._bytes[i] >> (place & 7) & 1)
+    def __contains__(self, n: int) -> bool:
+        i = n >> 3
+        return i < len(self._bytes) and bool(self._bytes[i] >> (n & 7) & 1)
 
-    def add(self, place: int) -> None:
-        i = place >> 3
+    def add(self, n: int) -> None:
+        i = n >> 3
         if i >= len(self._bytes):
             self._bytes.extend(bytes(i + 1 - len(self._bytes)))
-        self._bytes[i] |= 1 << (place & 7)
+        self._bytes[i] |= 1 << (n & 7)
 
 
 @dataclass
 class Survey:
-    """
+    """The state of an output.
+
     Attributes:
         n_rows: whole lines of this job.
-        n_errors: those whose row failed.
-        size: bytes up to the end of the last of them; what follows is torn.
-        done: their places; of an output in the order of the input these are the first n_rows, and it stays empty.
-        n_unrecorded: lines behind these that have no checksum, as a crash of the system leaves them; torn, too.
-        damage: what is wrong with a line that no interruption explains; None: nothing.
+        n_errors: those of failed rows.
+        size: bytes up to the end of the last of them; the rest is torn.
+        done: indices of these lines; empty for an output in the order of the input, whose indices are the first n_rows.
+        n_unrecorded: lines behind these without a checksum, as a crash of the system leaves them; torn, too.
+        damage: a fault that no interruption explains; None: there is none.
     """
 
     n_rows: int = 0
@@ -69,47 +57,83 @@ class Survey:
     damage: str | None = None
 
 
-_RANGE = 1024  # lines that share a checksum in the manifest of a job that has ended
-_SUM = struct.Struct("<I")
+def survey(path: Path, shard: ShardIndex, *, in_order: bool, start: int = 0, proof: Proof | None = None) -> Survey:
+    """Reads the whole file from the byte `start` on; a missing one is empty. A crash of the system may leave zeros at
+    the end of a file, which count as torn. Raises OSError."""
+    found = Survey(size=start)
+    if not path.exists():
+        return found
+    torn = False
+    for i, line in enumerate(lines_of(path, start)):
+        if found.n_unrecorded and line.number is not None:  # those behind it have no checksums either
+            found.n_unrecorded += 1
+            continue
+        fault = _fault(line, found, shard, in_order, None if torn else proof)
+        if fault == UNRECORDED:
+            torn, found.n_unrecorded = True, 1
+        elif fault is None and not torn:
+            found.n_rows += 1
+            found.n_errors += has_error(line.content)
+            found.size = line.offset + len(line.content)
+        elif fault == TORN:
+            torn = True
+        else:
+            found.damage = f"line {i + 1} {fault or 'follows one that is torn'}"
+            return found
+    found.damage = None if proof is None else proof.rest()
+    return found
 
 
-def sums_of_lines(sums: Iterable[int]) -> str:
-    """Checksums of ranges of lines, 8 hexadecimal digits each, made of those of the lines."""
-    found, rest = [], iter(sums)
-    while some := list(islice(rest, _RANGE)):
-        found.append(f"{zlib.crc32(b''.join(map(_SUM.pack, some))):08x}")
-    return "".join(found)
+def _fault(line: Line, found: Survey, shard: ShardIndex, in_order: bool, proof: Proof | None) -> str | None:
+    """The fault of a line; TORN and UNRECORDED are those of an interruption. None: it is whole, and counts."""
+    if line.number is None:
+        torn = not line.content.endswith(b"\n") or b"\0" in line.content
+        return TORN if torn else "is not one that this job has written"
+    index = shard.index(line.number)
+    if index is None:
+        return f"is of row {line.number}, which is not of this shard"
+    if in_order:
+        due = shard.number(found.n_rows)
+        if line.number != due:
+            return f"is of row {line.number}, where row {due} is due"
+    elif index in found.done:
+        return f"is of row {line.number}, which another line is of already"
+    if proof is not None and (fault := proof.fault(line.content)):
+        return fault
+    if not in_order:
+        found.done.add(index)
+    return None
 
 
 class Proof(Protocol):
-    """Whether lines are as the job has written them."""
+    """A proof that lines are as the job has written them; it sees each line once, in order."""
 
-    def unproven(self, line: bytes) -> str | None:
-        """What is wrong with the next line; `UNRECORDED`: nothing says whether it is the job's. None: nothing."""
+    def fault(self, line: bytes) -> str | None:
+        """The fault of the next line; `UNRECORDED`: there is no record of it. None: there is none."""
 
-    def left(self) -> str | None:
-        """What is wrong with the lines before, now that these were all."""
+    def rest(self) -> str | None:
+        """The fault of the lines so far, once they were all; None: there is none."""
 
 
 class RecordedLines:
-    """By a checksum of each line. A line without one came when the system crashed, and is done again."""
+    """The proof by a checksum of each line. A line without one came when the system crashed, and is done again."""
 
     def __init__(self, sums: Iterator[int]) -> None:
         self._sums = sums
 
-    def unproven(self, line: bytes) -> str | None:
+    def fault(self, line: bytes) -> str | None:
         due = next(self._sums, 0)
         if not due:
             return UNRECORDED
         return None if checksum(line) == due else "is not as the job has written it"
 
-    def left(self) -> str | None:
+    def rest(self) -> str | None:
         return None
 
 
 class EndedLines:
-    """By the checksums of ranges that a manifest has of a job that has ended; of an output that was cut since then, the
-    whole ranges that are left are known.
+    """The proof by the manifest of a job that has ended: a checksum of each range of lines. Of an output that was cut
+    since then, the whole ranges are proven.
 
     Args:
         sums: as sums_of_lines makes them.
@@ -121,70 +145,27 @@ class EndedLines:
         self._range: list[int] = []
         self._n = 0
 
-    def unproven(self, line: bytes) -> str | None:
+    def fault(self, line: bytes) -> str | None:
         if self._n == self._n_rows:
             return "was not there when the job ended"
         self._n += 1
         self._range.append(checksum(line))
-        return self._wrong() if len(self._range) == _RANGE else None
+        return self._range_fault() if len(self._range) == _RANGE else None
 
-    def left(self) -> str | None:
-        if self._range and self._n == self._n_rows and (wrong := self._wrong()):
-            return f"line {self._n} {wrong}"
+    def rest(self) -> str | None:
+        if self._range and self._n == self._n_rows and (fault := self._range_fault()):
+            return f"line {self._n} {fault}"
         return None
 
-    def _wrong(self) -> str | None:
+    def _range_fault(self) -> str | None:
         first = (self._n - 1) // _RANGE * 8
         due, self._range, found = self._sums[first : first + 8], [], sums_of_lines(self._range)
         return None if found == due else "or one of those before it is not as the job has written it"
 
 
-def survey(path: Path, places: ShardIndex, *, in_order: bool, start: int = 0, proof: Proof | None = None) -> Survey:
-    """Reads the whole file from the byte `start` on; a missing one is empty. A crash of the system may leave zeros at
-    the end of a file, which count as torn. Raises OSError."""
-    found = Survey(size=start)
-    if not path.exists():
-        return found
-    torn = False
-    for i, line in enumerate(lines_of(path, start)):
-        if found.n_unrecorded and line.number is not None:  # those behind it have no checksums either
-            found.n_unrecorded += 1
-            continue
-        wrong = _wrong(line, found, places, in_order, None if torn else proof)
-        if wrong == UNRECORDED:
-            torn, found.n_unrecorded = True, 1
-        elif wrong is None and not torn:
-            found.n_rows += 1
-            found.n_errors += has_error(line.content)
-            found.size = line.offset + len(line.content)
-        elif wrong == TORN:
-            torn = True
-        else:
-            found.damage = f"line {i + 1} {wrong or 'follows one that is torn'}"
-            return found
-    found.damage = None if proof is None else proof.left()
-    return found
-
-
-TORN = "is torn"
-UNRECORDED = "has no checksum"
-
-
-def _wrong(line: Line, found: Survey, places: ShardIndex, in_order: bool, proof: Proof | None) -> str | None:
-    if line.number is None:
-        torn = not line.content.endswith(b"\n") or b"\0" in line.content
-        return TORN if torn else "is not one that this job has written"
-    place = places.of(line.number)
-    if place is None:
-        return f"is of row {line.number}, which is not of this shard"
-    if in_order:
-        due = places.number(found.n_rows)
-        if line.number != due:
-            return f"is of row {line.number}, where row {due} is due"
-    elif place in found.done:
-        return f"is of row {line.number}, which another line is of already"
-    if proof is not None and (unproven := proof.unproven(line.content)):
-        return unproven
-    if not in_order:
-        found.done.add(place)
-    return None
+def sums_of_lines(sums: Iterable[int]) -> str:
+    """The checksums of ranges of 1,024 lines, 8 hexadecimal digits each, made of those of the lines."""
+    found, rest = [], iter(sums)
+    while some := list(islice(rest, _RANGE)):
+        found.append(f"{zlib.crc32(b''.join(map(_SUM.pack, some))):08x}")
+    return "".join(found)

@@ -18,12 +18,12 @@ from llamabatch.cli import cli
 from llamabatch.errors import ConfigError, EngineClosedError, InputError, ModelFileError, OutputError
 from llamabatch.jobs import JobInterrupted, OutputOptions, ReadOptions, Settings, job, run
 from llamabatch.jobs.input.reader import read
-from llamabatch.jobs.input.sources import Rows, Total, find, wanted
+from llamabatch.jobs.input.sources import find
+from llamabatch.jobs.input.total import Rows, Seen, Total, wanted
 from llamabatch.jobs.output.files import Files
 from llamabatch.jobs.output.output import Output
 from llamabatch.jobs.progress import Silent
 from llamabatch.jobs.rows import ReadOptions as Reading
-from llamabatch.jobs.rows import Seen
 from llamabatch.request.sampling_params import SamplingParams
 from tests.long import million_rows
 from tests.unit.jobs_fakes import FakeClient

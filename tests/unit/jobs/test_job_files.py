@@ -21,6 +21,7 @@ from llamabatch.errors import ConfigError, OutputError
 from llamabatch.jobs import OutputOptions, Settings, job, run
 from llamabatch.jobs.output import manifest as manifests
 from llamabatch.jobs.output.output import Output
+from llamabatch.jobs.output.own_files import manifest_of
 from llamabatch.jobs.output.records import RecordOptions
 from tests.long import fake_job
 from tests.long.fake_job import FaultyFiles
@@ -570,7 +571,7 @@ def test_any_manifest_is_read_or_refused(data):
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.jsonl"
         Path(f"{out}.job.json").write_bytes(content)
-        found = manifests.look(manifests.path_of(out))
+        found = manifests.read(manifest_of(out))
         assert found is not None
         assert (found.manifest is None) == bool(found.problem)
         for options in (OutputOptions(), OutputOptions(force=True)):

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from llamabatch.errors import ConfigError, OutputError
 from llamabatch.jobs.output import journal
 from llamabatch.jobs.output.files import Files
-from llamabatch.jobs.output.journal import OwnFiles
 from llamabatch.jobs.output.output import ORDERS, Output, OutputOptions
+from llamabatch.jobs.output.own_files import OwnFiles
 from llamabatch.jobs.output.survey import Bits
 from tests.long import fake_job
 from tests.long.fake_job import FaultyFiles, Killed
@@ -293,7 +293,7 @@ def test_a_wait_for_a_full_disk_ends_when_the_job_is_told_to_stop(tmp_path):
 def test_a_wait_for_a_full_disk_ends_with_patience(tmp_path):
     files = FaultyFiles("write", 1, errno.ENOSPC, lasting=True, patience_s=0.01)
     with pytest.raises(OutputError, match="make room, and run the same command again"):
-        OwnFiles(files, tmp_path / "x", "0" * 16).begin("ahead")
+        OwnFiles(files, tmp_path / "x", "0" * 16).create("ahead")
     assert len(files.told) == 1
 
 

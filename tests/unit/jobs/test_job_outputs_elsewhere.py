@@ -9,9 +9,9 @@ import pytest
 from llamabatch.errors import ConfigError, OutputError, SetupError
 from llamabatch.jobs.output import parquet
 from llamabatch.jobs.output.files import Files
-from llamabatch.jobs.output.journal import OwnFiles
 from llamabatch.jobs.output.manifest import model_identity
 from llamabatch.jobs.output.output import Output, OutputOptions
+from llamabatch.jobs.output.own_files import OwnFiles
 from llamabatch.jobs.output.records import RecordOptions, record
 from llamabatch.jobs.output.stream import StreamOutput, open_output
 from llamabatch.jobs.rows import Row

@@ -9,28 +9,28 @@ import time
 import pytest
 
 from llamabatch.errors import EngineClosedError, InputError
-from llamabatch.jobs.feed import Feed, ReadAhead, seed_of
-from llamabatch.jobs.loop import Loop, Stop
+from llamabatch.jobs.input.reader import ReadAhead
+from llamabatch.jobs.loop import Feed, Loop, Stop, seed_of
 from llamabatch.jobs.rows import Row
 from llamabatch.jobs.stats import Counts
 from llamabatch.request import chat_template
 from llamabatch.request.sampling_params import SamplingParams
-from tests.unit.jobs_fakes import N_CTX, FakeClient, FakeSheet, rows
+from tests.unit.jobs_fakes import N_CTX, FakeClient, FakeSink, rows
 
 
 class Case:
     def __init__(self, client, source, stop=None, tick=lambda: None, slots=8, seed=5):
-        self.sheet, self.counts, self.stop = FakeSheet(), Counts(), Stop() if stop is None else stop
+        self.sink, self.counts, self.stop = FakeSink(), Counts(), Stop() if stop is None else stop
         self.feed = Feed(client, iter(source), slots, N_CTX, seed, cancelled=self.stop.__bool__)
-        self.loop = Loop(client, self.feed, self.sheet, self.counts, self.stop, tick)
+        self.loop = Loop(client, self.feed, self.sink, self.counts, self.stop, tick)
 
 
 def test_every_row_ends_once_in_whatever_order_the_engine_finishes():
     case = Case(FakeClient(held=5), rows(1000, bad={3, 999}))
     case.loop.run()
-    assert sorted(case.sheet.outputs) == [n for n in range(1000) if n not in (3, 999)]
-    assert case.sheet.errors == {3: "rows, line 4: bad", 999: "rows, line 1000: bad"}
-    assert all(output.text == f"of prompt {number}" for number, output in case.sheet.outputs.items())
+    assert sorted(case.sink.outputs) == [n for n in range(1000) if n not in (3, 999)]
+    assert case.sink.errors == {3: "rows, line 4: bad", 999: "rows, line 1000: bad"}
+    assert all(output.text == f"of prompt {number}" for number, output in case.sink.outputs.items())
     assert (case.counts.ok, case.counts.failed, case.counts.generated_tokens) == (998, 2, 998 * 3)
 
 
@@ -42,18 +42,18 @@ def test_a_row_that_cannot_be_run_is_an_error_of_its_own():
     source[4] = Row(4, "4", "completion", "\ud800")
     case = Case(FakeClient(), source)
     case.loop.run()
-    assert list(case.sheet.outputs) == [0]
-    assert case.counts.errors[0] == f"rows, line 2: {case.sheet.errors[1]}"
-    assert f"{N_CTX + 1} tokens" in case.sheet.errors[1]
-    assert "no chat template" in case.sheet.errors[2]
-    assert "gives no embeddings" in case.sheet.errors[3]
-    assert "surrogates" in case.sheet.errors[4]
+    assert list(case.sink.outputs) == [0]
+    assert case.counts.errors[0] == f"rows, line 2: {case.sink.errors[1]}"
+    assert f"{N_CTX + 1} tokens" in case.sink.errors[1]
+    assert "no chat template" in case.sink.errors[2]
+    assert "gives no embeddings" in case.sink.errors[3]
+    assert "surrogates" in case.sink.errors[4]
 
 
 def test_an_error_from_the_engine_is_the_rows_own_while_the_engine_lives():
     case = Case(FakeClient(failing={"prompt 2"}), rows(5))
     case.loop.run()
-    assert case.sheet.outputs[2].error == "it cannot be run"
+    assert case.sink.outputs[2].error == "it cannot be run"
     assert (case.counts.ok, case.counts.failed) == (4, 1)
     assert case.counts.errors == ["rows, line 3: it cannot be run"]
 
@@ -63,17 +63,17 @@ def test_an_engine_that_is_gone_writes_no_errors_and_loses_nothing(dies_after):
     case = Case(FakeClient(held=3, dies_after=dies_after), rows(200))
     with pytest.raises(EngineClosedError):
         case.loop.run()
-    assert len(case.sheet.outputs) == dies_after
-    assert all(output.error is None for output in case.sheet.outputs.values())
+    assert len(case.sink.outputs) == dies_after
+    assert all(output.error is None for output in case.sink.outputs.values())
 
 
 def test_what_is_in_flight_is_bounded():
-    taken = 0
+    consumed = 0
 
     def counted():
-        nonlocal taken
+        nonlocal consumed
         for row in rows(5000):
-            taken += 1
+            consumed += 1
             yield row
 
     client = FakeClient(held=10**6)
@@ -81,14 +81,14 @@ def test_what_is_in_flight_is_bounded():
     thread = threading.Thread(target=case.loop.run)
     thread.start()
     thread.join()
-    assert taken == 5000 == len(case.sheet.outputs)
+    assert consumed == 5000 == len(case.sink.outputs)
     assert client.most_in_flight <= 2 * 64
 
 
 def test_long_prompts_count_by_their_tokens():
     feed = Feed(FakeClient(), (Row(n, str(n), "completion", "x" * 100) for n in range(10**6)), 4096, N_CTX, 0)
     while feed.wants_more:
-        feed.piece()
+        feed.next_requests()
     assert feed.n_in_flight * 100 <= 2 * 4096 * N_CTX + 100
 
 
@@ -117,7 +117,7 @@ def test_seeds_of_neighbours_have_nothing_in_common():
     assert seed_of(0, 0) == 0xE220A8397B1DCDAF  # the generator's published first output for seed 0
 
 
-def test_an_input_that_breaks_off_is_told_after_what_came_before_is_done():
+def test_an_input_that_breaks_off_is_an_error_after_the_rows_before_it():
     def breaking():
         yield from rows(40)
         raise InputError("rows cannot be read: Input/output error")
@@ -125,7 +125,7 @@ def test_an_input_that_breaks_off_is_told_after_what_came_before_is_done():
     case = Case(FakeClient(held=5), breaking())
     with pytest.raises(InputError, match="cannot be read"):
         case.loop.run()
-    assert len(case.sheet.outputs) == 40
+    assert len(case.sink.outputs) == 40
 
 
 def test_a_slow_input_holds_up_neither_results_nor_the_end():
@@ -139,7 +139,7 @@ def test_a_slow_input_holds_up_neither_results_nor_the_end():
     thread = threading.Thread(target=case.loop.run)
     thread.start()
     until = time.monotonic() + 5
-    while len(case.sheet.outputs) < 3:
+    while len(case.sink.outputs) < 3:
         assert time.monotonic() < until
         time.sleep(0.005)
     gate.set()
@@ -147,7 +147,7 @@ def test_a_slow_input_holds_up_neither_results_nor_the_end():
     assert not thread.is_alive()
 
 
-def test_ahead_tells_errors_and_the_end():
+def test_read_ahead_gives_errors_and_the_end():
     def failing():
         yield 1
         raise InputError("no")
@@ -162,9 +162,9 @@ def test_ahead_tells_errors_and_the_end():
 
 def test_stop_ends_it_at_once_with_what_is_finished():
     stop = Stop()
-    case = Case(FakeClient(held=20), rows(10**6), stop, tick=lambda: len(case.sheet.outputs) > 500 and stop.request())
+    case = Case(FakeClient(held=20), rows(10**6), stop, tick=lambda: len(case.sink.outputs) > 500 and stop.request())
     case.loop.run()
-    assert 500 < len(case.sheet.outputs) < 5000
+    assert 500 < len(case.sink.outputs) < 5000
 
 
 def test_stop_reaches_a_row_whose_chat_template_takes_long(monkeypatch):
@@ -180,8 +180,8 @@ def test_stop_reaches_a_row_whose_chat_template_takes_long(monkeypatch):
     case.loop.run()
     timer.join()
     assert stop
-    assert 0 < len(case.sheet.outputs) <= 150
-    assert not case.sheet.errors, "the row is still to run"
+    assert 0 < len(case.sink.outputs) <= 150
+    assert not case.sink.errors, "the row is still to run"
 
 
 def test_signals_are_noted_while_the_job_runs_and_raised_around_it():

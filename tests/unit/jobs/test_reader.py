@@ -20,13 +20,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamabatch.errors import InputError
+from llamabatch.jobs import formats
 from llamabatch.jobs.input import jsonl, sources
 from llamabatch.jobs.input import lines as openai_lines
 from llamabatch.jobs.input.jsonl import Problem
 from llamabatch.jobs.input.reader import Ids, read
 from llamabatch.jobs.input.sources import Source, find, fingerprint
-from llamabatch.jobs.output import files
-from llamabatch.jobs.rows import BadRow, ReadOptions, Row, Seen
+from llamabatch.jobs.input.total import Seen
+from llamabatch.jobs.rows import BadRow, ReadOptions, Row
 from llamabatch.request.sampling_params import ALIASES, SamplingParams
 from tests.long import many_rows
 
@@ -234,7 +235,7 @@ def test_what_is_wrong_with_a_whole_file_comes_before_the_first_row(tmp_path):
         read(find([good, tmp_path / "c.json"]))
 
 
-@pytest.mark.parametrize("ending", [*files.FOREIGN, ".XLSX", ".jsonl.zst", ".csv.bz2", ".parquet.gz", ".xlsx.gz"])
+@pytest.mark.parametrize("ending", [*formats.FOREIGN, ".XLSX", ".jsonl.zst", ".csv.bz2", ".parquet.gz", ".xlsx.gz"])
 def test_a_format_that_is_not_read_is_refused_by_its_name(ending, tmp_path):
     path = write(tmp_path / f"in{ending}", {"prompt": "a"})
     for inputs in ([path], [str(tmp_path / "*")]):
@@ -542,7 +543,7 @@ def test_any_object_is_a_row_or_a_bad_row(objects):
 @settings(max_examples=150)
 @given(st.lists(st.binary(max_size=60).map(lambda b: b.replace(b"\n", b"") or b"x"), min_size=1, max_size=6))
 def test_any_bytes_are_bad_rows(pieces):
-    if pieces[0].startswith((b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff")) or files.begins(b"\n".join(pieces)):
+    if pieces[0].startswith((b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff")) or formats.kind_of(b"\n".join(pieces)):
         pieces[0] = b"x"
     check_rows(b"\n".join(pieces) + b"\nx", len(pieces) + 1)
 

@@ -6,8 +6,7 @@ from array import array
 import pytest
 
 from llamabatch.errors import ConfigError
-from llamabatch.jobs.output.lines import has_error, number_of, to_line
-from llamabatch.jobs.output.records import RecordOptions, record, refusal
+from llamabatch.jobs.output.records import RecordOptions, has_error, number_of, record, refusal, to_line
 from llamabatch.jobs.rows import BadRow, Row
 from llamabatch.request.logprobs import Logprob
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, Timings

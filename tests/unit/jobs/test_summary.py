@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from llamabatch.jobs.progress import Standing, StderrProgress, _fitting
+from llamabatch.jobs.progress import JobSnapshot, StderrProgress, _fitting
 from llamabatch.jobs.stats import Counts, Timeline
 from llamabatch.jobs.summary import Summary
 from llamabatch.request.request import Request
@@ -21,9 +21,9 @@ def counted(ok=3, failed=2, done_before=0, failed_before=0):
     counts = Counts(done_before=done_before, failed_before=failed_before)
     for n in range(ok):
         output = finished(Request(str(n), (1, 2, 3, 4)), tokens=5).finished
-        counts.take("completion", f"line {n}", output)
+        counts.add("completion", f"line {n}", output)
     for n in range(failed):
-        counts.take("chat", f"line {n}", finished(Request(str(n), (1,)), error="too long").finished)
+        counts.add("chat", f"line {n}", finished(Request(str(n), (1,)), error="too long").finished)
     return counts
 
 
@@ -153,7 +153,7 @@ def test_a_jump_of_the_clock_is_only_a_long_gap():
     assert line.seconds_for(1) > 0
 
 
-STANDING = Standing(1234, 10_000, 3, 1830.4, 28, 32, 250.0)
+SNAPSHOT = JobSnapshot(1234, 10_000, 3, 1830.4, 28, 32, 250.0)
 
 
 def test_lines_come_first_after_a_few_seconds_and_then_every_half_minute(capsys, monkeypatch):
@@ -162,7 +162,7 @@ def test_lines_come_first_after_a_few_seconds_and_then_every_half_minute(capsys,
     with StderrProgress(lambda: now[0]) as progress:
         for second in range(70):
             now[0] = second
-            progress.show(lambda: asked.append(1) or STANDING)
+            progress.show(lambda: asked.append(1) or SNAPSHOT)
     lines = sys.stderr.getvalue().splitlines()
     assert len(lines) == len(asked) == 3  # at 5, 35 and 65 s
     assert lines[0] == "1,234 of 10,000 rows (12%), 1,830 tokens/s, 3 errors, 28 of 32 slots, 4 min 10 s left"
@@ -179,17 +179,17 @@ def test_lines_come_first_after_a_few_seconds_and_then_every_half_minute(capsys,
     ],
 )
 def test_the_bar_gives_way_to_what_it_says(room, told, bar):
-    assert _fitting(STANDING, room) == (told, bar)
+    assert _fitting(SNAPSHOT, room) == (told, bar)
 
 
 def test_an_estimated_total_is_marked():
-    assert "1,234 of ~10,000 rows (12%)" in str(replace(STANDING, estimated=True))
+    assert "1,234 of ~10,000 rows (12%)" in str(replace(SNAPSHOT, estimated=True))
 
 
 def test_a_line_where_the_total_is_not_known():
-    assert str(Standing(7, None, 1, 0.0, 1, 8, None)) == "7 rows, 0 tokens/s, 1 error, 1 of 8 slots"
-    assert str(Standing(1, None, 0, 0.0, 1, 1, None)) == "1 row, 0 tokens/s, 0 errors, 1 of 1 slot"
-    assert Standing(1, 1, 0, 0.0, 1, 1, None).told("/") == "1/1 row"
+    assert str(JobSnapshot(7, None, 1, 0.0, 1, 8, None)) == "7 rows, 0 tokens/s, 1 error, 1 of 8 slots"
+    assert str(JobSnapshot(1, None, 0, 0.0, 1, 1, None)) == "1 row, 0 tokens/s, 0 errors, 1 of 1 slot"
+    assert JobSnapshot(1, 1, 0, 0.0, 1, 1, None).rows_text("/") == "1/1 row"
 
 
 def test_a_terminal_that_is_gone_does_not_end_the_job(monkeypatch):

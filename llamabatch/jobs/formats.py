@@ -1,0 +1,77 @@
+"""Formats of a job's files: suffixes that are read, suffixes that are written, and first bytes of all others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+READ = "lines of JSON (.jsonl, .ndjson, .json), .csv, .tsv and .parquet, all but the last also with .gz behind"
+WRITTEN = "lines of JSON (.jsonl, .ndjson) and .parquet"
+LINES = (".jsonl", ".ndjson")  # the name promises lines of JSON
+PARQUET = (".parquet", ".pq")
+GZIP = ".gz"
+
+_SHEET = "a spreadsheet"
+_ARCHIVE = "an archive"
+_COMPRESSED = "compressed by another program than gzip"
+_COLUMNS = "a file of columns other than Parquet"
+_DATABASE = "a database"
+_DATA = "data of a program"
+_DOCUMENT = "one document"
+
+# Suffixes that no job reads or writes. A name with any other suffix promises no format.
+FOREIGN = {
+    **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers"), _SHEET),
+    **dict.fromkeys((".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz"), _ARCHIVE),
+    **dict.fromkeys((".zst", ".zstd", ".bz2", ".xz", ".lzma", ".lz4", ".br", ".snappy", ".sz", ".z"), _COMPRESSED),
+    **dict.fromkeys((".arrow", ".arrows", ".ipc", ".feather", ".orc", ".avro"), _COLUMNS),
+    **dict.fromkeys((".db", ".sqlite", ".sqlite3", ".duckdb", ".mdb"), _DATABASE),
+    **dict.fromkeys((".pkl", ".pickle", ".npy", ".npz", ".pt", ".h5", ".hdf5", ".msgpack", ".tfrecord"), _DATA),
+    **dict.fromkeys((".gguf", ".safetensors"), "a model"),
+    **dict.fromkeys((".yaml", ".yml", ".toml", ".xml", ".html", ".htm", ".pdf", ".doc", ".docx", ".rtf"), _DOCUMENT),
+}
+
+# First bytes of such files, which no line of text has.
+_FIRST_BYTES = {
+    b"PK\x03\x04": "a spreadsheet or an archive",
+    b"\xd0\xcf\x11\xe0": _SHEET,
+    b"7z\xbc\xaf": _ARCHIVE,
+    b"Rar!\x1a": _ARCHIVE,
+    b"\x28\xb5\x2f\xfd": _COMPRESSED,
+    b"\xfd7zXZ\x00": _COMPRESSED,
+    b"\x04\x22\x4d\x18": _COMPRESSED,
+    **{b"BZh%d1AY&SY" % level: _COMPRESSED for level in range(1, 10)},
+    b"PAR1\x15": "Parquet, which can be read from a file only whose name ends with .parquet",
+    b"ARROW1\x00": _COLUMNS,
+    b"Obj\x01": _COLUMNS,
+    b"SQLite format 3\x00": _DATABASE,
+    b"\x93NUMPY": _DATA,
+    b"\x89HDF": _DATA,
+    b"GGUF\x03\x00": "a model",
+}
+MOST_FIRST_BYTES = max(map(len, _FIRST_BYTES))
+
+_CURES = {
+    _SHEET: "save it as CSV",
+    _ARCHIVE: "unpack it",
+    _COMPRESSED: "unpack it, or have its program write to a pipe that is read as '-'",
+    _COLUMNS: "convert it to Parquet",
+}
+
+
+def suffixes(path: Path) -> tuple[str, bool]:
+    """The suffix of the format in lower case, and True where .gz follows it."""
+    found = [each.lower() for each in path.suffixes]
+    zipped = found[-1:] == [GZIP]
+    if zipped:
+        found.pop()
+    return (found[-1] if found else ""), zipped
+
+
+def kind_of(content: bytes) -> str | None:
+    """The kind of a file with these first bytes; None: it may be text."""
+    return next((words for start, words in _FIRST_BYTES.items() if content.startswith(start)), None)
+
+
+def cure(words: str) -> str:
+    """The advice for an input of that kind."""
+    return _CURES.get(words, "give its rows in another form")

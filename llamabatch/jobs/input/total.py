@@ -1,0 +1,126 @@
+"""The number of rows of a job: counted where that costs little, else estimated from the rows read so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from llamabatch.jobs.input.sources import Source
+from llamabatch.jobs.rows import ReadOptions
+
+_BLOCK = 2**20
+_MOST_BYTES = 2**34  # lines are counted at about 1 GB/s
+
+
+class Seen(NamedTuple):
+    """The progress of reading: rows by their numbers, those of other shards included.
+
+    Attributes:
+        starts: number of the first row of each input so far; the last input is being read.
+        n_rows: rows of these inputs so far.
+        share: the part of the last input that has been read, 0 to 1, in bytes; None: not known.
+        ended: there are no other rows.
+    """
+
+    starts: tuple[int, ...] = ()
+    n_rows: int = 0
+    share: float | None = None
+    ended: bool = False
+
+
+class Rows(NamedTuple):
+    """A number of rows; estimated: more or fewer may come."""
+
+    n: int
+    estimated: bool = False
+
+
+class Total:
+    """The number of rows that the options want, of all inputs.
+
+    Rows of streams, compressed files and CSV, whose rows may have several lines, are not counted before they are read.
+    The bytes and rows read so far give an estimate of such a file, good as far as its rows are alike. Rows that are
+    read ahead of the engine count as read, with their bytes, and add no error.
+    """
+
+    def __init__(self, sources: Sequence[Source], options: ReadOptions) -> None:
+        self._options = options
+        self._sizes = [source.size for source in sources]
+        self._counts: list[int | None] = []
+        left = options.limit
+        for source in sources:
+            count = 0 if left == 0 else _count(source, left)
+            self._counts.append(count)
+            if left is not None:
+                left = max(0, left - (count or 0))
+
+    def rows(self, seen: Seen) -> Rows | None:
+        """The number of rows as far as it is known at this point of reading; None: nothing is."""
+        limit = self._options.limit
+        if seen.ended:
+            return Rows(wanted(seen.n_rows, self._options))
+        if None not in self._counts:
+            return Rows(wanted(sum(count or 0 for count in self._counts), self._options))
+        n = self._estimate(seen)
+        if n is None:
+            return None if limit is None else Rows(wanted(limit, self._options), estimated=True)
+        return Rows(wanted(max(n, seen.n_rows), self._options), estimated=True)
+
+    def _estimate(self, seen: Seen) -> int | None:
+        """The number of rows by the bytes read so far; None: an input has no size, or none was read."""
+        if not seen.starts:
+            return None
+        current = len(seen.starts) - 1
+        n_here = seen.n_rows - seen.starts[-1]
+        n, n_read, bytes_read, bytes_left = float(seen.starts[-1]), 0.0, 0.0, 0
+        for i, (count, size) in enumerate(zip(self._counts, self._sizes, strict=True)):
+            if count is not None:
+                n += count if i >= current else 0
+            elif size is None:
+                if i >= current:
+                    return None
+            elif i < current:
+                n_read, bytes_read = n_read + seen.starts[i + 1] - seen.starts[i], bytes_read + size
+            elif i == current:
+                if not seen.share or not n_here:
+                    return None
+                n += n_here / seen.share
+                n_read, bytes_read = n_read + n_here, bytes_read + seen.share * size
+            else:
+                bytes_left += size
+        if bytes_left and not n_read:
+            return None
+        return round(n + (bytes_left * n_read / bytes_read if bytes_left else 0.0))
+
+
+def wanted(n_rows: int, options: ReadOptions) -> int:
+    """The number of row numbers below n_rows that the options want."""
+    (i, n), below = options.shard, n_rows if options.limit is None else min(n_rows, options.limit)
+    return max(0, -(-(below - (i - 1)) // n))
+
+
+def _count(source: Source, most: int | None) -> int | None:
+    """Rows of an input, at most `most`; None: counting them costs as much as reading them."""
+    if source.is_stream or source.path is None:
+        return None
+    if source.kind == "parquet":
+        import pyarrow.parquet as parquet  # the reader has made sure that it is there
+
+        metadata: Any = parquet.ParquetFile(source.path).metadata
+        return int(metadata.num_rows)
+    is_plain = source.kind == "jsonl" and source.path.suffix.lower() != ".gz"
+    return _lines(source, most) if is_plain and (source.size or 0) <= _MOST_BYTES else None
+
+
+def _lines(source: Source, most: int | None) -> int:
+    """Lines of a file up to the last one that is not empty."""
+    ends = lines = 0
+    with source.open() as file:
+        while block := file.read(_BLOCK):
+            content = block.rstrip()
+            if content:
+                lines = ends + content.count(b"\n") + 1
+            ends += block.count(b"\n")
+            if most is not None and lines >= most:
+                return most
+    return lines
