@@ -1,4 +1,4 @@
-"""A runner without a model: the next token is a hash of the text so far, and every rule of the cache is checked."""
+"""A runner without a model: the next token is a hash of the text so far, and each rule of the cache is checked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VOCABULARY = Vocabulary(
 
 
 def next_token(token_ids: list[int]) -> int:
-    """Depends on all tokens before it, so that a wrong position, prefix or slot shows; one in 64 is EOG."""
+    """A hash of all tokens before it, so that a wrong position, prefix or slot shows; one in 64 is EOG."""
     return zlib.crc32(bytes(token_ids)) % 64
 
 
@@ -38,7 +38,7 @@ def told_of(before: list[int], token: int) -> RowLogprobs:
 
 
 def expected_logprobs(token_ids: list[int], first: int) -> list[dict[int, Logprob]]:
-    """Of the tokens from place `first` on."""
+    """Logprobs of the tokens from place `first` on."""
     return [told_of(token_ids[:at], token_ids[at]).named(VOCABULARY.all_bytes) for at in range(first, len(token_ids))]
 
 
@@ -53,7 +53,7 @@ def expected_output(prompt: tuple[int, ...], max_tokens: int, n_ctx: int = N_CTX
 
 
 def expected_shifted(prompt: tuple[int, ...], max_tokens: int, n_ctx: int = 512) -> list[int]:
-    """The same where a full slot forgets the older half of what it holds, but for a BOS at its beginning."""
+    """The output of a request if a full slot forgets the older half of its cells, but for a leading BOS."""
     cells, output = list(prompt), []
     while len(output) < max_tokens and EOG not in output:
         output.append(next_token(cells))
@@ -249,6 +249,6 @@ def times(*seconds: float) -> Histogram:
 
 
 def random_prompt(rng: random.Random, longest: int = 200) -> tuple[int, ...]:
-    """Half of them begin alike, so that prefixes are shared."""
+    """A prompt; half of them begin alike, so that prefixes are shared."""
     head = tuple(range(1, 1 + rng.choice([0, 0, 40, 80])))
     return head + tuple(rng.randrange(1, 64) for _ in range(rng.randrange(1, longest)))

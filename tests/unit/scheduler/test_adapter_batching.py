@@ -70,7 +70,7 @@ def test_requests_of_all_sets_finish_as_they_would_alone(name, cells):
         assert list(outputs[request_id].token_ids) == expected_output(prompt, 16)
 
 
-def test_sets_take_turns_and_nobody_starves():
+def test_sets_take_turns_and_none_starves():
     scheduler, runner = Scheduler(policy("batched"), limits()), AdaptedRunner(limits())
     for i, adapters in enumerate([(), A, B, ()]):
         scheduler.add(sequence(f"r{i}", (1 + i, 2, 3), adapters, max_tokens=400, group=i))
@@ -106,7 +106,7 @@ def test_one_list_is_computed_set_by_set():
 
 
 @given(st.lists(st.sampled_from([(), A, B]), min_size=1, max_size=12))
-def test_whoever_is_ready_gets_a_turn(sets):
+def test_each_set_that_is_ready_gets_a_turn(sets):
     ready = [sequence(f"r{i}", (1,), adapters) for i, adapters in enumerate(sets)]
     turns, served = AdapterScheduler(), set()
     for _ in range(len(set(sets)) * STEPS_A_TURN):

@@ -1,4 +1,4 @@
-"""Cells that finished sequences leave to later ones: who gets them, who has to give way, and that no text changes."""
+"""Slots, and cells that finished sequences leave to later ones: lookup, eviction, and texts that do not change."""
 
 import random
 from dataclasses import replace
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamabatch.scheduler.common_prefix import MIN_SHARED
-from llamabatch.scheduler.kv_cache import COPY_IN_TOKENS, KVCacheManager
+from llamabatch.scheduler.kv_cache import COPY_IN_TOKENS, KVCacheManager, SlotPool
 from llamabatch.scheduler.output import Limits
 from llamabatch.scheduler.policies import POLICIES, policy
 from llamabatch.scheduler.prefix_cache import PASS_IN_TOKENS
@@ -23,7 +23,7 @@ def engine(limits: Limits = LIMITS, name: str = "batched", **faults):
 
 
 def ask(scheduler, runner, *items):
-    """Runs them to their end; the tokens that had to be computed for them."""
+    """Runs sequences to their end; their outputs, and the tokens that had to be computed."""
     runner.calls.clear()
     for item in items:
         scheduler.add(item)
@@ -80,13 +80,13 @@ def test_every_chat_of_a_list_finds_its_own_cells():
     texts = [(*t, *outputs[f"{i}"].token_ids, 9) for i, t in enumerate(texts)]
     runner.copied_tokens = 0
     _, computed = ask(scheduler, runner, *[sequence(f"{i}", t, 1) for i, t in enumerate(texts)])
-    # one of the first list may have had to give way when the others closed the hole that it had left
+    # one of the first list may have been evicted when the others closed the hole that it had left
     assert computed <= 7 * 2 + len(texts[-1])
     assert scheduler.prefix_cache.num_prefix_hits >= 7
 
 
 def kept_prompts(scheduler, runner, *lengths):
-    """Prompts of these lengths that ran side by side, so that each has left its cells in a slot of its own."""
+    """Runs prompts of these lengths side by side, so that each leaves its cells in a slot of its own."""
     prompts = [prompt_of(i + 2, length) for i, length in enumerate(lengths)]
     for i, prompt in enumerate(prompts):
         scheduler.add(sequence(f"k{i}", prompt, 1))
@@ -114,7 +114,7 @@ def test_a_beginning_that_others_may_want_is_copied_while_a_slot_is_free():
 
 def test_strangers_take_the_slot_with_the_least_valuable_prefix():
     scheduler, runner = engine(Limits(4, 512, 128, 64))
-    # they entered, and ended, longest first: 200 / 4, 60 / 3, 50 / 2, 40 / 1
+    # admitted, and ended, longest first: 200 / 4, 60 / 3, 50 / 2, 40 / 1
     prompts = kept_prompts(scheduler, runner, 40, 200, 60, 50)
     ask(scheduler, runner, sequence("s", prompt_of(20, 300), 1))
     assert sorted(kept.count for kept in scheduler._kv_cache.cached.values()) == [40, 50, 200, 300]
@@ -166,9 +166,9 @@ def test_what_is_never_used_again_moves_no_more():
 def test_a_prefix_between_rows_gives_way_unless_a_second_pass_is_cheaper(length, stays):
     limits = Limits(4, 512, 128, 64)
     scheduler, runner = engine(limits, "static")  # enters shortest first
-    scheduler._kv_cache._n_used_again = 1000  # whatever is kept is used again
+    scheduler._kv_cache._n_used_again = 1000  # all that is cached is used again
     prompts = [prompt_of(i + 2, n) for i, n in enumerate((50, length, length + 1))]
-    # the one in the middle ends first, and the others go on for too few steps to move
+    # the sequence in the middle ends first, and the others go on for too few steps to move
     for i, prompt in enumerate(prompts):
         scheduler.add(sequence(f"{i}", prompt, 1 if i == 1 else 14, ignore_eos=True))
     while len(scheduler.running) != 2:
@@ -316,3 +316,29 @@ def check(output, asked):
     prompt, most = asked[output.request_id]
     assert output.error is None
     assert list(output.token_ids) == expected_output(prompt, most)
+
+
+@given(st.integers(1, 20), st.lists(st.integers(0, 99)))
+def test_the_lowest_free_id_is_leased(n_slots, moves):
+    pool, leased = SlotPool(n_slots), set()
+    for move in moves:
+        if move % 2 and leased:
+            slot = sorted(leased)[move % len(leased)]
+            leased.remove(slot)
+            pool.release(slot)
+        elif pool.n_free:
+            slot = pool.lease()
+            assert slot == min(set(range(n_slots)) - leased)
+            leased.add(slot)
+        pool.check_integrity()
+        assert pool.leased == leased
+        assert pool.n_free == n_slots - len(leased)
+
+
+def test_misuse_of_slots_is_refused():
+    pool = SlotPool(1)
+    with pytest.raises(ValueError, match="slot 0 is not leased"):
+        pool.release(0)
+    pool.lease()
+    with pytest.raises(ValueError, match="no slot is free"):
+        pool.lease()

@@ -159,9 +159,6 @@ def test_a_long_prompt_is_read_in_one_step_of_several_calls():
     check(outputs["r"], prompt, 1, None, 0)
 
 
-# --- scores -------------------------------------------------------------------------------------------------------
-
-
 def check_score(output, prompt: tuple[int, ...], first: int) -> None:
     assert (output.token_ids, output.finish_reason) == ((), FinishReason.LENGTH)
     assert list(output.prompt_logprobs) == [None] * first + expected_logprobs(list(prompt), first)
@@ -200,7 +197,7 @@ def test_scores_among_others(seed, name, n_slots, prompt_rows, can_share, no_roo
 
 @pytest.mark.parametrize("n", [8, 40])
 def test_the_prompt_is_computed_once_for_all_its_continuations(n):
-    """Also for more of them than there are slots; of each, no row for its last token."""
+    """Scores of more requests than there are slots; none has a row for its last token."""
     prompts = [(*HEAD, 100 + i, *range(1, 1 + i % 3)) for i in range(n)]
     items = [sequence(f"r{i}", prompt, score_from=len(HEAD)) for i, prompt in enumerate(prompts)]
     outputs, _, runner = run(items)
@@ -221,9 +218,6 @@ def test_what_nothing_comes_before_is_not_scored(first):
 def test_a_score_is_made_once():
     with pytest.raises(SamplingError, match="n is 2; a request that scores its prompt has 1"):
         check_logprobs(SamplingParams(n=2), 3, 512, 1)
-
-
-# --- all of them --------------------------------------------------------------------------------------------------
 
 
 def test_who_does_not_ask_has_no_record_and_no_rows():

@@ -94,7 +94,7 @@ def test_a_full_slot_forgets_the_older_half_and_the_text_goes_on():
         longest = max(longest, len(runner.cells[0]))
     assert longest == N_CTX
     assert list(outputs["r"].token_ids) == shifted_without_end(prompt, 300)
-    assert not scheduler._kv_cache.cached  # a shifted text is nobody's prefix
+    assert not scheduler._kv_cache.cached  # a shifted text is no prefix
 
 
 def shifted_without_end(prompt, n):

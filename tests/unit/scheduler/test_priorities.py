@@ -1,4 +1,4 @@
-"""Priorities, the background tier, preemption, deadlines, company: who enters, who computes; nobody starves."""
+"""Priorities, the background tier, preemption, deadlines, company: admission, turns, and no sequence starves."""
 
 import random
 from dataclasses import replace
@@ -28,7 +28,7 @@ class Clock:
 
 
 def engine(name: str = "batched", limits: Limits = LIMITS, **options) -> tuple[Scheduler, FakeModelRunner]:
-    """With a clock that stands still, so that no step seems faster than another."""
+    """A scheduler with a clock that stands still, so that no step seems faster than another."""
     return Scheduler(policy(name), limits, Clock(), **options), FakeModelRunner(limits)
 
 
@@ -46,13 +46,10 @@ def names(sequences: list[Sequence]) -> set[str]:
 
 
 def greedy_text(one: Sequence) -> list[int]:
-    """What the request gives alone."""
+    """Tokens of the request when it runs alone."""
     scheduler, runner = engine()
     scheduler.add(Sequence(replace(one.request, request_id="alone"), VOCABULARY, 512))
     return list(drain(scheduler, runner)["alone"].token_ids)
-
-
-# --- who enters -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
@@ -103,9 +100,6 @@ def test_the_bound_of_overtaking_is_exact():
     assert before_it == MAX_OVERTAKEN
 
 
-# --- preemption -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("preempt", [False, True])
 def test_a_better_one_takes_a_slot_only_when_asked(preempt):
     scheduler, runner = engine(preempt=preempt)
@@ -139,7 +133,7 @@ def test_of_equals_the_youngest_gives_way_and_equals_never_do():
     assert names(scheduler.running) == {"0", "1", "2", "better"}
 
 
-def test_nobody_is_preempted_for_ever():
+def test_no_sequence_is_preempted_for_ever():
     scheduler, runner = engine(limits=replace(LIMITS, n_slots=1), preempt=True)
     low = long("low", 60, prompt=50, priority=1)
     scheduler.add(low)
@@ -164,7 +158,7 @@ def test_in_a_unified_cache_as_many_give_way_as_are_needed_or_none():
     assert len(scheduler.running) == 4
     scheduler.add(long("too large", 300, prompt=100, group=2))
     step(scheduler, runner)
-    assert len(scheduler.running) == 4, "somebody went for nothing"
+    assert len(scheduler.running) == 4, "a preemption for nothing"
     scheduler.abort("too large")
     scheduler.add(long("large", 10, prompt=100, group=3))
     step(scheduler, runner)
@@ -180,7 +174,7 @@ def test_in_a_unified_cache_as_many_give_way_as_are_needed_or_none():
     n_slots=st.integers(1, 9),
     no_room_every=st.sampled_from([0, 0, 7]),
 )
-def test_tiers_and_preemption_at_any_step_change_nobodys_text(seed, name, preempt, n_cells, n_slots, no_room_every):
+def test_tiers_and_preemption_at_any_step_change_no_text(seed, name, preempt, n_cells, n_slots, no_room_every):
     rng = random.Random(seed)
     limits = Limits(n_slots, 128, 64, 32, n_cells=n_cells, can_pad=n_cells is None)
     scheduler = Scheduler(policy(name), limits, preempt=preempt)
@@ -204,10 +198,7 @@ def test_tiers_and_preemption_at_any_step_change_nobodys_text(seed, name, preemp
     assert scheduler.num_waiting == 0
 
 
-# --- the background tier ----------------------------------------------------------------------------------------
-
-
-def test_background_takes_only_slots_that_nobody_else_waits_for_and_gives_them_back():
+def test_background_takes_only_slots_that_no_other_waits_for_and_gives_them_back():
     scheduler, runner = engine()
     for number in range(6):
         scheduler.add(long(f"background{number}", 400, group=number, background=True))
@@ -322,9 +313,6 @@ def test_background_alone_runs_as_fast_as_anything():
     assert steps[True] <= steps[False] + 8  # its prompts come in smaller chunks
 
 
-# --- deadlines --------------------------------------------------------------------------------------------------
-
-
 def test_a_deadline_ends_running_and_waiting_ones_in_the_step_in_which_it_passes():
     clock = Clock()
     scheduler = Scheduler(policy("sequential"), LIMITS, clock)
@@ -377,9 +365,6 @@ def test_an_abort_during_a_long_prefill_frees_the_slot_at_once():
     assert [span.sequence.request.request_id for call in runner.calls for span in call.spans] == ["talker"]
 
 
-# --- company ----------------------------------------------------------------------------------------------------
-
-
 def test_the_first_waits_for_company_and_no_longer_than_that():
     clock = Clock()
     scheduler = Scheduler(policy("batched"), LIMITS, clock, max_wait_s=0.1)
@@ -396,7 +381,7 @@ def test_the_first_waits_for_company_and_no_longer_than_that():
     assert scheduler.wait_s() == 0, "four slots, four requests"
     step(scheduler, runner)
     scheduler.add(long("c", 3, group=3))
-    assert scheduler.wait_s() == 0, "nobody waits while others run"
+    assert scheduler.wait_s() == 0, "no wait while others run"
     drain(scheduler, runner)
     clock.now = 9.0
     scheduler.add(long("d", 3, group=4))
@@ -404,7 +389,7 @@ def test_the_first_waits_for_company_and_no_longer_than_that():
     assert scheduler.wait_s() == 0
 
 
-def test_without_max_wait_nobody_waits_and_a_deadline_cuts_the_wait():
+def test_without_max_wait_there_is_no_wait_and_a_deadline_cuts_it():
     clock = Clock()
     scheduler = Scheduler(policy("batched"), LIMITS, clock)
     scheduler.add(long("a", 3))
@@ -419,7 +404,7 @@ def test_both_sides_close_their_holes_and_none_is_filled_twice():
     for number in range(8):
         scheduler.add(long(f"front{number}", 200, group=number))
     step(scheduler, runner)
-    for slot in (2, 5):  # where one of the front leaves, one of the background enters
+    for slot in (2, 5):  # a foreground sequence leaves, a background one enters
         [leaving] = [s for s in scheduler.running if s.slot == slot]
         scheduler.abort(leaving.request.request_id)
         scheduler.add(long(f"background{slot}", 200, group=20 + slot, background=True))
@@ -441,8 +426,10 @@ def test_both_sides_close_their_holes_and_none_is_filled_twice():
 
 
 def twins(scheduler: Scheduler, runner: FakeModelRunner) -> tuple[Sequence, Sequence]:
-    """Of the background, the second to copy from the first, which stands in the slot that is taken first and has
-    computed nothing yet. All slots are taken."""
+    """Two background sequences that begin alike; all slots are taken.
+
+    The second waits to copy from the first, which has computed nothing yet and is the first victim of preemption.
+    """
     scheduler.add(long("front", 100))
     scheduler.add(long("old", 100, group=1, background=True))
     step(scheduler, runner)
@@ -459,7 +446,7 @@ def twins(scheduler: Scheduler, runner: FakeModelRunner) -> tuple[Sequence, Sequ
     return first, second
 
 
-def test_nobody_loses_a_slot_that_it_would_have_back_at_once():
+def test_no_sequence_loses_a_slot_that_it_would_have_back_at_once():
     scheduler, runner = engine(limits=replace(LIMITS, n_slots=3, prefill_budget=16))
     first, second = twins(scheduler, runner)
     first.overtaken = second.overtaken = MAX_OVERTAKEN - PREEMPTION_COUNTS
@@ -474,7 +461,7 @@ def test_two_that_begin_alike_never_wait_for_each_other():
     scheduler, runner = engine(limits=replace(LIMITS, n_slots=3, prefill_budget=16))
     first, _ = twins(scheduler, runner)
     scheduler._preempt(first)
-    scheduler._admit_waiting()  # it is back before the second has seen that it was gone, and begins as the second does
+    scheduler._admit_waiting()  # back before the second has noticed, and begins as the second does
     assert scheduler.prefix_cache.waits(first)
     done = drain(scheduler, runner, limit=2000)
     assert list(done["first"].token_ids) == list(done["second"].token_ids) == greedy_text(first)

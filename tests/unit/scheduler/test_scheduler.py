@@ -64,7 +64,7 @@ def test_every_policy_gives_each_request_what_it_gets_alone(
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), name=st.sampled_from(sorted(POLICIES)))
-def test_arrivals_and_aborts_at_any_step_disturb_nobody(seed, name):
+def test_arrivals_and_aborts_at_any_step_disturb_no_other(seed, name):
     rng = random.Random(seed)
     scheduler, runner = Scheduler(policy(name), LIMITS), FakeModelRunner(LIMITS)
     prompts, finished, aborted = {}, {}, set()
@@ -127,8 +127,10 @@ def test_shared_heads_and_early_ends_while_the_context_grows(
 
 
 def grown(carries: bool = True, **options) -> tuple[Scheduler, FakeModelRunner, list[set[str]]]:
-    """Eight run on eight slots, and two more come: the larger context takes five steps to make. What each step from
-    then on brought, until all have ended."""
+    """Outputs of each step after two requests came to eight that run on eight slots, until all have ended.
+
+    The larger context takes five steps to make.
+    """
     limits = Limits(n_slots=10, n_batch=128, n_ubatch=64, prefill_budget=32, start_slots=8, **options)
     scheduler, runner = Scheduler(policy("batched"), limits), FakeModelRunner(limits, growth_steps=5, carries=carries)
     for i in range(8):
@@ -186,7 +188,7 @@ def test_all_slots_are_there_from_the_start_unless_the_limits_say_otherwise():
         assert scheduler.wanted_slots() is None
 
 
-def test_a_failing_sequence_touches_nobody_else():
+def test_a_failing_sequence_touches_no_other():
     items = [sequence(f"r{i}", (10 + i, 20)) for i in range(6)]
     outputs, scheduler, _ = run("batched", [*items, sequence("bad", (7, 200, 9))], bad_token=200)
     assert outputs["bad"].error == "bad token"
@@ -309,7 +311,7 @@ def test_prompts_of_one_list_go_first_so_that_rows_are_full():
     assert set(decode_rows) == {4}
 
 
-def test_static_lets_nobody_enter_before_all_have_finished():
+def test_static_admits_none_before_all_have_finished():
     items = [sequence(f"r{i}", (10 + i, 20), 2 + i, ignore_eos=True) for i in range(16)]
     scheduler, runner = Scheduler(policy("static"), LIMITS), FakeModelRunner(LIMITS)
     for item in items:
@@ -399,7 +401,7 @@ def slots_of_next_call(scheduler, runner) -> list[int]:
     return [span.slot for span in call.spans]
 
 
-def test_holes_are_closed_by_moving_when_nobody_waits():
+def test_holes_are_closed_by_moving_when_none_waits():
     scheduler, runner, prompts = running_ones(8, 60)
     for slot in (0, 2, 5):
         scheduler.abort(next(s.request.request_id for s in scheduler.running if s.slot == slot))
@@ -411,14 +413,14 @@ def test_holes_are_closed_by_moving_when_nobody_waits():
         assert list(output.token_ids) == tokens[5:]
 
 
-def test_nobody_moves_who_is_about_to_end():
+def test_a_sequence_about_to_end_does_not_move():
     scheduler, runner, _ = running_ones(4, MIN_STEPS_TO_MOVE)
     scheduler.abort(next(s.request.request_id for s in scheduler.running if s.slot == 0))
     assert slots_of_next_call(scheduler, runner) == [1, 2, 3]
     drain(scheduler, runner)
 
 
-def test_nobody_moves_while_somebody_waits_for_the_slot():
+def test_none_moves_while_another_waits_for_the_slot():
     scheduler, runner, _ = running_ones(8, 60)
     scheduler.add(sequence("waits", (5,) * 9, 60, ignore_eos=True))
     scheduler.abort(next(s.request.request_id for s in scheduler.running if s.slot == 3))

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from llamabatch import ConfigError, EngineConfig, SamplingParams
 from llamabatch.sampling.token_counts import TokenCounts
-from llamabatch.scheduler.ngram_proposer import LONGEST_RUN, NgramProposer, RunIndex
 from llamabatch.scheduler.output import Limits
 from llamabatch.scheduler.policies import POLICIES, policy
 from llamabatch.scheduler.scheduler import Scheduler
@@ -205,7 +204,7 @@ def test_requests_whose_chain_is_for_one_token_a_step_are_not_drafted(params):
 
 
 def simulate(cost, right, steps=400, n_draft=8, rows=4):
-    """How many of the last half of the steps checked guesses, and seconds a token with and without them."""
+    """Share of steps with guesses in the last half, and seconds a token with and without them."""
     clock = Clock()
     speculation = SpecDecoder(Guesser(random.Random(7), right, ragged=False), LIMITS, n_draft, N_CTX, clock=clock)
     scheduler = Scheduler(policy("batched"), LIMITS, clock=clock, speculation=speculation)
@@ -266,7 +265,7 @@ def test_step_times_lie_between_what_was_measured():
     assert times.seconds(4) == times.seconds(64) == times.seconds(1) == 1.0
     times.add(64, 7.0)
     assert times.seconds(34) == pytest.approx(4.0)
-    times.add(4, 9.0)  # one slow step is a neighbour's doing
+    times.add(4, 9.0)  # one slow step is noise
     assert times.seconds(4) == 1.0
 
 
@@ -278,57 +277,6 @@ def test_acceptance_counts_no_guess_behind_a_wrong_one():
     for _ in range(200):
         rate.add(8, 3)
     assert rate.rate(0.5) == pytest.approx(0.75, abs=0.05)
-
-
-# --- lookup -----------------------------------------------------------------------------------------------------
-
-
-def test_lookup_finds_what_followed_the_longest_run():
-    index = RunIndex()
-    assert index.find([1, 2, 3, 4, 9, 3, 5, 2, 3], 3) == [4, 9, 3]  # after "2 3", not after the later "3"
-    assert index.find([1, 2, 3, 4, 9, 3, 5, 2, 3, 7], 3) == []
-    assert RunIndex().find([1], 4) == []
-    assert RunIndex().find([5, 6, 5, 6, 5], 5) == [6, 5, 6, 5, 6]  # what repeats itself goes on
-
-
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=80), st.integers(1, 9))
-def test_lookup_by_steps_is_lookup_at_once(tokens, n):
-    by_steps = RunIndex()
-    for end in range(1, len(tokens) + 1):
-        found = by_steps.find(tokens[:end], n)
-        assert found == RunIndex().find(tokens[:end], n)
-        assert len(found) in (0, n)
-        seen = tokens[: end - 1]
-        assert bool(found) == (tokens[end - 1] in seen)
-
-
-def test_lookup_takes_each_token_in_once():
-    class Counting(list):
-        looked = 0
-
-        def __getitem__(self, at):
-            Counting.looked += 1
-            return super().__getitem__(at)
-
-    tokens = Counting(random.Random(0).choices(range(50), k=5000))
-    index = RunIndex()
-    index.find(tokens, 4)
-    Counting.looked = 0
-    for token in range(100):
-        tokens.append(token % 50)
-        index.find(tokens, 4)
-    assert Counting.looked <= 100 * 3 * (LONGEST_RUN + 1)
-
-
-def test_lookup_starts_anew_where_a_text_was_cut():
-    one = sequence("r", (1, 2, 3, 1))
-    lookup = NgramProposer()
-    assert lookup.propose([one], 2) == [[2, 3]]
-    one.token_ids[:] = [3, 1]
-    assert lookup.propose([one], 2) == [[]]
-
-
-# --- counts and options ------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.integers(0, 9)), st.lists(st.integers(0, 9)), st.lists(st.integers(0, 12)))

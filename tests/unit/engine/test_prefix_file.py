@@ -1,0 +1,114 @@
+"""Files of saved prefixes: any file is read as it was written, or refused."""
+
+import hashlib
+import json
+import os
+import struct
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from llamabatch.engine import prefix_file
+from llamabatch.engine.prefix_file import PrefixFile
+from llamabatch.errors import InputError
+
+FACTS = {"model": "m", "n_layer": 2}
+PREFIX = PrefixFile(tuple(range(40)), bytes(range(256)))
+
+
+@pytest.fixture(scope="module")
+def prefix_path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("prefix") / "saved.kv"
+    prefix_file.write(path, PREFIX, FACTS)
+    return path
+
+
+def sealed(path, header, body=None, length=None):
+    """A file with this header, right as far as its checksum goes."""
+    header = header if isinstance(header, bytes) else json.dumps(header).encode()
+    body = struct.pack("<40i", *PREFIX.token_ids) + PREFIX.state if body is None else body
+    data = b"LLAMABATCH KV 1\n" + struct.pack("<I", len(header) if length is None else length) + header + body
+    path.write_bytes(data + hashlib.blake2b(data, digest_size=32).digest())
+    return path
+
+
+def test_a_prefix_comes_back_from_its_file(prefix_path):
+    assert prefix_file.read(prefix_path, FACTS) == PREFIX
+
+
+SIZES = {**FACTS, "n_tokens": 40, "n_bytes": 256}
+
+
+@pytest.mark.parametrize(
+    ("header", "says"),
+    [
+        (SIZES | {"n_tokens": float("inf")}, "n_tokens inf"),
+        (SIZES | {"n_tokens": -40}, "n_tokens -40"),
+        (SIZES | {"n_tokens": 40.0}, "n_tokens 40.0"),
+        (SIZES | {"n_tokens": True}, "n_tokens True"),
+        (SIZES | {"n_tokens": 2**70}, "n_tokens"),
+        (SIZES | {"n_tokens": 104, "n_bytes": -1}, "n_bytes -1"),
+        (SIZES | {"n_tokens": "40"}, "n_tokens '40'"),
+        (FACTS, "n_tokens None"),
+        (SIZES | {"model": "x" * 10_000}, r"for model 'x.*\.\.\..*x'; this"),
+        ([1], r"the header \[1\]"),
+        (b"[" * 100_000, "no JSON"),
+        (b"\xff", "no JSON"),
+        (b'{"n_tokens": ' + b"9" * 5000 + b"}", "no JSON"),
+    ],
+)
+def test_a_hostile_header_with_a_right_checksum_is_refused(header, says, tmp_path):
+    with pytest.raises(InputError, match=says) as refusal:
+        prefix_file.read(sealed(tmp_path / "bad.kv", header), FACTS)
+    assert len(str(refusal.value)) < 500
+
+
+def test_a_file_that_ends_before_its_header_is_refused(tmp_path):
+    bad = tmp_path / "bad.kv"
+    for data in (b"LLAMABATCH KV 1\n", b"LLAMABATCH KV 1\n\0\0"):
+        bad.write_bytes(data + hashlib.blake2b(data, digest_size=32).digest())
+        with pytest.raises(InputError, match="ends before its header"):
+            prefix_file.read(bad, FACTS)
+    for length in (2**32 - 1, 2**21, 1000):
+        with pytest.raises(InputError, match=f"a header of {length} bytes"):
+            prefix_file.read(sealed(bad, SIZES, length=length), FACTS)
+    with pytest.raises(InputError, match="token id -1"):
+        prefix_file.read(sealed(bad, SIZES, struct.pack("<40i", *[-1] * 40) + PREFIX.state), FACTS)
+
+
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for name in (tmp_path / "pipe", "/dev/zero"):
+        with pytest.raises(InputError, match="no regular file"):
+            prefix_file.read(name, FACTS)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.sampled_from([40, 256, "m"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(list(SIZES)), inner, max_size=4),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    changed=st.dictionaries(st.sampled_from(list(SIZES)), JSON, max_size=3),
+    length=st.none() | st.integers(0, 2**32 - 1),
+    flips=st.lists(st.tuples(st.integers(0, 600), st.integers(0, 255)), max_size=4),
+    cut=st.none() | st.integers(0, 600),
+)
+def test_any_file_with_a_right_checksum_is_read_or_refused(tmp_path, changed, length, flips, cut):
+    path = sealed(tmp_path / "any.kv", SIZES | changed, length=length)
+    data = bytearray(path.read_bytes()[:-32])[:cut]
+    for at, value in flips:
+        if at < len(data):
+            data[at] = value
+    path.write_bytes(bytes(data) + hashlib.blake2b(data, digest_size=32).digest())
+    try:
+        prefix = prefix_file.read(path, FACTS)
+    except InputError:
+        return
+    assert prefix.token_ids
+    assert min(prefix.token_ids) >= 0
+    assert prefix.state
