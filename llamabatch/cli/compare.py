@@ -18,7 +18,7 @@ from llamabatch.tools.compare.run import Settings, run
 from llamabatch.tools.compare.table import show
 from llamabatch.utils import interrupts
 from llamabatch.utils.checks import counted
-from llamabatch.utils.console import check, console, sentence, write_json
+from llamabatch.utils.console import check_targets, console, sentence, write_json
 from llamabatch.utils.format import seconds
 from llamabatch.utils.progress import HasBar
 
@@ -126,7 +126,7 @@ def compare(json_file: Path | None, plot_file: Path | None, engine: dict[str, An
     """
     interrupts.careful()
     chosen = Settings(engine=engine, **settings)
-    check(json_file, plot_file)
+    check_targets(json_file, plot_file)
     with StderrProgress() as progress:
         report = run(chosen, progress)
     write(report, json_file, plot_file)

@@ -11,7 +11,7 @@ from llamabatch.cli.options import AutoInt, File, engine_options, model_option
 from llamabatch.tools.plan.report import Report, document
 from llamabatch.tools.plan.run import Question, answer, size_in_bytes
 from llamabatch.tools.plan.table import show
-from llamabatch.utils.console import check, console, write_json
+from llamabatch.utils.console import check_targets, console, write_json
 
 # ----------------------------------------------------------------------------------------------------
 # Where a report goes: the terminal or JSON on stdout, a picture.
@@ -54,7 +54,7 @@ def plan(
         engine["n_slots"] = slots
     free = None if memory is None else size_in_bytes(memory)
     question = Question(model, engine, memory_bytes=free, latency_ms=latency, **asked)
-    check(None, plot_file)
+    check_targets(None, plot_file)
     report = answer(question)
     write(report, as_json, plot_file)
     if not report.fits:

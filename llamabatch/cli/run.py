@@ -19,7 +19,7 @@ from llamabatch.jobs.rows import ReadOptions
 from llamabatch.jobs.settings import Settings
 from llamabatch.jobs.summary import Summary
 from llamabatch.request.sampling_params import SamplingParams
-from llamabatch.utils.console import check, write_json
+from llamabatch.utils.console import check_targets, write_json
 
 _FILE = File()
 
@@ -81,7 +81,7 @@ def run(
         raise click.UsageError("give --chat or --embed, not both")
     if str(json_file) == "-" and output == "-":
         raise click.UsageError("--json - and OUT - would both go to stdout; give one of them a file")
-    check(json_file, plot_file)
+    check_targets(json_file, plot_file)
     seed = sampling.pop("seed", None)
     reading = ReadOptions(
         SamplingParams.from_options(**sampling),

@@ -17,7 +17,7 @@ from llamabatch.tools.tune.report import Report, document
 from llamabatch.tools.tune.run import NORMAL_S, QUICK_S, Settings, run
 from llamabatch.tools.tune.table import show
 from llamabatch.utils import interrupts
-from llamabatch.utils.console import check, console, sentence, write_json
+from llamabatch.utils.console import check_targets, console, sentence, write_json
 from llamabatch.utils.progress import HasBar
 
 # ----------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def tune(
         raise click.UsageError("--quick and --seconds both say how long to measure; give one of them")
     time_s = seconds if seconds is not None else QUICK_S if quick else NORMAL_S
     settings = Settings(model, time_s, allow_numerics, p95_inter_token_ms, engine)
-    check(json_file, plot_file)
+    check_targets(json_file, plot_file)
     with StderrProgress() as progress:
         report = run(settings, progress)
     write(report, json_file, plot_file)

@@ -21,6 +21,7 @@ from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import InputError
 from llamabatch.monitor.host import MachineSample
 from llamabatch.monitor.snapshot import Snapshot
+from llamabatch.utils.atomic_file import write_text
 from llamabatch.utils.paths import cache_dir
 
 WINDOW_S = 30.0  # over which `top` shows rates and percentiles
@@ -137,21 +138,12 @@ class StatusFile:
             machine=snapshot.machine,
             job=self._job(),
         )
-        self._renew(json.dumps(status.document()))
-
-    def _renew(self, text: str) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = self.path.with_suffix(".tmp")
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()  # of one that was killed
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
-        temporary.replace(self.path)
+        write_text(self.path, json.dumps(status.document()))
 
     def remove(self) -> None:
-        for path in (self.path, self.path.with_suffix(".tmp")):
-            with contextlib.suppress(OSError):
-                path.unlink()
+        with contextlib.suppress(OSError):
+            self.path.unlink()
 
 
 def read(path: Path) -> Status:

@@ -20,6 +20,7 @@ from llamabatch.planning.cpu import cpu_flags, cpu_name
 from llamabatch.planning.machine import Machine
 from llamabatch.planning.profile import Profile, ProfileKey
 from llamabatch.utils import paths
+from llamabatch.utils.atomic_file import write_text
 
 logger = logging.getLogger(__name__)
 
@@ -52,9 +53,7 @@ def keep(profile: Profile) -> Path:
     target = file_of(profile.key)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False, encoding="utf-8") as file:
-            json.dump(profile.to_json(), file, indent=1)
-        os.replace(file.name, target)
+        write_text(target, json.dumps(profile.to_json(), indent=1))
     except OSError as error:
         raise SetupError(f"the profile cannot be written to {target}: {error.strerror}; {_CURE}") from error
     return target

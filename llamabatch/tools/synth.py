@@ -9,9 +9,7 @@ quantised blocks in the layouts of ggml-common.h.
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -22,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamabatch.errors import InputError, SetupError
+from llamabatch.utils.atomic_file import replacement
 from llamabatch.utils.checks import nearest
 from llamabatch.utils.paths import absolute
 
@@ -103,18 +102,12 @@ def write_model(
     tensors = list(_tensors(shape, quant.upper()))
     total = sum(tensor.size for tensor in tensors)
     _check_target(path, total)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        _write_header(temporary, shape, quant.upper(), tensors)
+    with replacement(path) as temporary:
+        _write_header(str(temporary), shape, quant.upper(), tensors)
         with open(temporary, "ab") as file:
             _write_tensors(file, tensors, seed, lambda done: progress(done, total) if progress else None)
             size = file.tell()
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        temporary.chmod(0o644)
     return size
 
 

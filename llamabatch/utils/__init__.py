@@ -1,3 +1,3 @@
-"""Things that know nothing of inference: checks, fork-safe lifetimes, histograms, formats, plotting, console,
-atomic files. Imports only `errors`.
+"""Helpers that know nothing of inference: checks, fork-safe lifetimes, histograms, formats, plotting, console, atomic
+files. Imports only `errors`.
 """

@@ -1,4 +1,4 @@
-"""Refusing bad values by name, with the value and the allowed range."""
+"""Checks of values from callers: a message names the argument, its value and the allowed range."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _short = _Short()
 
 
 def show(value: object) -> str:
-    """A value for a message: short and on one line, whatever it is."""
+    """Any value for a message, short and on one line."""
     try:
         text = _short.repr(value)
     except Exception:  # a caller's class can raise anything
@@ -35,15 +35,15 @@ def show(value: object) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """For a message: 1 row, 2,000 rows."""
+    """A number and its noun for a message: 1 row, 2,000 rows."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def integer(error: type[InputError], name: str, value: object, low: int, high: int, other: str = "") -> int:
-    """The value as a plain int; numpy's whole numbers count.
+    """The value as a plain int, also of numpy's whole numbers. Raises `error`.
 
     Args:
-        other: what else is allowed, for the message: ", or None".
+        other: another allowed value, for the message: ", or None".
     """
     whole = _plain(value)
     if isinstance(whole, bool) or not isinstance(whole, int) or not low <= whole <= high:
@@ -52,7 +52,7 @@ def integer(error: type[InputError], name: str, value: object, low: int, high: i
 
 
 def number(error: type[InputError], name: str, value: object, low: float, high: float, other: str = "") -> float:
-    """The value as a plain float, or int; otherwise as `integer`."""
+    """The value as a plain float or int; arguments and errors as `integer`."""
     plain = _plain(value)
     if isinstance(plain, bool) or not isinstance(plain, (int, float)) or plain != plain or abs(plain) == math.inf:
         raise error(f"{name} is {show(value)}; give a number from {low:g} to {high:g}{other}")
@@ -62,7 +62,7 @@ def number(error: type[InputError], name: str, value: object, low: float, high: 
 
 
 def boolean(error: type[InputError], name: str, value: object) -> bool:
-    """The value as a plain bool; numpy's count."""
+    """The value as a plain bool, also of numpy's. Raises `error`."""
     plain = _plain(value)
     if not isinstance(plain, bool):
         raise error(f"{name} is {show(value)}; give True or False")
@@ -70,7 +70,7 @@ def boolean(error: type[InputError], name: str, value: object) -> bool:
 
 
 def choice(error: type[InputError], name: str, value: object, known: Iterable[str]) -> str:
-    """The value as a plain str, which is one of `known`."""
+    """The value as a plain str, one of `known`. Raises `error`."""
     names = list(known)
     text = string(value)
     if text is None or text not in names:
@@ -79,13 +79,13 @@ def choice(error: type[InputError], name: str, value: object, known: Iterable[st
 
 
 def string(value: object) -> str | None:
-    """A text as a plain str, without what a subclass makes of it; None: it is no text."""
+    """A text as a plain str, also of a subclass; None for anything else."""
     return str.__str__(value) if isinstance(value, str) else None
 
 
 def items(value: object, most: int) -> list[Any] | None:
-    """The first `most` items of a list, array, Series or the like; None for a text, a mapping, and what has no items
-    or raises where they are read."""
+    """The first `most` items of a list, array, Series or the like; None for a text, a mapping, a value without items,
+    and one that raises when they are read."""
     if isinstance(value, (str, bytes, bytearray, Mapping)) or not isinstance(value, Iterable):
         return None
     try:
@@ -95,7 +95,7 @@ def items(value: object, most: int) -> list[Any] | None:
 
 
 def mapping(value: object) -> dict[Any, Any] | None:
-    """A mapping as a dict; None: it is none, or raises where it is read."""
+    """A mapping as a dict; None for anything else, and for one that raises when it is read."""
     try:
         return dict(value) if isinstance(value, Mapping) else None
     except Exception:  # a caller's class can raise anything
@@ -103,7 +103,7 @@ def mapping(value: object) -> dict[Any, Any] | None:
 
 
 def pairs(value: object, most: int) -> list[tuple[Any, Any]] | None:
-    """The first `most` entries of a mapping, or of a container of pairs; None: it is neither."""
+    """The first `most` entries of a mapping, or of a container of pairs; None for anything else."""
     named = mapping(value)
     entries = items(value if named is None else named.items(), most)
     if entries is None:
@@ -113,10 +113,10 @@ def pairs(value: object, most: int) -> list[tuple[Any, Any]] | None:
 
 
 def _plain(value: object) -> object:
-    """A number of numpy or of a subclass as Python's own; everything else as it is."""
+    """A number of numpy or of a subclass as Python's own; any other value unchanged, None if reading it raises."""
     if type(value) in (int, float, bool):
         return value
-    numpy = sys.modules.get("numpy")  # not imported: there are no such numbers then
+    numpy = sys.modules.get("numpy")  # if it is not imported, there are no such numbers
     try:
         if numpy is not None and isinstance(value, numpy.generic):
             return value.item()
@@ -130,7 +130,7 @@ def _plain(value: object) -> object:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The tail of a message about an unknown name: what is known, and which of it may have been meant."""
+    """The tail of a message about an unknown name: the nearest known name, or all known names if they are few."""
     names = list(known)
     close = difflib.get_close_matches(name[:_LONGEST_NAME], names, n=1)
     meant = f"; did you mean {close[0]!r}?" if close else ""

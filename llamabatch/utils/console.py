@@ -1,4 +1,4 @@
-"""What people read on a terminal: a console for tables, and sentences that are wrapped between words."""
+"""The terminal: a console for tables, sentences wrapped between words, and the files that a report goes to."""
 
 from __future__ import annotations
 
@@ -23,27 +23,35 @@ if TYPE_CHECKING:
     from rich.style import Style
 
 _LEAST_WIDTH = 20
-_LABEL = re.compile(r" *\S[^:]*: {2,}")  # "rows:   7 ok": what follows stays behind its label
+_PLAIN_WIDTH = 200  # of a file or a pipe, which has no width: tables take the room that they need
+_PICTURES = (".png", ".svg", ".pdf")
+_LABEL = re.compile(r" *\S[^:]*: {2,}")  # "rows:   7 ok": wrapped lines are indented below the 7
 
 
 class Stdout(Console):
-    """A console that raises BrokenPipeError where the reader of stdout has left, and rich would end the process."""
+    """A console that raises BrokenPipeError if the reader of stdout has left; rich would end the process."""
 
     def on_broken_pipe(self) -> None:
         raise  # rich calls it while it handles the error
 
 
+def console() -> Console:
+    """A console on stdout, as wide as its terminal."""
+    terminal = Stdout()
+    return terminal if terminal.is_terminal else Stdout(width=_PLAIN_WIDTH)
+
+
 def sentence(console: Console, text: str, style: str | Style = "") -> None:
-    """Prints lines of text: wrapped between words on a terminal, as they are elsewhere, for programs that read them."""
+    """Prints lines of text: wrapped between words on a terminal, unwrapped elsewhere, for programs that read them."""
     shown = wrapped(text, console.width) if console.is_terminal else text
     console.print(Text(shown, style), soft_wrap=True)
 
 
 def print_table(console: Console, table: Table, lead: int = 1) -> None:
-    """Prints a table, in several parts with the same first columns where the console is too narrow for one.
+    """Prints a table, in several parts with the same first columns if the console is too narrow for it.
 
     Args:
-        lead: how many columns each part begins with.
+        lead: number of columns that each part begins with.
     """
     shown = list(range(lead))
     for index in range(lead, len(table.columns)):
@@ -77,16 +85,16 @@ def _part(table: Table, indices: list[int]) -> Table:
 
 
 def for_terminal(text: str, stream: TextIO | None = None) -> str:
-    """Lines of text for a stream, stderr unless told: wrapped between words if it is a terminal."""
+    """Lines of text for a stream, by default stderr: wrapped between words if it is a terminal."""
     stream = sys.stderr if stream is None else stream
     try:
         return wrapped(text, os.get_terminal_size(stream.fileno()).columns) if stream.isatty() else text
-    except (OSError, ValueError):  # no file is behind it
+    except (OSError, ValueError):  # a stream without a file
         return text
 
 
 def wrapped(text: str, width: int) -> str:
-    """Each line is wrapped between words; a word that is longer than a line stays whole, as paths have to be copied."""
+    """Wraps each line between words. A word longer than a line stays whole, so that paths can be copied."""
     width = max(_LEAST_WIDTH, width or 80)
     lines = text.split("\n")
     labels = {match.end() for line in lines if (match := _LABEL.match(line)) and match.end() <= width // 3}
@@ -98,7 +106,7 @@ def _is_label(start: str) -> bool:
 
 
 def _wrapped(line: str, width: int, labels: set[int]) -> str:
-    """`labels`: how long those of other lines of the text are."""
+    """One line of `wrapped`; `labels`: lengths of the labels in the text."""
     if len(line) <= width:
         return line
     indent = len(line) - len(line.lstrip(" "))
@@ -112,16 +120,8 @@ def _wrapped(line: str, width: int, labels: set[int]) -> str:
     )
 
 
-# ----------------------------------------------------------------------------------------------------
-# Where a report goes: the terminal, a JSON file, a picture. Targets are checked before hours of measuring.
-
-
-_PICTURES = (".png", ".svg", ".pdf")
-_PLAIN_WIDTH = 200  # a file or a pipe has no width: tables take what they need
-
-
-def check(json_file: Path | None, plot_file: Path | None) -> None:
-    """Finds out early that a target cannot be written.
+def check_targets(json_file: Path | None, plot_file: Path | None) -> None:
+    """Finds out before hours of measuring that a JSON file or a picture cannot be written.
 
     Raises:
         InputError: its folder is missing or closed, it is a directory, or the picture's kind is unknown.
@@ -145,7 +145,7 @@ def check(json_file: Path | None, plot_file: Path | None) -> None:
 
 
 def write_json(content: dict[str, Any], file: Path | None) -> None:
-    """To a file, to stdout if that is "-", nowhere if None."""
+    """Writes JSON to a file, or to stdout if that is "-". None: writes nothing."""
     if file is None:
         return
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
@@ -153,9 +153,3 @@ def write_json(content: dict[str, Any], file: Path | None) -> None:
         sys.stdout.write(text)
     else:
         file.write_text(text, encoding="utf-8")
-
-
-def console() -> Console:
-    """stdout, as wide as its terminal."""
-    terminal = Stdout()
-    return terminal if terminal.is_terminal else Stdout(width=_PLAIN_WIDTH)

@@ -1,15 +1,15 @@
-"""Figures as people read them."""
+"""Numbers as text for people: seconds, durations, three significant digits, ratios."""
 
 from __future__ import annotations
 
 
 def seconds(value: float) -> str:
-    """Three digits, with the unit that suits: 85.1 ms, 1.24 s."""
+    """Seconds with three digits, below one second as milliseconds: 85.1 ms, 1.24 s."""
     return f"{significant(value * 1000)} ms" if value < 1 else f"{significant(value)} s"
 
 
 def duration(value: float) -> str:
-    """Of something that may take long, in two units: 3.2 s, 4 min 10 s, 2 h 5 min, 3 d 4 h."""
+    """Seconds up to days, in two units: 3.2 s, 4 min 10 s, 2 h 5 min, 3 d 4 h."""
     if value < 60:
         return f"{value:.1f} s"
     total = round(value)

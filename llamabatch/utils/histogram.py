@@ -1,4 +1,5 @@
-"""Histograms of durations. All have the same fixed limits, so that those of several engines add up."""
+"""Histogram: counts of durations in buckets with fixed limits, so that those of several engines add up. Quantiles:
+percentiles of millions of figures in bounded memory."""
 
 from __future__ import annotations
 
@@ -9,23 +10,23 @@ from dataclasses import dataclass
 from typing import Any
 
 _STEPS = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 7.5, 8)  # in each power of ten; no two further apart than 25 %
-# what vLLM's histograms have besides, so that each of its buckets is a sum of whole ones of ours
+# limits of vLLM's histograms that are no steps of ours: each of its buckets is then a sum of whole ones of ours
 _OTHERS = (120.0, 160.0, 240.0, 480.0, 640.0, 960.0, 1920.0, 2560.0, 7680.0)
 
 LIMITS_S = tuple(sorted({float(f"{step}e{power}") for power in range(-4, 4) for step in _STEPS} | {*_OTHERS, 1e4}))
-"""Upper limits of the buckets, seconds: 0.1 ms to 10,000 s. A bucket holds what is above the limit before its own, and
-at most its own; one more holds all that is longer."""
+"""Upper limits of the buckets, seconds: 0.1 ms to 10,000 s. A bucket holds durations above the limit before its own and
+at most its own; one more bucket holds all longer ones."""
 
 _NOTHING = (0,) * (len(LIMITS_S) + 1)
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """How many durations fell between which limits. Two of them can be added, and an earlier one taken from a later.
+    """Counts of durations by bucket. Histograms can be added, and an earlier one subtracted from a later one.
 
     Attributes:
-        counts: for each bucket of LIMITS_S, and last for what is longer than all limits.
-        sum_s: of all durations, seconds.
+        counts: durations in each bucket of LIMITS_S, and last those above all limits.
+        sum_s: sum of all durations, seconds.
     """
 
     counts: tuple[int, ...] = _NOTHING
@@ -33,21 +34,21 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many durations."""
+        """Number of durations."""
         return sum(self.counts)
 
     @property
     def mean_s(self) -> float | None:
-        """Their mean, seconds; None of none."""
+        """Mean of the durations, seconds; None if there are none."""
         count = self.count
         return self.sum_s / count if count else None
 
     def percentile(self, percent: float) -> float | None:
-        """Seconds that so many percent of the durations did not exceed; None of none.
+        """Seconds that so many percent of the durations did not exceed; None if there are none.
 
-        Within a bucket the durations count as spread evenly (as in PromQL's histogram_quantile), so the answer lies in
-        the bucket of the true one: at most 25 % of it away, and 0.1 ms where it is less than that. What is longer than
-        10,000 s counts as that.
+        Within a bucket the durations count as spread evenly (as in PromQL's histogram_quantile), so the result lies in
+        the bucket of the true value: at most 25 % away from it, or 0.1 ms for values below that. Durations above
+        10,000 s count as 10,000 s.
 
         Args:
             percent: 0 to 100.
@@ -62,7 +63,7 @@ class Histogram:
         return LIMITS_S[-1] if self.counts[-1] else None
 
     def at_most(self, limits: Sequence[float]) -> list[int]:
-        """How many durations were no longer than each of these; each must be one of LIMITS_S."""
+        """Number of durations up to each of these limits; each must be one of LIMITS_S."""
         return [sum(self.counts[: LIMITS_S.index(limit) + 1]) for limit in limits]
 
     def __add__(self, other: Histogram) -> Histogram:
@@ -81,7 +82,7 @@ class Histogram:
 
 
 class Tally:
-    """A histogram that is being filled, by one thread; others may ask for it."""
+    """A histogram that one thread fills; other threads may read it."""
 
     def __init__(self) -> None:
         self._counts = list(_NOTHING)
@@ -93,23 +94,19 @@ class Tally:
         self._sum_s += seconds * n
 
     def histogram(self) -> Histogram:
-        """What it holds now."""
+        """The durations counted so far."""
         return Histogram(tuple(self._counts), self._sum_s)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Percentiles of millions of figures in bounded memory.
-
-
-_GROWTH = math.log(1.02)  # neighbouring classes differ by 2 %, so that what is told is within 1 % of the figure
+_GROWTH = math.log(1.02)  # neighbouring classes differ by 2 %, so that a percentile is within 1 % of the figure
 _LEAST = 1e-7
 
 
 class Quantiles:
-    """Counts figures in classes whose limits grow by 2 %: a few hundred counters, whatever comes.
+    """Counts of figures in classes with limits 2 % apart: a few hundred counters for any figures.
 
     Attributes:
-        n: how many figures. total: their sum.
+        n: number of figures. total: their sum.
     """
 
     def __init__(self) -> None:
@@ -118,10 +115,11 @@ class Quantiles:
         self.total = 0.0
 
     def add(self, value: float) -> None:
-        """One figure; negative ones count as 0."""
+        """Counts one figure; a negative one counts as 0."""
         self.add_all((value,))
 
     def add_all(self, values: Iterable[float]) -> None:
+        """Counts several figures."""
         counts, log, total = self._counts, math.log, 0.0
         for value in values:
             at = int(log(max(value, _LEAST) / _LEAST) / _GROWTH)
@@ -131,7 +129,7 @@ class Quantiles:
         self.total += total
 
     def at(self, percent: float) -> float | None:
-        """The percentile, the lower one where it lies between two figures, within 1 %; None of nothing.
+        """The percentile within 1 %, the lower figure if it lies between two; None if there are no figures.
 
         Args:
             percent: 0 to 100.
@@ -147,10 +145,11 @@ class Quantiles:
 
     @property
     def mean(self) -> float | None:
+        """Mean of the figures; None if there are none."""
         return self.total / self.n if self.n else None
 
     def classes(self) -> list[tuple[float, int]]:
-        """The middle of each class that holds figures, rising, and how many it holds."""
+        """The middle of each class that holds figures, rising, and the number of its figures."""
         return [(self._value(at), self._counts[at]) for at in sorted(self._counts)]
 
     @staticmethod

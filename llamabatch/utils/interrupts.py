@@ -1,11 +1,11 @@
 """Signals that end the `llamabatch` command: exit code 128 + the signal and one line, from its first instruction on.
 
-An exception that a signal raises at any place is lost or becomes another one there: numpy makes a complaint about its
-installation of it, ctypes prints a traceback and goes on. So until a command has something to keep or to clean up, a
-signal ends the process where it stands, also in the middle of a native load. From `careful` on it raises
+An exception that a signal raises at a random place gets lost or changed there: numpy turns it into a complaint about
+its installation, ctypes prints a traceback and goes on. So until a command has something to keep or to clean up, a
+signal ends the process where it stands, even in the middle of a native load. From `careful` on it raises
 KeyboardInterrupt, but never inside an import or a callback.
 
-Imports nothing that takes time: it runs before anything else does.
+This module imports nothing slow, because it runs before anything else.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _came: int | None = None
 
 
 def guard() -> None:
-    """Takes over the signals that nothing else handles or ignores: nohup means it. In the main thread."""
+    """Takes over signals that still have their default action (nohup ignores SIGHUP on purpose). In the main thread."""
     if not _guarded:
         for number in SIGNALS:
             if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
                 try:
                     signal.signal(number, _leave)
-                except ValueError:  # a program calls the command line in another thread, where signals never come
+                except ValueError:  # another program runs the command line in a thread, where signals never come
                     return
                 _guarded.append(number)
         atexit.register(_ignore)  # as the first one: it runs last
@@ -51,21 +51,20 @@ def guard() -> None:
 
 
 def careful() -> None:
-    """From here on they raise KeyboardInterrupt: what a command holds is to be closed, kept or cleaned up."""
+    """From here on signals raise KeyboardInterrupt, so that a command can close, keep or clean up what it holds."""
     _install(_interrupt)
 
 
 def came() -> int | None:
-    """The signal that raised KeyboardInterrupt; None: there was none."""
+    """The signal that raised KeyboardInterrupt; None if none did."""
     return _came
 
 
 def is_delicate(frame: FrameType | None, within: str) -> bool:
-    """Whether an exception raised in this frame would be lost or changed: inside an import, a finalizer or llama.cpp's
-    log.
+    """True where an exception would be lost or changed: inside an import, a finalizer or llama.cpp's log.
 
     Args:
-        within: the module whose call is to be interrupted; what called it does not count.
+        within: the module with the call to interrupt; frames outside that call do not count.
     """
     while frame is not None:
         module = frame.f_globals.get("__name__")
@@ -94,15 +93,15 @@ def _install(handler: object) -> None:
 
 
 def _ignore() -> None:
-    """All is done, and Python takes its modules apart, with the signals' own actions back in force."""
+    """At exit, while Python takes its modules apart: signals change nothing any more."""
     _install(signal.SIG_IGN)
 
 
 def _leave(signum: int, frame: FrameType | None) -> None:
-    """Ends the process. On the main thread, or on the one that watches while that is in native code."""
+    """Ends the process: on the main thread, or on the watching thread while the main thread is in native code."""
     global _leaver
     if not _leaving.acquire(False):
-        while _leaver != _thread.get_ident():  # the other one is about to end it
+        while _leaver != _thread.get_ident():  # the other thread is about to end the process
             time.sleep(1)
     else:
         _leaver = _thread.get_ident()
@@ -123,9 +122,11 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 def _watch() -> None:
-    """Python calls a handler when the main thread is back from native code, which for a load can take minutes; so a
-    thread ends the process before that."""
-    if os.name != "posix":  # elsewhere it takes a socket
+    """Starts the thread that ends the process while the main thread is in native code.
+
+    Python calls a signal handler only when the main thread is back from native code, which for a load can take minutes.
+    """
+    if os.name != "posix":  # elsewhere set_wakeup_fd needs a socket
         return
     reading, writing = os.pipe()
     os.set_blocking(writing, False)

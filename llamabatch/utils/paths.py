@@ -1,5 +1,5 @@
-"""Paths: what a caller gives is resolved here, once; and the cache of what llamabatch made and may make again: wheels,
-verdicts, profiles.
+"""Paths from a caller, resolved once; and the cache folder for files that llamabatch can make again: wheels, verdicts,
+profiles.
 
 `native_patches/build.py` runs before anything is installed and so has its own copy of `cache_dir`; a test
 holds the two together.
@@ -22,14 +22,16 @@ HUB = "hf:"
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """The path that means the same file in any process and after any os.chdir: `~` is expanded, the working directory
-    stands in front, and ".." leads where the system would go.
+    """The path of the same file for any process and after any os.chdir: `~` is expanded, the working directory stands
+    in front, and ".." leads where the system would go.
 
     Raises:
         ConfigError: the path is relative, and the working directory is gone.
     """
     text = os.fspath(path)
-    with contextlib.suppress(ValueError):  # no name that a system could have; the first use of the path says so
+    with contextlib.suppress(
+        ValueError
+    ):  # a name that no system can have; the first use of the path fails with a message
         text = os.path.expanduser(text)
     if not os.path.isabs(text):
         try:
@@ -42,7 +44,7 @@ def absolute(path: str | os.PathLike[str]) -> str:
         return text
     if os.pardir not in text.split(os.sep):
         return os.path.normpath(text)
-    folder, name = os.path.split(text)  # behind a link, ".." is not the folder in front of it
+    folder, name = os.path.split(text)  # ".." after a symbolic link is not the folder that holds the link
     if name in ("", os.curdir, os.pardir):
         return os.path.realpath(text)
     return os.path.join(os.path.realpath(folder), name)
@@ -55,7 +57,7 @@ def model_name(model: str | os.PathLike[str]) -> str:
 
 
 def shown(path: str | os.PathLike[str]) -> str:
-    """A resolved path for messages: below the working directory as a caller there would write it."""
+    """A resolved path for messages: relative if it lies below the working directory."""
     text = os.fspath(path)
     try:
         folder = os.path.join(os.getcwd(), "")
@@ -74,10 +76,10 @@ def cache_dir() -> Path:
 
 @functools.cache
 def _at_first(override: str) -> Path:
-    """The folder that the variable meant when it was first asked for, wherever the process has gone since."""
+    """The folder that the variable named at its first use, even after os.chdir."""
     return Path(absolute(override))
 
 
 def bundled_model() -> Path:
-    """The file behind the name `tiny`. It may be missing in a checkout where it has not been built."""
+    """The file behind the name `tiny`. It is missing in a checkout that has not built it."""
     return Path(__file__).parents[1] / "models" / "tiny.gguf"

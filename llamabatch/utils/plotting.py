@@ -1,4 +1,4 @@
-"""Colours of a picture: Okabe and Ito's palette, which people with any colour vision tell apart."""
+"""Style of the pictures. Colours are of Okabe and Ito's palette, which people with any colour vision tell apart."""
 
 from __future__ import annotations
 
@@ -10,12 +10,6 @@ INK = "#333333"
 PALE = "#E3E3E3"
 OURS = "#D55E00"
 THEIRS = "#777777"
-
-
-def tint(color: str, share: float = 0.55) -> str:
-    """A colour mixed with white; `share` of it is white."""
-    parts = [int(color[at : at + 2], 16) for at in (1, 3, 5)]
-    return "#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in parts)
 
 
 STYLE = {
@@ -33,11 +27,14 @@ STYLE = {
 }
 
 
-# --- details --------------------------------------------------------------------------------------------------------
+def tint(color: str, share: float = 0.55) -> str:
+    """A colour as "#rrggbb", mixed with a share of white from 0 to 1."""
+    parts = [int(color[at : at + 2], 16) for at in (1, 3, 5)]
+    return "#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in parts)
 
 
 def tidy(ax: Any) -> None:
-    """Plain numbers at the ticks, also on logarithmic axes, and no frame where no axis is."""
+    """Gives axes a grid, plain numbers at the ticks (also of logarithmic axes), and no upper and right frame."""
     ax.grid(color=PALE, linewidth=0.8)
     ax.set_axisbelow(True)
     for side in ("top", "right"):

@@ -1,4 +1,4 @@
-"""Progress on stderr, with a bar where that is a terminal."""
+"""Progress bars on stderr, shown only on a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class HasBar:
-    """A context manager that shows its bar, if it has one."""
+    """Base of progress displays: a context manager that shows its bar if it has one."""
 
     _bar: Progress | None = None
 
@@ -28,11 +28,11 @@ class HasBar:
 
 
 class ProgressBar(HasBar):
-    """Requests done, tokens a second, time left; silent where stderr is no terminal.
+    """A bar of requests done, tokens a second and time left; silent if stderr is no terminal.
 
     Args:
-        total: how many requests.
-        shown: False makes it a no-op.
+        total: number of requests.
+        shown: False turns it off.
     """
 
     def __init__(self, total: int, *, shown: bool) -> None:
@@ -43,7 +43,7 @@ class ProgressBar(HasBar):
             self._task = self._bar.add_task("requests", total=total, speed=0.0)
 
     def advance(self, tokens: int) -> None:
-        """One request is done, with that many tokens."""
+        """Counts one request as done, with that many tokens."""
         if self._bar is None:
             return
         self._tokens += tokens

@@ -1,4 +1,4 @@
-"""Programs of ours in child processes, which see the modules that this one sees, whatever folder they start in."""
+"""Modules of ours run as programs in child processes, with the import path of this process in any working directory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# A child imports what the parent would, and nothing that happens to lie in the working directory.
+# A child imports the modules that its parent would, and none that happens to lie in the working directory.
 _RUN = (
     "import sys; module, n = sys.argv[1], 3 + int(sys.argv[2]); sys.path[:] = sys.argv[3:n]; sys.argv[1:n] = []; "
     "import runpy; runpy.run_module(module, run_name='__main__')"
@@ -22,15 +22,15 @@ def command(module: str, *arguments: str) -> list[str]:
 
 
 def import_path() -> list[str]:
-    """sys.path for a child. "" in it is the working directory, which may be another one by now: so the folder of this
-    package comes last."""
+    """sys.path for a child. Its "" is the working directory, which may have changed: so the folder of this package
+    comes last."""
     return [*sys.path, _ROOT]
 
 
 def run_program(
     module: str, *arguments: str, timeout_s: float, without_gpus: bool = False
 ) -> subprocess.CompletedProcess[bytes]:
-    """Runs a module as a program, to its end; stdout holds all that it prints.
+    """Runs a module as a program to its end; stdout has its stdout and stderr.
 
     Raises:
         subprocess.TimeoutExpired, OSError

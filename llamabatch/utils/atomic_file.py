@@ -1,0 +1,32 @@
+"""Small files that are whole at any time: written beside their place, then renamed into it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def replacement(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path`, which takes its place at the end of the block, or is gone if the block raises.
+
+    Only its owner may read it. Raises OSError.
+    """
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text as `path`, in UTF-8, over the file before it. Raises OSError."""
+    with replacement(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

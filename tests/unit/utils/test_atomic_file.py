@@ -1,0 +1,35 @@
+"""Small files are whole at any time: a reader sees the old one or the new one."""
+
+import pytest
+
+from llamabatch.utils.atomic_file import replacement, write_text
+
+
+def test_a_file_takes_the_place_of_the_one_before(tmp_path):
+    path = tmp_path / "file.json"
+    write_text(path, "old")
+    write_text(path, "néw")
+    assert path.read_text(encoding="utf-8") == "néw"
+    assert path.stat().st_mode & 0o077 == 0  # of its owner alone
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_block_that_raises_leaves_the_old_file_and_no_other(tmp_path):
+    path = tmp_path / "file.json"
+    write_text(path, "old")
+
+    def write_half():
+        with replacement(path) as temporary:
+            temporary.write_text("half")
+            assert path.read_text() == "old"
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_half()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(OSError, match="No such file"):
+        write_text(tmp_path / "missing" / "file.json", "x")
