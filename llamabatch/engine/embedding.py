@@ -8,8 +8,8 @@ from collections import deque
 
 from llamabatch.config import ResolvedConfig
 from llamabatch.engine.hooks import EngineHooks
-from llamabatch.engine.validation import check_text
-from llamabatch.errors import ConfigError, InputError, describe
+from llamabatch.engine.validation import longest_text
+from llamabatch.errors import describe
 from llamabatch.llama.embedder import MAX_TEXTS, Embedder
 from llamabatch.llama.model import Model
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, Timings
@@ -21,11 +21,6 @@ from llamabatch.scheduler.chunked_prefill import SHORT, STEPS_BETWEEN
 
 
 LOOK_AHEAD = 256  # texts that are looked at for those that still fit, so that a step costs the same for any queue
-
-
-def longest_text(config: ResolvedConfig) -> int:
-    """Tokens of a text at most."""
-    return min(config.n_ctx, config.n_batch)
 
 
 class EmbedQueue:
@@ -92,10 +87,8 @@ class Embeddings:
     """One pass a step, so that generation goes on beside it."""
 
     def __init__(self, model: Model, config: ResolvedConfig, watch: EngineHooks | None = None) -> None:
-        self._model = model
         self._watch = watch
-        self._longest = longest_text(config)
-        self._queue = EmbedQueue(min(config.n_ubatch, self._longest))
+        self._queue = EmbedQueue(min(config.n_ubatch, longest_text(config)))
         self._embedder = Embedder(model, config)
         self.counts = self._embedder.counts
 
@@ -106,12 +99,7 @@ class Embeddings:
         return request_id in self._queue
 
     def add(self, request: Request) -> None:
-        """Raises ConfigError if the model gives no embeddings, PromptError if the text cannot be run."""
-        if self._model.cannot_embed is not None:
-            raise ConfigError(f"{self._model.path.name} gives no embeddings: it is {self._model.cannot_embed}")
-        check_text(request.prompt_token_ids, self._model.n_vocab, self._longest)
-        if request.request_id in self._queue:
-            raise InputError(f"request id {request.request_id!r} is already in flight")
+        """Takes in a request that `validate` has passed."""
         self._queue.add(request)
 
     def abort(self, request_id: str, error: str | None) -> SequenceOutput:

@@ -17,7 +17,7 @@ from llamabatch.engine.pending_grammars import PendingGrammars
 from llamabatch.engine.prefix_file import PrefixFile
 from llamabatch.engine.resolve_config import plan
 from llamabatch.engine.stats import EngineStats, RequestCounts
-from llamabatch.engine.validation import check_overflow, check_params, check_prompt, fitted
+from llamabatch.engine.validation import RequestLimits, validate
 from llamabatch.errors import AdapterError, ConfigError, EngineClosedError, EngineError, InputError, describe
 from llamabatch.gguf.resolve import resolve as resolve_path
 from llamabatch.llama import kv_state
@@ -25,7 +25,6 @@ from llamabatch.llama.draft_model import DraftModelProposer, open_draft
 from llamabatch.llama.model import Model
 from llamabatch.llama.model_runner import ModelRunner, NoRunner
 from llamabatch.request.adapters import check_known
-from llamabatch.request.logprobs import check_logprobs
 from llamabatch.request.outputs import SequenceOutput
 from llamabatch.request.request import Request
 from llamabatch.request.sequence import Sequence
@@ -89,6 +88,8 @@ class Engine:
             undo.callback(self._runner.close)
             self._speculation = speculation(self.config, self._runner.limits, self.model, draft)
             undo.pop_all()
+        # llama.cpp has the last word on shifts; without its context the front and a dry run know the rest
+        self._limits = replace(RequestLimits.of(self.config, self.model), can_shift=self._runner.limits.can_shift)
         self._prepared_params = PreparedParamsCache(self.model)
         self._scheduler = Scheduler(
             chosen,
@@ -148,20 +149,15 @@ class Engine:
         return any(request_id in part for part in parts)
 
     def _add(self, request: Request) -> None:
-        if request.adapters:
-            check_known(request.adapters, self.model.adapters.names)
+        request = validate(request, self._limits, self.model, self.model.adapters.names)
         if request.embed:
             self._embeddings.add(request)
-            self._counts.submitted += 1
-            return
-        if self.model.is_encoder:
-            raise ConfigError(f"{self.model.path.name} cannot generate text: it is {self.model.cannot_generate}")
-        n_ctx = self.config.n_ctx
-        check_overflow(request, self._runner.limits)
-        request = fitted(request, n_ctx, self.model.vocabulary.bos)
-        check_prompt(request.prompt_token_ids, self.model.n_vocab, n_ctx)
-        check_params(request.params, self.model.n_vocab)
-        check_logprobs(request.params, len(request.prompt_token_ids), n_ctx, request.score_from)
+        else:
+            self._add_sequences(request)
+        self._counts.submitted += 1
+
+    def _add_sequences(self, request: Request) -> None:
+        """One sequence for each continuation; with structured_outputs they wait for their grammar first."""
         prepared = self._prepared_params.of(request.params)
         request = replace(request, params=prepared.params)
         structure = request.params.structure
@@ -171,13 +167,12 @@ class Engine:
         if compiled is not None and compiled.done():
             compiled.result()  # raises what is known to be wrong with it
         for each in [request] if request.params.n_copies == 1 else self._fans.split(request):
-            sequence = Sequence(each, self.model.vocabulary, n_ctx)
+            sequence = Sequence(each, self.model.vocabulary, self._limits.n_ctx)
             self._runner.add(each, prepared)
             if compiled is None:
                 self._scheduler.add(sequence)
             else:
                 self._unready.add(sequence, compiled)
-        self._counts.submitted += 1
 
     def abort(self, request_id: str, error: str | None = None) -> SequenceOutput | None:
         """Ends a request now; None if it is not in flight. Its slot is free at once.

@@ -1,22 +1,108 @@
-"""What a request must be like before anything native sees it; a prompt that may be cut is cut here. Pure Python."""
+"""The one check of a request, made wherever requests come in: by the front, by Engine.add and by a dry run.
+
+Nothing native sees a request before `validate` has passed it; a prompt that may be cut is cut here. Pure Python.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
 
-from llamabatch.errors import PromptError, SamplingError
+from llamabatch.config import ResolvedConfig
+from llamabatch.errors import ConfigError, PromptError, SamplingError
+from llamabatch.request.adapters import check_known
+from llamabatch.request.detokenizer import Vocabulary
 from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams
-from llamabatch.scheduler.output import Limits
-from llamabatch.utils.checks import show
+from llamabatch.utils.checks import counted, show
 
 # Tokens that a prompt leaves for the output where max_tokens does not say, as in Request.expected_tokens.
 _EXPECTED_OUTPUT = 256
+# Logprobs of one request: about 300 bytes each as Python objects, 25 in a message between processes.
+MAX_LOGPROBS = 2**22
 
 
-def check_prompt(token_ids: tuple[int, ...], vocabulary_size: int, n_ctx: int) -> None:
-    """Refuses what llama.cpp could not run. A prompt of n_ctx tokens is allowed: it leaves room for one output token,
-    which needs no cell of its own."""
+class RequestModel(Protocol):
+    """Facts of a model that decide which requests it can run; a Model that holds its vocabulary alone has them too."""
+
+    path: Path
+    n_vocab: int
+    vocabulary: Vocabulary
+    cannot_generate: str | None
+
+    @property
+    def cannot_embed(self) -> str | None: ...
+
+    def can_shift(self, type_k: str) -> bool: ...
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """The limits of an engine for one request.
+
+    Attributes:
+        n_ctx: tokens of prompt and output together; the last token sampled is not counted.
+        n_text: tokens of a text to embed.
+        can_shift: overflow="shift" is possible.
+    """
+
+    n_ctx: int
+    n_text: int
+    can_shift: bool
+
+    @classmethod
+    def of(cls, config: ResolvedConfig, model: RequestModel) -> RequestLimits:
+        """The limits of an engine with this config, as far as they are known without its context."""
+        return cls(config.n_ctx, longest_text(config), model.can_shift(config.type_k))
+
+
+def longest_text(config: ResolvedConfig) -> int:
+    """Tokens that a text to embed may have."""
+    return min(config.n_ctx, config.n_batch)
+
+
+def validate(request: Request, limits: RequestLimits, model: RequestModel, adapters: Collection[str]) -> Request:
+    """The request as it can be run: its prompt cut at the left where overflow="truncate" asks for it.
+
+    Args:
+        adapters: names of the loaded ones.
+
+    Raises:
+        ConfigError: the model cannot generate, or gives no embeddings.
+        PromptError: the prompt is empty, longer than n_ctx, or holds ids outside the vocabulary.
+        AdapterError: an adapter is not loaded.
+        SamplingError: the parameters name token ids outside the vocabulary, ask for too many logprobs, or shift where
+            that is impossible or need never end.
+    """
+    check_kind(model, embed=request.embed)
+    if request.adapters:
+        check_known(request.adapters, adapters)
+    if request.embed:
+        check_text(request.prompt_token_ids, model.n_vocab, limits.n_text)
+        return request
+    check_shift(request.params, limits)
+    request = fitted(request, limits.n_ctx, model.vocabulary.bos)
+    check_prompt(request.prompt_token_ids, model.n_vocab, limits.n_ctx)
+    check_token_ids(request.params, model.n_vocab)
+    check_logprobs(request.params, len(request.prompt_token_ids), limits.n_ctx, request.score_from)
+    return request
+
+
+def check_kind(model: RequestModel, *, embed: bool) -> None:
+    """Raises ConfigError for a model that cannot generate text, or that gives no embeddings."""
+    if embed and model.cannot_embed is not None:
+        raise ConfigError(f"{model.path.name} gives no embeddings: it is {model.cannot_embed}")
+    if not embed and model.cannot_generate is not None:
+        raise ConfigError(f"{model.path.name} cannot generate text: it is {model.cannot_generate}")
+
+
+def check_prompt(token_ids: tuple[int, ...], n_vocab: int, n_ctx: int) -> None:
+    """Raises PromptError for tokens that llama.cpp could not run.
+
+    A prompt of n_ctx tokens is allowed: it leaves room for one output token, which needs no cell of its own.
+    """
     if not token_ids:
         raise PromptError("the prompt is empty; give at least one token")
     if len(token_ids) > n_ctx:
@@ -24,36 +110,71 @@ def check_prompt(token_ids: tuple[int, ...], vocabulary_size: int, n_ctx: int) -
             f"the prompt has {len(token_ids)} tokens; n_ctx allows 1 to {n_ctx} (overflow='truncate' would cut it)"
         )
     low, high = min(token_ids), max(token_ids)
-    if low < 0 or high >= vocabulary_size:
+    if low < 0 or high >= n_vocab:
         bad = low if low < 0 else high
-        raise PromptError(f"token id {show(bad)} is outside the vocabulary; allowed are 0 to {vocabulary_size - 1}")
+        raise PromptError(f"token id {show(bad)} is outside the vocabulary; allowed are 0 to {n_vocab - 1}")
 
 
-def check_text(token_ids: tuple[int, ...], vocabulary_size: int, longest: int) -> None:
+def check_text(token_ids: tuple[int, ...], n_vocab: int, longest: int) -> None:
     """As check_prompt, for a text that goes through an embedding model in one pass."""
     if len(token_ids) > longest:
         raise PromptError(
             f"the text has {len(token_ids)} tokens; an embedding takes 1 to {longest}, the smaller of n_ctx and n_batch"
         )
-    check_prompt(token_ids, vocabulary_size, longest)
+    check_prompt(token_ids, n_vocab, longest)
 
 
-def check_params(params: SamplingParams, vocabulary_size: int) -> None:
-    """Refuses token ids that this vocabulary does not have. Raises SamplingError."""
+def check_token_ids(params: SamplingParams, n_vocab: int) -> None:
+    """Raises SamplingError for token ids that the vocabulary does not have."""
     named = {
         "logit_bias": [token_id for token_id, _ in params.biases],
         "allowed_token_ids": params.allowed_ids or (),
         "stop_token_ids": params.stop_ids,
     }
     for name, ids in named.items():
-        if ids and ids[-1] >= vocabulary_size:  # they rise
-            raise SamplingError(f"{name} has token id {ids[-1]}; this model's ids are 0 to {vocabulary_size - 1}")
+        if ids and ids[-1] >= n_vocab:  # they rise
+            raise SamplingError(f"{name} has token id {ids[-1]}; this model's ids are 0 to {n_vocab - 1}")
+
+
+def check_logprobs(params: SamplingParams, n_prompt: int, n_ctx: int, score_from: int | None = None) -> None:
+    """Raises PromptError for a token that cannot be scored, since no token comes before it.
+
+    Raises SamplingError for a prompt that would be scored several times, and for more logprobs than memory and a
+    message between processes should hold.
+    """
+    if score_from is not None and not 1 <= score_from < n_prompt:
+        raise PromptError(
+            f"score_from is {show(score_from)} for {counted(n_prompt, 'token')}; allowed are 1 to {n_prompt - 1}"
+        )
+    if score_from is not None and params.n_copies != 1:
+        raise SamplingError(f"n is {params.n_copies}; a request that scores its prompt has 1")
+    n_output = min(n_ctx + 1 - n_prompt, params.max_tokens or n_ctx) * params.n_copies
+    asked = n_prompt * (params.prompt_logprobs or 0) + n_output * (params.logprobs or 0)
+    if asked > MAX_LOGPROBS:
+        raise SamplingError(
+            f"prompt_logprobs is {params.prompt_logprobs} for {n_prompt} tokens and logprobs is {params.logprobs} for "
+            f"up to {n_output}: {asked} in all; a request may have 0 to {MAX_LOGPROBS}"
+        )
+
+
+def check_shift(params: SamplingParams, limits: RequestLimits) -> None:
+    """Raises SamplingError for overflow="shift" where it is impossible, or where the text need never end."""
+    if params.overflow != "shift":
+        return
+    if not limits.can_shift:
+        raise SamplingError(
+            "overflow is 'shift', which this engine cannot do: it takes positions that rotate in every layer, without "
+            "YaRN or LongRoPE, no recurrent state, no sliding window, and a K cache that is not quantised; give "
+            "'refuse' or 'truncate'"
+        )
+    if params.max_tokens is None:
+        raise SamplingError("overflow is 'shift' and max_tokens is None; give max_tokens, or the text need never end")
 
 
 def fitted(request: Request, n_ctx: int, bos: int | None) -> Request:
-    """The request with its prompt cut at the left where it asks for that with overflow="truncate"; else as it is.
+    """The request with its prompt cut at the left where overflow="truncate" asks for it; else as it is.
 
-    What stays leaves room for max_tokens (256 where that is None), but never for more than half of n_ctx.
+    The rest leaves room for max_tokens (256 where that is None), but never for more than half of n_ctx.
 
     Args:
         bos: the token that begins every text, which then stays; None: there is none.
@@ -68,17 +189,3 @@ def fitted(request: Request, n_ctx: int, bos: int | None) -> Request:
     kept = prompt[:1] if prompt[0] == bos else ()
     cut = (*kept, *prompt[len(kept) + excess :])
     return replace(request, prompt_token_ids=cut, num_truncated=request.num_truncated + excess)
-
-
-def check_overflow(request: Request, limits: Limits) -> None:
-    """Raises SamplingError for a request that cannot be given what it asks for."""
-    if request.params.overflow != "shift":
-        return
-    if not limits.can_shift:
-        raise SamplingError(
-            "overflow is 'shift', which this engine cannot do: it takes positions that rotate in every layer, without "
-            "YaRN or LongRoPE, no recurrent state, no sliding window, and a K cache that is not quantised; give "
-            "'refuse' or 'truncate'"
-        )
-    if request.params.max_tokens is None:
-        raise SamplingError("overflow is 'shift' and max_tokens is None; give max_tokens, or the text need never end")

@@ -12,15 +12,13 @@ from functools import partial
 from numbers import Integral, Real
 from typing import Any, Protocol, TypeGuard
 
-from llamabatch.engine.embedding import longest_text
-from llamabatch.engine.validation import check_params, check_prompt, check_text, fitted
+from llamabatch.engine.validation import RequestLimits, check_kind, validate
 from llamabatch.entrypoints.submission import ErrorPolicy, Refused, Submission
-from llamabatch.errors import AdapterError, ConfigError, InputError, PromptError, SamplingError
+from llamabatch.errors import AdapterError, InputError, PromptError, SamplingError
 from llamabatch.llama.model import Model
 from llamabatch.planning.capacity import Plan
 from llamabatch.request.adapters import AdapterSet, adapter_sets, check_known
 from llamabatch.request.chat import ChatOptions, Conversation, to_tokens
-from llamabatch.request.logprobs import check_logprobs
 from llamabatch.request.request import Request, new_group
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils.checks import counted, items, show
@@ -66,8 +64,7 @@ class InputProcessor:
         self._client = client
         self._cancelled = cancelled
         self._model = client.model
-        self._config = client.plan.config
-        self._n_ctx = self._config.n_ctx
+        self._limits = RequestLimits.of(client.plan.config, client.model)
 
     def prompts(
         self, prompts: object, params: Params, adapters: Adapters = None, errors: ErrorPolicy = "warn"
@@ -114,8 +111,7 @@ class InputProcessor:
         Raises:
             ConfigError: the model gives no embeddings.
         """
-        if self._model.cannot_embed is not None:
-            raise ConfigError(f"{self._model.path.name} gives no embeddings: it is {self._model.cannot_embed}")
+        check_kind(self._model, embed=True)
         given, alone = _texts_or_ids("texts", texts)
         return self._submission(given, None, adapters, self._prompt_ids, alone, errors, name="texts", embed=True)
 
@@ -172,12 +168,11 @@ class InputProcessor:
             alone: a single prompt, given outside a list.
             name: name of the argument that holds the prompts, for messages.
         """
-        if not embed and self._model.cannot_generate is not None:
-            raise ConfigError(f"{self._model.path.name} cannot generate text: it is {self._model.cannot_generate}")
+        check_kind(self._model, embed=embed)
         if not items:
             raise PromptError("there is no prompt; give at least one")
         each = zip(items, _params_for(items, params), self._adapters_for(len(items), adapters), strict=True)
-        group, arrival = new_group(), time.perf_counter()
+        group, arrival, loaded = new_group(), time.perf_counter(), self._client.adapters
         requests: list[Request | Refused] = []
         for item, item_params, item_adapters in each:
             if self._cancelled is not None and self._cancelled():
@@ -186,23 +181,10 @@ class InputProcessor:
             try:
                 text, ids = to_ids(item)
                 request = replace(request, prompt=text, prompt_token_ids=ids, adapters=item_adapters, embed=embed)
-                requests.append(self._checked(request))
+                requests.append(validate(request, self._limits, self._model, loaded))
             except (PromptError, AdapterError, SamplingError) as refusal:
                 requests.append(Refused(request, refusal))
         return Submission(requests, name.removesuffix("s"), errors, None if alone else lambda i: f"{name}[{i}]")
-
-    def _checked(self, request: Request) -> Request:
-        """The request, ready to run. Raises PromptError, AdapterError, SamplingError."""
-        if request.embed:
-            check_text(request.prompt_token_ids, self._model.n_vocab, longest_text(self._config))
-        else:
-            request = fitted(request, self._n_ctx, self._model.vocabulary.bos)
-            check_prompt(request.prompt_token_ids, self._model.n_vocab, self._n_ctx)
-            check_params(request.params, self._model.n_vocab)
-            check_logprobs(request.params, len(request.prompt_token_ids), self._n_ctx)
-        if request.adapters:
-            check_known(request.adapters, self._client.adapters)
-        return request
 
     def _adapters_for(self, n: int, adapters: Adapters) -> list[AdapterSet]:
         """One set for each prompt. Raises AdapterError for a set that is given for all of them."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamabatch.client.base import EngineClient
-from llamabatch.engine.validation import check_prompt
+from llamabatch.engine.validation import RequestLimits, validate
 from llamabatch.entrypoints.input_processor import (
     OneAdapters,
     Prompt,
@@ -101,9 +101,9 @@ class Scoring:
         self._model = client.model
         if self._model.cannot_generate is not None:
             raise ConfigError(f"{self._model.path.name} cannot score texts: it is {self._model.cannot_generate}")
-        self._n_ctx = client.plan.config.n_ctx
-        self._adapters = adapter_set(adapters)
-        check_known(self._adapters, client.adapters)
+        self._limits = RequestLimits.of(client.plan.config, client.model)
+        self._adapters, self._loaded = adapter_set(adapters), client.adapters
+        check_known(self._adapters, self._loaded)
         self._group, self._arrival = new_group(), time.perf_counter()
         self._items: list[Request | Refused] = []
         self._labels: list[str] = []
@@ -161,11 +161,12 @@ class Scoring:
             return self._refused(text, head)
         try:
             ids, first = self._tokens(prompt, head, continuation)
+            request = Request(
+                new_id(), ids, _PARAMS, text, self._arrival, self._group, score_from=first, adapters=self._adapters
+            )
+            return validate(request, self._limits, self._model, self._loaded)
         except PromptError as refusal:
             return self._refused(text, refusal)
-        return Request(
-            new_id(), ids, _PARAMS, text, self._arrival, self._group, score_from=first, adapters=self._adapters
-        )
 
     def _refused(self, text: str | None, error: PromptError) -> Refused:
         return Refused(Request(new_id(), (), _PARAMS, text, self._arrival, self._group), error)
@@ -192,7 +193,6 @@ class Scoring:
             raise PromptError(f"the continuation {show(continuation)} has no token of its own")
         if first == 0:
             raise PromptError("no token comes before the continuation; give a longer prompt, or token ids")
-        check_prompt(ids, self._model.n_vocab, self._n_ctx)
         return ids, first
 
 

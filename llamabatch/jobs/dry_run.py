@@ -9,14 +9,12 @@ from typing import Any
 
 from llamabatch.config import EngineConfig
 from llamabatch.engine.resolve_config import plan
-from llamabatch.engine.validation import check_params
 from llamabatch.errors import InputError
 from llamabatch.gguf.resolve import resolve as resolve_path
 from llamabatch.jobs.loop import Feed, Refused
 from llamabatch.jobs.rows import BadRow, Row
 from llamabatch.llama.model import Model
 from llamabatch.planning.capacity import Plan
-from llamabatch.request.logprobs import check_logprobs
 from llamabatch.request.request import Request
 from llamabatch.sampling.prepared_params import PreparedParamsCache
 from llamabatch.utils.histogram import Quantiles
@@ -39,12 +37,10 @@ class DryRunEngine:
         self._prepared_params = PreparedParamsCache(self.model)
 
     def check(self, request: Request) -> None:
-        """Raises InputError: an engine would refuse the request."""
+        """Raises InputError for words and grammars that an engine would refuse; `validate` has passed the rest."""
         if request.embed:
             return
         params = request.params
-        check_params(params, self.model.n_vocab)
-        check_logprobs(params, len(request.prompt_token_ids), self.plan.config.n_ctx, None)
         self._prepared_params.of(params)
         if params.structure is not None:
             self.model.grammars.compile(params.structure).result()

@@ -53,7 +53,6 @@ class Context:
         params = lib.llama_context_default_params()
         self.n_slots = n_slots
         self._unified = config.kv == "unified"
-        self._type_k = config.type_k
         # llama.cpp divides its n_ctx among the sequences; ours is what one request may use
         params.n_ctx = _padded(n_ctx) * n_slots
         if self._unified:
@@ -133,10 +132,8 @@ class Context:
 
     @property
     def can_shift(self) -> bool:
-        """Can cells change their positions, without a trace in the cells of other slots? llama.cpp rotates all of K at
-        once, by an angle of 0 where nothing moves, and would round a quantised K anew."""
-        is_exact = self._type_k in ("f32", "f16", "bf16")
-        return is_exact and bool(self._lib.llama_memory_can_shift(self._memory))
+        """Whether llama.cpp can change the positions of cells; Model.can_shift says where that leaves no trace."""
+        return bool(self._lib.llama_memory_can_shift(self._memory))
 
     def shift(self, slot: int, start: int, count: int) -> None:
         """Forgets `count` tokens from position `start` on; the positions of those behind them fall by as many."""

@@ -30,6 +30,7 @@ _MAX_TEXT_BYTES = 64 * 2**20  # llama_tokenize takes 8 s for 20 MB, and its leng
 _FAILED = -(2**31)  # what llama_tokenize returns for a text that it cannot tokenize
 
 _RANK = "4"  # LLAMA_POOLING_TYPE_RANK
+_SEVERAL_POSITIONS = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, LLAMA_ROPE_TYPE_IMROPE: a token has four
 
 # A build without our patch splits text with std::regex, which calls itself for each character of a match: 325 bytes of
 # stack with libstdc++ at -O3. Other compilers may take more.
@@ -107,7 +108,7 @@ class Model:
             self._lib.llama_model_is_recurrent(self.handle) or self._lib.llama_model_is_hybrid(self.handle)
         )
         # some layers attend over a sliding window only
-        self.has_window = int(self._lib.llama_model_n_swa(self.handle)) > 0
+        self.has_window = self._window_in_file() if config is None else self._lib.llama_model_n_swa(self.handle) > 0
         self.cannot_generate = self._why_it_cannot_generate()
         self.n_ctx_train = int(self._lib.llama_model_n_ctx_train(self.handle))
         self.n_embd_out = int(self._lib.llama_model_n_embd_out(self.handle))
@@ -115,6 +116,23 @@ class Model:
         self.pooling = {"2": 2, "3": 3}.get(self._pooling_type, 1)
         self.adapters = Adapters(self._lib, self.handle, self.metadata)
         self.vocabulary = Vocabulary(self.n_vocab, self.is_eog, self.token_bytes, self.all_bytes, self._bos())
+
+    def _window_in_file(self) -> bool:
+        """Sliding window of the file: llama.cpp reads none with the vocabulary alone, and leaves that of phi3 out."""
+        arch = self.metadata.get("general.architecture", "")
+        return arch != "phi3" and self.metadata.get(f"{arch}.attention.sliding_window", "0") not in ("", "0")
+
+    def can_shift(self, type_k: str) -> bool:
+        """Whether cells can change their positions without a trace in the cells of other slots (overflow="shift").
+
+        llama.cpp rotates all of K at once, by an angle of 0 where nothing moves, and would round a quantised K anew.
+
+        Args:
+            type_k: type of the K cache.
+        """
+        rotates = int(self._lib.llama_model_rope_type(self.handle)) not in _SEVERAL_POSITIONS
+        plain = not self.is_recurrent and not self.has_window and not self.scales_rope
+        return rotates and plain and type_k in ("f32", "f16", "bf16")
 
     @property
     def scales_rope(self) -> bool:

@@ -101,7 +101,7 @@ class ModelRunner:
             n_cells=config.kv_cells or None,
             can_share=plain and not model.has_window,
             can_pad=plain and config.kv != "unified",
-            can_shift=plain and not model.has_window and self._context.can_shift and not model.scales_rope,
+            can_shift=self._context.can_shift and model.can_shift(config.type_k),
             keeps_prefixes=config.cache_prefix and plain and not model.has_window,
             prompt_rows=config.prompt_rows(model.n_vocab),
             start_slots=start,

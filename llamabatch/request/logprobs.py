@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from llamabatch.errors import PromptError, SamplingError
 from llamabatch.request.sampling_params import SamplingParams
-from llamabatch.utils.checks import counted, show
-
-# Of one request: about 300 bytes each as Python objects, 25 in a message between processes.
-MAX_IN_ALL = 2**22
 
 
 class Logprob(NamedTuple):
@@ -150,23 +145,3 @@ class LogprobRecord:
         if not self._asks_prompt or not self.prompt_is_read:
             return None
         return (None,) * self._first + tuple(self._prompt_rows)
-
-
-def check_logprobs(params: SamplingParams, n_prompt: int, n_ctx: int, score_from: int | None = None) -> None:
-    """Refuses to score what cannot be: a token that nothing comes before, or several times.
-
-    And more logprobs than memory and a message between processes should hold. Raises PromptError, SamplingError.
-    """
-    if score_from is not None and not 1 <= score_from < n_prompt:
-        raise PromptError(
-            f"score_from is {show(score_from)} for {counted(n_prompt, 'token')}; allowed are 1 to {n_prompt - 1}"
-        )
-    if score_from is not None and params.n_copies != 1:
-        raise SamplingError(f"n is {params.n_copies}; a request that scores its prompt has 1")
-    n_output = min(n_ctx + 1 - n_prompt, params.max_tokens or n_ctx) * params.n_copies
-    asked = n_prompt * (params.prompt_logprobs or 0) + n_output * (params.logprobs or 0)
-    if asked > MAX_IN_ALL:
-        raise SamplingError(
-            f"prompt_logprobs is {params.prompt_logprobs} for {n_prompt} tokens and logprobs is {params.logprobs} for "
-            f"up to {n_output}: {asked} in all; a request may have 0 to {MAX_IN_ALL}"
-        )

@@ -63,6 +63,10 @@ class FakeModel:
         """True for <|eos|> and <|im_end|>."""
         return token_id in (EOS, END)
 
+    def can_shift(self, type_k: str) -> bool:
+        """Whether overflow="shift" is allowed."""
+        return True
+
     def special_token(self, name: str) -> str:
         """Text of the "bos" or "eos" token."""
         return f"<|{name}|>"

@@ -115,6 +115,7 @@ def test_a_dry_run_checks_every_line_and_writes_nothing(tmp_path):
         {"prompt": "x" * 100_000},
         {"prompt": "y", "structured_outputs": {"regex": "("}},
         {"prompt": "z", "logit_bias": {"99999": 1}},
+        {"prompt": "endless", "overflow": "shift", "max_tokens": None},
     ]
     source = jsonl(tmp_path / "in.jsonl", items)
     with source.open("a") as file:
@@ -122,10 +123,30 @@ def test_a_dry_run_checks_every_line_and_writes_nothing(tmp_path):
     done = llamabatch_run(source, tmp_path / "out.jsonl", "--dry-run", "--json", "-")
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)
-    assert found["rows"] == {"by_task": {"chat": 3}, "bad": 4}
-    assert [error.split(": ")[0] for error in found["errors"]] == [f"{source}, line {n}" for n in (4, 5, 6, 7)]
+    assert found["rows"] == {"by_task": {"chat": 3}, "bad": 5}
+    assert [error.split(": ")[0] for error in found["errors"]] == [f"{source}, line {n}" for n in (4, 5, 6, 7, 8)]
     assert found["plan"]["engine"]["strategy"] == "batched"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "row"),
+    [
+        (["--type-k", "q8_0", "--flash-attn", "on"], {"max_tokens": 8}),  # a quantised K cache cannot shift
+        ([], {"max_tokens": None}),  # the text need never end
+    ],
+)
+def test_a_dry_run_refuses_the_shift_that_the_run_refuses(engine, row, tmp_path):
+    """As any other check: one function makes it for the dry run, the run and the engine."""
+    source = jsonl(tmp_path / "in.jsonl", [{"prompt": "x", "overflow": "shift", **row}])
+    dry = llamabatch_run(source, tmp_path / "out.jsonl", *engine, "--dry-run", "--json", "-")
+    assert dry.returncode == 1, dry.stderr
+    [refused] = json.loads(dry.stdout)["errors"]
+    done = llamabatch_run(source, tmp_path / "out.jsonl", *engine)
+    assert done.returncode == 1, done.stderr
+    [record] = records((tmp_path / "out.jsonl").read_text())
+    assert refused.endswith(f": {record['error']}")
+    assert "overflow is 'shift'" in refused
 
 
 @pytest.mark.parametrize("number", range(kill_resume.QUICK))

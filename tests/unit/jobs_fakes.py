@@ -26,6 +26,9 @@ class FakeModel:
     path = SimpleNamespace(name="fake.gguf")
     vocabulary = SimpleNamespace(bos=None)
 
+    def can_shift(self, type_k):
+        return True
+
     def tokenize(self, text, add_special=True, parse_special=False):
         return list(text.encode())
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamabatch.engine.embedding import EmbedQueue, longest_text
+from llamabatch.engine.embedding import EmbedQueue
+from llamabatch.engine.validation import longest_text
 from llamabatch.llama.embedder import MAX_TEXTS
 from llamabatch.request.request import Request
 from llamabatch.scheduler.chunked_prefill import SHORT, STEPS_BETWEEN

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from llamabatch import AdapterError, ConfigError, EngineConfig, InputError, LlamaBatchError, SamplingError
 from llamabatch.config import EngineOptions
-from llamabatch.engine.validation import check_params
+from llamabatch.engine.validation import check_token_ids
 from llamabatch.request.adapters import adapter_set, adapter_sets
 from llamabatch.request.sampling_params import ALIASES, OPEN, SamplingParams
 from llamabatch.request.structured_outputs import Structure
@@ -76,11 +76,11 @@ def test_token_ids_are_kept_in_order_and_can_be_hashed():
 
 
 def test_ids_outside_the_vocabulary_are_refused_by_name():
-    check_params(SamplingParams(logit_bias={99: 1.0}, allowed_token_ids=[0, 99]), 100)
+    check_token_ids(SamplingParams(logit_bias={99: 1.0}, allowed_token_ids=[0, 99]), 100)
     with pytest.raises(SamplingError, match="logit_bias has token id 100; this model's ids are 0 to 99"):
-        check_params(SamplingParams(logit_bias={0: 1.0, 100: 1.0}), 100)
+        check_token_ids(SamplingParams(logit_bias={0: 1.0, 100: 1.0}), 100)
     with pytest.raises(SamplingError, match="allowed_token_ids has token id 100"):
-        check_params(SamplingParams(allowed_token_ids=[100, 1]), 100)
+        check_token_ids(SamplingParams(allowed_token_ids=[100, 1]), 100)
 
 
 @given(st.lists(st.integers(0, 50)), st.lists(st.integers(0, 50)))

@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llamabatch.engine.parallel_sampling import ParallelSampling
+from llamabatch.engine.validation import check_logprobs
 from llamabatch.errors import PromptError, SamplingError
-from llamabatch.request.logprobs import check_logprobs
 from llamabatch.request.outputs import FinishReason
 from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamabatch.client.wire import pack_output, pack_request, unpack_output, unpack_request
-from llamabatch.engine.validation import check_overflow, check_prompt, fitted
+from llamabatch.engine.validation import RequestLimits, check_prompt, check_shift, fitted
 from llamabatch.errors import PromptError, SamplingError
 from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams
@@ -72,13 +72,14 @@ def test_how_much_was_cut_crosses_the_wire_and_stands_in_the_output():
 
 
 def test_what_cannot_shift_says_why():
-    shift = Request("r", (5, 6), SamplingParams(overflow="shift"))
-    check_overflow(shift, LIMITS)
+    shift, possible = SamplingParams(overflow="shift"), RequestLimits(N_CTX, N_CTX, can_shift=True)
+    impossible = replace(possible, can_shift=False)
+    check_shift(shift, possible)
     with pytest.raises(SamplingError, match=r"overflow is 'shift'.*cannot do.*'refuse' or 'truncate'"):
-        check_overflow(shift, replace(LIMITS, can_shift=False))
+        check_shift(shift, impossible)
     with pytest.raises(SamplingError, match="max_tokens is None"):
-        check_overflow(Request("r", (5, 6), SamplingParams(overflow="shift", max_tokens=None)), LIMITS)
-    check_overflow(Request("r", (5, 6)), replace(LIMITS, can_shift=False))
+        check_shift(SamplingParams(overflow="shift", max_tokens=None), possible)
+    check_shift(SamplingParams(), impossible)
 
 
 def test_a_full_slot_forgets_the_older_half_and_the_text_goes_on():
