@@ -57,7 +57,9 @@ _NO_COMPILER = (
 )
 
 
-def make_plan(backend: str, patch_folder: Path = source.PATCH_FOLDER) -> Plan:
+def make_plan(
+    backend: str, patch_folder: Path = source.PATCH_FOLDER, kernel_folder: Path = source.KERNEL_FOLDER
+) -> Plan:
     """Look at this machine. Raises SetupFailure where it cannot build that backend."""
     backend = default_backend() if backend == "auto" else backend
     compiler, macros = _compiler()
@@ -70,6 +72,7 @@ def make_plan(backend: str, patch_folder: Path = source.PATCH_FOLDER) -> Plan:
         backend=backend,
         flags=(*_FLAGS, *_BACKEND_FLAGS[backend], *_cuda_architecture(backend), *user_flags),
         patches={patch.name: source.sha256_of(patch) for patch in source.patches(patch_folder)},
+        kernels={kernel.name: source.sha256_of(kernel) for kernel in source.kernels(kernel_folder)},
         compiler=compiler,
         cpu=hashlib.sha256(macros.encode()).hexdigest()[:16],
         environment={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
@@ -104,9 +107,7 @@ def _build(plan: Plan, python: str) -> None:
     say(f"Building llama.cpp for this machine ({plan.backend}), once; this takes some minutes. Log: {log}")
     with tempfile.TemporaryDirectory(dir=plan.folder.parent, prefix="build-", ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
-        tree = source.unpack(source.fetch(log, python), folder)
-        for patch in source.patches():
-            source.apply(patch, tree)
+        tree = source.patched_tree(log, folder, python)
         _mark(tree, plan)
         out = folder / "wheel"
         command = [

@@ -1,4 +1,4 @@
-"""Runs the checks of native_patches/tests over the patched source: with sanitizers, by clang, for older x86, for ARM.
+"""Runs the checks of kernels and sampler over the patched source: with sanitizers, by clang, for older x86, for ARM.
 
     python -m native_patches.check [--only NAME]... [--json FILE]
 
@@ -26,7 +26,9 @@ from native_patches import source
 from native_patches.plan import jobs
 from native_patches.tools import cache_dir, lock, main_guard, make_folder, require_space, run_logged, say
 
-TESTS = Path(__file__).parent / "tests"
+_HERE = Path(__file__).parent
+TESTS = (_HERE / "kernels" / "tests", _HERE / "native" / "tests")
+"""The folders of the checks: of the kernels, and of the sampler."""
 MODEL = Path(__file__).parents[1] / "llamabatch" / "models" / "tiny.gguf"
 GIGABYTES = 4.0
 TIMEOUT_S = 3600
@@ -121,6 +123,11 @@ class Result:
         return f"{self.check:12}{self.program:24}{self.outcome:9}{self.detail} ({self.seconds:.0f} s)"
 
 
+def check_source(program: str) -> Path:
+    """The source file of a check."""
+    return next(path for folder in TESTS if (path := folder / f"{program}.cpp").is_file())
+
+
 def missing(check: Check) -> str:
     """Why a check cannot run on this machine, or nothing."""
     if sys.platform != "linux":
@@ -146,9 +153,7 @@ def run_checks(checks: Sequence[Check]) -> Iterator[Result]:
     with lock(home / "lock"), tempfile.TemporaryDirectory(dir=home, ignore_cleanup_errors=True) as temporary:
         log = make_folder(cache_dir() / "logs") / "checks.log"
         log.write_text("", encoding="utf-8")
-        tree = source.unpack(source.fetch(log), Path(temporary))
-        for patch in source.patches():
-            source.apply(patch, tree)
+        tree = source.patched_tree(log, Path(temporary))
         for check in able:
             yield from _run(check, tree / "vendor" / "llama.cpp", Path(temporary) / check.name, log)
 
@@ -224,7 +229,7 @@ def _compile(check: Check, program: str, tree: Path, place: Path) -> tuple[list[
             *watched,
             *include,
             "-c",
-            TESTS / f"{program}.cpp",
+            check_source(program),
             "-o",
             object_file,
         ],

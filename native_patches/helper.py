@@ -28,7 +28,7 @@ FLAGS = (
 
 def sources() -> list[Path]:
     """All files that shape the library."""
-    return [Path(__file__), *sorted(SOURCE.parent.iterdir())]
+    return [Path(__file__), *sorted(path for path in SOURCE.parent.iterdir() if path.is_file())]
 
 
 def platform_tag() -> str:

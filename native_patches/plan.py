@@ -22,11 +22,15 @@ MARKER = "llamabatch_build.json"
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that decides what the wheel contains."""
+    """Everything that decides what the wheel contains.
+
+    patches, kernels: the hash of each file, by its name.
+    """
 
     backend: str
     flags: tuple[str, ...]
     patches: Mapping[str, str]
+    kernels: Mapping[str, str]
     compiler: str
     cpu: str
     environment: Mapping[str, str]
@@ -34,8 +38,8 @@ class Plan:
     @property
     def key(self) -> str:
         facts = [
-            RECIPE, source.SHA256, self.backend, self.flags, dict(self.patches), self.compiler, self.cpu,
-            dict(self.environment), sysconfig.get_platform(),
+            RECIPE, source.SHA256, self.backend, self.flags, dict(self.patches), dict(self.kernels),
+            self.compiler, self.cpu, dict(self.environment), sysconfig.get_platform(),
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -54,7 +58,7 @@ class Plan:
     def marker(self) -> str:
         facts = {
             "version": self.version, "key": self.key, "backend": self.backend, "patches": dict(self.patches),
-            "flags": list(self.flags), "compiler": self.compiler, "cpu": self.cpu,
+            "kernels": dict(self.kernels), "flags": list(self.flags), "compiler": self.compiler, "cpu": self.cpu,
         }  # fmt: skip
         return json.dumps(facts, indent=2, sort_keys=True) + "\n"
 

@@ -83,9 +83,7 @@ def _build(plan: Plan) -> None:
     say(f"Building {' and '.join(PROGRAMS)} ({plan.backend}), once; this takes some minutes. Log: {log}")
     with tempfile.TemporaryDirectory(dir=home, prefix="build-", ignore_cleanup_errors=True) as temporary:
         place = Path(temporary)
-        tree = source.unpack(source.fetch(log), place)
-        for patch in source.patches():
-            source.apply(patch, tree)
+        tree = source.patched_tree(log, place)
         _compile(plan, tree / "vendor" / "llama.cpp", place, log)
         ready = make_folder(place / "ready")
         for name in PROGRAMS:

@@ -1,4 +1,7 @@
-"""Gets the pinned source package of llama-cpp-python and applies our patches to it."""
+"""The pinned source package of llama-cpp-python, our kernels copied into it, and our patches applied to it.
+
+A kernel is a source file of its own in `kernels/`; the patch that calls it holds the hook and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,22 @@ SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
 FILE_NAME = f"llama_cpp_python-{VERSION}.tar.gz"
 
 PATCH_FOLDER = Path(__file__).resolve().parent
+KERNEL_FOLDER = PATCH_FOLDER / "kernels"
+
+_LLAMA_CPP = Path("vendor", "llama.cpp")
+_CPU = _LLAMA_CPP / "ggml" / "src" / "ggml-cpu"
+
+KERNELS = {
+    "fattn-block.cpp": _CPU,
+    "fattn-block.h": _CPU,
+    "fattn-few.h": _CPU,
+    "repack-any-rows.h": _CPU,
+    "repack-rows.cpp": _CPU / "arch" / "x86",
+    "repack-rows.h": _CPU / "arch" / "x86",
+    "repack-rows-k.h": _CPU / "arch" / "x86",
+    "unicode-regex.h": _LLAMA_CPP / "src",
+}
+"""Each kernel's file name and the folder of the source package that it is copied to."""
 
 
 def sha256_of(path: Path) -> str:
@@ -34,10 +53,36 @@ def patches(folder: Path = PATCH_FOLDER) -> list[Path]:
     return sorted(folder.glob("[0-9][0-9][0-9][0-9]-*.patch"))
 
 
+def kernels(folder: Path = KERNEL_FOLDER) -> list[Path]:
+    """The source files that are copied into llama.cpp, by name. Their checks, in `tests/`, are not among them."""
+    return [folder / name for name in sorted(KERNELS)]
+
+
 def header(patch: Path) -> str:
-    """What a patch says about itself: the text before its first changed file."""
+    """The purpose of a patch: its text before the first changed file."""
     text = patch.read_text(encoding="utf-8")
     return re.split(r"^(?:diff |--- )", text, maxsplit=1, flags=re.MULTILINE)[0].strip()
+
+
+def patched_tree(log: Path, folder: Path, python: str = sys.executable) -> Path:
+    """The top folder of the source, unpacked into `folder`, with kernels and patches. Raises SetupFailure."""
+    tree = unpack(fetch(log, python), folder)
+    copy_kernels(tree)
+    for patch in patches():
+        apply(patch, tree)
+    return tree
+
+
+def copy_kernels(tree: Path) -> None:
+    """Copy each kernel to its folder in `tree`; a file that llama.cpp has under that name stops the build."""
+    for kernel in kernels():
+        target = tree / KERNELS[kernel.name] / kernel.name
+        if target.exists():
+            raise SetupFailure(
+                f"llama-cpp-python {VERSION} has a file {target.relative_to(tree)} of its own: "
+                f"rename native_patches/kernels/{kernel.name}, or delete it if it has been merged."
+            )
+        shutil.copyfile(kernel, target)
 
 
 def fetch(log: Path, python: str = sys.executable) -> Path:

@@ -24,7 +24,7 @@ _FLAGS = ("-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DLLAMA_BUILD
 
 def libraries(plan: Plan) -> Path:
     """The folder with libllama and ggml's libraries: from the cache, or built now. Raises SetupFailure."""
-    plan = dataclasses.replace(plan, patches={name: plan.patches[name] for name in NEEDED})
+    plan = dataclasses.replace(plan, patches={name: plan.patches[name] for name in NEEDED}, kernels={})
     folder = cache_dir() / "stock" / plan.key
     if (folder / MARKER).is_file():
         return folder

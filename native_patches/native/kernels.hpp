@@ -70,7 +70,7 @@ double uniform(uint64_t seed, uint64_t index) {
 
 // --- passes over many logits, compiled once for each instruction set ------------------------------------------------
 
-template <int CHUNK> LB_INLINE bool maxima_of(const float *x, int n_chunks, float *maxima) {
+template <int CHUNK> LB_INLINE bool maxima_of(const float * x, int n_chunks, float * maxima) {
     int bad = 0;
     for (int c = 0; c < n_chunks; c++, x += CHUNK) {
         float most = NEVER;
@@ -85,38 +85,40 @@ template <int CHUNK> LB_INLINE bool maxima_of(const float *x, int n_chunks, floa
 }
 
 // The largest of each chunk; false if there is a NaN or +inf.
-LB_KERNEL bool chunk_maxima(const float *x, int n_chunks, int chunk, float *maxima) {
+LB_KERNEL bool chunk_maxima(const float * x, int n_chunks, int chunk, float * maxima) {
     return chunk == WIDE ? maxima_of<WIDE>(x, n_chunks, maxima) : maxima_of<NARROW>(x, n_chunks, maxima);
 }
 
-LB_KERNEL void weigh(const float *x, int64_t n, float top, float coldness, double *weights) {
-    for (int64_t i = 0; i < n; i++)
+LB_KERNEL void weigh(const float * x, int64_t n, float top, float coldness, double * weights) {
+    for (int64_t i = 0; i < n; i++) {
         weights[i] = weight_of(x[i], top, coldness);
+    }
 }
 
-template <int CHUNK>
-LB_INLINE void sums_of(const float *x, int n_chunks, float top, float coldness, double *sums) {
+template <int CHUNK> LB_INLINE void sums_of(const float * x, int n_chunks, float top, float coldness, double * sums) {
     for (int c = 0; c < n_chunks; c++, x += CHUNK) {
         double sum = 0;
 #pragma omp simd reduction(+ : sum) // any order: the sums are exact
-        for (int i = 0; i < CHUNK; i++)
+        for (int i = 0; i < CHUNK; i++) {
             sum += weight_of(x[i], top, coldness);
+        }
         sums[c] = sum;
     }
 }
 
 // What the tokens of each chunk weigh together.
-LB_KERNEL void chunk_sums(const float *x, int n_chunks, int chunk, float top, float coldness, double *sums) {
-    if (chunk == WIDE)
+LB_KERNEL void chunk_sums(const float * x, int n_chunks, int chunk, float top, float coldness, double * sums) {
+    if (chunk == WIDE) {
         sums_of<WIDE>(x, n_chunks, top, coldness, sums);
-    else
+    } else {
         sums_of<NARROW>(x, n_chunks, top, coldness, sums);
+    }
 }
 
 // Appends what is `bound` or more of a chunk to values and ids, the first of which is `first`; returns how many. Both
 // have room for a whole chunk: what is not wanted is overwritten by what follows, which saves a branch.
 LB_ONLY("default")
-int select_from(const float *x, int chunk, float bound, int first, float *values, int32_t *ids) {
+int select_from(const float * x, int chunk, float bound, int first, float * values, int32_t * ids) {
     int found = 0;
     for (int j = 0; j < chunk; j++) {
         values[found] = x[j];
@@ -128,7 +130,7 @@ int select_from(const float *x, int chunk, float bound, int first, float *values
 
 #if defined(LB_CLONES)
 LB_ONLY("avx512f")
-int select_from(const float *x, int chunk, float bound, int first, float *values, int32_t *ids) {
+int select_from(const float * x, int chunk, float bound, int first, float * values, int32_t * ids) {
     const __m512i step = _mm512_set1_epi32(16);
     __m512i places = _mm512_add_epi32(_mm512_set1_epi32(first),
                                       _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
@@ -145,50 +147,57 @@ int select_from(const float *x, int chunk, float bound, int first, float *values
 #endif
 
 // The place of the first weight at which the sum of all up to it exceeds `target`.
-LB_KERNEL int64_t place_of(const double *weights, int64_t n, double target) {
+LB_KERNEL int64_t place_of(const double * weights, int64_t n, double target) {
     constexpr int BLOCK = 64; // added up at once
     double sum = 0;
     int64_t i = 0;
     for (double more; i + BLOCK < n; i += BLOCK, sum += more) {
         more = 0;
 #pragma omp simd reduction(+ : more)
-        for (int j = 0; j < BLOCK; j++)
+        for (int j = 0; j < BLOCK; j++) {
             more += weights[i + j];
-        if (sum + more > target)
+        }
+        if (sum + more > target) {
             break;
+        }
     }
-    while (i + 1 < n && (sum += weights[i]) <= target)
+    while (i + 1 < n && (sum += weights[i]) <= target) {
         i++;
+    }
     return i;
 }
 
-LB_KERNEL double sum_of(const double *weights, int64_t n) {
+LB_KERNEL double sum_of(const double * weights, int64_t n) {
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < n; i++)
+    for (int64_t i = 0; i < n; i++) {
         sum += weights[i];
+    }
     return sum;
 }
 
 // The sum of exp(x - top), to about 3e-7 of it. Its last bits depend on the vector width: no token may hang on it.
-LB_KERNEL double sum_exp(const float *x, int64_t n, float top) {
+LB_KERNEL double sum_exp(const float * x, int64_t n, float top) {
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < n; i++)
+    for (int64_t i = 0; i < n; i++) {
         sum += scaled_exp(x[i] - top, -80.0f);
+    }
     return sum * 0x1p-33;
 }
 
 // How many tokens are likelier than token `id`: larger ones, and those of lower id that are equal.
-LB_KERNEL int64_t count_likelier(const float *x, int64_t n, int64_t id) {
+LB_KERNEL int64_t count_likelier(const float * x, int64_t n, int64_t id) {
     const float value = x[id];
     int64_t count = 0;
 #pragma omp simd reduction(+ : count)
-    for (int64_t i = 0; i < id; i++)
+    for (int64_t i = 0; i < id; i++) {
         count += x[i] >= value;
+    }
 #pragma omp simd reduction(+ : count)
-    for (int64_t i = id + 1; i < n; i++)
+    for (int64_t i = id + 1; i < n; i++) {
         count += x[i] > value;
+    }
     return count;
 }
 

@@ -20,18 +20,19 @@
 
 namespace {
 
-float coldness(const lb_params &p) { return 1.0f / std::max(p.temperature, COLDEST); }
+float coldness(const lb_params & p) { return 1.0f / std::max(p.temperature, COLDEST); }
 
 // What the chain leaves of a row: s.values and s.ids [0, n), in order of the ids. The order of "likelier" is by value,
 // the lower id first where two are equal.
 class Candidates {
   public:
-    Candidates(const Row &row, int n_vocab, const lb_params &p, Scratch &scratch)
+    Candidates(const Row & row, int n_vocab, const lb_params & p, Scratch & scratch)
         : row(row), s(scratch), floor(float_from(row.top + p.log_min_p)) {
         if (p.top_k > 0 && p.top_k < n_vocab) {
             cut_count(p.top_k);
-            if (p.top_p < 1)
+            if (p.top_p < 1) {
                 cut_mass(p.top_p * weigh_all(1.0f));
+            }
         } else if (p.top_p < 1) {
             const double whole = row.sum_all(1.0f), target = p.top_p * whole;
             gather_mass(target, whole);
@@ -39,14 +40,13 @@ class Candidates {
         } else {
             n = row.collect(floor);
         }
-        if (floor > NEVER)
+        if (floor > NEVER) {
             keep([lowest = floor](float value, int) { return value >= lowest; });
+        }
         weigh_all(coldness(p));
     }
 
-    int draw(double u) const {
-        return s.ids[place_of(s.weights.get(), n, u * total)];
-    }
+    int draw(double u) const { return s.ids[place_of(s.weights.get(), n, u * total)]; }
 
     int n = 0;
     double total = 0; // of the weights
@@ -63,8 +63,8 @@ class Candidates {
     }
 
     template <typename Test> void keep(Test wanted) {
-        float *values = s.values.get();
-        int32_t *ids = s.ids.get();
+        float * values = s.values.get();
+        int32_t * ids = s.ids.get();
         int kept = 0;
         for (int i = 0; i < n; i++) {
             const bool stays = wanted(values[i], i);
@@ -92,11 +92,13 @@ class Candidates {
 
     void cut_count(int k) {
         n = row.collect(k <= row.n_chunks ? nth_maximum(k) : NEVER);
-        if (n <= k)
+        if (n <= k) {
             return;
+        }
         s.picked.resize(n);
-        for (int i = 0; i < n; i++)
+        for (int i = 0; i < n; i++) {
             s.picked[i] = i;
+        }
         std::nth_element(s.picked.begin(), s.picked.begin() + (k - 1), s.picked.end(),
                          [this](int a, int b) { return likelier(a, b); });
         keep_to(s.picked[k - 1]);
@@ -108,27 +110,32 @@ class Candidates {
         const float head = nth_maximum((row.n_chunks + 1) / 2);
         n = row.collect(std::max(head, floor));
         const double mass = weigh_all(1.0f);
-        if (mass >= target || head <= floor)
+        if (mass >= target || head <= floor) {
             return;
+        }
         double histogram[BUCKETS] = {};
         float buffer[WIDE];
         double weights[WIDE];
         for (int c = 0; c < row.n_chunks; c += SAMPLED) {
-            const float *values = row.view(c, buffer);
+            const float * values = row.view(c, buffer);
             weigh(values, row.chunk, row.top, 1.0f, weights);
-            for (int j = 0; j < row.chunk; j++)
-                if (values[j] < head)
+            for (int j = 0; j < row.chunk; j++) {
+                if (values[j] < head) {
                     histogram[bucket(values[j])] += weights[j] * SAMPLED;
+                }
+            }
         }
         double guess = mass;
         int b = bucket(head);
-        while (b + 1 < BUCKETS && guess < target + (whole - target) / 3)
+        while (b + 1 < BUCKETS && guess < target + (whole - target) / 3) {
             guess += histogram[b++];
+        }
         for (float bound = head; bound > floor && b < BUCKETS; b += 12) { // further down while it falls short
             bound = row.top - static_cast<float>(b + 1) / PER_UNIT;
             n = row.collect(std::max(bound, floor));
-            if (weigh_all(1.0f) >= target)
+            if (weigh_all(1.0f) >= target) {
                 return;
+            }
         }
     }
 
@@ -148,50 +155,58 @@ class Candidates {
         }
         double sum = 0;
         int border = 0;
-        for (; border < BUCKETS && sum + histogram[border] < target; border++)
+        for (; border < BUCKETS && sum + histogram[border] < target; border++) {
             sum += histogram[border];
-        if (border == BUCKETS)
+        }
+        if (border == BUCKETS) {
             return;
+        }
         s.picked.clear();
-        for (int i = 0; i < n; i++)
-            if (s.buckets[i] == border)
+        for (int i = 0; i < n; i++) {
+            if (s.buckets[i] == border) {
                 s.picked.push_back(i);
+            }
+        }
         std::sort(s.picked.begin(), s.picked.end(), [this](int a, int b) { return likelier(a, b); });
-        for (int i : s.picked)
+        for (int i : s.picked) {
             if ((sum += s.weights[i]) >= target) {
                 keep_to(i);
                 return;
             }
+        }
     }
 
     static constexpr int SAMPLED = 16, PER_UNIT = 32, BUCKETS = 25 * PER_UNIT; // below -25 nothing has a weight
-    const Row &row;
-    Scratch &s;
+    const Row & row;
+    Scratch & s;
     const float floor; // what min_p leaves
 };
 
 // A draw from all tokens: the sums of the chunks first, then within the chunk that was hit.
-int draw_from_all(const Row &row, const lb_params &p, double u, const Scratch &s) {
+int draw_from_all(const Row & row, const lb_params & p, double u, const Scratch & s) {
     const double target = u * row.sum_all(coldness(p));
     double sum = 0, weights[WIDE];
     int c = 0;
-    while (c + 1 < row.n_chunks && sum + s.sums[c] <= target)
+    while (c + 1 < row.n_chunks && sum + s.sums[c] <= target) {
         sum += s.sums[c++];
+    }
     float buffer[WIDE];
     weigh(row.view(c, buffer), row.chunk, row.top, coldness(p), weights);
     return c * row.chunk + static_cast<int>(place_of(weights, row.chunk, target - sum));
 }
 
-int chunk_for(const lb_params &p, int n_vocab) {
+int chunk_for(const lb_params & p, int n_vocab) {
     const bool many = p.temperature > 0 && p.top_k > 0 && p.top_k < n_vocab && p.top_k * 4LL > n_vocab / WIDE;
     return many || n_vocab < 4096 ? NARROW : WIDE;
 }
 
-int sample_row(const Row &row, int n_vocab, const lb_params &p, uint64_t seed, uint64_t index, Scratch &s) {
-    if (!row.numbers)
+int sample_row(const Row & row, int n_vocab, const lb_params & p, uint64_t seed, uint64_t index, Scratch & s) {
+    if (!row.numbers) {
         return NO_TOKEN;
-    if (p.temperature == 0)
+    }
+    if (p.temperature == 0) {
         return row.greedy();
+    }
     const double u = uniform(seed, index);
     const bool is_cut = (p.top_k > 0 && p.top_k < n_vocab) || p.top_p < 1 || p.log_min_p > NEVER;
     return is_cut ? Candidates(row, n_vocab, p, s).draw(u) : draw_from_all(row, p, u, s);
@@ -207,17 +222,17 @@ LB_EXPORT int lb_abi_version() { return 2; }
 // Writes a token for each row, -1 where the logits are no numbers; returns 0, or 1 when memory ran out. Rows are
 // n_vocab floats, `stride` floats apart. `histories` and `masks` may be null, as may each mask; masks are in the
 // format of lb_params::allowed. n_threads counts only where OpenMP was compiled in and the rows are worth it.
-LB_EXPORT int lb_sample_rows(const float *logits, int64_t stride, int n_rows, int n_vocab,
-                             const lb_params *const *params, const uint64_t *seeds, const uint64_t *indices,
-                             const lb_history *histories, const uint32_t *const *masks, int64_t n_mask_words,
-                             int n_threads, int32_t *tokens) {
+LB_EXPORT int lb_sample_rows(const float * logits, int64_t stride, int n_rows, int n_vocab,
+                             const lb_params * const * params, const uint64_t * seeds, const uint64_t * indices,
+                             const lb_history * histories, const uint32_t * const * masks, int64_t n_mask_words,
+                             int n_threads, int32_t * tokens) {
     int failed = 0;
     // With fewer threads than llama.cpp's the team would be torn down and built up again in each step: all or one.
     const bool worth_it = n_threads > 1 && n_rows > 1 && static_cast<int64_t>(n_rows) * n_vocab >= PARALLEL_FROM;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(n_threads) reduction(| : failed) if (worth_it)
     for (int r = 0; r < n_rows; r++) {
         try {
-            const lb_params &p = *params[r];
+            const lb_params & p = *params[r];
             const Row row(logits + r * stride, n_vocab, chunk_for(p, n_vocab), p, histories ? histories + r : nullptr,
                           masks ? masks[r] : nullptr, n_mask_words, scratch);
             tokens[r] = sample_row(row, n_vocab, p, seeds[r], indices[r], scratch);
@@ -230,13 +245,14 @@ LB_EXPORT int lb_sample_rows(const float *logits, int64_t stride, int n_rows, in
 
 // What one row may draw from: ids rising, and their weights; room for n_vocab of each. Returns how many, 0 where the
 // logits are no numbers, -1 when memory ran out.
-LB_EXPORT int lb_candidates(const float *logits, int n_vocab, const lb_params *params, const lb_history *history,
-                            const uint32_t *mask, int64_t n_mask_words, int32_t *ids, double *weights) {
+LB_EXPORT int lb_candidates(const float * logits, int n_vocab, const lb_params * params, const lb_history * history,
+                            const uint32_t * mask, int64_t n_mask_words, int32_t * ids, double * weights) {
     try {
-        Scratch &s = scratch;
+        Scratch & s = scratch;
         const Row row(logits, n_vocab, chunk_for(*params, n_vocab), *params, history, mask, n_mask_words, s);
-        if (!row.numbers)
+        if (!row.numbers) {
             return 0;
+        }
         const Candidates left(row, n_vocab, *params, s);
         std::copy_n(s.ids.get(), left.n, ids);
         std::copy_n(s.weights.get(), left.n, weights);
@@ -250,9 +266,9 @@ LB_EXPORT int lb_candidates(const float *logits, int n_vocab, const lb_params *p
 // `chosen[i]` and then its `ks[i]` likeliest (at most `most`), from place i * (most + 1) of `ids` and `logprobs` on, the
 // rank of the chosen one, and in `counts` how many there are, 0 where the logits are no numbers. With ks[i] = -1 it is
 // the chosen one's logprob alone, without a rank. Returns 0, or 1 when memory ran out.
-LB_EXPORT int lb_logprobs(const float *logits, int64_t stride, int n_vocab, int n, const int32_t *rows,
-                          const int32_t *chosen, const int32_t *ks, int most, int n_threads, int32_t *ids,
-                          double *logprobs, int32_t *ranks, int32_t *counts) {
+LB_EXPORT int lb_logprobs(const float * logits, int64_t stride, int n_vocab, int n, const int32_t * rows,
+                          const int32_t * chosen, const int32_t * ks, int most, int n_threads, int32_t * ids,
+                          double * logprobs, int32_t * ranks, int32_t * counts) {
     int failed = 0;
     const bool worth_it = n_threads > 1 && n > 1 && static_cast<int64_t>(n) * n_vocab >= PARALLEL_FROM;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(n_threads) reduction(| : failed) if (worth_it)

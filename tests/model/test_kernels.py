@@ -1,4 +1,4 @@
-"""Kernels for CPUs against float64: the programs of native_patches/tests, compiled for the library in use, and run."""
+"""Kernels for CPUs against float64: native_patches/kernels/tests, compiled for the library in use, and run."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ import pytest
 
 from llamabatch.llama import build_info, library
 
-SOURCES = Path(__file__).parents[2] / "native_patches" / "tests"
+SOURCES = Path(__file__).parents[2] / "native_patches" / "kernels" / "tests"
 COMPILER = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
 
 

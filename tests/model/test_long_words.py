@@ -27,7 +27,7 @@ DEADLY = (
     *("seed-coder", "bloom", "superbpe", "afmoe", "default", "falcon"),
 )
 RUNS = ("a", "A", " ", "1", "!", "\n", "é", "中", "\u0301", "😀", "\u3000", "aA")
-CHECK = Path(source.__file__).parent / "tests" / "tokenizer_check.cpp"
+CHECK = Path(source.__file__).parent / "kernels" / "tests" / "tokenizer_check.cpp"
 COMPILER = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
 
 patched = pytest.mark.skipif(
@@ -138,6 +138,7 @@ def test_words_are_those_of_std_regex(tmp_path):
             if member.name.startswith(wanted) and member.isfile():
                 archive.extract(member, tmp_path)
     source.apply(source.PATCH_FOLDER / library.SPLITTING_PATCH, tmp_path / source.FILE_NAME.removesuffix(".tar.gz"))
+    shutil.copy(source.KERNEL_FOLDER / "unicode-regex.h", tmp_path / top / "src")
     libraries, tree, program = build_info.library_dir(library.load()), tmp_path / top, tmp_path / "check"
     include = [f"-I{tree / folder}" for folder in ("include", "ggml/include", "src")]
     command = [COMPILER, "-O2", "-std=c++17", "-pthread", *include, str(CHECK), "-o", str(program), f"-L{libraries}"]

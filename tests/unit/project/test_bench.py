@@ -360,7 +360,7 @@ def test_a_model_knows_its_vocabulary(tmp_path):
 
 
 def test_the_programs_are_built_as_the_wheel_but_for_what_is_built():
-    plan = Plan("cpu", (*build._FLAGS, "-DGGML_LTO=ON"), {}, "a compiler", "a cpu", {})
+    plan = Plan("cpu", (*build._FLAGS, "-DGGML_LTO=ON"), {}, {}, "a compiler", "a cpu", {})
     flags = programs.flags(plan)
     assert {"-DGGML_NATIVE=ON", "-DGGML_LTO=ON", "-DLLAMA_BUILD_SERVER=ON", "-DLLAMA_OPENSSL=OFF"} <= set(flags)
     assert {"-DLLAMA_BUILD_SERVER=OFF", "-DLLAMA_BUILD_COMMON=OFF"}.isdisjoint(flags)
@@ -369,7 +369,7 @@ def test_the_programs_are_built_as_the_wheel_but_for_what_is_built():
 
 def test_programs_of_another_recipe_are_built_again(tmp_path, monkeypatch):
     monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path))
-    plan = Plan("cpu", build._FLAGS, {}, "a compiler", "a cpu", {})
+    plan = Plan("cpu", build._FLAGS, {}, {}, "a compiler", "a cpu", {})
     folder = programs.folder(plan.key)
     folder.mkdir(parents=True)
     for name in programs.PROGRAMS:

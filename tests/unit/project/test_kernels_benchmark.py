@@ -90,4 +90,4 @@ def test_a_check_for_another_cpu_is_left_out(monkeypatch):
 
 def test_all_programs_of_the_checks_are_there():
     named = {program for one in check.CHECKS for program in one.programs} - set(check._OPERATIONS)
-    assert named == {path.stem for path in check.TESTS.glob("*.cpp")}
+    assert named == {path.stem for folder in check.TESTS for path in folder.glob("*.cpp")}

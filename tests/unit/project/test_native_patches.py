@@ -16,6 +16,7 @@ from native_patches import bootstrap, build, source, tools
 from native_patches.plan import MARKER
 
 ROOT = Path(__file__).parents[3]
+FORMATTER = shutil.which("clang-format", path=str(Path(sys.executable).parent))
 
 
 @pytest.fixture
@@ -52,6 +53,37 @@ def test_every_patch_says_what_it_is_for(patch):
     assert all(words in text for words in ("Without it:", "Upstream:", "Merged when:"))
     assert "+++" not in text
     assert source._changed_files(patch)
+
+
+@pytest.mark.parametrize("patch", source.patches(), ids=lambda patch: patch.name)
+def test_a_patch_is_a_hook(patch):
+    """Whole new files stand in native_patches/kernels."""
+    text = patch.read_text(encoding="utf-8")
+    assert "--- /dev/null" not in text
+    assert len(re.findall(r"^\+(?!\+\+ )", text, flags=re.MULTILINE)) <= 80
+
+
+def test_each_kernel_has_a_place_in_the_source():
+    found = {path.name for path in source.KERNEL_FOLDER.iterdir() if path.is_file()}
+    assert found == set(source.KERNELS) == {path.name for path in source.kernels()}
+
+
+def test_kernels_are_copied_and_replace_nothing(tmp_path):
+    for folder in source.KERNELS.values():
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    source.copy_kernels(tmp_path)
+    for name, folder in source.KERNELS.items():
+        assert (tmp_path / folder / name).read_bytes() == (source.KERNEL_FOLDER / name).read_bytes()
+    with pytest.raises(tools.SetupFailure, match=r"has a file \S+ of its own: rename native_patches/kernels/"):
+        source.copy_kernels(tmp_path)
+
+
+@pytest.mark.skipif(FORMATTER is None, reason="clang-format is not installed")
+def test_native_code_is_formatted():
+    sources = [path for ending in ("cpp", "hpp", "h") for path in source.PATCH_FOLDER.rglob(f"*.{ending}")]
+    command = [FORMATTER, "--dry-run", "--Werror", *map(str, sorted(sources))]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_the_package_knows_patches_by_their_names():
@@ -165,6 +197,14 @@ def test_the_key_follows_the_patches(plan, tmp_path):
     assert changed.key not in {plan.key, build.make_plan("cpu", source.PATCH_FOLDER / "nowhere").key}
 
 
+def test_the_key_follows_the_kernels(plan, tmp_path):
+    shutil.copytree(source.KERNEL_FOLDER, tmp_path / "kernels")
+    assert build.make_plan("cpu", kernel_folder=tmp_path / "kernels").key == plan.key
+    with open(tmp_path / "kernels" / "fattn-few.h", "a") as file:
+        file.write("// more\n")
+    assert build.make_plan("cpu", kernel_folder=tmp_path / "kernels").key != plan.key
+
+
 def test_the_key_follows_flags_compiler_cpu_and_environment(plan, monkeypatch):
     keys = {plan.key}
     monkeypatch.setenv("CMAKE_ARGS", "-DGGML_BLAS=ON '-DX=a b'")
@@ -212,6 +252,7 @@ def test_a_failed_build_is_one_sentence_and_leaves_only_the_log(plan, cache, mon
     monkeypatch.setattr(build, "require_space", lambda folder, gigabytes: None)
     monkeypatch.setattr(source, "fetch", lambda log, python: Path("package"))
     monkeypatch.setattr(source, "unpack", lambda package, folder: folder)
+    monkeypatch.setattr(source, "copy_kernels", lambda tree: None)
     monkeypatch.setattr(source, "apply", lambda patch, tree: None)
     monkeypatch.setattr(build, "_mark", lambda tree, plan: None)
 

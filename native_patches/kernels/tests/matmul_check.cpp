@@ -25,9 +25,15 @@
 
 namespace {
 
-struct ContextFree { void operator()(ggml_context * p) const { ggml_free(p); } };
-struct BackendFree { void operator()(ggml_backend * p) const { ggml_backend_free(p); } };
-struct BufferFree  { void operator()(ggml_backend_buffer * p) const { ggml_backend_buffer_free(p); } };
+struct ContextFree {
+    void operator()(ggml_context * p) const { ggml_free(p); }
+};
+struct BackendFree {
+    void operator()(ggml_backend * p) const { ggml_backend_free(p); }
+};
+struct BufferFree {
+    void operator()(ggml_backend_buffer * p) const { ggml_backend_buffer_free(p); }
+};
 
 ggml_backend_dev_t cpu() { return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU); }
 
@@ -47,8 +53,8 @@ std::vector<ggml_backend_buffer_type_t> extra_buffer_types() {
 void make_extreme(ggml_type type, std::vector<char> & bytes) {
     const size_t size = ggml_type_size(type);
     for (size_t b = 0; b < bytes.size() / size; b++) {
-        const bool low   = b % 2;
-        char *     block = bytes.data() + b*size;
+        const bool low = b % 2;
+        char * block = bytes.data() + b * size;
         if (type == GGML_TYPE_Q8_0) { // d, 32 quants
             memset(block + 2, low ? -128 : 127, 32);
         } else if (type == GGML_TYPE_Q4_0) { // d, 32 quants of four bits
@@ -62,7 +68,7 @@ void make_extreme(ggml_type type, std::vector<char> & bytes) {
 }
 
 struct Contents {
-    std::vector<char>  bytes;
+    std::vector<char> bytes;
     std::vector<float> rounded; // as the type has rounded them
 };
 
@@ -73,9 +79,9 @@ const Contents & contents(const ggml_tensor * weights, bool extreme) {
         made.try_emplace({ weights->type, weights->ne[0], weights->ne[1], weights->ne[2], extreme });
     Contents & found = at->second;
     if (is_new) {
-        std::mt19937                    random(made.size());
+        std::mt19937 random(made.size());
         std::normal_distribution<float> normal(0.0f, 1.0f);
-        std::vector<float>              values(size_t(ggml_nelements(weights)));
+        std::vector<float> values(size_t(ggml_nelements(weights)));
         for (float & value : values) {
             value = normal(random);
         }
@@ -96,27 +102,26 @@ const Contents & contents(const ggml_tensor * weights, bool extreme) {
 // weights (k x n, a type) times rows of inputs (k x rows, f32, `gap` apart). With experts there are several such weights,
 // and each row has one of them.
 class Product {
-public:
+  public:
     Product(ggml_type type, int k, int n, int rows, int threads, ggml_backend_buffer_type_t buffer_type, int gap = 0,
             int experts = 0)
         : k(k), n(n), rows(rows), experts(experts) {
         weights_context.reset(ggml_init({ ggml_tensor_overhead(), nullptr, true }));
-        context.reset(ggml_init({ ggml_tensor_overhead()*8 + ggml_graph_overhead(), nullptr, true }));
+        context.reset(ggml_init({ ggml_tensor_overhead() * 8 + ggml_graph_overhead(), nullptr, true }));
         backend.reset(ggml_backend_cpu_init());
         ggml_backend_cpu_set_n_threads(backend.get(), threads);
         inputs = ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, k + gap, rows);
         if (experts) {
             weights = ggml_new_tensor_3d(weights_context.get(), type, k, n, experts);
-            chosen  = ggml_new_tensor_2d(context.get(), GGML_TYPE_I32, 1, rows);
-            out     = ggml_mul_mat_id(
-                context.get(), weights,
-                ggml_view_3d(context.get(), inputs, k, 1, rows, inputs->nb[1], inputs->nb[1], 0), chosen);
+            chosen = ggml_new_tensor_2d(context.get(), GGML_TYPE_I32, 1, rows);
+            out = ggml_mul_mat_id(context.get(), weights,
+                                  ggml_view_3d(context.get(), inputs, k, 1, rows, inputs->nb[1], inputs->nb[1], 0),
+                                  chosen);
         } else {
             weights = ggml_new_tensor_2d(weights_context.get(), type, k, n);
-            out     = ggml_mul_mat(context.get(), weights,
-                                   ggml_view_2d(context.get(), inputs, k, rows, inputs->nb[1], 0));
+            out = ggml_mul_mat(context.get(), weights, ggml_view_2d(context.get(), inputs, k, rows, inputs->nb[1], 0));
         }
-        graph   = ggml_new_graph(context.get());
+        graph = ggml_new_graph(context.get());
         ggml_build_forward_expand(graph, out);
         weights_buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(weights_context.get(), buffer_type));
         ggml_backend_buffer_set_usage(weights_buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
@@ -130,17 +135,17 @@ public:
     void fill(uint32_t seed, bool extreme = false) {
         filled = &contents(weights, extreme);
         ggml_backend_tensor_set(weights, filled->bytes.data(), 0, filled->bytes.size());
-        std::mt19937                    random(seed);
+        std::mt19937 random(seed);
         std::normal_distribution<float> normal(0.0f, 1.0f);
-        given.resize(size_t(k)*rows);
+        given.resize(size_t(k) * rows);
         for (size_t i = 0; i < given.size(); i++) {
             given[i] = extreme ? (i / k % 3 ? 1.0f : -1.0f) : normal(random);
         }
         for (int r = 0; r < rows; r++) {
-            ggml_backend_tensor_set(inputs, given.data() + size_t(r)*k, r*inputs->nb[1], k*sizeof(float));
+            ggml_backend_tensor_set(inputs, given.data() + size_t(r) * k, r * inputs->nb[1], k * sizeof(float));
             if (experts) {
                 const int32_t expert = expert_of(r);
-                ggml_backend_tensor_set(chosen, &expert, r*sizeof(expert), sizeof(expert));
+                ggml_backend_tensor_set(chosen, &expert, r * sizeof(expert), sizeof(expert));
             }
         }
     }
@@ -154,34 +159,34 @@ public:
 
     std::vector<float> first_row() const {
         std::vector<float> got(n);
-        ggml_backend_tensor_get(out, got.data(), 0, got.size()*sizeof(float));
+        ggml_backend_tensor_get(out, got.data(), 0, got.size() * sizeof(float));
         return got;
     }
 
     // the largest error of a row: root of the summed squared differences over that of the expected values
     double error() const {
-        std::vector<float> got(size_t(n)*rows);
-        ggml_backend_tensor_get(out, got.data(), 0, got.size()*sizeof(float));
+        std::vector<float> got(size_t(n) * rows);
+        ggml_backend_tensor_get(out, got.data(), 0, got.size() * sizeof(float));
         double worst = 0.0;
         for (int r = 0; r < rows; r++) {
             double difference = 0.0;
-            double size       = 0.0;
+            double size = 0.0;
             for (int i = 0; i < n; i++) {
-                double         expected = 0.0;
-                const float *  row      = filled->rounded.data() + (size_t(expert_of(r))*n + i)*k;
+                double expected = 0.0;
+                const float * row = filled->rounded.data() + (size_t(expert_of(r)) * n + i) * k;
                 for (int j = 0; j < k; j++) {
-                    expected += double(row[j])*given[size_t(r)*k + j];
+                    expected += double(row[j]) * given[size_t(r) * k + j];
                 }
-                const double off = got[size_t(r)*n + i] - expected;
-                difference += off*off;
-                size       += expected*expected;
+                const double off = got[size_t(r) * n + i] - expected;
+                difference += off * off;
+                size += expected * expected;
             }
-            worst = std::max(worst, std::isfinite(difference) ? sqrt(difference/size) : INFINITY);
+            worst = std::max(worst, std::isfinite(difference) ? sqrt(difference / size) : INFINITY);
         }
         return worst;
     }
 
-private:
+  private:
     // the first has most
     int expert_of(int row) const { return experts && row % 3 == 0 ? row / 3 % experts : 0; }
 
@@ -189,9 +194,9 @@ private:
     int n;
     int rows;
     int experts;
-    std::unique_ptr<ggml_context, ContextFree>       weights_context;
-    std::unique_ptr<ggml_context, ContextFree>       context;
-    std::unique_ptr<ggml_backend, BackendFree>       backend;
+    std::unique_ptr<ggml_context, ContextFree> weights_context;
+    std::unique_ptr<ggml_context, ContextFree> context;
+    std::unique_ptr<ggml_backend, BackendFree> backend;
     std::unique_ptr<ggml_backend_buffer, BufferFree> weights_buffer;
     std::unique_ptr<ggml_backend_buffer, BufferFree> buffer;
     ggml_tensor * weights;
@@ -219,7 +224,7 @@ bool takes_any_rows(ggml_type type, ggml_backend_buffer_type_t buffer_type) {
 
 struct Count {
     int failed = 0;
-    int cases  = 0;
+    int cases = 0;
 };
 
 // A kernel may be as far off as the one for plain rows, which rounds its inputs to 8 bits too, and a little further.
@@ -234,7 +239,7 @@ void check(Count & count, ggml_type type, int k, int n, int rows, int threads, g
     plain.fill(rows, extreme);
     packed.run();
     plain.run();
-    const double bound = 1.1*plain.error() + 1e-4;
+    const double bound = 1.1 * plain.error() + 1e-4;
     count.cases++;
     if (packed.error() > bound) {
         count.failed++;
@@ -261,7 +266,7 @@ int check_all() {
             for (int n : { 8, 40, 264 }) { // multiples of eight, which repacking wants; 264: more than 256
                 for (int rows = 1; rows <= 64; rows += rows < 20 || rows > 61 ? 1 : 6) {
                     for (int threads : { 1, 3 }) {
-                        check(count, type, 3*block, n, rows, threads, buffer_type);
+                        check(count, type, 3 * block, n, rows, threads, buffer_type);
                     }
                 }
             }
@@ -269,7 +274,7 @@ int check_all() {
                 check(count, type, 4352, 136, rows, 1, buffer_type);
                 check(count, type, 256, 16, rows, 2, buffer_type, 32);
                 check(count, type, 256, 40, rows, 1, buffer_type, 0, true);
-                check(count, type, 256, 40, 3*rows, 2, buffer_type, 0, false, 3);
+                check(count, type, 256, 40, 3 * rows, 2, buffer_type, 0, false, 3);
             }
         }
     }
@@ -287,7 +292,7 @@ int time_all(ggml_type type, int k, int n, int threads) {
                 continue;
             }
             product.fill(1);
-            double best  = INFINITY;
+            double best = INFINITY;
             double spent = 0;
             for (int i = 0; i < 12 || (i < 300 && spent < 1e5); i++) {
                 const auto start = std::chrono::steady_clock::now();
@@ -296,7 +301,7 @@ int time_all(ggml_type type, int k, int n, int threads) {
                 best = std::min(best, took.count());
                 spent += took.count();
             }
-            printf("%s, %d rows: %.1f us, %.2f a row\n", ggml_backend_buft_name(buffer_type), rows, best, best/rows);
+            printf("%s, %d rows: %.1f us, %.2f a row\n", ggml_backend_buft_name(buffer_type), rows, best, best / rows);
         }
     }
     return 0;

@@ -3,7 +3,7 @@
 //
 //   g++ -std=c++17 -fopenmp-simd -fsanitize=... sampler_check.cpp
 
-#include "../native/sampler.cpp"
+#include "../sampler.cpp"
 
 #include <cmath>
 #include <cstdio>
@@ -27,23 +27,27 @@ struct Case {
     std::vector<uint64_t> seeds, indices;
     int n_mask_words;
 
-    Case(int vocab, int rows, std::mt19937 &random) : n_vocab(vocab), n_rows(rows), n_mask_words((vocab + 31) / 32) {
+    Case(int vocab, int rows, std::mt19937 & random) : n_vocab(vocab), n_rows(rows), n_mask_words((vocab + 31) / 32) {
         const auto pick = [&](int n) { return static_cast<int>(random() % n); };
         std::normal_distribution<float> normal(0.0f, 3.0f);
         for (int r = 0; r < rows; r++) {
             const int kind = pick(6);
             for (int i = 0; i < vocab; i++) {
                 float x = normal(random);
-                if (kind == 1 && pick(2))
+                if (kind == 1 && pick(2)) {
                     x = -std::numeric_limits<float>::infinity();
-                if (kind == 2)
+                }
+                if (kind == 2) {
                     x = std::round(x);
-                if (kind == 3)
+                }
+                if (kind == 3) {
                     x *= 1e37f;
+                }
                 logits.push_back(x);
             }
-            if (kind == 4)
+            if (kind == 4) {
                 logits[r * static_cast<size_t>(vocab) + pick(vocab)] = std::nanf("");
+            }
             bias_ids.emplace_back();
             biases.emplace_back();
             past_ids.emplace_back();
@@ -56,8 +60,9 @@ struct Case {
             }
             const auto words = [&] {
                 std::vector<uint32_t> bits(1 + pick(n_mask_words));
-                for (uint32_t &word : bits)
+                for (uint32_t & word : bits) {
                     word = random() | 1;
+                }
                 return bits;
             };
             allowed.push_back(words());
@@ -81,27 +86,30 @@ struct Case {
             p.allowed = pick(3) ? nullptr : allowed[r].data();
             p.n_allowed_words = p.allowed ? static_cast<int64_t>(allowed[r].size()) : 0;
             params.push_back(p);
-            histories.push_back({past_ids[r].data(), past_counts[r].data(), static_cast<int64_t>(past_ids[r].size())});
+            histories.push_back(
+                { past_ids[r].data(), past_counts[r].data(), static_cast<int64_t>(past_ids[r].size()) });
             mask_pointers.push_back(pick(2) ? nullptr : masks[r].data());
         }
-        for (const lb_params &p : params)
+        for (const lb_params & p : params) {
             param_pointers.push_back(&p);
+        }
     }
 
     // How many of its answers are no token, and not -1 either.
     int run() const {
         std::vector<int32_t> tokens(n_rows, -2), ids(n_vocab);
         std::vector<double> weights(n_vocab);
-        int bad = lb_sample_rows(logits.data(), n_vocab, n_rows, n_vocab, param_pointers.data(), seeds.data(),
-                                 indices.data(), histories.data(), mask_pointers.data(), n_mask_words, 2,
-                                 tokens.data());
+        int bad =
+            lb_sample_rows(logits.data(), n_vocab, n_rows, n_vocab, param_pointers.data(), seeds.data(), indices.data(),
+                           histories.data(), mask_pointers.data(), n_mask_words, 2, tokens.data());
         for (int r = 0; r < n_rows; r++) {
             bad += tokens[r] < -1 || tokens[r] >= n_vocab;
             const int n = lb_candidates(logits.data() + r * static_cast<size_t>(n_vocab), n_vocab, &params[r],
                                         &histories[r], mask_pointers[r], n_mask_words, ids.data(), weights.data());
             bad += n < 0 || n > n_vocab;
-            for (int i = 0; i < n; i++)
+            for (int i = 0; i < n; i++) {
                 bad += ids[i] < 0 || ids[i] >= n_vocab || !(weights[i] >= 0);
+            }
         }
         const int most = std::min(20, n_vocab);
         std::vector<int32_t> rows(n_rows), chosen(n_rows), ks(n_rows), found(n_rows * (most + 1)), ranks(n_rows),
@@ -116,8 +124,9 @@ struct Case {
                            found.data(), logprobs.data(), ranks.data(), counts.data());
         for (int r = 0; r < n_rows; r++) {
             bad += counts[r] < 0 || counts[r] > most + 1;
-            for (int i = 0; i < counts[r]; i++)
+            for (int i = 0; i < counts[r]; i++) {
                 bad += found[r * (most + 1) + i] < 0 || found[r * (most + 1) + i] >= n_vocab;
+            }
         }
         return bad;
     }
@@ -128,7 +137,7 @@ struct Case {
 int main() {
     std::mt19937 random(1);
     int failed = 0, cases = 0;
-    for (int n_vocab : {1, 2, 31, 33, 257, 1120, 4099, 40000}) {
+    for (int n_vocab : { 1, 2, 31, 33, 257, 1120, 4099, 40000 }) {
         for (int i = 0; i < (n_vocab > 5000 ? 3 : 12); i++) {
             const Case a(n_vocab, 1 + i, random), b(n_vocab, 3, random);
             int bad_a = 0, bad_b = 0;

@@ -33,28 +33,30 @@ enum class Mask { none, causal, holes, sequences, prefix, nothing };
 const char * const mask_names[] = { "none", "causal", "holes", "sequences", "prefix", "nothing" };
 
 struct Case {
-    ggml_type type_k   = GGML_TYPE_F16;
-    ggml_type type_v   = GGML_TYPE_F16;
-    int       dk       = 64;
-    int       dv       = 64;
-    int       kv_heads = 2;
-    int       group    = 7; // query heads for each KV head
-    int       rows     = 1; // query rows in each stream
-    int       streams  = 1;
-    int       n_kv     = 256;
-    Mask      mask     = Mask::causal;
-    float     softcap  = 0.0f;
-    float     max_bias = 0.0f; // ALiBi
-    bool      sinks    = false;
-    int       threads  = 1;
+    ggml_type type_k = GGML_TYPE_F16;
+    ggml_type type_v = GGML_TYPE_F16;
+    int dk = 64;
+    int dv = 64;
+    int kv_heads = 2;
+    int group = 7; // query heads for each KV head
+    int rows = 1; // query rows in each stream
+    int streams = 1;
+    int n_kv = 256;
+    Mask mask = Mask::causal;
+    float softcap = 0.0f;
+    float max_bias = 0.0f; // ALiBi
+    bool sinks = false;
+    int threads = 1;
 
-    int heads() const { return kv_heads*group; }
+    int heads() const { return kv_heads * group; }
 
     std::string name() const {
         char text[256];
-        snprintf(text, sizeof(text), "K %s V %s, head %d/%d, %d x %d heads, %d rows x %d streams, %d keys, mask %s, "
-                 "cap %g, ALiBi %g, sinks %d, %d threads", ggml_type_name(type_k), ggml_type_name(type_v), dk, dv,
-                 kv_heads, group, rows, streams, n_kv, mask_names[int(mask)], softcap, max_bias, int(sinks), threads);
+        snprintf(text, sizeof(text),
+                 "K %s V %s, head %d/%d, %d x %d heads, %d rows x %d streams, %d keys, mask %s, "
+                 "cap %g, ALiBi %g, sinks %d, %d threads",
+                 ggml_type_name(type_k), ggml_type_name(type_v), dk, dv, kv_heads, group, rows, streams, n_kv,
+                 mask_names[int(mask)], softcap, max_bias, int(sinks), threads);
         return text;
     }
 };
@@ -62,35 +64,41 @@ struct Case {
 // Whether query `row` may see key `key`. The last row of Mask::nothing sees none.
 bool visible(const Case & c, int stream, int row, int key) {
     switch (c.mask) {
-        case Mask::none:      return true;
-        case Mask::causal:    return key <= (c.n_kv - c.rows)*(stream + 1)/(c.streams + 1) + row;
-        case Mask::holes:     return (uint32_t(key*2654435761u) >> 24) % 5 < 2 || key == row % c.n_kv;
+        case Mask::none: return true;
+        case Mask::causal: return key <= (c.n_kv - c.rows) * (stream + 1) / (c.streams + 1) + row;
+        case Mask::holes: return (uint32_t(key * 2654435761u) >> 24) % 5 < 2 || key == row % c.n_kv;
         case Mask::sequences: return key % c.rows == row; // one sequence a row, their cells interleaved
-        case Mask::prefix:    return key < c.n_kv/2 || key % c.rows == row; // the same, with a beginning that all share
-        case Mask::nothing:   return row < c.rows - 1 && key < 70;
+        case Mask::prefix: return key < c.n_kv / 2 || key % c.rows == row; // the same, with a beginning that all share
+        case Mask::nothing: return row < c.rows - 1 && key < 70;
     }
     return false;
 }
 
-struct ContextFree { void operator()(ggml_context * p) const { ggml_free(p); } };
-struct BackendFree { void operator()(ggml_backend * p) const { ggml_backend_free(p); } };
-struct BufferFree  { void operator()(ggml_backend_buffer * p) const { ggml_backend_buffer_free(p); } };
+struct ContextFree {
+    void operator()(ggml_context * p) const { ggml_free(p); }
+};
+struct BackendFree {
+    void operator()(ggml_backend * p) const { ggml_backend_free(p); }
+};
+struct BufferFree {
+    void operator()(ggml_backend_buffer * p) const { ggml_backend_buffer_free(p); }
+};
 
 // One flash attention op on the CPU, its inputs laid out as in llama.cpp's KV cache, with random contents.
 class Attention {
-public:
+  public:
     Attention(const Case & c, uint32_t seed) : c(c), random(seed) {
-        context.reset(ggml_init({ ggml_tensor_overhead()*32 + ggml_graph_overhead(), nullptr, true }));
+        context.reset(ggml_init({ ggml_tensor_overhead() * 32 + ggml_graph_overhead(), nullptr, true }));
         backend.reset(ggml_backend_cpu_init());
         ggml_backend_cpu_set_n_threads(backend.get(), c.threads);
-        q  = ggml_new_tensor_4d(context.get(), GGML_TYPE_F32, c.dk, c.heads(), c.rows, c.streams);
-        k  = ggml_new_tensor_4d(context.get(), c.type_k, c.dk, c.kv_heads, c.n_kv, c.streams);
-        v  = ggml_new_tensor_4d(context.get(), c.type_v, c.dv, c.kv_heads, c.n_kv, c.streams);
-        mask  = c.mask == Mask::none ? nullptr
-                                     : ggml_new_tensor_4d(context.get(), GGML_TYPE_F16, c.n_kv, c.rows, 1, c.streams);
+        q = ggml_new_tensor_4d(context.get(), GGML_TYPE_F32, c.dk, c.heads(), c.rows, c.streams);
+        k = ggml_new_tensor_4d(context.get(), c.type_k, c.dk, c.kv_heads, c.n_kv, c.streams);
+        v = ggml_new_tensor_4d(context.get(), c.type_v, c.dv, c.kv_heads, c.n_kv, c.streams);
+        mask = c.mask == Mask::none ? nullptr
+                                    : ggml_new_tensor_4d(context.get(), GGML_TYPE_F16, c.n_kv, c.rows, 1, c.streams);
         sinks = c.sinks ? ggml_new_tensor_1d(context.get(), GGML_TYPE_F32, c.heads()) : nullptr;
-        out   = ggml_flash_attn_ext(context.get(), permuted(q), permuted(k), permuted(v), mask, 1.0f/sqrtf(c.dk),
-                                    c.max_bias, c.softcap);
+        out = ggml_flash_attn_ext(context.get(), permuted(q), permuted(k), permuted(v), mask, 1.0f / sqrtf(c.dk),
+                                  c.max_bias, c.softcap);
         ggml_flash_attn_ext_add_sinks(out, sinks);
         graph = ggml_new_graph(context.get());
         ggml_build_forward_expand(graph, out);
@@ -110,26 +118,26 @@ public:
         std::vector<float> got(ggml_nelements(out));
         ggml_backend_tensor_get(out, got.data(), 0, ggml_nbytes(out));
         double difference = 0.0;
-        double size       = 0.0;
+        double size = 0.0;
         for (int s = 0; s < c.streams; s++) {
             for (int r = 0; r < c.rows; r++) {
                 for (int h = 0; h < c.heads(); h++) {
                     const std::vector<double> expected = attend(s, r, h);
-                    const float * result = &got[(size_t(s*c.rows + r)*c.heads() + h)*c.dv];
+                    const float * result = &got[(size_t(s * c.rows + r) * c.heads() + h) * c.dv];
                     for (int i = 0; i < c.dv; i++) {
-                        difference += (result[i] - expected[i])*(result[i] - expected[i]);
-                        size       += expected[i]*expected[i];
+                        difference += (result[i] - expected[i]) * (result[i] - expected[i]);
+                        size += expected[i] * expected[i];
                     }
                 }
             }
         }
-        return sqrt(difference)/std::max(sqrt(size), 1e-12);
+        return sqrt(difference) / std::max(sqrt(size), 1e-12);
     }
 
     // K, V and the first row of Q become those of another with the same shapes but for the number of rows
     void take(const Attention & other) {
         for (const auto & [mine, its] : { std::pair(q, other.q), std::pair(k, other.k), std::pair(v, other.v) }) {
-            std::vector<char> bytes(mine == q ? size_t(c.dk)*c.heads()*sizeof(float) : ggml_nbytes(mine));
+            std::vector<char> bytes(mine == q ? size_t(c.dk) * c.heads() * sizeof(float) : ggml_nbytes(mine));
             ggml_backend_tensor_get(its, bytes.data(), 0, bytes.size());
             ggml_backend_tensor_set(mine, bytes.data(), 0, bytes.size());
         }
@@ -139,7 +147,7 @@ public:
     void overflow_others(bool keys) {
         std::vector<float> values = keys ? ks : vs;
         for (size_t i = 0; i < values.size(); i++) {
-            if (!visible(c, 0, 0, int(i/(size_t(keys ? c.dk : c.dv)*c.kv_heads)))) {
+            if (!visible(c, 0, 0, int(i / (size_t(keys ? c.dk : c.dv) * c.kv_heads)))) {
                 values[i] = INFINITY;
             }
         }
@@ -147,12 +155,12 @@ public:
     }
 
     std::vector<float> first_row() const {
-        std::vector<float> row(size_t(c.dv)*c.heads());
-        ggml_backend_tensor_get(out, row.data(), 0, row.size()*sizeof(float));
+        std::vector<float> row(size_t(c.dv) * c.heads());
+        ggml_backend_tensor_get(out, row.data(), 0, row.size() * sizeof(float));
         return row;
     }
 
-private:
+  private:
     ggml_tensor * permuted(ggml_tensor * t) { return ggml_permute(context.get(), t, 0, 2, 1, 3); }
 
     std::vector<char> set(ggml_tensor * t, const std::vector<float> & values) {
@@ -189,7 +197,7 @@ private:
             for (int s = 0; s < c.streams; s++) {
                 for (int r = 0; r < c.rows; r++) {
                     for (int key = 0; key < c.n_kv; key++) {
-                        values[size_t(s*c.rows + r)*c.n_kv + key] = ggml_fp32_to_fp16(mask_value(s, r, key));
+                        values[size_t(s * c.rows + r) * c.n_kv + key] = ggml_fp32_to_fp16(mask_value(s, r, key));
                     }
                 }
             }
@@ -201,7 +209,7 @@ private:
         if (!visible(c, s, r, key)) {
             return -INFINITY;
         }
-        return c.max_bias > 0.0f ? -float((key*7 + r) % 64) : 0.0f;
+        return c.max_bias > 0.0f ? -float((key * 7 + r) % 64) : 0.0f;
     }
 
     double slope(int h) const {
@@ -209,25 +217,25 @@ private:
             return 1.0;
         }
         const int n = 1 << int(floor(log2(c.heads())));
-        return h < n ? pow(2.0, -c.max_bias/n*(h + 1)) : pow(2.0, -c.max_bias/2.0/n*(2*(h - n) + 1));
+        return h < n ? pow(2.0, -c.max_bias / n * (h + 1)) : pow(2.0, -c.max_bias / 2.0 / n * (2 * (h - n) + 1));
     }
 
     std::vector<double> attend(int s, int r, int h) const {
-        const int kv_head = h/c.group;
-        const float * query = &qs[(size_t(s*c.rows + r)*c.heads() + h)*c.dk];
+        const int kv_head = h / c.group;
+        const float * query = &qs[(size_t(s * c.rows + r) * c.heads() + h) * c.dk];
         std::vector<double> scores(c.n_kv);
         double top = c.sinks ? sink_values[h] : -std::numeric_limits<double>::infinity();
         for (int key = 0; key < c.n_kv; key++) {
-            const float * row = &ks[(size_t(s*c.n_kv + key)*c.kv_heads + kv_head)*c.dk];
+            const float * row = &ks[(size_t(s * c.n_kv + key) * c.kv_heads + kv_head) * c.dk];
             double score = 0.0;
             for (int i = 0; i < c.dk; i++) {
-                score += double(query[i])*row[i];
+                score += double(query[i]) * row[i];
             }
             score /= sqrt(double(c.dk));
             if (c.softcap > 0.0f) {
-                score = c.softcap*tanh(score/c.softcap);
+                score = c.softcap * tanh(score / c.softcap);
             }
-            scores[key] = score + (mask ? slope(h)*mask_value(s, r, key) : 0.0);
+            scores[key] = score + (mask ? slope(h) * mask_value(s, r, key) : 0.0);
             top = std::max(top, scores[key]);
         }
         std::vector<double> result(c.dv, 0.0);
@@ -237,9 +245,9 @@ private:
         double sum = c.sinks ? exp(sink_values[h] - top) : 0.0;
         for (int key = 0; key < c.n_kv; key++) {
             const double weight = exp(scores[key] - top);
-            const float * row = &vs[(size_t(s*c.n_kv + key)*c.kv_heads + kv_head)*c.dv];
+            const float * row = &vs[(size_t(s * c.n_kv + key) * c.kv_heads + kv_head) * c.dv];
             for (int i = 0; i < c.dv; i++) {
-                result[i] += weight*row[i];
+                result[i] += weight * row[i];
             }
             sum += weight;
         }
@@ -251,8 +259,8 @@ private:
 
     const Case c;
     std::mt19937 random;
-    std::unique_ptr<ggml_context, ContextFree>       context;
-    std::unique_ptr<ggml_backend, BackendFree>       backend;
+    std::unique_ptr<ggml_context, ContextFree> context;
+    std::unique_ptr<ggml_backend, BackendFree> backend;
     std::unique_ptr<ggml_backend_buffer, BufferFree> buffer;
     ggml_tensor * q;
     ggml_tensor * k;
@@ -277,48 +285,113 @@ std::vector<Case> all_cases() {
     const ggml_type types[] = { GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0 };
     for (ggml_type k : types) {
         for (ggml_type v : types) {
-            add([&](Case & c) { c.type_k = k; c.type_v = v; c.streams = 3; c.n_kv = 300; });
+            add([&](Case & c) {
+                c.type_k = k;
+                c.type_v = v;
+                c.streams = 3;
+                c.n_kv = 300;
+            });
         }
     }
     for (ggml_type type : { GGML_TYPE_F16, GGML_TYPE_Q8_0 }) {
         for (int group = 1; group <= 8; group++) {
-            add([&](Case & c) { c.type_k = c.type_v = type; c.group = group; c.streams = 2; });
+            add([&](Case & c) {
+                c.type_k = c.type_v = type;
+                c.group = group;
+                c.streams = 2;
+            });
         }
         for (int size : { 32, 64, 80, 96, 128, 256, 576 }) {
             if (size % ggml_blck_size(type) == 0) {
-                add([&](Case & c) { c.type_k = c.type_v = type; c.dk = c.dv = size; c.n_kv = 200; });
+                add([&](Case & c) {
+                    c.type_k = c.type_v = type;
+                    c.dk = c.dv = size;
+                    c.n_kv = 200;
+                });
             }
         }
-        add([&](Case & c) { c.type_k = c.type_v = type; c.dk = 192; c.dv = 128; c.rows = 3; });
         add([&](Case & c) {
-            c.type_k = c.type_v = type; c.dk = 576; c.dv = 512; c.kv_heads = 1; c.group = 80; c.rows = 2;
+            c.type_k = c.type_v = type;
+            c.dk = 192;
+            c.dv = 128;
+            c.rows = 3;
+        });
+        add([&](Case & c) {
+            c.type_k = c.type_v = type;
+            c.dk = 576;
+            c.dv = 512;
+            c.kv_heads = 1;
+            c.group = 80;
+            c.rows = 2;
         });
     }
     for (int size : { 40, 72, 112, 36 }) {
-        add([&](Case & c) { c.type_k = c.type_v = GGML_TYPE_F32; c.dk = c.dv = size; c.rows = 2; });
+        add([&](Case & c) {
+            c.type_k = c.type_v = GGML_TYPE_F32;
+            c.dk = c.dv = size;
+            c.rows = 2;
+        });
     }
-    for (Mask mask :
-         { Mask::none, Mask::causal, Mask::holes, Mask::sequences, Mask::prefix, Mask::nothing }) {
+    for (Mask mask : { Mask::none, Mask::causal, Mask::holes, Mask::sequences, Mask::prefix, Mask::nothing }) {
         for (int rows : { 1, 2, 5, 16, 33, 64, 200 }) {
-            add([&](Case & c) { c.mask = mask; c.rows = rows; c.n_kv = 511; c.group = 3; c.dk = c.dv = 32; });
+            add([&](Case & c) {
+                c.mask = mask;
+                c.rows = rows;
+                c.n_kv = 511;
+                c.group = 3;
+                c.dk = c.dv = 32;
+            });
         }
         for (int streams : { 1, 2, 8 }) {
-            add([&](Case & c) { c.mask = mask; c.streams = streams; c.n_kv = 1100; });
-            add([&](Case & c) { c.mask = mask; c.streams = streams; c.n_kv = 1100; c.rows = 4; c.sinks = true; });
+            add([&](Case & c) {
+                c.mask = mask;
+                c.streams = streams;
+                c.n_kv = 1100;
+            });
+            add([&](Case & c) {
+                c.mask = mask;
+                c.streams = streams;
+                c.n_kv = 1100;
+                c.rows = 4;
+                c.sinks = true;
+            });
         }
     }
     for (int n_kv : { 1, 2, 15, 16, 17, 63, 64, 65, 127, 129, 255, 257, 511, 513, 1023, 4097 }) {
-        add([&](Case & c) { c.n_kv = n_kv; c.mask = Mask::none; });
-        add([&](Case & c) { c.n_kv = n_kv; c.streams = 2; });
+        add([&](Case & c) {
+            c.n_kv = n_kv;
+            c.mask = Mask::none;
+        });
+        add([&](Case & c) {
+            c.n_kv = n_kv;
+            c.streams = 2;
+        });
     }
     for (int heads : { 1, 3, 4, 6 }) {
         for (int rows : { 1, 7 }) {
-            add([&](Case & c) { c.group = heads; c.rows = rows; c.max_bias = 8.0f; });
-            add([&](Case & c) { c.group = heads; c.rows = rows; c.softcap = 20.0f; });
-            add([&](Case & c) { c.group = heads; c.rows = rows; c.sinks = true; c.n_kv = 1500; });
             add([&](Case & c) {
-                c.group = heads; c.rows = rows; c.sinks = true;
-                c.softcap = 5.0f; c.max_bias = 4.0f; c.mask = Mask::holes;
+                c.group = heads;
+                c.rows = rows;
+                c.max_bias = 8.0f;
+            });
+            add([&](Case & c) {
+                c.group = heads;
+                c.rows = rows;
+                c.softcap = 20.0f;
+            });
+            add([&](Case & c) {
+                c.group = heads;
+                c.rows = rows;
+                c.sinks = true;
+                c.n_kv = 1500;
+            });
+            add([&](Case & c) {
+                c.group = heads;
+                c.rows = rows;
+                c.sinks = true;
+                c.softcap = 5.0f;
+                c.max_bias = 4.0f;
+                c.mask = Mask::holes;
             });
         }
     }
@@ -331,7 +404,7 @@ double bound(const Case & c) {
     const auto exact = [](ggml_type type) {
         return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16 || type == GGML_TYPE_Q8_0;
     };
-    const bool block_kernel = exact(c.type_k) && exact(c.type_v) && c.group*c.rows >= 5 && c.dk % 8 == 0;
+    const bool block_kernel = exact(c.type_k) && exact(c.type_v) && c.group * c.rows >= 5 && c.dk % 8 == 0;
     return block_kernel ? 1e-5 : 2e-2;
 }
 
@@ -358,8 +431,8 @@ bool kept_apart(const Case & c, bool keys) {
 
 int check() {
     const bool verbose = getenv("VERBOSE") != nullptr;
-    int    failed = 0;
-    int    n      = 0;
+    int failed = 0;
+    int n = 0;
     double worst[GGML_TYPE_COUNT] = { 0.0 };
     for (const Case & c : all_cases()) {
         Attention attention(c, 1 + n);
@@ -380,8 +453,8 @@ int check() {
             c.type_k = c.type_v = type;
             c.dk = c.dv = size;
             c.group = group;
-            c.n_kv  = 200;
-            c.mask  = Mask::none;
+            c.n_kv = 200;
+            c.mask = Mask::none;
             const bool same = same_bits(c);
             if (!same) {
                 printf("%s: other bits among other rows\n", c.name().c_str());
@@ -419,12 +492,12 @@ int check() {
 
 int time_one(char ** argv) {
     Case c;
-    c.rows     = atoi(argv[0]);
-    c.streams  = atoi(argv[1]);
+    c.rows = atoi(argv[0]);
+    c.streams = atoi(argv[1]);
     c.kv_heads = atoi(argv[3]);
-    c.group    = atoi(argv[2])/c.kv_heads;
-    c.dk       = c.dv = atoi(argv[4]);
-    c.n_kv     = atoi(argv[5]);
+    c.group = atoi(argv[2]) / c.kv_heads;
+    c.dk = c.dv = atoi(argv[4]);
+    c.n_kv = atoi(argv[5]);
     for (int type = 0; type < GGML_TYPE_COUNT; type++) {
         const char * name = ggml_type_name(ggml_type(type));
         if (name && !strcmp(name, argv[6])) {
@@ -440,7 +513,7 @@ int time_one(char ** argv) {
         }
     }
     Attention attention(c, 1);
-    double best  = 1e9;
+    double best = 1e9;
     double total = 0.0;
     for (int i = 0; i < 5 || total < 0.3; i++) {
         const auto start = std::chrono::steady_clock::now();
@@ -449,11 +522,11 @@ int time_one(char ** argv) {
         best = std::min(best, seconds);
         total += seconds;
     }
-    printf("%.1f\n", best*1e6);
+    printf("%.1f\n", best * 1e6);
     return 0;
 }
 
-}  // namespace
+} // namespace
 
 int main(int argc, char ** argv) {
     if (argc >= 10 && !strcmp(argv[1], "time")) {

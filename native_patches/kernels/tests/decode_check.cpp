@@ -16,10 +16,14 @@
 
 namespace {
 
-struct ModelFree   { void operator()(llama_model * p) const { llama_model_free(p); } };
-struct ContextFree { void operator()(llama_context * p) const { llama_free(p); } };
+struct ModelFree {
+    void operator()(llama_model * p) const { llama_model_free(p); }
+};
+struct ContextFree {
+    void operator()(llama_context * p) const { llama_free(p); }
+};
 
-using ModelPtr   = std::unique_ptr<llama_model, ModelFree>;
+using ModelPtr = std::unique_ptr<llama_model, ModelFree>;
 using ContextPtr = std::unique_ptr<llama_context, ContextFree>;
 
 constexpr int N_SEQ = 6;
@@ -35,20 +39,20 @@ struct Span {
     int n;
 };
 
-int token_at(int seq, int pos, int n_vocab) { return (seq*31 + pos*17 + 3) % (n_vocab - 8) + 8; }
+int token_at(int seq, int pos, int n_vocab) { return (seq * 31 + pos * 17 + 3) % (n_vocab - 8) + 8; }
 
 ContextPtr make_context(llama_model * model, int n_seq, bool unified, bool flash, int threads) {
     llama_context_params params = llama_context_default_params();
-    params.n_ctx           = N_CTX*n_seq;
-    params.n_batch         = BATCH;
-    params.n_ubatch        = BATCH;
-    params.n_seq_max       = n_seq;
-    params.n_outputs_max   = 64;
-    params.n_threads       = threads;
+    params.n_ctx = N_CTX * n_seq;
+    params.n_batch = BATCH;
+    params.n_ubatch = BATCH;
+    params.n_seq_max = n_seq;
+    params.n_outputs_max = 64;
+    params.n_threads = threads;
     params.n_threads_batch = threads;
-    params.kv_unified      = unified;
+    params.kv_unified = unified;
     params.flash_attn_type = flash ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
-    params.no_perf         = true;
+    params.no_perf = true;
     return ContextPtr(llama_init_from_model(model, params));
 }
 
@@ -59,11 +63,11 @@ std::vector<std::vector<float>> decode(llama_context * context, const std::vecto
     for (const Span & span : spans) {
         for (int i = 0; i < span.n; i++) {
             const int row = batch.n_tokens++;
-            batch.token[row]     = token_at(span.seq, span.start + i, n_vocab);
-            batch.pos[row]       = span.start + i;
-            batch.n_seq_id[row]  = 1;
+            batch.token[row] = token_at(span.seq, span.start + i, n_vocab);
+            batch.pos[row] = span.start + i;
+            batch.n_seq_id[row] = 1;
             batch.seq_id[row][0] = as < 0 ? span.seq : as;
-            batch.logits[row]    = i == span.n - 1;
+            batch.logits[row] = i == span.n - 1;
         }
         rows.push_back(batch.n_tokens - 1);
     }
@@ -91,7 +95,7 @@ std::vector<std::vector<Span>> script() {
     };
     batches.emplace_back();
     for (int seq : { 0, 1, 3 }) {
-        add(batches.back(), seq, 5 + 30*seq);
+        add(batches.back(), seq, 5 + 30 * seq);
     }
     for (int step = 0; step < 6; step++) {
         batches.emplace_back();
@@ -132,11 +136,11 @@ int main(int argc, char ** argv) {
     const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model.get()));
     const auto batches = script();
 
-    int   failed = 0, compared = 0;
-    float worst  = 0.0f;
+    int failed = 0, compared = 0;
+    float worst = 0.0f;
     for (int variant = 0; variant < 8; variant++) {
         const bool unified = variant & 1, flash = variant & 2;
-        const int  threads = variant & 4 ? 3 : 1;
+        const int threads = variant & 4 ? 3 : 1;
         ContextPtr together = make_context(model.get(), N_SEQ, unified, flash, threads);
         for (int round = 0; round < 2; round++) { // the second one finds used cells that have been freed
             std::vector<ContextPtr> alone;
@@ -146,14 +150,14 @@ int main(int argc, char ** argv) {
             for (const auto & batch : batches) {
                 const auto got = decode(together.get(), batch, n_vocab, -1);
                 for (size_t i = 0; i < batch.size(); i++) {
-                    const auto  wanted = decode(alone[batch[i].seq].get(), { batch[i] }, n_vocab, 0)[0];
-                    const float off    = worst_difference(got[i], wanted);
+                    const auto wanted = decode(alone[batch[i].seq].get(), { batch[i] }, n_vocab, 0)[0];
+                    const float off = worst_difference(got[i], wanted);
                     worst = std::max(worst, off);
                     compared++;
                     if (!(off <= BOUND)) {
                         failed++;
-                        printf("unified %d, flash attention %d, %d threads, sequence %d at %d: off by %g\n", unified, flash,
-                               threads, batch[i].seq, batch[i].start + batch[i].n, off);
+                        printf("unified %d, flash attention %d, %d threads, sequence %d at %d: off by %g\n", unified,
+                               flash, threads, batch[i].seq, batch[i].start + batch[i].n, off);
                     }
                 }
             }

@@ -34,10 +34,10 @@
 
 namespace {
 
-std::atomic<bool> compare{true};
-std::atomic<long> n_compared{0};
-std::atomic<long> n_words{0};
-std::atomic<long> n_differ{0};
+std::atomic<bool> compare{ true };
+std::atomic<long> n_compared{ 0 };
+std::atomic<long> n_words{ 0 };
+std::atomic<long> n_differ{ 0 };
 std::string name_of_pre;
 std::vector<std::string> expressions; // of the last text
 
@@ -52,8 +52,10 @@ void print(const char * title, const std::vector<std::string> & words) {
 } // namespace
 
 // libllama's tokenizer calls this one
-std::vector<std::string> unicode_regex_split(const std::string & text, const std::vector<std::string> & regex_exprs, bool byte_encode);
-std::vector<std::string> unicode_regex_split(const std::string & text, const std::vector<std::string> & regex_exprs, bool byte_encode) {
+std::vector<std::string> unicode_regex_split(const std::string & text, const std::vector<std::string> & regex_exprs,
+                                             bool byte_encode);
+std::vector<std::string> unicode_regex_split(const std::string & text, const std::vector<std::string> & regex_exprs,
+                                             bool byte_encode) {
     auto words = unicode_regex_split_patched(text, regex_exprs, byte_encode);
     if (compare) {
         expressions = regex_exprs;
@@ -81,7 +83,9 @@ std::vector<std::string> unicode_regex_split(const std::string & text, const std
 
 namespace {
 
-struct ModelFree { void operator()(llama_model * p) const { llama_model_free(p); } };
+struct ModelFree {
+    void operator()(llama_model * p) const { llama_model_free(p); }
+};
 using ModelPtr = std::unique_ptr<llama_model, ModelFree>;
 
 // Byte-level BPE with these merges, its "weights" nothing: for vocab_only.
@@ -91,14 +95,19 @@ ModelPtr make_model(const std::string & pre, const std::string & path) {
         tokens.push_back(unicode_byte_to_utf8(byte));
     }
     std::vector<std::string> merges;
-    for (const char * pair : { "a a", "aa aa", "A A", "1 1", "! !", "Ġ Ġ", "ĠĠ ĠĠ", "Ċ Ċ", "Ġ a", "' s", "Ã ©", "e r", "Ġ 1" }) {
+    for (const char * pair :
+         { "a a", "aa aa", "A A", "1 1", "! !", "Ġ Ġ", "ĠĠ ĠĠ", "Ċ Ċ", "Ġ a", "' s", "Ã ©", "e r", "Ġ 1" }) {
         std::string joined = merges.emplace_back(pair);
         joined.erase(joined.find(' '), 1);
         tokens.push_back(joined);
     }
     std::vector<const char *> token_texts, merge_texts;
-    for (const auto & token : tokens) { token_texts.push_back(token.c_str()); }
-    for (const auto & merge : merges) { merge_texts.push_back(merge.c_str()); }
+    for (const auto & token : tokens) {
+        token_texts.push_back(token.c_str());
+    }
+    for (const auto & merge : merges) {
+        merge_texts.push_back(merge.c_str());
+    }
     std::vector<int32_t> types(tokens.size(), 1);
 
     gguf_context * file = gguf_init_empty();
@@ -125,7 +134,7 @@ std::vector<std::string> names_of_pre_tokenizers(const char * path) {
     const std::string source((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
     const std::string before = "tokenizer_pre == \"";
     std::set<std::string> names;
-    for (size_t at = 0; (at = source.find(before, at)) != std::string::npos; ) {
+    for (size_t at = 0; (at = source.find(before, at)) != std::string::npos;) {
         at += before.size();
         names.insert(source.substr(at, source.find('"', at) - at));
     }
@@ -133,8 +142,9 @@ std::vector<std::string> names_of_pre_tokenizers(const char * path) {
 }
 
 std::vector<llama_token> tokenize(const llama_model * model, const std::string & text) {
-    std::vector<llama_token> tokens(3*text.size() + 8); // a byte that is no UTF-8 becomes three
-    const int n = llama_tokenize(llama_model_get_vocab(model), text.data(), text.size(), tokens.data(), tokens.size(), false, false);
+    std::vector<llama_token> tokens(3 * text.size() + 8); // a byte that is no UTF-8 becomes three
+    const int n = llama_tokenize(llama_model_get_vocab(model), text.data(), text.size(), tokens.data(), tokens.size(),
+                                 false, false);
     if (n < 0) {
         printf("llama_tokenize returned %d for %zu bytes\n", n, text.size());
         exit(1);
@@ -172,7 +182,7 @@ std::string random_text(std::mt19937_64 & random) {
     }
     std::string text;
     for (size_t k = below(120); k > 0; k--) {
-        const auto & kind  = *kinds[below(kinds.size())];
+        const auto & kind = *kinds[below(kinds.size())];
         const auto & piece = kind[below(kind.size())];
         const size_t times = below(8) ? 1 : below(40) ? 1 + below(12) : 1 + below(600);
         for (size_t i = 0; i < times; i++) {
@@ -200,11 +210,32 @@ std::vector<std::string> all_characters() {
 // What llama.cpp's patterns have not got, so that another one is not a surprise: lookaheads over loops, lazy loops,
 // counted groups, matches that are empty.
 const std::vector<std::string> PATTERNS = {
-    "\\s+$", "(?=(\\d{3})+(?!\\d))", "a*b*c|a|b", "(a|ab)(c|bcd)*", "(?:a\\s*)+b|\\s", "a{2,4}?b|a", "(ab){1,2}c|ab",
-    "(ab|a){2,}b", "x*", "(?=ab)a|b*", "(?!a*b)a|bb", "[^a]?(?=[ab])[^b]+a|.", "a+?b|\\w\\W", "(?:(?=a+b)a|b){1,3}c|\\d?",
-    "(?=(a|ab)+c).|b$", "((a+b)*c|a)", "\\S{2,3}(?!\\S)|\\s{1,2}(?!\\S)|\\s{1}", "(?:a b*(?: a b*)*)+|b",
-    "(?=(?:ab|a)+?c)a*|b+", "(?:a*b)*c|ab", "[a-b]{0,2}?c| ?[^\\sa]+[\\r\\n]*|\\s*[\\r\\n]+", "(a*)b{3}|(?!aa)a",
-    "(?=a*b*c)a|(?=a*b)a|b", "(?!b*a*c)[ab]|(?=\\s*\\d)\\s", "(?=a*ab)a|ab|b", "(?=\\s*\\s1)\\s|\\s1|1",
+    "\\s+$",
+    "(?=(\\d{3})+(?!\\d))",
+    "a*b*c|a|b",
+    "(a|ab)(c|bcd)*",
+    "(?:a\\s*)+b|\\s",
+    "a{2,4}?b|a",
+    "(ab){1,2}c|ab",
+    "(ab|a){2,}b",
+    "x*",
+    "(?=ab)a|b*",
+    "(?!a*b)a|bb",
+    "[^a]?(?=[ab])[^b]+a|.",
+    "a+?b|\\w\\W",
+    "(?:(?=a+b)a|b){1,3}c|\\d?",
+    "(?=(a|ab)+c).|b$",
+    "((a+b)*c|a)",
+    "\\S{2,3}(?!\\S)|\\s{1,2}(?!\\S)|\\s{1}",
+    "(?:a b*(?: a b*)*)+|b",
+    "(?=(?:ab|a)+?c)a*|b+",
+    "(?:a*b)*c|ab",
+    "[a-b]{0,2}?c| ?[^\\sa]+[\\r\\n]*|\\s*[\\r\\n]+",
+    "(a*)b{3}|(?!aa)a",
+    "(?=a*b*c)a|(?=a*b)a|b",
+    "(?!b*a*c)[ab]|(?=\\s*\\d)\\s",
+    "(?=a*ab)a|ab|b",
+    "(?=\\s*\\s1)\\s|\\s1|1",
 };
 
 void compare_patterns(int n_texts) {
@@ -268,10 +299,12 @@ void on_large_stack(const std::function<void()> & work) {
 
 // [piece, last piece]
 const std::vector<std::pair<std::string, std::string>> RUNS = {
-    { "a", "" }, { "A", "" }, { "é", "" }, { "中", "" }, { "\u0301", "" }, { "a\u0301", "" }, { "1", "" }, { "1", "a" },
-    { "٣", "" }, { " ", "" }, { " ", "a" }, { "\n", "" }, { "\n", " a" }, { " \n", "a" }, { "\r", "" }, { "\t", "x" },
-    { "\u3000", "" }, { "\u3000", "a" }, { "!", "" }, { "。", "" }, { "$", "" }, { "😀", "" }, { "a ", "" }, { "aA", "" },
-    { "Aé", "A" }, { "'s", "" }, { "'", "" }, { "a1", "" }, { "\x01", "" }, { "<sentinel:1", "" }, { "IMGIMGA", "" },
+    { "a", "" },       { "A", "" },    { "é", "" },  { "中", "" },  { "\u0301", "" }, { "a\u0301", "" },
+    { "1", "" },       { "1", "a" },   { "٣", "" },  { " ", "" },   { " ", "a" },     { "\n", "" },
+    { "\n", " a" },    { " \n", "a" }, { "\r", "" }, { "\t", "x" }, { "\u3000", "" }, { "\u3000", "a" },
+    { "!", "" },       { "。", "" },   { "$", "" },  { "😀", "" },  { "a ", "" },     { "aA", "" },
+    { "Aé", "A" },     { "'s", "" },   { "'", "" },  { "a1", "" },  { "\x01", "" },   { "<sentinel:1", "" },
+    { "IMGIMGA", "" },
 };
 
 } // namespace
@@ -281,8 +314,8 @@ int main(int argc, char ** argv) {
         fprintf(stderr, "usage: tokenizer_check LLAMA-VOCAB.CPP [TEXTS [LONG]]\n");
         return 2;
     }
-    const int    n_texts = argc > 2 ? atoi(argv[2]) : 20;
-    const size_t n_long  = argc > 3 ? atol(argv[3]) : 15000;
+    const int n_texts = argc > 2 ? atoi(argv[2]) : 20;
+    const size_t n_long = argc > 3 ? atol(argv[3]) : 15000;
     llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
     llama_backend_init();
     const auto names = names_of_pre_tokenizers(argv[1]);
@@ -290,12 +323,13 @@ int main(int argc, char ** argv) {
         fprintf(stderr, "%s names %zu pre-tokenizers only\n", argv[1], names.size());
         return 2;
     }
-    const std::string path = "tokenizer_check." + std::to_string(std::chrono::steady_clock::now().time_since_epoch().count()) + ".gguf";
+    const std::string path =
+        "tokenizer_check." + std::to_string(std::chrono::steady_clock::now().time_since_epoch().count()) + ".gguf";
     const auto characters = all_characters();
-    on_large_stack([&] { compare_patterns(50*n_texts); });
+    on_large_stack([&] { compare_patterns(50 * n_texts); });
     std::set<std::vector<std::string>> seen;
-    int  loaded = 0, slow = 0;
-    long cases  = 0;
+    int loaded = 0, slow = 0;
+    long cases = 0;
     for (const auto & name : names) {
         const ModelPtr model = make_model(name, path);
         if (!model) {
@@ -326,19 +360,21 @@ int main(int argc, char ** argv) {
             const double once = seconds(model.get(), text + last);
             text += text;
             double twice = seconds(model.get(), text + last);
-            if (twice > 3*once + 0.2) {
+            if (twice > 3 * once + 0.2) {
                 twice = std::min(twice, seconds(model.get(), text + last)); // others may use the machine, too
             }
             cases++;
-            if (twice > 3*once + 0.2) {
+            if (twice > 3 * once + 0.2) {
                 slow++;
-                printf("%s: %zu times [%s] take %.3f s, twice as many %.3f s\n", name.c_str(), n_long, piece.c_str(), once, twice);
+                printf("%s: %zu times [%s] take %.3f s, twice as many %.3f s\n", name.c_str(), n_long, piece.c_str(),
+                       once, twice);
             }
         }
         // the programs are shared
         std::vector<std::thread> threads;
         for (int t = 0; t < 3; t++) {
-            threads.emplace_back([&] { tokenize(model.get(), "one word's  12345 " + std::string(200, 'a') + "\n中文。"); });
+            threads.emplace_back(
+                [&] { tokenize(model.get(), "one word's  12345 " + std::string(200, 'a') + "\n中文。"); });
         }
         for (auto & thread : threads) {
             thread.join();
@@ -346,8 +382,8 @@ int main(int argc, char ** argv) {
         compare = true;
     }
     const long failed = n_differ + slow;
-    printf("%d pre-tokenizers, %ld texts with %ld words compared, %ld long runs\n", loaded, n_compared.load(), n_words.load(),
-           cases);
+    printf("%d pre-tokenizers, %ld texts with %ld words compared, %ld long runs\n", loaded, n_compared.load(),
+           n_words.load(), cases);
     printf("%ld of %ld cases failed\n", failed, n_compared.load() + cases);
     llama_backend_free();
     return failed > 0 || n_compared < 1000;

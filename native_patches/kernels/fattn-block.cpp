@@ -1,0 +1,598 @@
+#include "fattn-block.h"
+#include "fattn-few.h"
+
+#include "ggml-cpu.h"
+#include "ggml-cpu-impl.h"
+#include "ggml-impl.h"
+#include "ops.h"
+#include "quants.h"
+#include "simd-gemm.h"
+#include "vec.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <utility>
+
+#if !defined(GGML_FATTN_FEW)
+
+bool ggml_fattn_block_supported(const ggml_tensor *) { return false; }
+
+size_t ggml_fattn_block_work_size(const ggml_tensor *, int) { return 0; }
+
+void ggml_compute_forward_fattn_block(const ggml_compute_params *, ggml_tensor *) { GGML_ABORT("fattn: no vectors"); }
+
+#else
+
+// Work is split into units of (stream, some KV heads, some query heads of each, some query rows, KV range). A unit
+// gathers the keys that its mask lets through in blocks and goes through its KV heads block by block: a few queries are
+// multiplied with K and V as they are, for more a block of each is converted to F32 once; the scores have the same bits.
+// The softmax is the usual online one, a block at a time.
+
+static constexpr int64_t FA_KV_BLOCK = 64;  // most keys in a block
+static constexpr int64_t FA_KV_PAD = 16;  // blocks are padded to a multiple of this: the widest F32 vector
+static constexpr int64_t FA_MAX_Q = 64;  // most queries (rows x heads) in a unit
+static constexpr int64_t FA_MIN_KV = 256; // fewest keys in a KV range
+
+static constexpr int64_t FA_MAX_BYTES = 512 * 1024; // of K and V in two blocks, the one at hand and the next
+
+static constexpr uint16_t FA_F16_NEG_INF = 0xFC00;
+
+struct fa_plan {
+    int64_t heads;    // query heads of a KV head in a unit
+    int64_t rows;     // query rows in a unit
+    int64_t kv_heads; // KV heads in a unit
+    int64_t n_heads;  // units along the query heads of a KV head
+    int64_t n_kv;     // units along the KV heads
+    int64_t n_rows;   // units along the query rows
+    int64_t n_splits; // KV ranges
+    int64_t n_units;
+};
+
+static fa_plan fa_make_plan(const ggml_tensor * dst, int nth) {
+    const ggml_tensor * q = dst->src[0];
+    const ggml_tensor * k = dst->src[1];
+
+    const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+
+    const int64_t group = q->ne[2] / k->ne[2];
+
+    fa_plan p;
+    p.n_heads = ceil_div(group, FA_MAX_Q);
+    p.heads = ceil_div(group, p.n_heads);
+    p.n_rows = ceil_div(q->ne[1], std::max<int64_t>(1, FA_MAX_Q / p.heads));
+    p.rows = ceil_div(q->ne[1], p.n_rows);
+
+    // In a KV cache the rows of a key's KV heads lie side by side in memory, which is read fastest in that order; a block
+    // of them should stay in the second level cache. Few units would leave threads without work.
+    const ggml_tensor * v = dst->src[2];
+
+    const bool ordered = k->nb[2] < k->nb[1] && v->nb[2] < v->nb[1];
+    const int64_t bytes = 2 * FA_KV_BLOCK * (ggml_row_size(k->type, k->ne[0]) + ggml_row_size(v->type, v->ne[0]));
+    const int64_t most = ordered ? std::min({ k->ne[2], FA_MAX_Q / (p.heads * p.rows), FA_MAX_BYTES / bytes }) : 1;
+    const int64_t rest = p.n_heads * p.n_rows * k->ne[3];
+    p.kv_heads = std::max<int64_t>(1, std::min(most, nth > 1 ? rest * k->ne[2] / (4 * nth) : most));
+    p.n_kv = ceil_div(k->ne[2], p.kv_heads);
+    p.kv_heads = ceil_div(k->ne[2], p.n_kv);
+    p.n_units = rest * p.n_kv;
+    p.n_splits = 1;
+    if (nth > 1 && p.n_units < 4 * nth) {
+        p.n_splits = std::max<int64_t>(1, std::min(ceil_div(4 * nth, p.n_units), k->ne[1] / FA_MIN_KV));
+    }
+    p.n_units *= p.n_splits;
+    return p;
+}
+
+// elements of a head of Q or K as they are multiplied: whole vectors
+static int64_t fa_padded(int64_t n) { return GGML_PAD(n, fattn_few::EPR); }
+
+// F32 elements of scratch that each thread needs
+static int64_t fa_scratch_size(const ggml_tensor * dst) {
+    const int64_t DK = fa_padded(dst->src[1]->ne[0]);
+    const int64_t DV = dst->src[2]->ne[0];
+
+    const int64_t queries = FA_MAX_Q * (DK + FA_KV_BLOCK + DV);
+    const int64_t block = FA_KV_BLOCK * std::max(DK, DV);
+    return GGML_PAD(queries + block, (int64_t) CACHE_LINE_SIZE_F32) + CACHE_LINE_SIZE_F32;
+}
+
+size_t ggml_fattn_block_work_size(const ggml_tensor * dst, int n_threads) {
+    const fa_plan p = fa_make_plan(dst, n_threads);
+
+    int64_t n = n_threads * fa_scratch_size(dst);
+    if (p.n_splits > 1) {
+        n += p.n_splits * ggml_nrows(dst->src[0]) * (2 + dst->src[2]->ne[0]);
+    }
+    return n * sizeof(float) + CACHE_LINE_SIZE;
+}
+
+static bool fa_type_supported(ggml_type type) {
+    return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16 || type == GGML_TYPE_Q8_0;
+}
+
+// Whether queries of a KV head are so few that converting K and V beforehand costs more than it saves.
+static bool fa_few(int64_t nq, const ggml_tensor * k, const ggml_tensor * v) {
+    using namespace fattn_few;
+    return nq <= std::min(most_queries(k->type), most_queries(v->type)) && k->ne[0] % EPR == 0 && v->ne[0] % EPR == 0;
+}
+
+bool ggml_fattn_block_supported(const ggml_tensor * dst) {
+    const ggml_tensor * q = dst->src[0];
+    const ggml_tensor * k = dst->src[1];
+    const ggml_tensor * v = dst->src[2];
+    const ggml_tensor * mask = dst->src[3];
+
+    // Converting a block pays from three queries on (five where there is nothing to convert), or where ggml_vec_dot_f16
+    // or ggml_vec_mad_f16 would work through a scalar tail.
+    bool worth = fa_few(q->ne[1] * q->ne[2] / k->ne[2], k, v) ||
+                 q->ne[1] * q->ne[2] >= (k->type == GGML_TYPE_F32 ? 5 : 3) * k->ne[2];
+#ifdef GGML_F16_STEP
+    worth = worth || (k->type == GGML_TYPE_F16 && k->ne[0] % GGML_F16_DOT_STEP != 0) ||
+            (v->type == GGML_TYPE_F16 && v->ne[0] % GGML_F16_STEP != 0);
+#endif
+
+    return q->ne[1] > 0 && worth && q->type == GGML_TYPE_F32 && fa_type_supported(k->type) &&
+           fa_type_supported(v->type) && k->ne[0] % 8 == 0 && v->ne[0] % 8 == 0 && k->ne[2] == v->ne[2] &&
+           k->ne[3] == v->ne[3] && q->ne[3] == k->ne[3] && q->ne[2] % k->ne[2] == 0 &&
+           (mask == nullptr || mask->ne[2] == 1);
+}
+
+static void fa_row_to_f32(ggml_type type, const void * x, float * y, int64_t n) {
+    switch (type) {
+        case GGML_TYPE_F32: memcpy(y, x, n * sizeof(float)); break;
+        case GGML_TYPE_F16: ggml_cpu_fp16_to_fp32((const ggml_fp16_t *) x, y, n); break;
+        case GGML_TYPE_BF16: ggml_cpu_bf16_to_fp32((const ggml_bf16_t *) x, y, n); break;
+        case GGML_TYPE_Q8_0: {
+            const block_q8_0 * b = (const block_q8_0 *) x;
+            for (int64_t i = 0; i < n / QK8_0; ++i) {
+                const float d = GGML_CPU_FP16_TO_FP32(b[i].d);
+                for (int j = 0; j < QK8_0; ++j) {
+                    y[i * QK8_0 + j] = b[i].qs[j] * d;
+                }
+            }
+        } break;
+        default: GGML_ABORT("fattn: unsupported type");
+    }
+}
+
+// everything that the units of one op have in common
+struct fa_context {
+    const ggml_tensor * q;
+    const ggml_tensor * k;
+    const ggml_tensor * v;
+    const ggml_tensor * mask;
+    const ggml_tensor * sinks;
+    ggml_tensor * dst;
+
+    fa_plan plan;
+
+    int64_t DK; // padded
+    int64_t DV;
+    int64_t group; // query heads for each KV head
+
+    float scale;
+    float max_bias;
+    float logit_softcap;
+
+    float * partials; // [queries][n_splits][2 + DV]: maximum, sum, weighted sum of V
+};
+
+// a block of keys
+struct fa_keys {
+    int32_t idx[FA_KV_BLOCK];
+    const char *
+        k[FA_KV_BLOCK]; // rows, of the first KV head of a unit until fa_next_head; the padding repeats the last
+    const char * v[FA_KV_BLOCK];
+    int64_t n;
+    int64_t width;          // n, padded
+};
+
+// queries of one unit that are handled together, and the scratch of the thread
+struct fa_unit {
+    int64_t i3;         // stream
+    int64_t k0, nk;     // KV heads
+    int64_t h0, nh;     // query heads, from the first of a KV head on
+    int64_t r0, nr;     // query rows
+    int64_t c0, c1;     // KV range
+    int64_t split;
+
+    float * Q;          // [nk*nr*nh][DK], scaled
+    float * KQ;         // [nr*nh][width]
+    float * VKQ;        // [nk*nr*nh][DV]
+    float * block;      // K: [width][DK], then V: [width][DV]
+
+    fa_keys blocks[2];
+    fa_keys * now;      // the block at hand
+    fa_keys * next;     // the one that is fetched meanwhile
+
+    float M[FA_MAX_Q];
+    float S[FA_MAX_Q];
+};
+
+static const uint16_t * fa_mask_row(const fa_context & c, int64_t i1, int64_t i3) {
+    return (const uint16_t *) ((const char *) c.mask->data + i1 * c.mask->nb[1] + (i3 % c.mask->ne[3]) * c.mask->nb[3]);
+}
+
+// how many of the keys ic .. ic + n are seen by some row of the unit, and each of them by how many
+static int64_t fa_count_seen(const fa_context & c, const fa_unit & u, int64_t ic, int64_t n, uint16_t * seen) {
+    std::fill(seen, seen + n, c.mask ? 0 : 1);
+    if (!c.mask) {
+        return n;
+    }
+    for (int64_t r = 0; r < u.nr; ++r) {
+        const uint16_t * mp = fa_mask_row(c, u.r0 + r, u.i3) + ic;
+        for (int64_t j = 0; j < n; ++j) {
+            seen[j] += mp[j] != FA_F16_NEG_INF;
+        }
+    }
+    uint16_t count = 0;
+    for (int64_t j = 0; j < n; ++j) {
+        count += seen[j] != 0;
+    }
+    return count;
+}
+
+// Find the next keys, from ic on, that at least one of the rows may see. Returns where to go on.
+static int64_t fa_find_keys(const fa_context & c, const fa_unit & u, int64_t ic, fa_keys & x) {
+    x.n = 0;
+    while (ic < u.c1 && x.n < FA_KV_BLOCK) {
+        const int64_t step = std::min(FA_KV_BLOCK, u.c1 - ic);
+
+        uint16_t seen[FA_KV_BLOCK];
+        const int64_t n_seen = fa_count_seen(c, u, ic, step, seen);
+
+        if (n_seen == step) {
+            const int64_t take = std::min(step, FA_KV_BLOCK - x.n);
+            for (int64_t j = 0; j < take; ++j) {
+                x.idx[x.n + j] = ic + j;
+            }
+            x.n += take;
+            ic += take;
+        } else {
+            int64_t j = 0;
+            for (; j < step && n_seen > 0 && x.n < FA_KV_BLOCK; ++j) {
+                x.idx[x.n] = ic + j;
+                x.n += seen[j] > 0;
+            }
+            ic += n_seen > 0 ? j : step;
+        }
+    }
+    x.width = GGML_PAD(x.n, FA_KV_PAD);
+    return ic;
+}
+
+static int64_t fa_next_block(const fa_context & c, const fa_unit & u, int64_t ic, fa_keys & x) {
+    ic = fa_find_keys(c, u, ic, x);
+
+    const char * k = (const char *) c.k->data + u.k0 * c.k->nb[2] + u.i3 * c.k->nb[3];
+    const char * v = (const char *) c.v->data + u.k0 * c.v->nb[2] + u.i3 * c.v->nb[3];
+    for (int64_t j = 0; j < x.width; ++j) {
+        const int64_t key = x.idx[std::min(j, x.n - 1)];
+        x.k[j] = k + key * c.k->nb[1];
+        x.v[j] = v + key * c.v->nb[1];
+    }
+    return ic;
+}
+
+static void fa_next_head(const fa_context & c, fa_keys & x) {
+    for (int64_t j = 0; j < x.width; ++j) {
+        x.k[j] += c.k->nb[2];
+        x.v[j] += c.v->nb[2];
+    }
+}
+
+// Rows of a KV head are so short that no hardware prefetcher gets going. So while a block is computed with, the next one
+// is asked for, the rows of all heads in the order in which they lie in memory.
+static fattn_few::ahead fa_ahead(const fa_unit & u, const ggml_tensor * t, const char * const * rows, int64_t done) {
+    const int64_t size = (u.nk - 1) * t->nb[2] + ggml_row_size(t->type, t->ne[0]);
+    return { rows, u.next->n, size, done, u.nk };
+}
+
+static void fa_load_k(const fa_context & c, fa_unit & u, const fattn_few::ahead & ask) {
+    const int64_t n = c.k->ne[0];
+    for (int64_t j = 0; j < u.now->width; ++j) {
+        if (j % fattn_few::ASK == 0) {
+            ask.ask_for(j, fattn_few::ASK);
+        }
+        float * y = u.block + j * c.DK;
+        fa_row_to_f32(c.k->type, u.now->k[j], y, n);
+        std::fill(y + n, y + c.DK, 0.0f);
+    }
+}
+
+static void fa_load_v(const fa_context & c, fa_unit & u, const fattn_few::ahead & ask) {
+    const int64_t n = u.now->n;
+    for (int64_t j = 0; j < n; ++j) {
+        if (j % fattn_few::ASK == 0) {
+            ask.ask_for(j, fattn_few::ASK);
+        }
+        fa_row_to_f32(c.v->type, u.now->v[j], u.block + j * c.DV, c.DV);
+    }
+    memset(u.block + n * c.DV, 0, (u.now->width - n) * c.DV * sizeof(float));
+}
+
+static void fa_load_mask(const fa_context & c, const fa_unit & u, int64_t row, float * m) {
+    const fa_keys & x = *u.now;
+    if (c.mask) {
+        const uint16_t * mp = fa_mask_row(c, row, u.i3);
+        if (x.idx[x.n - 1] - x.idx[0] == x.n - 1) {
+            ggml_cpu_fp16_to_fp32(mp + x.idx[0], m, x.n);
+        } else {
+            for (int64_t j = 0; j < x.n; ++j) {
+                m[j] = GGML_CPU_FP16_TO_FP32(mp[x.idx[j]]);
+            }
+        }
+    } else {
+        std::fill(m, m + x.n, 0.0f);
+    }
+    std::fill(m + x.n, m + x.width, -INFINITY);
+}
+
+static float fa_slope(const fa_context & c, int64_t h) {
+    if (c.max_bias <= 0.0f) {
+        return 1.0f;
+    }
+    const int64_t n_head_log2 = 1ll << (int) floor(log2((double) c.q->ne[2]));
+    const float m0 = powf(2.0f, -(c.max_bias) / n_head_log2);
+    const float m1 = powf(2.0f, -(c.max_bias / 2.0f) / n_head_log2);
+    return h < n_head_log2 ? powf(m0, h + 1) : powf(m1, 2 * (h - n_head_log2) + 1);
+}
+
+// one step of the online softmax: turns the scores of query m into weights
+static void fa_softmax(const fa_context & c, fa_unit & u, float * s, int64_t m, const float * mask, float slope) {
+    const int64_t width = u.now->width;
+    if (c.logit_softcap != 0.0f) {
+        ggml_vec_tanh_f32(width, s, s);
+        ggml_vec_scale_f32(width, s, c.logit_softcap);
+    }
+    const float max = fattn_few::add_mask_max(s, mask, slope, width);
+    if (max == -INFINITY) {
+        memset(s, 0, width * sizeof(float));
+        return;
+    }
+    if (max > u.M[m]) {
+        const float ms = expf(u.M[m] - max);
+        ggml_vec_scale_f32(c.DV, u.VKQ + m * c.DV, ms);
+        u.S[m] *= ms;
+        u.M[m] = max;
+    }
+    u.S[m] += ggml_vec_soft_max_f32(width, s, s, u.M[m]);
+}
+
+// write the result of one query, given the maximum and the sum of its weights
+static void fa_store(const fa_context & c, int64_t i1, int64_t i2, int64_t i3, float max, float sum, float * vkq) {
+    if (c.sinks) {
+        const float sink = ((const float *) c.sinks->data)[i2];
+        const float top = std::max(max, sink);
+        ggml_vec_scale_f32(c.DV, vkq, expf(max - top));
+        sum = sum * expf(max - top) + expf(sink - top);
+    }
+    ggml_vec_scale_f32(c.DV, vkq, sum == 0.0f ? 0.0f : 1.0f / sum);
+    memcpy((char *) c.dst->data + i2 * c.dst->nb[1] + i1 * c.dst->nb[2] + i3 * c.dst->nb[3], vkq, c.DV * sizeof(float));
+}
+
+static float * fa_partial(const fa_context & c, int64_t i1, int64_t i2, int64_t i3, int64_t split) {
+    const int64_t query = (i3 * c.q->ne[1] + i1) * c.q->ne[2] + i2;
+    return c.partials + (query * c.plan.n_splits + split) * (2 + c.DV);
+}
+
+// the scores of nq queries of a KV head
+static void fa_scores(const fa_context & c, fa_unit & u, const float * q, int64_t nq, int64_t head) {
+    const fattn_few::ahead ask = fa_ahead(u, c.k, u.next->k, head * u.now->width);
+    if (fa_few(nq, c.k, c.v)) {
+        fattn_few::all_scores(c.k->type, u.now->k, u.now->width, nq, q, c.DK, u.KQ, ask);
+        return;
+    }
+    const char * rows[FA_KV_BLOCK];
+    fa_load_k(c, u, ask);
+    for (int64_t j = 0; j < u.now->width; ++j) {
+        rows[j] = (const char *) (u.block + j * c.DK);
+    }
+    fattn_few::all_scores(GGML_TYPE_F32, rows, u.now->width, nq, q, c.DK, u.KQ, {});
+}
+
+// adds the block's share to the results y of nq queries of a KV head, whose weights are in KQ
+static void fa_weigh(const fa_context & c, fa_unit & u, float * y, int64_t nq, int64_t head) {
+    const fattn_few::ahead ask = fa_ahead(u, c.v, u.next->v, head * u.now->width);
+    if (fa_few(nq, c.k, c.v)) {
+        fattn_few::all_weighted(c.v->type, u.now->v, u.now->n, nq, u.KQ, u.now->width, y, c.DV, ask);
+    } else {
+        fa_load_v(c, u, ask);
+        simd_gemm(y, u.KQ, u.block, nq, u.now->width, c.DV);
+    }
+}
+
+// The queries of a unit, KV head by KV head, row by row. Calls f(query of the unit, row, query head).
+template <typename F> static void fa_each_query(const fa_context & c, const fa_unit & u, F f) {
+    int64_t m = 0;
+    for (int64_t ik = u.k0; ik < u.k0 + u.nk; ++ik) {
+        for (int64_t r = u.r0; r < u.r0 + u.nr; ++r) {
+            for (int64_t h = 0; h < u.nh; ++h) {
+                f(m++, r, ik * c.group + u.h0 + h);
+            }
+        }
+    }
+}
+
+static bool fa_all_finite(const float * x, int64_t n) {
+    return std::all_of(x, x + n, [](float y) { return std::isfinite(y); });
+}
+
+// Returns false, without a result, where several rows are handled together and a sum is not finite.
+static bool fa_run_rows(const fa_context & c, fa_unit & u) {
+    const int64_t nq = u.nr * u.nh; // of a KV head
+
+    float slope[FA_MAX_Q];
+    fa_each_query(c, u, [&](int64_t m, int64_t i1, int64_t i2) {
+        const float * q =
+            (const float *) ((const char *) c.q->data + i1 * c.q->nb[1] + i2 * c.q->nb[2] + u.i3 * c.q->nb[3]);
+        for (int64_t i = 0; i < c.DK; ++i) {
+            u.Q[m * c.DK + i] = i < c.k->ne[0] ? q[i] * c.scale : 0.0f;
+        }
+        u.M[m] = -INFINITY;
+        u.S[m] = 0.0f;
+        slope[m] = fa_slope(c, i2);
+    });
+    memset(u.VKQ, 0, u.nk * nq * c.DV * sizeof(float));
+
+    u.now = &u.blocks[0];
+    u.next = &u.blocks[1];
+    int64_t ic = fa_next_block(c, u, u.c0, *u.next);
+    fa_ahead(u, c.k, u.next->k, 0).ask_for(0, u.next->n * u.nk);
+    fa_ahead(u, c.v, u.next->v, 0).ask_for(0, u.next->n * u.nk);
+    while (u.next->n > 0) {
+        std::swap(u.now, u.next);
+        ic = fa_next_block(c, u, ic, *u.next);
+        for (int64_t k = 0; k < u.nk; ++k) {
+            const int64_t m0 = k * nq;
+            if (k > 0) {
+                fa_next_head(c, *u.now);
+            }
+            fa_scores(c, u, u.Q + m0 * c.DK, nq, k);
+            for (int64_t r = 0; r < u.nr; ++r) {
+                float mask[FA_KV_BLOCK];
+                fa_load_mask(c, u, u.r0 + r, mask);
+                for (int64_t m = r * u.nh; m < (r + 1) * u.nh; ++m) {
+                    fa_softmax(c, u, u.KQ + m * u.now->width, m0 + m, mask, slope[m0 + m]);
+                }
+            }
+            fa_weigh(c, u, u.VKQ + m0 * c.DV, nq, k);
+        }
+    }
+
+    if (u.nr > 1 && !(fa_all_finite(u.S, u.nk * nq) && fa_all_finite(u.VKQ, u.nk * nq * c.DV))) {
+        return false;
+    }
+    fa_each_query(c, u, [&](int64_t m, int64_t i1, int64_t i2) {
+        if (c.plan.n_splits > 1) {
+            float * p = fa_partial(c, i1, i2, u.i3, u.split);
+            p[0] = u.M[m];
+            p[1] = u.S[m];
+            memcpy(p + 2, u.VKQ + m * c.DV, c.DV * sizeof(float));
+        } else {
+            fa_store(c, i1, i2, u.i3, u.M[m], u.S[m], u.VKQ + m * c.DV);
+        }
+    });
+    return true;
+}
+
+// Whether the rows of a unit see so different keys (they belong to different sequences) that each had better be
+// handled alone, as two are that share none.
+static bool fa_rows_differ(const fa_context & c, const fa_unit & u) {
+    if (!c.mask || u.nr == 1) {
+        return false;
+    }
+    int64_t n_any = 0; // keys that some row sees
+    int64_t n_all = 0; // keys seen, summed over the rows
+    for (int64_t ic = u.c0; ic < u.c1; ic += FA_KV_BLOCK) {
+        uint16_t seen[FA_KV_BLOCK] = { 0 };
+        n_any += fa_count_seen(c, u, ic, std::min(FA_KV_BLOCK, u.c1 - ic), seen);
+        for (int64_t j = 0; j < FA_KV_BLOCK; ++j) {
+            n_all += seen[j];
+        }
+    }
+    return 2 * n_all <= u.nr * n_any;
+}
+
+static void fa_run_unit(const fa_context & c, fa_unit & u, int64_t unit) {
+    const fa_plan & p = c.plan;
+
+    u.split = unit % p.n_splits;
+    unit /= p.n_splits;
+    const int64_t ir = unit % p.n_rows;
+    unit /= p.n_rows;
+    const int64_t ih = unit % p.n_heads;
+    unit /= p.n_heads;
+    u.k0 = unit % p.n_kv * p.kv_heads;
+    u.nk = std::min(p.kv_heads, c.k->ne[2] - u.k0);
+    u.i3 = unit / p.n_kv;
+
+    u.h0 = ih * p.heads;
+    u.nh = std::min(p.heads, c.group - ih * p.heads);
+    u.r0 = ir * p.rows;
+    u.nr = std::min(p.rows, c.q->ne[1] - u.r0);
+    u.c0 = c.k->ne[1] * u.split / p.n_splits;
+    u.c1 = c.k->ne[1] * (u.split + 1) / p.n_splits;
+
+    if (!fa_rows_differ(c, u) && fa_run_rows(c, u)) {
+        return;
+    }
+    // Each row alone, with its own keys: where a sequence overflows, a weight of 0 would not keep it out of other rows.
+    const int64_t end = u.r0 + u.nr;
+    for (u.nr = 1; u.r0 < end; ++u.r0) {
+        fa_run_rows(c, u);
+    }
+}
+
+// merge the KV ranges of one query
+static void fa_merge(const fa_context & c, int64_t i1, int64_t i2, int64_t i3, float * vkq) {
+    float max = -INFINITY;
+    float sum = 0.0f;
+    for (int64_t i = 0; i < c.plan.n_splits; ++i) {
+        max = std::max(max, fa_partial(c, i1, i2, i3, i)[0]);
+    }
+    memset(vkq, 0, c.DV * sizeof(float));
+    for (int64_t i = 0; i < c.plan.n_splits; ++i) {
+        const float * p = fa_partial(c, i1, i2, i3, i);
+        if (p[1] != 0.0f) { // also where it is not a number
+            const float w = expf(p[0] - max);
+            ggml_vec_mad_f32(c.DV, vkq, p + 2, w);
+            sum += p[1] * w;
+        }
+    }
+    fa_store(c, i1, i2, i3, max, sum, vkq);
+}
+
+void ggml_compute_forward_fattn_block(const ggml_compute_params * params, ggml_tensor * dst) {
+    const int ith = params->ith;
+    const int nth = params->nth;
+
+    fa_context c;
+    c.q = dst->src[0];
+    c.k = dst->src[1];
+    c.v = dst->src[2];
+    c.mask = dst->src[3];
+    c.sinks = dst->src[4];
+    c.dst = dst;
+    c.plan = fa_make_plan(dst, nth);
+    c.DK = fa_padded(c.k->ne[0]);
+    c.DV = c.v->ne[0];
+    c.group = c.q->ne[2] / c.k->ne[2];
+    memcpy(&c.scale, (const float *) dst->op_params + 0, sizeof(float));
+    memcpy(&c.max_bias, (const float *) dst->op_params + 1, sizeof(float));
+    memcpy(&c.logit_softcap, (const float *) dst->op_params + 2, sizeof(float));
+    if (c.logit_softcap != 0.0f) {
+        c.scale /= c.logit_softcap;
+    }
+
+    float * work = (float *) GGML_PAD((uintptr_t) params->wdata, CACHE_LINE_SIZE); // vectors must not cross lines
+    float * scratch = work + ith * fa_scratch_size(dst);
+    c.partials = work + nth * fa_scratch_size(dst);
+
+    fa_unit u;
+    u.Q = scratch;
+    u.KQ = u.Q + FA_MAX_Q * c.DK;
+    u.VKQ = u.KQ + FA_MAX_Q * FA_KV_BLOCK;
+    u.block = u.VKQ + FA_MAX_Q * c.DV;
+
+    if (ith == 0) {
+        ggml_threadpool_chunk_set(params->threadpool, nth);
+    }
+    ggml_barrier(params->threadpool);
+    for (int64_t unit = ith; unit < c.plan.n_units; unit = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        fa_run_unit(c, u, unit);
+    }
+
+    if (c.plan.n_splits > 1) {
+        ggml_barrier(params->threadpool);
+        const int64_t nq = ggml_nrows(c.q);
+        for (int64_t iq = ith; iq < nq; iq += nth) {
+            const int64_t i2 = iq % c.q->ne[2];
+            const int64_t i1 = iq / c.q->ne[2] % c.q->ne[1];
+            fa_merge(c, i1, i2, iq / (c.q->ne[2] * c.q->ne[1]), u.VKQ);
+        }
+    }
+}
+
+#endif

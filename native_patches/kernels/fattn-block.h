@@ -1,0 +1,22 @@
+#pragma once
+
+#include "ggml.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct ggml_compute_params;
+
+// Flash attention that handles all the query heads, and neighbouring rows, that share a KV head together.
+
+bool ggml_fattn_block_supported(const struct ggml_tensor * dst);
+
+// bytes of work buffer for n_threads threads
+size_t ggml_fattn_block_work_size(const struct ggml_tensor * dst, int n_threads);
+
+void ggml_compute_forward_fattn_block(const struct ggml_compute_params * params, struct ggml_tensor * dst);
+
+#ifdef __cplusplus
+}
+#endif
