@@ -53,7 +53,7 @@ def require_python() -> None:
 
 
 def stamp_text(wheel: Path) -> str:
-    """What the environment was made from. The folder counts, since a moved environment's commands break."""
+    """Facts that the environment was made from. The folder counts, since a moved environment's commands break."""
     facts = {
         "project": hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest(),
         "helper": hashlib.sha256(b"".join(path.read_bytes() for path in helper.sources())).hexdigest(),
@@ -68,7 +68,7 @@ def is_current(stamp: str) -> bool:
 
 
 def make_venv(log: Path) -> None:
-    """A fresh .venv, or the one that is there if it works. One that does not is replaced if it is ours."""
+    """Make .venv, or keep the one that is there if it works. A broken one is replaced if a set-up made it."""
     if VENV.exists() and not _venv_works():
         if not STAMP.is_file():
             raise SetupFailure(
@@ -93,7 +93,7 @@ def _make_venv(log: Path) -> None:
 
 
 def _venv_works() -> bool:
-    """Its Python starts, is new enough and has pip; and its commands point to where it is, not to where it was."""
+    """True if its Python starts, is new enough and has pip, and its commands point to the folder that it is in now."""
     question = "import sys, pip; sys.exit(sys.version_info < (3, 10))"
     try:
         answer = subprocess.run([str(PYTHON), "-c", question], capture_output=True, check=False, timeout=60)
@@ -104,7 +104,7 @@ def _venv_works() -> bool:
 
 
 def install(wheel: Path, log: Path) -> None:
-    """The patched wheel first, then llamabatch with its tools, held to that wheel by a constraint."""
+    """Install the patched wheel, then llamabatch with its tools; a constraint keeps pip to that wheel."""
     say("Installing llamabatch into .venv")
     pip: list[str | Path] = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
     version = wheel.name.split("-")[1]

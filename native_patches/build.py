@@ -60,7 +60,7 @@ _NO_COMPILER = (
 def make_plan(
     backend: str, patch_folder: Path = source.PATCH_FOLDER, kernel_folder: Path = source.KERNEL_FOLDER
 ) -> Plan:
-    """Look at this machine. Raises SetupFailure where it cannot build that backend."""
+    """The plan for this machine. Raises SetupFailure where it cannot build that backend."""
     backend = default_backend() if backend == "auto" else backend
     compiler, macros = _compiler()
     if backend == "cuda":
@@ -80,7 +80,7 @@ def make_plan(
 
 
 def default_backend() -> str:
-    """What this machine has: cuda needs both the compiler and a driver that sees a GPU."""
+    """Backend of this machine: metal, cuda or cpu. cuda needs both the compiler and a driver that sees a GPU."""
     if sys.platform == "darwin" and platform.machine() == "arm64":
         return "metal"
     return "cuda" if shutil.which("nvcc") and _has_nvidia_gpu() else "cpu"
@@ -145,7 +145,7 @@ def _build_environment(plan: Plan) -> dict[str, str]:
 
 
 def _compiler() -> tuple[str, str]:
-    """The compiler's version line, and every macro it sets for this very CPU: version and instructions in one text."""
+    """The compiler's version line, and every macro that it sets for this CPU, which name its instruction sets."""
     command = os.environ.get("CXX", "").split()
     command = command or [name for name in ("c++", "g++", "clang++") if shutil.which(name)][:1]
     if not command or not shutil.which(command[0]):
@@ -175,7 +175,7 @@ def _has_nvidia_gpu() -> bool:
 
 
 def _cuda_architecture(backend: str) -> tuple[str, ...]:
-    """Only the GPUs of this machine, where there are any: it saves most of a CUDA build."""
+    """The flag that limits a CUDA build to the GPUs of this machine, which saves most of its time."""
     if backend != "cuda" or "CUDA_ARCHITECTURES" in os.environ.get("CMAKE_ARGS", ""):
         return ()
     found = _output(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]) or ""
@@ -184,7 +184,7 @@ def _cuda_architecture(backend: str) -> tuple[str, ...]:
 
 
 def _output(command: list[str]) -> str | None:
-    """What a command prints, or None where it is missing or fails."""
+    """Standard output of a command, or None where it is missing or fails."""
     try:
         result = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60

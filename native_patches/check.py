@@ -2,8 +2,9 @@
 
     python -m native_patches.check [--only NAME]... [--json FILE]
 
-`make test-native` is this. Each check builds llama.cpp for itself, in the user's cache, and takes some minutes; what it
-lacks on this machine is said, and the check left out. Exit status 1 if a check failed.
+`make test-native` runs it. Each check builds llama.cpp for itself, in the user's cache, and takes some minutes. A check
+that lacks a compiler or an instruction set on this machine is left out, with the reason. Exit status 1 if a check
+failed.
 """
 
 from __future__ import annotations
@@ -50,9 +51,13 @@ _X86 = ("-DGGML_NATIVE=OFF", *(f"-DGGML_{name}=ON" for name in ("SSE42", "AVX", 
 class Check:
     """One build of the patched source and the programs that are run with it.
 
-    needs: a program and the Debian package that has it. cpu: what the CPU must have, in Linux's names. targets: what
-    cmake builds. sanitizers: what -fsanitize names. run: what stands before each program's path. openmp: whether ggml's
-    threads are OpenMP's, which the thread sanitizer does not understand.
+    Attributes:
+        needs: programs, each with the Debian package that has it.
+        cpu: features that the CPU must have, in Linux's names.
+        sanitizers: the value of -fsanitize.
+        targets: of cmake.
+        run: command that starts each program, such as an emulator; empty: none.
+        openmp: ggml's threads are OpenMP's, which the thread sanitizer does not understand.
     """
 
     name: str
@@ -111,7 +116,7 @@ CHECKS = (
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one program of a check: "passed", "failed" or "skipped", and its last line or the reason."""
+    """Outcome of one program of a check: "passed", "failed" or "skipped", and its last line or the reason."""
 
     check: str
     program: str
@@ -129,7 +134,7 @@ def check_source(program: str) -> Path:
 
 
 def missing(check: Check) -> str:
-    """Why a check cannot run on this machine, or nothing."""
+    """The reason for which a check cannot run on this machine; "" if it can."""
     if sys.platform != "linux":
         return "Linux only"
     if lacking := check.cpu - cpu_flags():
@@ -143,7 +148,7 @@ def missing(check: Check) -> str:
 
 
 def run_checks(checks: Sequence[Check]) -> Iterator[Result]:
-    """One after another. Raises SetupFailure where the source is not to be had, or the disk is full."""
+    """The results, check by check. Raises SetupFailure where the source is not to be had, or the disk is full."""
     home = make_folder(cache_dir() / "checks")
     require_space(home, GIGABYTES)
     able = [check for check in checks if not missing(check)]
@@ -213,7 +218,7 @@ def _run_program(check: Check, program: str, tree: Path, place: Path, log: Path)
 
 
 def _compile(check: Check, program: str, tree: Path, place: Path) -> tuple[list[str | Path], ...]:
-    """The references in float64 are slow enough without a sanitizer: only what they check is watched."""
+    """Commands that compile and link a program. Sanitizers watch the library, not the slow reference in float64."""
     compiler, object_file = check.compilers[1], place / f"{program}.o"
     # the code that these two check is compiled into them
     inside = program in ("sampler_check", "tokenizer_check")

@@ -1,4 +1,4 @@
-"""Compiles native_patches/native, the sampler, with whatever C++ compiler is at hand. hatch_build.py calls it.
+"""Compiles native_patches/native, the sampler, with the C++ compiler of the machine. hatch_build.py calls it.
 
 The library runs on every CPU of its kind, as its passes over the logits are compiled for several instruction sets.
 """
@@ -39,7 +39,7 @@ def platform_tag() -> str:
 
 
 def compile_library(library: Path) -> str:
-    """Makes `library` anew; returns why there is none, or nothing."""
+    """Make `library` anew; returns the reason for which there is none, or ""."""
     library.unlink(missing_ok=True)  # one of an older source would be worse than none
     compiler = find_compiler()
     if not compiler:
@@ -56,7 +56,7 @@ def compile_library(library: Path) -> str:
 
 
 def find_compiler() -> list[str]:
-    """$CXX, which may hold arguments, or the first usual name that is there."""
+    """$CXX, which may hold arguments, or the first usual name on PATH; empty: none."""
     chosen = shlex.split(os.environ.get("CXX", ""))
     if chosen:
         return chosen if shutil.which(chosen[0]) else []
@@ -72,7 +72,7 @@ def variants() -> Iterator[list[str]]:
 
 
 def attempt(command: list[str], made: Path) -> str:
-    """Compiles and loads; returns what is wrong with it, or nothing."""
+    """Compile and load `made`; returns the complaint, or ""."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, timeout=300)
         if done.returncode:

@@ -1,4 +1,4 @@
-"""Everything that decides what a build of llama.cpp contains, and where it is kept."""
+"""The plan of a build: all that decides its contents, its key in the cache, and its marker."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from native_patches import source
 from native_patches.tools import cache_dir
 
 RECIPE = 1
-"""Raise it when the way of building changes in build.py, so that old wheels are not taken for new ones."""
+"""Version of the way of building. Raise it when build.py changes, so that no old wheel is used for a new one."""
 
 MARKER = "llamabatch_build.json"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that decides what the wheel contains.
+    """All that decides the contents of a wheel.
 
     patches, kernels: the hash of each file, by its name.
     """
@@ -64,7 +64,7 @@ class Plan:
 
 
 def jobs() -> int:
-    """One compiler a core that we may use, and no more than memory allows at about 1 GB each."""
+    """Number of compilers at once: one for each core of the process's affinity, at most one for each GB of memory."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(ValueError, OSError):
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

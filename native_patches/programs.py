@@ -40,17 +40,17 @@ _TARGETS_OF_THE_WHEEL = ("-DLLAMA_BUILD_", "-DLLAVA_BUILD=")
 
 
 def folder(key: str) -> Path:
-    """Where the programs of a plan with this key are, or will be."""
+    """Folder of the programs of a plan with this key."""
     return cache_dir() / "programs" / key / "bin"
 
 
 def flags(plan: Plan) -> tuple[str, ...]:
-    """The flags of the wheel, but for those that say what is built."""
+    """The flags of the wheel, with other targets."""
     return (*(flag for flag in plan.flags if not flag.startswith(_TARGETS_OF_THE_WHEEL)), *_FLAGS)
 
 
 def marker(plan: Plan) -> str:
-    """What the programs were made from; others with another marker are not taken for these."""
+    """Facts that the programs were made from. Programs with another marker are built anew."""
     return plan.marker() + "\n".join(flags(plan)) + "\n"
 
 

@@ -1,6 +1,6 @@
-"""Builds llama.cpp's libraries without the patches that make it faster, with the flags of the wheel: to compare with.
+"""Builds llama.cpp's libraries without the patches that make it faster, with the flags of the wheel, for comparisons.
 
-The patches that make it build and keep it from crashing stay (`NEEDED`). The libraries go to the user's cache.
+The patches without which it does not build or crashes stay (`NEEDED`). The libraries go to the user's cache.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the set-up programs share: one-sentence failures, the cache folder, a lock, and commands that show they live."""
+"""Tools of the set-up programs: one-sentence failures, the cache folder, a lock, and commands with a heartbeat."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cache_dir() -> Path:
 
 
 def say(text: str) -> None:
-    """A line for the person who waits. Standard output stays free for answers."""
+    """Print a line to standard error. Standard output stays free for answers."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -58,7 +58,7 @@ def require_space(folder: Path, gigabytes: float) -> None:
 
 @contextlib.contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on `path`; the system lets go of it when the process ends, however it ends."""
+    """Hold an exclusive lock on `path`. The system releases it when the process ends, however it ends."""
     try:
         import fcntl
     except ImportError:  # Windows: two builds at once waste time, but the last rename wins
@@ -74,7 +74,7 @@ def lock(path: Path) -> Iterator[None]:
 
 
 class Heartbeat:
-    """Shows that a long command lives: one line that is rewritten on a terminal, else a new line now and then."""
+    """Progress of a long command: one line that is rewritten on a terminal, else a new line every 15 s."""
 
     PLAIN_INTERVAL_S = 15.0
 
@@ -164,12 +164,12 @@ _SYMPTOMS = (
         r"links to:\s+CUDA::|Could NOT find CUDAToolkit|CUDA Toolkit not found|Failed to detect a default CUDA",
         "the CUDA toolkit is not complete (cuBLAS belongs to it): install all of it, or choose BACKEND=cpu",
     ),
-    (r"Permission denied", "a file may not be written: check who owns the folders"),
+    (r"Permission denied", "a file may not be written: check the owner of the folders"),
 )
 
 
 def explain(log: Path, fallback: str) -> str:
-    """Why a command failed, in words for a person, from what it wrote."""
+    """The reason of a failed command, from known complaints in its log; else `fallback`."""
     with open(log, "rb") as file:
         text = file.read().decode("utf-8", "replace").rpartition("\n$ ")[2]
     for pattern, words in _SYMPTOMS:

@@ -26,7 +26,7 @@ constexpr int64_t PARALLEL_FROM = 1 << 18; // logits in a step that more than on
 constexpr float COLDEST = 1e-9f;           // below this temperature sampling is greedy
 constexpr uint32_t UNIT_BITS = 33;         // the likeliest token weighs 2^33
 
-// --- arithmetic that numpy repeats bit for bit ----------------------------------------------------------------------
+// Arithmetic that numpy repeats bit for bit.
 
 // exp(x) * 2^33 for x <= 0, from `lowest` on (-80 at the least); the polynomial is that of Cephes' expf (Moshier), good
 // to about 2 units in the last place.
@@ -68,7 +68,7 @@ double uniform(uint64_t seed, uint64_t index) {
     return static_cast<double>((z ^ (z >> 31)) >> 11) * 0x1p-53;
 }
 
-// --- passes over many logits, compiled once for each instruction set ------------------------------------------------
+// Passes over many logits, compiled once for each instruction set.
 
 template <int CHUNK> LB_INLINE bool maxima_of(const float * x, int n_chunks, float * maxima) {
     int bad = 0;

@@ -9,7 +9,7 @@
 
 #include "kernels.hpp"
 
-// --- the interface; llamabatch/sampling/native.py has the same layout --------------------------------------------------------
+// The interface. llamabatch/sampling/native.py has the same layout.
 
 extern "C" {
 struct lb_params {

@@ -44,9 +44,6 @@ def make_patch(folder, removed="two"):
     return patch
 
 
-# --- patches ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("patch", source.patches(), ids=lambda patch: patch.name)
 def test_every_patch_says_what_it_is_for(patch):
     text = source.header(patch)
@@ -125,9 +122,6 @@ def test_without_git_and_patch_the_sentence_says_what_to_install(tree, tmp_path,
         source.apply(make_patch(tmp_path), tree)
 
 
-# --- source package -----------------------------------------------------------------------------------------------
-
-
 def test_a_wrong_source_package_is_refused(cache, monkeypatch, tmp_path):
     def download(command, log, title, environment=None):
         Path(command[command.index("--dest") + 1], source.FILE_NAME).write_bytes(b"not it")
@@ -170,9 +164,6 @@ def test_unpack_returns_the_top_folder(tmp_path):
     with tarfile.open(tmp_path / "package.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / top, arcname=top)
     assert (source.unpack(tmp_path / "package.tar.gz", tmp_path / "out") / "file").read_text() == "x"
-
-
-# --- plan and cache -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -296,9 +287,6 @@ def test_no_compiler_is_said_so(monkeypatch):
         build._compiler()
 
 
-# --- tools --------------------------------------------------------------------------------------------------------
-
-
 def test_both_sides_agree_on_the_cache_folder(monkeypatch, tmp_path):
     monkeypatch.delenv("LLAMABATCH_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -348,9 +336,6 @@ def test_failures_end_in_one_sentence(capsys):
     err = capsys.readouterr().err
     assert "Traceback" not in err
     assert "No space left on device (a/file)" in err
-
-
-# --- bootstrap and Makefile ---------------------------------------------------------------------------------------
 
 
 def test_a_missing_venv_module_is_said_so(monkeypatch):
