@@ -83,7 +83,7 @@ def _check_defaults(module: ModuleType, name: str, function: str, ranges: dict[s
 
 
 def _same_size(module: ModuleType, struct: type[ctypes.Structure], function: str) -> bool:
-    """Whether the library writes as many bytes as the binding's struct has.
+    """True if the library writes as many bytes as the binding's struct has.
 
     On x86-64 a large struct is returned through a pointer that the caller passes as the first argument, so the call
     can be made with a buffer that shows what was written.
@@ -103,7 +103,7 @@ def _call_padded(module: ModuleType, struct: type[ctypes.Structure], function: s
 
 
 def _check_batch(module: ModuleType) -> None:
-    """A llama_batch for 4 tokens: no embeddings, every other array there, and one spare seq_id list that is null."""
+    """Check a llama_batch of 4 tokens: it has every array but embeddings, and one more seq_id list, which is null."""
     batch = module.llama_batch_init(4, 0, 1)
     try:
         arrays = (batch.token, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits)

@@ -1,4 +1,4 @@
-"""The adapters of a model: loaded once, set on a context as its calls ask for them."""
+"""The adapters of a model: each is loaded once, and set on a context when a call needs it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import numpy as np
 
 from llamabatch.errors import AdapterError, EngineError, ModelFileError
 from llamabatch.gguf.adapter import read_adapter
-from llamabatch.llama import library
+from llamabatch.llama import log
 from llamabatch.request.adapters import AdapterSet, adapter_path, check_known, check_name
 
 
 class Adapters:
     """LoRAs and control vectors by name.
 
-    The model frees what is left. While one is loaded or unloaded, no thread may compute with the model: llama.cpp
-    reads its list of adapters whenever it makes a graph.
+    Those still loaded are freed with the model. While an adapter is loaded or unloaded, no thread may compute with
+    the model: llama.cpp reads its list of adapters whenever it makes a graph.
     """
 
     def __init__(self, lib: ModuleType, model: Any, metadata: Mapping[str, str]) -> None:
@@ -44,8 +44,8 @@ class Adapters:
         """Reads an adapter file.
 
         Raises:
-            AdapterError: the name is taken, or is none.
-            ModelFileError: the file is none, or is for another model.
+            AdapterError: the name is taken or not allowed.
+            ModelFileError: the file is no adapter, or is for another model.
         """
         check_name(name)
         if name in self.names:
@@ -57,15 +57,15 @@ class Adapters:
             return
         if self._is_nvfp4:
             raise ModelFileError(f"adapter {path}: llama.cpp cannot apply a LoRA to NVFP4 weights")
-        library.recent_complaints()
+        log.recent_complaints()
         handle = self._lib.llama_adapter_lora_init(self._model, os.fsencode(path))
         if not handle:
-            reason = "; ".join(dict.fromkeys(library.recent_complaints())) or "llama.cpp gives no reason"
+            reason = log.reason()
             raise ModelFileError(f"adapter {path} cannot be loaded: {reason}")
         self._loras[name] = handle
 
     def unload(self, name: str) -> None:
-        """Frees an adapter that no context has set. Raises AdapterError if there is no such one."""
+        """Frees an adapter that no context has set. Raises AdapterError for an unknown name."""
         check_known(((name, 1.0),), self.names)
         self._vectors.pop(name, None)
         lora = self._loras.pop(name, None)
@@ -76,10 +76,10 @@ class Adapters:
         """Sets a context's adapters.
 
         Args:
-            before: what it has.
+            before: the adapters that are set now.
 
         Raises:
-            EngineError: llama.cpp cannot.
+            EngineError: llama.cpp refuses them.
         """
         loras = [(self._loras[name], scale) for name, scale in wanted if name in self._loras]
         handles = (self._lib.llama_adapter_lora_p_ctypes * max(1, len(loras)))(*[handle for handle, _ in loras])
@@ -94,7 +94,8 @@ class Adapters:
         return tuple((name, scale) for name, scale in adapters if name in self._vectors)
 
     def _set_vectors(self, context: Any, vectors: AdapterSet) -> int:
-        """llama.cpp has room for one: the sum of them. Layers beyond its data would keep what they had before."""
+        """Sets the sum of the vectors, since llama.cpp has room for one. Writes all layers: a layer left out would keep
+        its former values."""
         if not vectors:
             return int(self._lib.llama_set_adapter_cvec(context, None, 0, self._n_embd, 0, 0))
         total = np.zeros((self._n_layer, self._n_embd), np.float32)

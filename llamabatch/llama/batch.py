@@ -1,4 +1,4 @@
-"""A llama_batch whose arrays are ours: filled by numpy, so that a step costs no Python loop over tokens."""
+"""A llama_batch over numpy arrays, so that filling it takes no Python loop over tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llamabatch.scheduler.output import Call, ScheduledSpan
 
 
 class Batch:
-    """Room for n_batch tokens. `fill` returns the C struct; it stays valid until the next fill."""
+    """A llama_batch with room for n_batch tokens. The C struct that `fill` returns is valid until the next fill."""
 
     def __init__(self, lib: ModuleType, n_batch: int) -> None:
         self._tokens = np.zeros(n_batch, np.int32)
@@ -60,7 +60,7 @@ class Batch:
         return self._struct, outputs
 
     def _fill_draft(self, at: int, span: ScheduledSpan, draft: tuple[int, ...]) -> None:
-        """A known token, the guesses behind it, and any tokens in the rest of the span, which are no outputs."""
+        """Fills a span with its known token, the guesses after it, and dummy tokens, which are no outputs."""
         known, end = at + 1 + len(draft), at + span.length
         self._tokens[at] = span.first_token
         self._tokens[at + 1 : known] = draft
@@ -80,7 +80,7 @@ class Batch:
         return self._struct
 
     def _fill_rows(self, spans: tuple[ScheduledSpan, ...]) -> tuple[Any, list[ScheduledSpan]]:
-        """The same for one row a sequence, which is most calls, in few operations."""
+        """As fill, for the usual call: one row for each sequence and no dummy rows."""
         self.fill_rows(
             [span.first_token for span in spans],
             [span.start for span in spans],
@@ -101,18 +101,18 @@ class Batch:
 
 
 def _in_slot_order(call: Call) -> list[tuple[int, ScheduledSpan | None]]:
-    """llama.cpp's split cache takes consecutive rising ids into one pass."""
+    """Slots and spans by rising slot; None: a dummy. A split cache takes consecutive rising ids into one pass."""
     rows: list[tuple[int, ScheduledSpan | None]] = [(span.slot, span) for span in call.spans]
     rows += [(slot, None) for slot in call.dummy_slots]
     return sorted(rows, key=lambda row: row[0])
 
 
 def count_passes(call: Call, n_ubatch: int, unified: bool = False) -> int:
-    """How many passes over the weights a call takes.
+    """Number of passes over the weights that a call takes.
 
-    With a unified KV cache, as many as its tokens fill. With a split one the rule is llama.cpp's (llama-batch.cpp,
-    split_equal with sequential=true): a pass takes the first run of consecutive ids that still have tokens, and equally
-    many tokens of each, up to n_ubatch in all.
+    With a unified KV cache, its tokens divided by n_ubatch, rounded up. With a split one the rule is llama.cpp's
+    (llama-batch.cpp, split_equal with sequential=true): a pass takes the first run of consecutive ids that still have
+    tokens, and equally many tokens of each, up to n_ubatch in all.
     """
     if unified:
         return -(-sum(span.length for span in call.spans) // n_ubatch)

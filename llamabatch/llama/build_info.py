@@ -1,3 +1,5 @@
+"""The build of llama.cpp in use: the folder of its libraries, and the marker that native_patches writes into it."""
+
 from __future__ import annotations
 
 import json
@@ -7,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 MARKER = "llamabatch_build.json"
+"""The file that native_patches/build.py puts into the llama_cpp package: patches, flags, compiler."""
 
 
 def library_dir(module: ModuleType) -> Path:
@@ -15,7 +18,7 @@ def library_dir(module: ModuleType) -> Path:
 
 
 def build_marker(module: ModuleType) -> Mapping[str, Any] | None:
-    """What native_patches wrote about this build, or None: a stock build, or libraries from another place."""
+    """The marker of this build: patches, flags, compiler. None: a stock build, or libraries from another folder."""
     package = Path(str(module.__file__)).resolve().parent
     if library_dir(module) != package / "lib":
         return None

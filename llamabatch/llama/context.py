@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from llamabatch.config import ResolvedConfig
 from llamabatch.errors import ConfigError, EngineError
-from llamabatch.llama import kv_state, library
+from llamabatch.llama import kv_state, library, log
 from llamabatch.llama.model import Model
 from llamabatch.request.adapters import AdapterSet
 
@@ -69,10 +69,10 @@ class Context:
         params.type_v = kv_state.type_number(lib, config.type_v)
         params.kv_unified = self._unified
         params.no_perf = True
-        library.recent_complaints()
+        log.recent_complaints()
         self.handle = lib.llama_init_from_model(model.handle, params)
         if not self.handle:
-            reason = "; ".join(dict.fromkeys(library.recent_complaints())) or "llama.cpp gives no reason"
+            reason = log.reason()
             raise EngineError(f"no context of {n_slots} slots of {n_ctx} tokens can be made: {reason}")
         self._memory = lib.llama_get_memory(self.handle)
         self._n_vocab = model.n_vocab
@@ -145,14 +145,14 @@ class Context:
     def state(self, slot: int) -> bytes:
         """What a slot holds, to be kept or saved."""
         self._check(slot)
-        return kv_state.take(self._lib, self.handle, slot)
+        return kv_state.save(self._lib, self.handle, slot)
 
     def restore(self, slot: int, state: bytes, count: int) -> bool:
         """Fills a slot with the first `count` tokens of a state; False if llama.cpp refuses it."""
         self._check(slot)
         n_streams = 1 if self._unified else self.n_slots
-        given = kv_state.give(self._lib, self.handle, slot, n_streams, state)
-        return given and self.clear(slot, count) and self.length(slot) == count
+        loaded = kv_state.load(self._lib, self.handle, slot, n_streams, state)
+        return loaded and self.clear(slot, count) and self.length(slot) == count
 
     def carry_over(self, slots: Iterable[int], target: Context) -> frozenset[int]:
         """Copies the cells of these slots to a larger context in which the same slots are empty; returns those that

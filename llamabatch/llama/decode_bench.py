@@ -23,10 +23,10 @@ _ANY_PRIME = 7919
 
 
 class Bench:
-    """Measures one model under several settings. One context at a time is held, and kept while the settings allow it.
+    """Measures one model under several settings. It holds one context, and keeps it while the settings allow.
 
     Args:
-        model: stays open as long as this.
+        model: must stay open until close().
     """
 
     def __init__(self, model: Model) -> None:
@@ -119,11 +119,11 @@ class Bench:
 
     @staticmethod
     def _steps_at_least(spent: float) -> int:
-        """With the first, which does not count; a step that takes seconds is not worth a second opinion."""
+        """Fewest steps, with the first one, which does not count. One of several seconds is not repeated."""
         return _LEAST_STEPS + 1 if spent < _LONG_S else 2
 
     def _rewind(self, rows: int, prompt: int) -> int:
-        """Every row holds the prompt, or nothing where the model's state cannot be cut; returns the next position."""
+        """Cuts each row back to the prompt, or to nothing where its state cannot be cut; returns the next position."""
         context = self._open
         cut = [context.clear(row, prompt) for row in range(rows)]
         if not all(cut):
@@ -137,7 +137,7 @@ class Bench:
         return prompt if self._filled else 0
 
     def _decode(self, spans: tuple[ScheduledSpan, ...]) -> float:
-        """Seconds that a call takes until its logits are there."""
+        """Seconds from the call to its logits."""
         struct, sampled = self._batch.fill(Call(spans))
         start = time.perf_counter()
         code = self._open.decode(struct)
@@ -150,7 +150,7 @@ class Bench:
 
 
 def _busy_wait(seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
-    """time.sleep would let the core go, which an engine does not."""
+    """Keeps the core busy, as an engine does; time.sleep would release it."""
     end = clock() + seconds
     while clock() < end:
         pass

@@ -1,8 +1,8 @@
-"""A smaller model of the same vocabulary guesses what the larger one will say.
+"""A draft model: a smaller model of the same vocabulary guesses the next tokens of the larger one.
 
-Its context has a slot for each slot of the target's. What its cells hold is kept here, and compared with the sequences
-each time that guesses are asked for, so that nobody has to tell it of rejected guesses, moves between slots, or
-preemption: whatever differs is cut, copied from where it stands, or computed.
+Its context has a slot for each slot of the target's. The proposer records the content of its cells and compares it with
+the sequences at each call of propose. So rejected guesses, moves between slots and preemption need no message: cells
+that differ are cut, copied from another slot, or computed.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ logger = logging.getLogger(__name__)
 # (common/speculative.cpp, SPEC_VOCAB_MAX_SIZE_DIFFERENCE).
 _MOST_PADDING = 128
 # Tokens that a sequence may be behind without a prefill call of its own: 2 after a run in which every guess held.
-_SHORT = 16
+_MOST_BEHIND = 16
 _GREEDY = SamplerState(SamplingParams(temperature=0), seed=0)
 
 
 @dataclass
-class _Held:
-    """What a slot's cells hold: the first `known` tokens of a sequence, and guesses that followed them."""
+class _SlotContent:
+    """Content of a slot's cells: the first `known` tokens of a sequence, and the guesses after them."""
 
     sequence: Sequence
     known: int = 0
     guesses: list[int] = field(default_factory=list)
 
-    def still_true(self) -> int:
-        """Cells that hold what the sequence came to be; the others were cut or never were."""
+    def n_valid(self) -> int:
+        """Number of leading cells whose tokens are those of the sequence now."""
         token_ids = self.sequence.token_ids
         if self.known > len(token_ids):  # the text was cut
             return 0
@@ -52,21 +52,21 @@ class _Held:
 
 
 class _Failed(Exception):
-    """The draft context computes nothing; guesses can wait."""
+    """A pass of the draft context failed; there are no guesses in this step."""
 
 
 class DraftModelProposer:
-    """A Drafter with a context of its own, on the engine's thread; all sequences in one call for each position, greedy.
+    """A Proposer with a context of its own, on the engine's thread: greedy, one call a position for all sequences.
 
     Args:
-        model: the draft model, from open_draft; closed with this.
-        target: the model whose tokens are guessed.
+        model: the draft model, from open_draft; closed with the proposer.
+        target: the model of which tokens are guessed.
         config: the target's; the draft runs with the same threads, n_ctx, and kind of KV cache.
-        n_slots: slots that the target's context may have at most.
+        n_slots: most slots of the target's context.
 
     Raises:
-        ConfigError: llama.cpp keeps no cells for its architecture.
-        EngineError: its context cannot be made.
+        ConfigError: llama.cpp keeps no cells for the architecture of the draft model.
+        EngineError: the context cannot be made.
     """
 
     is_free = False
@@ -81,7 +81,7 @@ class DraftModelProposer:
         self._limits = Limits(n_slots, config.n_batch, config.n_ubatch, config.n_batch)
         self._context = Context(model, self._config, n_slots)
         self._batch = Batch(load(), config.n_batch)
-        self._held: dict[int, _Held] = {}
+        self._contents: dict[int, _SlotContent] = {}
         self._warned = False
         if not self._context.has_memory:  # decoding would abort the process
             self._context.close()
@@ -100,7 +100,7 @@ class DraftModelProposer:
         if not spans:
             return [[] for _ in sequences]
         try:
-            guessed = self._guess(self._context, self._caught_up(self._context, spans), n)
+            guessed = self._guess(self._context, self._catch_up(self._context, spans), n)
         except (_Failed, EngineError) as error:
             logger.log(logging.DEBUG if self._warned else logging.WARNING, "no guesses of the draft model: %s", error)
             self._warned = True
@@ -108,34 +108,33 @@ class DraftModelProposer:
             return [[] for _ in sequences]
         return [guessed.get(sequence, []) for sequence in sequences]
 
-    # --- cells --------------------------------------------------------------------------------------------------
-
     def _forget(self) -> None:
-        self._held.clear()
+        self._contents.clear()
         for slot in range(self._context.n_slots):
             self._context.clear(slot)
 
-    def _settle(self, context: Context, sequence: Sequence, slot: int) -> int:
-        """How many of the sequence's first tokens the slot's cells hold, after cutting what is not of it."""
-        held = self._held.get(slot)
+    def _cut_to_common(self, context: Context, sequence: Sequence, slot: int) -> int:
+        """Cuts the cells of a slot that differ from the sequence; returns how many of its first tokens they hold."""
+        held = self._contents.get(slot)
         if held is None or held.sequence is not sequence:
-            held = self._held[slot] = self._brought(context, sequence, slot)
-        known = min(held.still_true(), len(sequence.token_ids) - 1)
+            held = self._contents[slot] = self._moved_in(context, sequence, slot)
+        known = min(held.n_valid(), len(sequence.token_ids) - 1)
         if known < held.known + len(held.guesses):
             context.clear(slot, known)
         held.known, held.guesses = known, []
         return known
 
-    def _brought(self, context: Context, sequence: Sequence, slot: int) -> _Held:
-        """A new sequence in this slot, with the cells of the slot that it moved from, or of one that begins alike."""
+    def _moved_in(self, context: Context, sequence: Sequence, slot: int) -> _SlotContent:
+        """Fills the slot of a new sequence with the cells of its former slot, or of the slot with the longest common
+        prefix."""
         source, count = slot, 0
-        for other, held in self._held.items():
+        for other, held in self._contents.items():
             if held.sequence is sequence:
-                source, count = other, held.still_true()
-                del self._held[other]
+                source, count = other, held.n_valid()
+                del self._contents[other]
                 break
         else:
-            by_sequence = {held.sequence: (other, held.known) for other, held in self._held.items()}
+            by_sequence = {held.sequence: (other, held.known) for other, held in self._contents.items()}
             found = best_source(sequence, by_sequence)
             if found is not None:
                 source, known = by_sequence[found[0]]
@@ -144,29 +143,30 @@ class DraftModelProposer:
             context.copy_prefix(source, slot, count)
         else:
             context.clear(slot, count)
-        return _Held(sequence, count)
+        return _SlotContent(sequence, count)
 
-    # --- computing ----------------------------------------------------------------------------------------------
+    def _catch_up(self, context: Context, spans: list[ScheduledSpan]) -> list[ScheduledSpan]:
+        """Computes the tokens that the draft model has not seen, except the last ones; returns spans for those.
 
-    def _caught_up(self, context: Context, spans: list[ScheduledSpan]) -> list[ScheduledSpan]:
-        """Computes what the draft model has not seen, but for the last tokens: spans for these, of one length, since
-        a pass takes equally many of each. Who is too far behind for one step is left out until it has caught up."""
-        known = [self._settle(context, span.sequence, span.slot) for span in spans]
+        The spans have one length, since a pass takes equally many tokens of each sequence. A sequence that lags too far
+        behind for one step is left out until its cells have caught up.
+        """
+        known = [self._cut_to_common(context, span.sequence, span.slot) for span in spans]
         behind = [len(span.token_ids) - count for span, count in zip(spans, known, strict=True)]
-        width = max((count for count in behind if count <= _SHORT), default=1)
+        width = max((count for count in behind if count <= _MOST_BEHIND), default=1)
         width = min(width, *(len(span.token_ids) for span in spans), self._limits.n_ubatch // len(spans) or 1)
         last, chunks, budget = [], [], self._limits.n_ubatch
         for span, count in zip(spans, known, strict=True):
             start = len(span.token_ids) - width
-            taken = min(budget, max(0, start - count))
-            if taken:
-                budget -= taken
-                chunks.append(span._replace(start=count, length=taken, output=False))
+            n_tokens = min(budget, max(0, start - count))
+            if n_tokens:
+                budget -= n_tokens
+                chunks.append(span._replace(start=count, length=n_tokens, output=False))
             if count > start:  # these cells are computed again: cheaper than a pass for those that lack one
                 context.clear(span.slot, start)
-            if count + taken >= start:
+            if count + n_tokens >= start:
                 last.append(span._replace(start=start, length=width))
-            self._held[span.slot].known = min(count + taken, start)
+            self._contents[span.slot].known = min(count + n_tokens, start)
         for call in group_spans(chunks, self._limits):
             self._decode(context, self._batch.fill(call)[0])
         return last
@@ -177,7 +177,7 @@ class DraftModelProposer:
             return guessed
         self._decode(context, self._batch.fill(Call(tuple(spans)))[0])
         for span in spans:
-            self._held[span.slot].known = len(span.token_ids)
+            self._contents[span.slot].known = len(span.token_ids)
         for number in range(n):
             tokens = sample_rows(context.logits(len(spans)), [_GREEDY] * len(spans), self._n_threads)
             going = []
@@ -194,7 +194,7 @@ class DraftModelProposer:
             slots = [span.slot for span in spans]
             self._decode(context, self._batch.fill_rows([token for _, token in going], positions, slots))
             for span, token in going:
-                self._held[span.slot].guesses.append(token)
+                self._contents[span.slot].guesses.append(token)
         return guessed
 
     def _decode(self, context: Context, struct: object) -> None:
@@ -204,11 +204,11 @@ class DraftModelProposer:
 
 
 def open_draft(config: EngineConfig, target: Model) -> Model | None:
-    """The draft model that a config names, its weights in memory once where it is the target itself; None: none.
+    """The draft model that a config names, or None. Where it is the target itself, both share the weights.
 
     Raises:
-        ConfigError: it has another vocabulary, or state that cannot be cut back.
-        ModelFileError: it cannot be loaded.
+        ConfigError: the draft model has another vocabulary, or state that cannot be cut back.
+        ModelFileError: the file cannot be loaded.
     """
     if config.draft_model is None:
         return None

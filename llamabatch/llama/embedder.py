@@ -11,14 +11,12 @@ import numpy as np
 
 from llamabatch.config import ResolvedConfig
 from llamabatch.errors import EngineError
-from llamabatch.llama import library
+from llamabatch.llama import library, log
 from llamabatch.llama.batch import Batch
 from llamabatch.llama.model import Model
 from llamabatch.request.adapters import AdapterSet
 
 MAX_TEXTS = 64  # in a pass: each is a sequence of the context
-
-
 _PADDING = 256  # llama.cpp rounds cells up to this
 
 
@@ -32,7 +30,7 @@ class EmbedCounts:
 
 
 class Embedder:
-    """Not for use from two threads at once; close it before its model.
+    """Computes embeddings of texts. Not for use from two threads at once; close it before its model.
 
     The context is made when it is first needed, and anew with more room for a longer text: llama.cpp reserves logits
     of the whole vocabulary for each token of a pass.
@@ -55,7 +53,7 @@ class Embedder:
         self._adapters = ()
 
     def forget_adapter(self, name: str) -> None:
-        """It is about to be unloaded: the context must not hold on to it."""
+        """Removes an adapter from the context, before the adapter is unloaded."""
         if self._handle and any(name == held for held, _ in self._adapters):
             self._set_adapters(())
 
@@ -63,7 +61,7 @@ class Embedder:
         """One pass: a vector of n_embd float32 for each text, pooled as the model says, else the mean.
 
         Raises:
-            EngineError: there is no memory for the context, or the pass fails. It can be used again.
+            EngineError: there is no memory for the context, or the pass fails. The embedder stays usable.
         """
         n_tokens = sum(map(len, texts))
         if n_tokens > self._n_tokens:
@@ -96,10 +94,10 @@ class Embedder:
         params.n_threads_batch = config.n_threads_batch
         params.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[config.flash_attn]
         params.no_perf = True
-        library.recent_complaints()
+        log.recent_complaints()
         self._handle = lib.llama_init_from_model(self._model.handle, params)
         if not self._handle:
-            reason = "; ".join(dict.fromkeys(library.recent_complaints())) or "llama.cpp gives no reason"
+            reason = log.reason()
             raise EngineError(f"no context for embeddings of {n_tokens} tokens can be made: {reason}")
         self._n_tokens = n_tokens
         self._batch = Batch(lib, n_tokens)

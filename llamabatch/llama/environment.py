@@ -1,4 +1,4 @@
-"""The environment that llama.cpp's libraries read once, when they are loaded. Imports none of them."""
+"""The environment variables that llama.cpp's libraries read once, while they are loaded. Imports no llama.cpp."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _SMALL_MODEL_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True)
 class OnLoad:
-    """What a process settles when it loads llama.cpp, and never again; None where nothing was measured.
+    """Measured settings that count only while a process loads llama.cpp; None: not measured.
 
     Attributes:
         spins: GOMP_SPINCOUNT.
-        amx: "off" leaves the AMX kernels alone, so that other repacked kernels get the weights (native_patches/0007).
+        amx: "off" turns the AMX kernels off, so that other repacked kernels get the weights (native_patches/0007).
     """
 
     spins: int | None = None
@@ -55,8 +55,8 @@ def undecided(model_bytes: int | None, given: Mapping[str, str], measured: OnLoa
 
 @contextlib.contextmanager
 def prepared(model_bytes: int | None, measured: OnLoad = NOTHING_MEASURED) -> Iterator[None]:
-    """Set in os.environ what the user has left open. What is read within this block and never again goes away
-    afterwards: our child programs, and the user's, must not take it for the user's wish."""
+    """Set the undecided variables in os.environ. Those that only a load reads are removed after the block: child
+    programs must not mistake them for the user's own settings."""
     missing = undecided(model_bytes, os.environ, measured)
     if "GOMP_SPINCOUNT" in missing and is_mapped("libgomp.so"):
         logger.debug("libgomp was loaded before llamabatch, so GOMP_SPINCOUNT comes too late; set it yourself")
@@ -69,12 +69,12 @@ def prepared(model_bytes: int | None, measured: OnLoad = NOTHING_MEASURED) -> It
 
 
 def amx_is_off() -> bool:
-    """Whether the environment says that the AMX kernels are left alone."""
+    """True if the environment turns the AMX kernels off."""
     return os.environ.get("GGML_CPU_AMX") == "0"
 
 
 def is_mapped(name: str) -> bool:
-    """Whether this process has a library of that name (Linux; False where it cannot be told)."""
+    """True if this process has mapped a library of that name (Linux; False elsewhere)."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
             return any(f"/{name}" in line for line in maps)

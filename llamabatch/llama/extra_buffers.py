@@ -1,8 +1,8 @@
-"""Finds out, without risking this process, whether llama.cpp's extra buffer types may be used.
+"""The verdict on llama.cpp's extra buffer types: a child process tries them, so that a crash ends no other process.
 
-On a CPU with AMX a stock build that GCC 12 compiled dies in its first quantised matrix product (the story is in
-native_patches/0001-amx-tile-config.patch). So on such a machine, and only where the build does not say that it has
-the patch, a child process runs the bundled model once; the verdict is kept by the hash of the library.
+On a CPU with AMX a stock build that GCC 12 compiled dies in its first quantised matrix product (the reason is in
+native_patches/0001-amx-tile-config.patch). On such a machine, and only where the marker of the build does not name the
+patch, a child process runs the bundled model once. The verdict is kept by the hash of the library.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _verdicts: dict[Path, bool] = {}
 
 @in_forks
 def _renew_lock() -> None:
-    """Whoever held it did not come along."""
+    """Its holder, a thread of the parent process, does not exist in a fork."""
     global _lock
     _lock = threading.Lock()
 
 
 def safe(module: ModuleType) -> bool:
-    """Whether `use_extra_bufts` may be true here. The first call of a machine may take seconds, later ones none."""
+    """True if `use_extra_bufts` may be true here. The first call on a machine may take seconds."""
     if not at_risk(module):
         return True
     cpu_library = _cpu_library(module)
@@ -52,7 +52,7 @@ def safe(module: ModuleType) -> bool:
 
 
 def at_risk(module: ModuleType) -> bool:
-    """The CPU has AMX, the build uses it, and nothing says that the build has the patch."""
+    """True if the CPU has AMX, the build uses it, and the marker does not name the patch."""
     if b"AMX_INT8 = 1" not in module.llama_print_system_info() or not _cpu_has_amx():
         return False
     marker = build_info.build_marker(module)
@@ -60,7 +60,7 @@ def at_risk(module: ModuleType) -> bool:
 
 
 def kept_verdict(cpu_library: Path) -> bool | None:
-    """What an earlier probe of this very library found, or None."""
+    """The verdict of an earlier probe of this library, by its hash; None: not probed."""
     kept = disk_cache.read(_KIND, _key(cpu_library))
     verdict = kept.get("safe") if kept is not None else None
     return verdict if isinstance(verdict, bool) else None
@@ -85,7 +85,7 @@ def _kept_or_probed(cpu_library: Path) -> bool:
 
 
 def _probe() -> tuple[bool, bool]:
-    """Run the probe in a child. Returns the verdict and whether it is certain; where it is not, caution says no."""
+    """Run the probe in a child. Returns the verdict and True if it is certain; an uncertain verdict is False."""
     if not sys.executable or not paths.bundled_model().is_file():
         logger.debug("the extra buffer types cannot be probed: no interpreter or no bundled model")
         return False, False

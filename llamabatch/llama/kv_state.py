@@ -1,4 +1,4 @@
-"""Saving a slot's cells, and giving them back to another context: what llama.cpp writes, made fit for any slots."""
+"""The saved state of a slot's cells: llama.cpp's own format, made independent of slot and number of slots."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BLOCKS = {"q8_0": (34, 1), "q4_0": (18, 1), "q4_1": (20, 2), "iq4_nl": (18, 1),
 
 
 def facts(model: Model, config: ResolvedConfig) -> dict[str, Any]:
-    """What cells depend on beside their tokens: files of other models and engines differ in one of these."""
+    """All that cells depend on beside their tokens. States of other models and engines differ in one of these."""
     lib: Any = library.load()
     return {
         "model": fingerprint(model.path),
@@ -45,7 +45,7 @@ def facts(model: Model, config: ResolvedConfig) -> dict[str, Any]:
 
 
 def fingerprint(path: Path) -> str:
-    """Of a model file; takes some 20 ms."""
+    """Hash of a model file's size, beginning and end; takes about 20 ms."""
     digest = hashlib.blake2b(_WORD.pack(file_bytes(path) & 0xFFFFFFFF), digest_size=16)
     with path.open("rb") as file:
         digest.update(file.read(_HEAD_BYTES))
@@ -56,8 +56,9 @@ def fingerprint(path: Path) -> str:
 
 
 def move(lib: Any, source: Any, target: Any, slot: int, more_streams: int, room: ctypes.Array[ctypes.c_uint8]) -> bool:
-    """Copies a slot's cells into that slot, which is empty, of a context with so many more streams; False if llama.cpp
-    refuses, and then it stays empty.
+    """Copies a slot's cells into the same, empty slot of a context with `more_streams` further streams.
+
+    Returns False if llama.cpp refuses; the slot then stays empty.
 
     Args:
         room: large enough for the state, and four bytes for each further stream.
@@ -73,11 +74,11 @@ def move(lib: Any, source: Any, target: Any, slot: int, more_streams: int, room:
     return int(lib.llama_state_seq_set_data(target, room, whole, slot)) == whole
 
 
-def take(lib: Any, handle: Any, slot: int) -> bytes:
-    """What llama.cpp writes of a slot, without how many slots there are.
+def save(lib: Any, handle: Any, slot: int) -> bytes:
+    """The state of a slot, without the number of slots.
 
-    It writes a magic, the seq id, the number of streams, and for each stream the number of its cells and what they hold
-    (llama-kv-cache.cpp, state_write); one stream alone has any.
+    llama.cpp writes a magic, the seq id, the number of streams, and for each stream the number of its cells and their
+    contents (llama-kv-cache.cpp, state_write); one stream alone has any.
     """
     size = int(lib.llama_state_seq_get_size(handle, slot))
     buffer = (ctypes.c_uint8 * size)()
@@ -93,8 +94,8 @@ def take(lib: Any, handle: Any, slot: int) -> bytes:
     return state[:4] + state[12 + 4 * before : len(state) - 4 * (n_streams - before - 1)]
 
 
-def give(lib: Any, handle: Any, slot: int, n_streams: int, state: bytes) -> bool:
-    """Fills a slot with what `take` gave; False if llama.cpp refuses, and then the slot is empty."""
+def load(lib: Any, handle: Any, slot: int, n_streams: int, state: bytes) -> bool:
+    """Fills a slot with a state of `save`; False if llama.cpp refuses, and then the slot is empty."""
     others = _WORD.pack(0) * (n_streams - 1)
     whole = b"".join((state[:4], _WORD.pack(slot), _WORD.pack(n_streams), state[4:], others))
     buffer = (ctypes.c_uint8 * len(whole)).from_buffer_copy(whole)
@@ -102,14 +103,14 @@ def give(lib: Any, handle: Any, slot: int, n_streams: int, state: bytes) -> bool
 
 
 def check(model: Model, config: ResolvedConfig, token_ids: Sequence[int], state: bytes) -> None:
-    """Walks what `take` is said to have given, before llama.cpp sees any of it.
+    """Checks a saved state of unknown origin, before llama.cpp sees it.
 
     llama.cpp compares types and row sizes with its own, and reads no further than the end; positions it takes as they
     are. So each cell must stand at a position of its own from 0 on, every size must add up to the end, and every number
-    must be finite: one NaN in a cell would reach whoever uses the cell next.
+    must be finite: one NaN in a cell would reach the next sequence that uses the cell.
 
     Raises:
-        InputError: the state is not one of this model and engine; the message says where.
+        InputError: the state is not one of this model and engine; the message names the place.
     """
     lib: Any = library.load()
     worst = max(token_ids)
@@ -136,12 +137,12 @@ class _Walk:
         self._n_vocab = n_vocab
 
     def run(self, n_layer: int, lib: Any, config: ResolvedConfig) -> None:
-        (n_cells,) = self._take(_WORD)
+        (n_cells,) = self._unpack(_WORD)
         n_ctx = config.n_ctx
         if not self._n_tokens <= n_cells <= n_ctx:
             raise InputError(f"it has {n_cells} cells; allowed are {self._n_tokens}, its tokens, to {n_ctx}, its n_ctx")
         self._check_cells(n_cells)
-        is_transposed, layers = self._take(struct.Struct("<II"))
+        is_transposed, layers = self._unpack(struct.Struct("<II"))
         if is_transposed > 1 or not 1 <= layers <= n_layer:
             raise InputError(f"it has {layers} layers of {n_layer}, and V transposed: {is_transposed}")
         for _ in range(layers):
@@ -168,14 +169,14 @@ class _Walk:
             raise InputError("a cell has a token outside the vocabulary")
 
     def _check_rows(self, which: str, name: str, lib: Any, n_cells: int) -> None:
-        number, row_bytes = self._take(_TYPE_AND_ROW)
+        number, row_bytes = self._unpack(_TYPE_AND_ROW)
         self._check_type(which, number, name, lib)
         if row_bytes * n_cells > len(self._state):
             raise InputError(f"a row of {which} has {show(row_bytes)} bytes, more than the file holds")
         self._check_finite(which, name, self._piece(row_bytes * n_cells))
 
     def _check_columns(self, name: str, lib: Any, n_cells: int) -> None:
-        number, element_bytes, n_values = self._take(_TYPE_AND_SIZES)
+        number, element_bytes, n_values = self._unpack(_TYPE_AND_SIZES)
         self._check_type("V", number, name, lib)
         self._check_finite("V", name, self._piece(element_bytes * n_values * n_cells))
 
@@ -198,7 +199,7 @@ class _Walk:
         if is_odd.any():
             raise InputError(f"{which} holds values that are no finite numbers")
 
-    def _take(self, form: struct.Struct) -> tuple[Any, ...]:
+    def _unpack(self, form: struct.Struct) -> tuple[Any, ...]:
         return form.unpack(self._piece(form.size))
 
     def _piece(self, n_bytes: int) -> memoryview:

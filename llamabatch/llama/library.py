@@ -1,17 +1,14 @@
-"""Loads llama_cpp: environment first, then the import, the log, the layout check. Nothing happens at import time.
+"""The llama_cpp module: load() prepares the environment, imports it, checks its layout and forwards its log.
 
-The order matters. libgomp reads its environment once, when it is loaded, and importing llama_cpp loads it; so the
+The order matters. libgomp reads its environment once, when it is loaded, and importing llama_cpp loads it. So the
 environment is prepared before that import, and this module is the only one that imports llama_cpp.
 """
 
 from __future__ import annotations
 
-import atexit
-import collections
 import ctypes
 import importlib
 import itertools
-import logging
 import sys
 import threading
 from collections.abc import Mapping
@@ -21,13 +18,11 @@ from types import ModuleType
 from typing import Any
 
 from llamabatch.errors import EngineError, SetupError
+from llamabatch.llama import log
 from llamabatch.llama.abi_check import check_layout
 from llamabatch.llama.build_info import build_marker, library_dir
 from llamabatch.llama.environment import NOTHING_MEASURED, OnLoad, amx_is_off, is_mapped, prepared
 from llamabatch.utils.lifetime import ForkGuard, in_forks
-
-logger = logging.getLogger(__name__)
-llama_logger = logging.getLogger("llamabatch.llama_cpp")
 
 ATTENTION_PATCH = "0003-flash-attention-decode.patch"
 ROWS_PATCH = "0006-repack-any-rows.patch"
@@ -35,25 +30,21 @@ AMX_PATCH = "0007-amx-can-be-off.patch"
 SPLITTING_PATCH = "0008-split-without-recursion.patch"
 CELLS_PATCH = "0009-cells-cost-nothing-until-used.patch"
 
-
-"""The file that native_patches/build.py puts into the llama_cpp package: patches, flags, compiler."""
-
 INSTALL_CURE = "run `make setup` in a checkout of llamabatch, or `pip install --force-reinstall llama-cpp-python`"
 
 _lock = threading.Lock()
 _module: ModuleType | None = None
-_home = ForkGuard()  # of what llama_backend_init set up
+_fork_guard = ForkGuard()  # of what llama_backend_init set up
 _amx_off = False  # because the environment said so when llama.cpp was loaded
 
 
 def load(model_bytes: int | None = None, measured: OnLoad = NOTHING_MEASURED) -> ModuleType:
     """Return the llama_cpp module, ready for use. May be called often and from any thread.
 
-    The size of the model file, and what its profile says, count in the first call of a process only, since libgomp
-    and ggml read their environment once.
-    Raises SetupError where llama_cpp is missing or does not fit.
+    The size of the model file and the measured settings count in the first call of a process only, since libgomp and
+    ggml read their environment once. Raises SetupError where llama_cpp is missing or does not fit.
     """
-    global _module, _home, _amx_off
+    global _module, _fork_guard, _amx_off
     if _module is not None:
         return _module
     with _lock:
@@ -61,25 +52,26 @@ def load(model_bytes: int | None = None, measured: OnLoad = NOTHING_MEASURED) ->
             with prepared(model_bytes, measured):
                 module = _import_llama_cpp()
                 check_layout(module)
-                _forward_log(module)
+                log.forward(module)
                 module.llama_backend_init()
                 if amx_is_off():
                     names = _extra_buffers(module)
                     _amx_off = names is not None and "AMX" not in names
-            _module, _home = module, ForkGuard()
+            _module, _fork_guard = module, ForkGuard()
         return _module
 
 
 @in_forks
 def _renew_locks() -> None:
-    """Whoever held them did not come along."""
+    """Their holders, threads of the parent process, do not exist in a fork."""
     global _lock
-    _lock, _forwarder.lock = threading.Lock(), threading.Lock()
+    _lock = threading.Lock()
+    log.renew_lock()
 
 
 def check_usable() -> None:
-    """GPU drivers do not survive a fork, and llama.cpp aborts when one fails. Raises EngineError."""
-    if not _home.is_here and gpu_names():
+    """Raise EngineError in a fork that inherited GPUs: their drivers do not survive it, and llama.cpp aborts then."""
+    if not _fork_guard.is_here and gpu_names():
         raise EngineError(
             "llama.cpp was loaded before this process was forked off, and GPUs cannot be used in a fork of what has "
             "used them; start processes by spawn, not by fork"
@@ -100,96 +92,9 @@ def _import_llama_cpp() -> ModuleType:
         raise SetupError(f"llama-cpp-python cannot load its library ({reason}): {INSTALL_CURE}.") from error
 
 
-# --- llama.cpp's log ----------------------------------------------------------------------------------------------
-
-# ggml_log_level as ggml.h has it; the comment in llama_cpp/_logger.py shows an older order
-_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
-_CONTINUE = 5
-
-
-class LogForwarder:
-    """Turns llama.cpp's stream of text pieces into lines for `logging`, and remembers the last complaints."""
-
-    def __init__(self, target: logging.Logger) -> None:
-        self._target = target
-        self.lock = threading.Lock()
-        self._level = logging.DEBUG
-        self._pending = ""
-        self.complaints: collections.deque[str] = collections.deque(maxlen=20)
-
-    def __call__(self, level: int, text: bytes | None, _user_data: object) -> None:
-        if sys.is_finalizing():
-            return
-        try:
-            for line_level, line in self._lines(level, (text or b"").decode("utf-8", "replace")):
-                if line_level >= logging.WARNING:
-                    self.complaints.append(line)
-                self._target.log(line_level, "%s", line)
-        except Exception:  # an exception must not travel into C; a lost log line is the smaller harm
-            logger.debug("a log line of llama.cpp was lost", exc_info=True)
-
-    def _lines(self, level: int, text: str) -> list[tuple[int, str]]:
-        """The lines that `text` completes; a piece marked "continue" belongs to the line before it."""
-        with self.lock:
-            done: list[tuple[int, str]] = []
-            if level != _CONTINUE:
-                if self._pending:
-                    done.append((self._level, self._pending))
-                self._pending = ""
-                self._level = _LEVELS.get(level, logging.DEBUG)
-            *whole, self._pending = (self._pending + text).split("\n")
-            return [*done, *((self._level, line) for line in whole if line.strip())]
-
-
-_forwarder = LogForwarder(llama_logger)
-_callback: Any = None  # llama.cpp keeps only the address, so the object must live as long as the process
-
-
-def recent_complaints() -> list[str]:
-    """The last warnings and errors of llama.cpp, oldest first, and forget them: for the message of an exception."""
-    lines: list[str] = []
-    while _forwarder.complaints:
-        lines.append(_forwarder.complaints.popleft())
-    return lines
-
-
-def _forward_log(module: ModuleType) -> None:
-    """Send llama.cpp's log to `llamabatch.llama_cpp`, unless the program has put a callback of its own in place."""
-    global _callback
-    if _callback is not None or _has_foreign_callback(module):
-        return
-    llama_logger.addHandler(logging.NullHandler())
-    if llama_logger.level == logging.NOTSET:
-        llama_logger.setLevel(logging.ERROR)  # quiet; setLevel(logging.INFO) on this logger shows everything
-    _callback = module.llama_log_callback(_forwarder)
-    module.llama_log_set(_callback, ctypes.c_void_p(0))
-    atexit.register(_silence_log, module)
-
-
-def _has_foreign_callback(module: ModuleType) -> bool:
-    current, user_data = module.llama_log_callback(), ctypes.c_void_p()
-    module.llama_log_get(ctypes.byref(current), ctypes.byref(user_data))
-    own = importlib.import_module("llama_cpp._logger").llama_log_callback
-    return _address(current) not in (None, _address(own))
-
-
-def _address(function: Any) -> int | None:
-    return ctypes.cast(function, ctypes.c_void_p).value
-
-
-def _silence_log(module: ModuleType) -> None:
-    """No Python may run from a native destructor at exit. A null callback would print, so a C function that takes
-    no arguments and does nothing of note stands in."""
-    nothing = ctypes.cast(module.llama_max_devices, module.llama_log_callback)
-    module.llama_log_set(nothing, ctypes.c_void_p(0))
-
-
-# --- what is loaded -----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Device:
-    """A device that ggml can compute on. Memory in bytes; a CPU reports the machine's."""
+    """A device that ggml can compute on. Memory in bytes; for a CPU that of the machine."""
 
     name: str
     description: str
@@ -231,7 +136,7 @@ def library_info() -> LibraryInfo:
 
 
 def _devices(module: ModuleType) -> tuple[Device, ...]:
-    """ggml's devices. Its functions are reached through libllama, which links to them; none where that fails."""
+    """ggml's devices. Its functions are called through libllama, which links to them; empty where that fails."""
     library = module.llama_cpp._lib
     try:
         count = ctypes.CFUNCTYPE(ctypes.c_size_t)(("ggml_backend_dev_count", library))
@@ -253,9 +158,9 @@ def _devices(module: ModuleType) -> tuple[Device, ...]:
 
 
 def _extra_buffers(module: ModuleType) -> tuple[str, ...] | None:
-    """Names of the buffer types that repack weights; None if they cannot be told.
+    """Names of the buffer types that repack weights; None if they are not known.
 
-    ggml lists them once and reads GGML_CPU_AMX when it does: with the first model, if nobody asks before.
+    ggml lists them once, in this call or with the first model, and reads GGML_CPU_AMX while it does.
     """
     library = module.llama_cpp._lib
     pointer, cpu = ctypes.c_void_p, 0  # GGML_BACKEND_DEVICE_TYPE_CPU
@@ -278,30 +183,30 @@ def _text(raw: bytes | None) -> str:
 
 
 def extra_bufts_safe() -> bool:
-    """Whether a model may be loaded with llama.cpp's extra buffer types; see llamabatch/llama/extra_buffers.py."""
+    """True if a model may be loaded with llama.cpp's extra buffer types; see llamabatch/llama/extra_buffers.py."""
     from llamabatch.llama import extra_buffers
 
     return extra_buffers.safe(load())
 
 
 def has_fast_attention() -> bool:
-    """Whether this build has our flash attention for CPUs."""
+    """True if this build has our flash attention for CPUs."""
     return _has_patch(ATTENTION_PATCH)
 
 
 def has_lazy_cells() -> bool:
-    """Whether this build leaves the cells of a new context to the system, which gives zeros when they are used."""
+    """True if this build leaves the cells of a new context to the system, which gives zeros when they are used."""
     return sys.platform == "linux" and _has_patch(CELLS_PATCH)
 
 
 def amx_can_be_off() -> bool:
-    """Whether this CPU and this build have AMX kernels that are on and that `OnLoad.amx` could leave alone."""
-    has_kernels = _told().get("AMX_INT8") == "1" and _cpu_has_amx()
+    """True if this CPU and this build have AMX kernels that are on and that `OnLoad.amx` can turn off."""
+    has_kernels = _system_features().get("AMX_INT8") == "1" and _cpu_has_amx()
     return has_kernels and not amx_is_off() and _has_patch(AMX_PATCH)
 
 
 def splits_without_recursion() -> bool:
-    """Whether this build tokenizes a long word without overflowing the stack."""
+    """True if this build tokenizes a long word without overflowing the stack."""
     return _has_patch(SPLITTING_PATCH)
 
 
@@ -310,29 +215,29 @@ def _has_patch(name: str) -> bool:
     return marker is not None and name in marker.get("patches", {})
 
 
-# what a build says of itself -> what weights.py calls it
+# name in llama_print_system_info -> name in planning/memory.py
 _FEATURES = {"AMX_INT8": "amx", "AVX2": "avx2", "AVX512": "avx512", "DOTPROD": "neon"}
 
 _ROWS_FEATURES = (("AVX2", "rows"), ("AVX512_VNNI", "vnni512"))
 
 
 def repack_features() -> frozenset[str]:
-    """What this build repacks weights for: see weights.weights. It says so itself; AMX counts where the CPU has it."""
-    told = _told()
-    found = {ours for theirs, ours in _FEATURES.items() if told.get(theirs) == "1"}
+    """The kernels that this build repacks weights for, named as in planning/memory.py; AMX only if the CPU has it."""
+    features = _system_features()
+    found = {ours for theirs, ours in _FEATURES.items() if features.get(theirs) == "1"}
     if _has_patch(ROWS_PATCH):
-        found |= {ours for theirs, ours in _ROWS_FEATURES if told.get(theirs) == "1"}
-    if "REPACK" not in told:
+        found |= {ours for theirs, ours in _ROWS_FEATURES if features.get(theirs) == "1"}
+    if "REPACK" not in features:
         found &= {"amx"}
     if _amx_off or not _cpu_has_amx():
         found -= {"amx"}
     return frozenset(found)
 
 
-def _told() -> dict[str, str]:
-    """What the build says of itself, "1" for what it has."""
-    told = dict(part.split(" = ") for part in _text(load().llama_print_system_info()).split(" | ") if " = " in part)
-    return {name.split()[-1]: value for name, value in told.items()}
+def _system_features() -> dict[str, str]:
+    """The features that llama_print_system_info lists: name to value, "1" for one that the build has."""
+    pairs = dict(part.split(" = ") for part in _text(load().llama_print_system_info()).split(" | ") if " = " in part)
+    return {name.split()[-1]: value for name, value in pairs.items()}
 
 
 def _cpu_has_amx() -> bool:
@@ -342,17 +247,17 @@ def _cpu_has_amx() -> bool:
 
 
 def gpu_count() -> int:
-    """Devices that layers can be offloaded to."""
+    """Number of devices that layers can be offloaded to."""
     return len(gpu_names())
 
 
 def gpu_names() -> tuple[str, ...]:
-    """What these devices are called."""
+    """Names of the devices that layers can be offloaded to."""
     gpus = (device for device in _devices(load()) if device.kind in ("gpu", "integrated gpu"))
     return tuple(device.description or device.name for device in gpus)
 
 
 def uses_libgomp() -> bool:
-    """Whether GOMP_SPINCOUNT means anything to the library that is loaded (Linux; False where it cannot be told)."""
+    """True if the loaded library uses libgomp, which reads GOMP_SPINCOUNT (Linux; False elsewhere)."""
     load()
     return is_mapped("libgomp")

@@ -15,7 +15,7 @@ from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineClosedError, ModelFileError, PromptError
 from llamabatch.gguf.header import read_start
 from llamabatch.gguf.resolve import file_bytes
-from llamabatch.llama import library
+from llamabatch.llama import library, log
 from llamabatch.llama.adapters import Adapters
 from llamabatch.llama.tuned_load import profile_for
 from llamabatch.llama.vetting import ensure_loadable
@@ -88,10 +88,10 @@ class Model:
             if profile is not None:
                 config, _ = profile.fill(config)
             self._tensor_split = _place(self._lib, params, config)  # kept: llama.cpp reads it through a pointer
-        library.recent_complaints()  # forget what is not about this file
+        log.recent_complaints()  # forget what is not about this file
         self.handle = self._lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self.handle:
-            reason = "; ".join(dict.fromkeys(library.recent_complaints())) or "llama.cpp gives no reason"
+            reason = log.reason()
             raise ModelFileError(f"{path} cannot be loaded: {reason}")
         self.vocab_handle = self._lib.llama_model_get_vocab(self.handle)
         self.metadata: Mapping[str, str] = self._read_metadata()

@@ -1,6 +1,6 @@
 """A program, not a module to import: `python -m llamabatch.llama.probe` runs the bundled model with extra buffers.
 
-It exits 0 where that works. Where the build is broken the process dies from a signal, which is the finding.
+Exit status 0: the build works. A broken build kills the process by a signal, which is the finding.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from llamabatch.llama import library
+from llamabatch.llama import library, log
 from llamabatch.utils import paths
 
 _BATCH_SIZES = (1, 8)  # llama.cpp has separate kernels for one row and for several
 
 
 def run(model_path: Path, *, use_extra_bufts: bool = True, batch_sizes: tuple[int, ...] = _BATCH_SIZES) -> int:
-    """Load `model_path` on the CPU and decode one batch of each size; 0 if all logits are sound."""
+    """Load `model_path` on the CPU and decode one batch of each size; returns 0 if all logits are finite and differ."""
     llama = library.load(model_path.stat().st_size)
     model_params = llama.llama_model_default_params()
     model_params.n_gpu_layers = 0
     model_params.use_extra_bufts = use_extra_bufts
     model = llama.llama_model_load_from_file(os.fsencode(model_path), model_params)
     if not model:
-        print("the model could not be loaded:", "; ".join(library.recent_complaints()))
+        print("the model could not be loaded:", "; ".join(log.recent_complaints()))
         return 3
     context_params = llama.llama_context_default_params()
     context_params.n_ctx = 64 * max(batch_sizes)
@@ -34,7 +34,7 @@ def run(model_path: Path, *, use_extra_bufts: bool = True, batch_sizes: tuple[in
     context_params.n_threads = context_params.n_threads_batch = 2
     context = llama.llama_init_from_model(model, context_params)
     if not context:
-        print("no context could be made:", "; ".join(library.recent_complaints()))
+        print("no context could be made:", "; ".join(log.recent_complaints()))
         return 3
     n_vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
     healthy = all(_decode(llama, context, n_vocab, rows) for rows in batch_sizes)
@@ -44,7 +44,7 @@ def run(model_path: Path, *, use_extra_bufts: bool = True, batch_sizes: tuple[in
 
 
 def _decode(llama: ModuleType, context: Any, n_vocab: int, rows: int) -> bool:
-    """One step of `rows` sequences; true where the logits of the last are finite and not all alike."""
+    """Decode one step of `rows` sequences; True if the logits of the last are finite and not all alike."""
     import numpy as np
 
     batch = llama.llama_batch_init(rows, 0, 1)
@@ -67,7 +67,7 @@ def _decode(llama: ModuleType, context: Any, n_vocab: int, rows: int) -> bool:
 
 
 def no_core_dump() -> None:
-    """A crash here is an answer; nobody wants its core file."""
+    """Turn core files off: a crash of this program is an expected answer."""
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 

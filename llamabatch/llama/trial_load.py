@@ -1,7 +1,7 @@
-"""A program: `python -m llamabatch.llama.trial_load PATH BYTES` loads a model as an engine does, so that what an engine
-would die of ends this process and no other.
+"""A program: `python -m llamabatch.llama.trial_load PATH BYTES` loads a model as an engine does, so that a crash ends
+this process and no engine.
 
-It exits 0 where the process lived, and 3, with the reason as JSON on stdout, where llama.cpp refused the file.
+Exit status 0: the model can be loaded. 3: llama.cpp refused the file; the reason is on stdout as JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llamabatch.errors import InputError
-from llamabatch.llama import library
+from llamabatch.llama import library, log
 from llamabatch.llama.probe import no_core_dump
 from llamabatch.utils.lifetime import end_with_parent
 
@@ -34,15 +34,15 @@ _ALL_BYTES = "".join(map(chr, range(1, 0x180))) + " word 12345 漢字 🙂\n"
 
 
 def run(path: Path, n_bytes: int) -> int:
-    """Loads, renders the chat template, tokenizes, writes all tokens, makes a context, decodes: on CPUs, with the file
-    mapped."""
+    """Load the model, render the chat template, tokenize, write all tokens, make a context, decode: on CPUs, with the
+    file mapped."""
     llama = library.load(n_bytes)
     params = llama.llama_model_default_params()
     params.n_gpu_layers = 0
     params.use_extra_bufts = False  # no copies
     model = llama.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
-        reason = "; ".join(dict.fromkeys(library.recent_complaints())) or "llama.cpp gives no reason"
+        reason = log.reason()
         print(json.dumps({"refused": reason}), flush=True)
         return REFUSED
     why = _why_template_is_refused(llama, model)
@@ -57,7 +57,7 @@ def run(path: Path, n_bytes: int) -> int:
 
 
 def _use_vocabulary(llama: Any, vocabulary: Any) -> list[int]:
-    """Text to tokens, and every token to text; returns some tokens."""
+    """Tokenize text and write every token as text; returns up to four token ids."""
     n_vocab = llama.llama_vocab_n_tokens(vocabulary)
     data = _ALL_BYTES.encode()
     room = 4 * len(data)
@@ -85,8 +85,8 @@ def _compute(llama: Any, model: Any, tokens: list[int], decode: bool) -> None:
 
 
 def _why_template_is_refused(llama: Any, model: Any) -> str | None:
-    """None where its chat template keeps within its bounds, or merely does not like these conversations: the model may
-    still generate."""
+    """The reason for which the chat template is refused: it exceeds its bounds. None where it only rejects these
+    conversations, since the model can still generate."""
     key = b"tokenizer.chat_template"
     n_bytes = llama.llama_model_meta_val_str(model, key, None, 0)
     if n_bytes < 1:
@@ -113,7 +113,7 @@ def _is_causal(llama: Any, model: Any) -> bool:
 
 
 def _limit_memory(n_bytes: int) -> None:
-    """What is mapped from a file does not count."""
+    """Limit the data segment; a mapped file does not count towards it."""
     with contextlib.suppress(ImportError, ValueError, OSError, AttributeError):
         import resource
 

@@ -1,4 +1,4 @@
-"""The profile that holds for a load: looked for before the library is there, believed when its devices are."""
+"""The tuned profile of a load: found before the library is loaded, used if it names the devices of the library."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from llamabatch.planning.profile import Profile
 
 
 def profile_for(path: Path, config: EngineConfig) -> Profile | None:
-    """What `llamabatch tune` found for this file, these cache types and the devices in use; None if there is nothing.
+    """The profile that `llamabatch tune` wrote for this file, these cache types and the devices in use, or None.
 
-    Loads the library, as the profile says if it was not loaded before, also where the devices turn out to be others.
+    Loads the library if it is not loaded yet, with the profile's environment, even if the devices then differ.
     """
     found = profile_store.find(path, config.type_k, config.type_v) if config.profile else None
     measured = OnLoad(found.spins, found.amx) if found is not None else NOTHING_MEASURED

@@ -1,10 +1,9 @@
-"""Whether a model file may be loaded into this process: checked, its digest compared, and tried out in a child first.
+"""Vetting of a model file before this process loads it: headers checked, digest compared, a trial load in a child.
 
-A GGUF is data by a stranger for which llama.cpp has assertions, and an assertion takes the process. So a file passes
-gguf_checks.py, is then loaded by a small program (llama/trial.py), and only then here. What was found is kept
-(verdicts.py) by a hash of all that decides: the headers, the sizes of the files, and the llama.cpp in use. A second
-kind of note says which files (path, size, time of the last change, inode) have which hash, so that a known file costs
-two reads.
+A GGUF is a stranger's data, on which llama.cpp asserts, and an assertion ends the process. So a file passes
+gguf/validation.py, is then loaded by a small program (llama/trial_load.py), and only then here. The verdict is kept
+(utils/disk_cache.py) by a hash of the headers, the sizes of the files, and the llama.cpp in use. A second record maps
+a file (path, size, time of the last change, inode) to its hash, so that a known file costs two reads.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from llamabatch.utils.subprogram import run_program
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2  # of the checks and the trial: another one finds out anew
-# The bundled model by its content_hash: it needs no trial. A test holds the two together.
+VERSION = 2  # of the checks and the trial: a verdict of another version does not count
+# content_hash of the bundled model, which needs no trial. A test compares the two.
 BUNDLED = "e9e9506e323c7d65c18c3b84a5350069da9a6171021a07d6a51e9c7cf2d8add5"
 FILES, MODELS = "file", "model"
 PROGRAM = "llamabatch.llama.trial_load"
@@ -51,12 +50,12 @@ _loadable: set[Identity] = set()
 
 @dataclass(frozen=True)
 class FileIdentity:
-    """What is known of a model's files as they are.
+    """Facts about the files of a model in their present state.
 
     Attributes:
         identity: path, size, time of the last change in ns, and inode of each.
-        content: their content_hash; None: they were not checked.
-        sha256: the digest of the files one after another; None: nobody asked.
+        content: their content_hash; None: not checked yet.
+        sha256: the digest of the files one after another; None: not computed yet.
     """
 
     identity: Identity
@@ -65,7 +64,7 @@ class FileIdentity:
 
     @classmethod
     def of(cls, path: Path) -> FileIdentity:
-        """From what was kept, if it still holds. Raises OSError."""
+        """The kept facts if the files are unchanged, else new ones. Raises OSError."""
         identity = []
         for part in part_paths(path):
             part = part.resolve()  # each of its own: behind links, as in the hub's cache, the names say nothing
@@ -97,14 +96,14 @@ class FileIdentity:
 
 
 def ensure_loadable(path: Path, trial: str = "auto", sha256: str | None = None) -> None:
-    """Returns where llama.cpp may load the file into this process.
+    """Return if llama.cpp may load the file into this process; raise otherwise.
 
     Args:
-        trial: "auto" loads it in a child first unless that is known to go well; "on" always; "off" never.
+        trial: "auto" loads it in a child first unless a kept verdict says that it loads; "on" always; "off" never.
         sha256: the digest that the file, or its parts one after another, must have: 64 hexadecimal digits.
 
     Raises:
-        ModelFileError: it is damaged, has another digest, llama.cpp refuses it, or it took the child with it.
+        ModelFileError: the file is damaged, has another digest, is refused by llama.cpp, or killed the child.
     """
     known = ensure_sound(path, sha256)
     if trial != "on" and (trial == "off" or known.content == BUNDLED or known.identity in _loadable):
@@ -121,7 +120,7 @@ def ensure_loadable(path: Path, trial: str = "auto", sha256: str | None = None) 
 
 
 def ensure_sound(path: Path, sha256: str | None = None) -> FileIdentity:
-    """Checks the headers of a file unless it is known, and its digest if one is given: all that needs no llama.cpp.
+    """Check the headers of a file unless it is known, and its digest if one is given, without llama.cpp.
 
     Raises:
         ModelFileError: as ensure_loadable.
@@ -139,8 +138,8 @@ def ensure_sound(path: Path, sha256: str | None = None) -> FileIdentity:
 
 
 def content_hash(headers: Iterable[Header]) -> str:
-    """SHA-256 of all that a load parses: the headers of all parts, and their sizes. The weights themselves are not
-    looked at when they are loaded, so they are not part of it."""
+    """SHA-256 of all that a load parses: the headers and sizes of all parts. A load does not look at the values of the
+    weights, so they do not count."""
     digest = hashlib.sha256()
     for header in headers:
         digest.update(f"{header.file_bytes} {header.header_bytes}\n".encode())
@@ -168,12 +167,12 @@ def _is_digest(value: Any) -> bool:
 
 
 def _verdict_key(content: str) -> str:
-    """Of the file, and of the library and trial that found out."""
+    """Key of a verdict: the file's content, the library, and the version of the trial."""
     return hashlib.sha256(f"{VERSION} {content} {library_id()}".encode()).hexdigest()[:32]
 
 
 def _tried(path: Path, known: FileIdentity) -> dict[str, Any]:
-    """A verdict, with "certain": whether it may be kept."""
+    """The verdict of a trial load; its entry "certain" is True if it may be kept."""
     if not sys.executable:
         logger.debug("%s is not tried out: no interpreter is known", path)
         return {"loads": True, "certain": False}
@@ -201,12 +200,12 @@ def _tried(path: Path, known: FileIdentity) -> dict[str, Any]:
 
 
 def _has_memory_limits() -> bool:
-    """Children inherit them, and one may have died of them and not of the file."""
+    """True if this process has memory limits: a child inherits them, and may die of them and not of the file."""
     return machine.address_space_left() is not None or machine.data_bytes_left() is not None
 
 
 def _refusal(lines: list[str]) -> str | None:
-    """What the program says of a file that llama.cpp refused."""
+    """The reason that trial_load printed for a file that llama.cpp refused, or None."""
     for line in lines:
         try:
             answer = json.loads(line)
@@ -218,7 +217,7 @@ def _refusal(lines: list[str]) -> str | None:
 
 
 def _last_words(lines: list[str]) -> str:
-    """The line of an assertion, or of a C++ exception, among those of a process that died."""
+    """The line of an assertion or a C++ exception in the output of a process that died; "" if there is none."""
     for line in lines:
         if "GGML_ASSERT" in line or "fatal error" in line or "what():" in line:
             return line.strip().rsplit("/", 1)[-1][:200]

@@ -184,12 +184,12 @@ def test_collected_in_the_middle_of_a_line_of_the_log():
     which the engine wants to tell of its end."""
     code = """
         import logging
-        from llamabatch.llama import library
+        from llamabatch.llama import library, log
         logging.getLogger("llamabatch.llama_cpp").setLevel(logging.DEBUG)
         logging.getLogger("llamabatch.llama_cpp").addHandler(logging.NullHandler())
         llm = LLM("tiny", n_slots=2)
         llm.generate(["x", "y"], SHORT)
-        with library._forwarder.lock:
+        with log._forwarder.lock:
             del llm
             gc.collect()
         LLM("tiny").close()
@@ -274,9 +274,9 @@ def test_a_pool_of_forks():
 @if_forks
 def test_a_new_one_in_a_fork_needs_no_lock_of_the_parent():
     code = """
-        from llamabatch.llama import extra_buffers as extra_bufts, library
+        from llamabatch.llama import extra_buffers as extra_bufts, library, log
         LLM("tiny", n_slots=2).close()
-        with library._lock, library._forwarder.lock, extra_bufts._lock:
+        with library._lock, log._forwarder.lock, extra_bufts._lock:
             pid = os.fork()
             if pid == 0:
                 with LLM("tiny", n_slots=2) as llm:
@@ -290,7 +290,7 @@ def test_a_new_one_in_a_fork_needs_no_lock_of_the_parent():
 def test_gpus_are_refused_in_a_fork():
     code = """
         from llamabatch import EngineError
-        from llamabatch.llama import library
+        from llamabatch.llama import library, log
         LLM("tiny", n_slots=2).close()
         library.gpu_names = lambda: ("a GPU",)
         pid = os.fork()

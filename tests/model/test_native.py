@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from llamabatch.errors import SetupError
-from llamabatch.llama import abi_check, build_info, extra_buffers, library
+from llamabatch.llama import abi_check, build_info, extra_buffers, library, log
 from llamabatch.llama.environment import environment_defaults
 from llamabatch.tools import doctor
 from llamabatch.utils import paths
@@ -52,9 +52,9 @@ def test_the_patched_build_names_its_patches():
 
 def test_a_failed_load_leaves_its_reason_and_no_noise(tmp_path, capfd):
     llama = library.load()
-    library.recent_complaints()
+    log.recent_complaints()
     assert not llama.llama_model_load_from_file(bytes(tmp_path / "none.gguf"), llama.llama_model_default_params())
-    assert any("none.gguf" in line for line in library.recent_complaints())
+    assert any("none.gguf" in line for line in log.recent_complaints())
     assert capfd.readouterr() == ("", "")
 
 

@@ -14,11 +14,9 @@ import pytest
 
 from llamabatch.errors import SetupError
 from llamabatch.llama import abi_check, build_info, environment, extra_buffers, library
+from llamabatch.llama import log as llama_log
 
 MB = 1 << 20
-
-
-# --- environment --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("size", "spins"), [(3 * MB, "3000"), (600 * MB, "1000"), (None, "1000")])
@@ -61,9 +59,6 @@ def test_a_libgomp_that_came_first_is_reported(monkeypatch, caplog):
     assert "too late" in caplog.text
 
 
-# --- a library that cannot be loaded ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("error", "words"),
     [
@@ -90,9 +85,6 @@ def test_importing_the_room_does_not_import_llama_cpp():
         "assert 'llama_cpp' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-# --- layout -------------------------------------------------------------------------------------------------------
 
 
 def fake_binding(**changed):
@@ -135,13 +127,10 @@ def test_a_default_out_of_its_range_is_named(n_batch, words, monkeypatch):
             abi_check._check_defaults(*check)
 
 
-# --- the log ------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def log(caplog):
     caplog.set_level(logging.DEBUG, "test.forwarder")
-    return library.LogForwarder(logging.getLogger("test.forwarder"))
+    return llama_log.LogForwarder(logging.getLogger("test.forwarder"))
 
 
 def test_levels_are_those_of_ggml(log, caplog):
@@ -175,18 +164,15 @@ def test_an_error_in_a_handler_stays_out_of_c(monkeypatch):
 
     logger = logging.getLogger("test.broken")
     monkeypatch.setattr(logger, "log", fail)
-    library.LogForwarder(logger)(4, b"text\n", None)
+    llama_log.LogForwarder(logger)(4, b"text\n", None)
 
 
 def test_complaints_are_handed_over_once(monkeypatch):
-    forwarder = library.LogForwarder(logging.getLogger("test.quiet"))
-    monkeypatch.setattr(library, "_forwarder", forwarder)
+    forwarder = llama_log.LogForwarder(logging.getLogger("test.quiet"))
+    monkeypatch.setattr(llama_log, "_forwarder", forwarder)
     forwarder(4, b"bad magic\n", None)
-    assert library.recent_complaints() == ["bad magic"]
-    assert library.recent_complaints() == []
-
-
-# --- extra buffers ------------------------------------------------------------------------------------------------
+    assert llama_log.recent_complaints() == ["bad magic"]
+    assert llama_log.recent_complaints() == []
 
 
 @pytest.fixture

@@ -178,9 +178,6 @@ def test_notes_that_are_damaged_are_no_notes(child, model):
         assert child.runs == before + 1
 
 
-# --- digests ------------------------------------------------------------------------------------------------------
-
-
 def test_the_digest_is_compared_before_the_load_and_kept(child, model, monkeypatch):
     digest = hashlib.sha256(model.read_bytes()).hexdigest()
     ensure_loadable(model, sha256=digest.upper())
@@ -215,9 +212,6 @@ def test_options_of_children_and_draft_models():
     assert (config.for_draft_model().trial, config.for_draft_model().sha256) == ("on", None)
     with pytest.raises(ConfigError, match="trial"):
         EngineConfig("tiny", trial="maybe")
-
-
-# --- what is kept -------------------------------------------------------------------------------------------------
 
 
 def test_the_newest_of_a_kind_are_kept(tmp_path, monkeypatch):
