@@ -1,4 +1,4 @@
-"""A llama_context: decoding, its logits, its memory. Only this file and batch.py know which C calls do it."""
+"""A llama_context: decoding, logits, memory. Only this file and batch.py know the C calls for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CELL_PADDING = 256
 
 
 class DecodeCode(IntEnum):
-    """What llama_decode returns (llama.h)."""
+    """Return codes of llama_decode (llama.h)."""
 
     OK = 0
     NO_ROOM = 1  # no cells: nothing changed
@@ -32,16 +32,16 @@ class DecodeCode(IntEnum):
 
 
 class Context:
-    """Owns a llama_context. One thread at a time; close it before its model.
+    """Owns a llama_context. For one thread at a time; close it before its model.
 
     Args:
-        model: stays open as long as this.
+        model: must stay open until close().
         config: of the engine.
-        n_slots: sequences: each with its own n_ctx cells, or with as many together if config.kv is "unified", though
-            never more than kv_cells.
+        n_slots: number of sequences. Each has n_ctx cells of its own; if config.kv is "unified", they share as many,
+            at most kv_cells.
 
     Raises:
-        EngineError: llama.cpp could not make it (memory, types that do not go together).
+        EngineError: llama.cpp could not make it (no memory, or cache types that exclude each other).
     """
 
     def __init__(self, model: Model, config: ResolvedConfig, n_slots: int) -> None:
@@ -81,7 +81,7 @@ class Context:
 
     @property
     def has_memory(self) -> bool:
-        """Whether it keeps what it has computed: encoders do not."""
+        """True if the context keeps what it has computed; an encoder's does not."""
         return bool(self._memory)
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ class Context:
             self.handle = None
 
     def set_adapters(self, adapters: AdapterSet) -> None:
-        """From the next decode on it computes with these. Raises EngineError where llama.cpp cannot."""
+        """Sets the adapters of the following decodes. Raises EngineError where llama.cpp refuses them."""
         self._model.adapters.apply(self.handle, self.adapters, adapters)
         self.adapters = adapters
 
@@ -132,7 +132,7 @@ class Context:
 
     @property
     def can_shift(self) -> bool:
-        """Whether llama.cpp can change the positions of cells; Model.can_shift says where that leaves no trace."""
+        """True if llama.cpp can change the positions of cells; Model.can_shift says if that leaves no trace."""
         return bool(self._lib.llama_memory_can_shift(self._memory))
 
     def shift(self, slot: int, start: int, count: int) -> None:
@@ -143,7 +143,7 @@ class Context:
         self._lib.llama_memory_seq_add(self._memory, slot, start + count, -1, -count)
 
     def state(self, slot: int) -> bytes:
-        """What a slot holds, to be kept or saved."""
+        """The state of a slot, to be kept or saved."""
         self._check(slot)
         return kv_state.save(self._lib, self.handle, slot)
 
@@ -155,12 +155,12 @@ class Context:
         return loaded and self.clear(slot, count) and self.length(slot) == count
 
     def carry_over(self, slots: Iterable[int], target: Context) -> frozenset[int]:
-        """Copies the cells of these slots to a larger context in which the same slots are empty; returns those that
-        it took."""
+        """Copies the cells of these slots to a larger context, in which the same slots are empty; returns the slots
+        that were copied."""
         slots = list(slots)
         more = 0 if self._unified else target.n_slots - self.n_slots
         sizes = [int(self._lib.llama_state_seq_get_size(self.handle, slot)) for slot in slots]
-        room = (ctypes.c_uint8 * (max(sizes, default=0) + 4 * more))()  # one for all: its pages are new but once
+        room = (ctypes.c_uint8 * (max(sizes, default=0) + 4 * more))()  # one for all: its pages fault in once
         carried = set()
         for slot in slots:
             self._check(slot)

@@ -1,4 +1,4 @@
-"""A loaded GGUF: weights or vocabulary alone, its metadata, text to tokens and back."""
+"""A loaded GGUF: its weights or its vocabulary alone, its metadata, and text to tokens and back."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class Model:
     """Owns a llama_model. Tokenizing is safe from any thread; closing is for the owner, after its contexts.
 
     Args:
-        path: the .gguf file; see model_file.resolve for names.
+        path: the .gguf file; gguf/resolve.py finds it for a name.
         config: placement of the weights; None loads the vocabulary alone.
-        vocab_only: load the vocabulary alone, of a file that must be what this config says of it.
+        vocab_only: load the vocabulary alone, with the digest and the trial load that the config asks for.
 
     Raises:
         ModelFileError: the file is refused, by us or by llama.cpp; the message holds the reason.
@@ -76,7 +76,7 @@ class Model:
         if vocab_only:
             config = None
         self._lock = threading.Lock()
-        self._home = ForkGuard()
+        self._fork_guard = ForkGuard()
         self._owners = 1
         profile = profile_for(path, config) if config is not None else None  # first: it sets how the library is loaded
         self._lib = library.load(file_bytes(path))
@@ -88,7 +88,7 @@ class Model:
             if profile is not None:
                 config, _ = profile.fill(config)
             self._tensor_split = _place(self._lib, params, config)  # kept: llama.cpp reads it through a pointer
-        log.recent_complaints()  # forget what is not about this file
+        log.recent_complaints()  # forgets those of earlier calls
         self.handle = self._lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self.handle:
             reason = log.reason()
@@ -96,7 +96,7 @@ class Model:
         self.vocab_handle = self._lib.llama_model_get_vocab(self.handle)
         self.metadata: Mapping[str, str] = self._read_metadata()
         self._special: dict[str, str] = {name: self._special_text(name) for name in ("bos", "eos")}
-        self._recursive_pre = self._which_pre_recurses()
+        self._recursive_pre = self._recursive_pre_tokenizer()
         self.n_vocab = int(self._lib.llama_vocab_n_tokens(self.vocab_handle))
         self._pieces: dict[int, bytes] = {}
         self._named: dict[int, bytes] = {}
@@ -109,7 +109,7 @@ class Model:
         )
         # some layers attend over a sliding window only
         self.has_window = self._window_in_file() if config is None else self._lib.llama_model_n_swa(self.handle) > 0
-        self.cannot_generate = self._why_it_cannot_generate()
+        self.cannot_generate = self._kind_without_generation()
         self.n_ctx_train = int(self._lib.llama_model_n_ctx_train(self.handle))
         self.n_embd_out = int(self._lib.llama_model_n_embd_out(self.handle))
         # what makes one vector of a text: mean (1), cls (2) or last (3); the mean where the model does not say
@@ -118,12 +118,12 @@ class Model:
         self.vocabulary = Vocabulary(self.n_vocab, self.is_eog, self.token_bytes, self.all_bytes, self._bos())
 
     def _window_in_file(self) -> bool:
-        """Sliding window of the file: llama.cpp reads none with the vocabulary alone, and leaves that of phi3 out."""
+        """True if the file names a sliding window. llama.cpp reads none with a vocabulary alone, and not phi3's."""
         arch = self.metadata.get("general.architecture", "")
         return arch != "phi3" and self.metadata.get(f"{arch}.attention.sliding_window", "0") not in ("", "0")
 
     def can_shift(self, type_k: str) -> bool:
-        """Whether cells can change their positions without a trace in the cells of other slots (overflow="shift").
+        """True if cells can change their positions without a trace in the cells of other slots (overflow="shift").
 
         llama.cpp rotates all of K at once, by an angle of 0 where nothing moves, and would round a quantised K anew.
 
@@ -136,7 +136,7 @@ class Model:
 
     @property
     def scales_rope(self) -> bool:
-        """Does it scale what it rotates (YaRN, LongRoPE)? Then rotating by an angle of 0 may change it."""
+        """True if the rotary embedding scales as it rotates (YaRN, LongRoPE): a rotation by 0 may then change K."""
         architecture = self.metadata.get("general.architecture", "")
         return self.metadata.get(f"{architecture}.rope.scaling.type", "none") not in ("none", "linear")
 
@@ -150,13 +150,13 @@ class Model:
 
     @property
     def is_encoder(self) -> bool:
-        """Does it read a text in both directions, and so have no next token? Good for embeddings only."""
+        """True if the model reads a text in both directions. It has no next token and is good for embeddings only."""
         causal = self.metadata.get(f"{self.metadata.get('general.architecture')}.attention.causal", "true")
         return causal == "false" and self.cannot_embed is None
 
     @property
     def cannot_embed(self) -> str | None:
-        """Why it gives no embeddings, for a message; None if it does."""
+        """The reason for which the model gives no embeddings, for a message; None if it gives them."""
         if self._lib.llama_model_has_encoder(self.handle):
             return "an encoder that needs llama_encode, which is not supported"
         if self._lib.llama_model_is_diffusion(self.handle):
@@ -168,7 +168,7 @@ class Model:
         return None
 
     def share(self) -> Model:
-        """The same model for one more owner; each must close it."""
+        """The same model for one more owner; each owner must close it."""
         with self._lock:
             self._check_owned()
             self._owners += 1
@@ -188,7 +188,7 @@ class Model:
 
     @property
     def grammars(self) -> Grammars:
-        """What structured_outputs are compiled by, for all who share the model."""
+        """The compiler of structured_outputs, one for all owners of the model."""
         with self._lock:
             self._check_owned()
             if self._grammars is None:
@@ -205,8 +205,8 @@ class Model:
         if not self.handle:
             raise EngineClosedError("the model is closed")
 
-    def _why_it_cannot_generate(self) -> str | None:
-        """What kind of model it is, for a message; None for a decoder-only text model."""
+    def _kind_without_generation(self) -> str | None:
+        """The kind of a model that cannot generate, for a message; None for a decoder-only text model."""
         arch = self.metadata.get("general.architecture", "")
         if self._lib.llama_model_has_encoder(self.handle):
             decodes = self._lib.llama_model_has_decoder(self.handle)
@@ -231,8 +231,8 @@ class Model:
         return pairs
 
     def is_eog(self, token_id: int) -> bool:
-        """Does this token end a generation?"""
-        known = self._eog.get(token_id)  # asked for each token sampled, and a ctypes call costs more than a dict
+        """True if the token ends a generation."""
+        known = self._eog.get(token_id)  # called for each sampled token, and a ctypes call costs more than a dict
         if known is None:
             self._check_open()
             known = self._eog[token_id] = bool(self._lib.llama_vocab_is_eog(self.vocab_handle, token_id))
@@ -263,7 +263,7 @@ class Model:
         return self.token_text(token)
 
     def token_text(self, token_id: int) -> str:
-        """How the vocabulary writes a token, special ones included. The id must be inside the vocabulary."""
+        """Text of a token in the vocabulary, also of a special one. The id must be inside the vocabulary."""
         text: bytes = self._lib.llama_vocab_get_text(self.vocab_handle, token_id)
         return text.decode(errors="replace")
 
@@ -272,8 +272,8 @@ class Model:
 
         Args:
             add_special: put BOS in front where the model wants it.
-            parse_special: read `<|im_end|>` and its like as the tokens they name (templates need it; text of
-                strangers must not).
+            parse_special: read `<|im_end|>` and its like as the tokens that they name: for templates, never for text
+                of strangers.
 
         Raises:
             PromptError: the text is larger than 64 MiB, has a word that this build of llama.cpp would not survive, or
@@ -283,13 +283,13 @@ class Model:
         data = text.encode("utf-8", errors="replace")
         if len(data) > _MAX_TEXT_BYTES:
             raise PromptError(f"the text has {len(data)} bytes; allowed are up to {_MAX_TEXT_BYTES}")
-        self._home.check()
-        with self._lock:  # close() in another thread would take the vocabulary away
+        self._fork_guard.check()
+        with self._lock:  # against close() in another thread, which frees the vocabulary
             self._check_open()
             return self._tokenize(data, add_special, parse_special)
 
     def tokenize_bytes(self, data: bytes) -> list[int]:
-        """A piece of text, which may begin within a character, as ids; without special tokens."""
+        """Token ids of a piece of text, which may begin within a character; without special tokens."""
         with self._lock:
             self._check_open()
             return self._tokenize(data, False, False)
@@ -311,7 +311,7 @@ class Model:
         return _on_larger_stack(lambda: self._tokenize_here(data, add_special, parse_special), mebibytes)
 
     def _tokenize_here(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
-        room = len(data) + 8  # a token is at least one byte, but for BOS and a leading space
+        room = len(data) + 8  # a token has at least one byte, except BOS and a leading space
         for _ in range(2):
             tokens = (ctypes.c_int32 * room)()
             n = self._lib.llama_tokenize(self.vocab_handle, data, len(data), tokens, room, add_special, parse_special)
@@ -322,8 +322,8 @@ class Model:
             room = -n
         raise PromptError(f"llama.cpp cannot tokenize this text of {len(data)} bytes")
 
-    def _which_pre_recurses(self) -> str | None:
-        """The pre-tokenizer, where this build splits for it with std::regex; None where a long word is no danger."""
+    def _recursive_pre_tokenizer(self) -> str | None:
+        """The pre-tokenizer if this build splits its text with std::regex; None if a long word is safe."""
         pre = self.metadata.get("tokenizer.ggml.pre", "default")
         byte_pairs = self.metadata.get("tokenizer.ggml.model") in ("gpt2", "hybriddna", "whitespace")
         return None if not byte_pairs or pre in _SPLIT_IN_PLACE or library.splits_without_recursion() else pre
@@ -366,7 +366,7 @@ class Model:
         return piece
 
     def all_bytes(self, token_id: int) -> bytes:
-        """As token_bytes, but for special tokens their names."""
+        """As token_bytes, but the names of special tokens."""
         piece = self._named.get(token_id)
         if piece is None:
             piece = self._named[token_id] = self._piece(token_id, True)
@@ -386,7 +386,7 @@ class Model:
 
 
 def _longest_match(text: str, pre: str) -> int:
-    """Characters that one match of the pre-tokenizer spans at most: white space, then a word, then line breaks."""
+    """Most characters of one match of the pre-tokenizer: white space, then a word, then line breaks."""
     spaces = words = 0
     for found in _RUNS.finditer(text):
         size = found.end() - found.start()
@@ -401,7 +401,7 @@ def _longest_match(text: str, pre: str) -> int:
 
 
 def _on_larger_stack(call: Callable[[], list[int]], mebibytes: int) -> list[int]:
-    """Run it in a thread with a stack of this size: a call cannot have another stack."""
+    """Run the call in a thread with a stack of this size, since the stack of a running thread does not grow."""
     results: list[list[int]] = []
     errors: list[Exception] = []
 
@@ -432,7 +432,7 @@ def _on_larger_stack(call: Callable[[], list[int]], mebibytes: int) -> list[int]
 
 
 def _place(lib: Any, params: Any, config: EngineConfig) -> Any:
-    """Sets where the weights go; returns what must stay alive during the load."""
+    """Sets the placement of the weights; returns the array that must stay alive during the load, or None."""
     params.n_gpu_layers = config.n_gpu_layers if config.n_gpu_layers >= 0 else 0x7FFFFFFF
     params.main_gpu = config.main_gpu
     params.use_extra_bufts = config.extra_bufts == "on" or (config.extra_bufts == "auto" and library.extra_bufts_safe())
@@ -446,7 +446,7 @@ def _place(lib: Any, params: Any, config: EngineConfig) -> Any:
 
 
 def _string(read: Any) -> str:
-    """What a C function of (buffer, size) -> length writes."""
+    """Text that a C function of (buffer, size) -> length writes."""
     size = 256
     for _ in range(2):
         buffer = ctypes.create_string_buffer(size)

@@ -1,4 +1,4 @@
-"""Computes what the scheduler decided: copies, clears, decodes, and samples the output rows of each decode."""
+"""The model runner: carries out a scheduler's decision (copies, cuts, decodes) and samples the output rows."""
 
 from __future__ import annotations
 
@@ -67,8 +67,9 @@ class RunnerCounts:
 class ModelRunner:
     """Drives one context of one model. Not for use from two threads at once.
 
-    The context has config.start_slots slots until the scheduler wants more. Then it has all: llama.cpp fills the cells
-    with zeros when it makes a context, which for 32 slots of 4,096 tokens may take longer than loading a small model.
+    The context begins with config.start_slots slots and gets all of them when the scheduler needs more: llama.cpp fills
+    the cells with zeros when it makes a context, which for 32 slots of 4,096 tokens may take longer than loading a
+    small model.
     """
 
     def __init__(self, model: Model, config: ResolvedConfig, n_slots: int) -> None:
@@ -78,8 +79,8 @@ class ModelRunner:
         self.counts = RunnerCounts()
         self._n_ubatch = config.n_ubatch
         self._config = config
-        self._unflushed = False  # llama.cpp copies between slots, and moves positions, when it decodes next
-        self._unfilled: set[int] = set()  # slots that should hold a saved prefix, and do not
+        self._unflushed = False  # copies between slots or shifts of positions wait for the next decode
+        self._unfilled: set[int] = set()  # slots whose saved prefix llama.cpp refused
         self._growth: _Growth | None = None
         start = min(config.start_slots, n_slots)
         self._context = _largest_context(model, config, start)
@@ -134,21 +135,21 @@ class ModelRunner:
         return self._states.keys()
 
     def forget_adapter(self, name: str) -> None:
-        """It is about to be unloaded: the context must not hold on to it."""
+        """Removes an adapter from the context, before the adapter is unloaded."""
         if any(name == held for held, _ in self._context.adapters):
             self._context.set_adapters(())
 
     def grow(self, n_slots: int, held: Iterable[int], *, wait: bool) -> tuple[int, frozenset[int]] | None:
-        """Puts a context of that many slots in the place of this one, with the cells that slots `held` have.
+        """Replaces the context by one of `n_slots` slots, with the cells of the slots `held`.
 
-        It is made on a thread beside the steps, which go on with the old one until it is there.
+        A thread makes the larger context; until it is ready, the steps go on with the old one.
 
         Args:
-            wait: return when it is there; otherwise None means not yet.
+            wait: block until the larger context is ready.
 
         Returns:
-            How many slots there are now, as many as before where llama.cpp cannot make more, and which were carried
-            over.
+            None while it is not ready; else the number of slots, which is the old one where llama.cpp cannot make
+            more, and the slots whose cells were carried over.
         """
         if self._growth is None:
             self._growth = _Growth(lambda: Context(self.model, self._config, n_slots))
@@ -184,9 +185,9 @@ class ModelRunner:
         return [result for call in batch.calls for result in run_call(call)]
 
     def _restore(self, restore: Restore) -> None:
-        """A slot that llama.cpp refuses to fill stays empty. llama.cpp would go on from there as if nothing came
-        before, so its request fails."""
-        if self._unflushed:  # copies that wait for a decode might yet read the slot: a row that nobody needs is one
+        """Fills a slot with a saved prefix. If llama.cpp refuses it, the slot stays empty and is noted as unfilled, so
+        that its request fails instead of going on without the prefix."""
+        if self._unflushed:  # waiting copies may still read the slot, so a dummy row is decoded first
             self._context.decode(self._batch.fill_rows([0], [0], [restore.slot]))
             self._context.clear(restore.slot)
             self._unflushed = False
@@ -198,7 +199,7 @@ class ModelRunner:
             self._unfilled.discard(restore.slot)
 
     def _run_filled(self, call: Call) -> list[SpanOutput]:
-        """As _run_call, but spans that go on from a prefix that is not there fail."""
+        """As _run_call, but spans in unfilled slots fail."""
         self._unfilled -= {span.slot for span in call.spans if span.start == 0}
         lost = {id(span) for span in call.spans if span.slot in self._unfilled}
         spans = tuple(span for span in call.spans if id(span) not in lost)
@@ -207,11 +208,11 @@ class ModelRunner:
         return [SpanOutput(DecodeStatus.FAILED, error=error) if id(s) in lost else next(ran) for s in call.spans]
 
     def state(self, slot: int) -> bytes | None:
-        """What a slot holds, to be saved; None while copies wait for the next decode."""
+        """The state of a slot, to be saved; None while copies wait for the next decode."""
         return None if self._unflushed else self._context.state(slot)
 
     def _run_call(self, call: Call) -> list[SpanOutput]:
-        """What one of its spans raises is that span's error: the spans are then tried one by one."""
+        """Computes a call. If a span raises, the spans are tried one by one, so that only that one fails."""
         try:
             return self._compute(call)
         except Exception as error:
@@ -239,7 +240,7 @@ class ModelRunner:
         read = self._verify if call.n_guesses else self._sample
         try:
             found = read(outputs, states, logits)
-        except Exception:  # each is read alone then: what its rows give does not depend on the others
+        except Exception:  # the result of a span does not depend on the others, so each is read alone
             logger.warning("the rows of a call could not be sampled together", exc_info=True)
             ends = itertools.accumulate(map(_n_rows, outputs))
             found = [
@@ -253,7 +254,8 @@ class ModelRunner:
         """Samples the output rows of a call.
 
         Args:
-            spans: those that have output rows, each with its state; logits: their rows.
+            spans: those with output rows, in the order of `states`.
+            logits: float32 of shape (rows of all spans, vocabulary).
         """
         n_threads = self._config.n_threads_batch
         for span, state in zip(spans, states, strict=True):
@@ -282,7 +284,7 @@ class ModelRunner:
         self._grammar_masks.fill(constrained)
 
     def _verify(self, spans: list[ScheduledSpan], states: list[SamplerState], logits: Logits) -> list[SpanOutput]:
-        """Samples the rows of a verify call; the cells of guesses that did not come true go."""
+        """Samples the rows of a verify call, and clears the cells of rejected guesses."""
         n_threads = self._config.n_threads_batch
         for span, state in zip(spans, states, strict=True):
             state.advance(span.num_output, span.token_ids)
@@ -299,9 +301,10 @@ class ModelRunner:
         return results
 
     def _recover(self, call: Call, code: DecodeCode) -> list[SpanOutput]:
-        """A call that failed: earlier passes of it may stand, so cut each slot back, then try its spans one by one.
+        """The results of a failed call. Each slot is cut back, since earlier passes may stand, and the spans
+        are tried one by one.
 
-        Running out of cells changes nothing and is for the scheduler to solve.
+        NO_ROOM changes nothing in the context; the scheduler makes room.
         """
         if code is DecodeCode.NO_ROOM:
             return [SpanOutput(DecodeStatus.NO_ROOM)] * len(call.spans)
@@ -310,7 +313,7 @@ class ModelRunner:
         )
 
     def _one_by_one(self, call: Call, error: str, is_whole: bool = False) -> list[SpanOutput]:
-        """Computes the spans of a failed call each in a call of its own; one that failed alone ends with this error.
+        """Computes each span of a failed call in a call of its own. A call of one span ends with `error`.
 
         Args:
             is_whole: nothing of the call was computed.
@@ -338,9 +341,9 @@ class ModelRunner:
 
 
 class _Growth:
-    """A larger context in the making, on a thread of its own: it is zeroed while others compute.
+    """A larger context that a thread of its own makes, while the steps go on.
 
-    The thread gives way to those that compute where the system lets it: Linux, which has priorities of threads.
+    On Linux, which has priorities of threads, the thread runs at a lower priority than those that compute.
     """
 
     def __init__(self, make: Callable[[], Context]) -> None:
@@ -353,11 +356,11 @@ class _Growth:
         return self._made.done()
 
     def context(self) -> Context:
-        """Waits for it. Raises EngineError where llama.cpp cannot make it."""
+        """Waits for the context. Raises EngineError where llama.cpp cannot make it."""
         return self._made.result()
 
     def end(self) -> None:
-        """Nobody wants it any more."""
+        """Waits for the context and closes it: it is not needed any more."""
         if self._made.exception() is None:
             self._made.result().close()
 
@@ -374,10 +377,10 @@ class _Growth:
 
 
 def _largest_context(model: Model, config: ResolvedConfig, n_slots: int) -> Context:
-    """A context of that many slots, or of half as many, or a quarter...: what there is memory for.
+    """A context of n_slots slots, or of a half, a quarter and so on, until the memory suffices.
 
     Raises:
-        EngineError: of the first, where not even one slot can be made.
+        EngineError: that of n_slots slots, where a context of one slot cannot be made either.
     """
     first: EngineError | None = None
     slots = n_slots
@@ -396,7 +399,7 @@ def _largest_context(model: Model, config: ResolvedConfig, n_slots: int) -> Cont
 
 
 def _n_rows(span: ScheduledSpan) -> int:
-    """Rows of logits that a span with outputs has."""
+    """Number of logits rows of a span with outputs."""
     return span.prompt_rows + span.output if span.draft is None else 1 + len(span.draft)
 
 
@@ -409,9 +412,7 @@ def _read_alone(read: _Read, span: ScheduledSpan, state: SamplerState, rows: Log
 
 
 def _result(state: SamplerState, token: int | None, logprobs: tuple[RowLogprobs, ...] = ()) -> SpanOutput:
-    """Args:
-    token: None where the span samples none.
-    """
+    """The output of a span. `token` is None for a span that samples none."""
     if token == NO_TOKEN:
         return SpanOutput(DecodeStatus.FAILED, error=state.why_no_token)
     if not all(row.token_ids for row in logprobs):
@@ -420,7 +421,7 @@ def _result(state: SamplerState, token: int | None, logprobs: tuple[RowLogprobs,
 
 
 class NoRunner:
-    """In the place of a ModelRunner where a model gives embeddings only: nothing enters the scheduler."""
+    """Takes the place of a ModelRunner for a model of embeddings only, for which nothing enters the scheduler."""
 
     limits = Limits(n_slots=1, n_batch=1, n_ubatch=1, prefill_budget=1, can_share=False, keeps_prefixes=False)
 
@@ -431,7 +432,7 @@ class NoRunner:
         pass
 
     def state(self, slot: int) -> bytes | None:
-        """Nothing is there to be saved."""
+        """None: there are no slots."""
         return None
 
     def forget_adapter(self, name: str) -> None:

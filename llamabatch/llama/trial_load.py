@@ -45,9 +45,9 @@ def run(path: Path, n_bytes: int) -> int:
         reason = log.reason()
         print(json.dumps({"refused": reason}), flush=True)
         return REFUSED
-    why = _why_template_is_refused(llama, model)
-    if why is not None:
-        print(json.dumps({"refused": why}), flush=True)
+    refusal = _template_refusal(llama, model)
+    if refusal is not None:
+        print(json.dumps({"refused": refusal}), flush=True)
         return REFUSED
     vocabulary = llama.llama_model_get_vocab(model)
     tokens = _use_vocabulary(llama, vocabulary)
@@ -84,7 +84,7 @@ def _compute(llama: Any, model: Any, tokens: list[int], decode: bool) -> None:
         llama.llama_decode(context, llama.llama_batch_get_one(batch, len(tokens)))
 
 
-def _why_template_is_refused(llama: Any, model: Any) -> str | None:
+def _template_refusal(llama: Any, model: Any) -> str | None:
     """The reason for which the chat template is refused: it exceeds its bounds. None where it only rejects these
     conversations, since the model can still generate."""
     key = b"tokenizer.chat_template"
