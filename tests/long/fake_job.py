@@ -38,15 +38,15 @@ class FaultyFiles(Files):
 
     Attributes:
         calls: kinds of the calls so far.
-        told: messages so far.
+        messages: those so far.
     """
 
     def __init__(
         self, what: str | None = None, k: int = 0, fault: int | str = 0, *, lasting: bool = False, patience_s: float = 0
     ) -> None:
         self.calls: list[str] = []
-        self.told: list[str] = []
-        super().__init__(self.told.append, patience_s=patience_s, retry_s=0.0001)
+        self.messages: list[str] = []
+        super().__init__(self.messages.append, patience_s=patience_s, retry_s=0.0001)
         self._what, self._k, self._fault, self._lasting = what, k, fault, lasting
         self._n = 0
         self._is_dead = False

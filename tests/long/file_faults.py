@@ -73,14 +73,14 @@ def case(number: int, folder: Path) -> None:
     files = FaultyFiles(each.what, each.k, each.fault, lasting=each.lasting, patience_s=each.patience_s)
     computed: list[int] = []
     stopped = _fails(scenario, out, files, computed)
-    assert stopped == _must_stop(each), f"{each}: stopped is {stopped}, told {files.told}"
+    assert stopped == _must_stop(each), f"{each}: stopped is {stopped}, messages {files.messages}"
     if each.patience_s and not stopped:
-        assert [re.sub(".*(no room|room again).*", r"\1", each, flags=re.S) for each in files.told] == [
+        assert [re.sub(".*(no room|room again).*", r"\1", each, flags=re.S) for each in files.messages] == [
             "no room",
             "room again",
-        ], files.told
+        ], files.messages
     else:
-        assert not files.told
+        assert not files.messages
     if stopped:
         _run(scenario, out, FaultyFiles(), computed)
     if scenario.before == "whole":

@@ -39,17 +39,17 @@ def case(number: int, folder: Path) -> None:
         ballast.write_bytes(bytes(1_030_000 if full_before else 0))
         options = OutputOptions(order=_ORDERS[kind])
         out = disk / _NAMES[kind]
-        told: list[str] = []
+        messages: list[str] = []
 
         def tell(message: str) -> None:
-            told.append(message)
-            if len(told) == 1:  # room is made
+            messages.append(message)
+            if len(messages) == 1:  # room is made
                 ballast.unlink()
                 _resize(disk, "8m")
 
         if waits:
             _run(out, options, Files(tell, patience_s=60.0, retry_s=0.01))
-            assert ["no room for" in told[0], "there is room again" in told[-1]] == [True, True], told
+            assert ["no room for" in messages[0], "there is room again" in messages[-1]] == [True, True], messages
         else:
             computed = _stopped(out, options)
             ballast.unlink()

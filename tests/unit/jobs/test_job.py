@@ -149,9 +149,9 @@ def test_a_signal_among_bad_rows(tmp_path, engines, monkeypatch):
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(Output, "refused", interrupted)
-    with pytest.raises(JobInterrupted) as told:
+    with pytest.raises(JobInterrupted) as raised:
         run(settings)
-    assert (told.value.summary.exit_code, numbers(out)) == (143, [0, 1])
+    assert (raised.value.summary.exit_code, numbers(out)) == (143, [0, 1])
     monkeypatch.undo()
     assert (run(settings).counts.failed_before, numbers(out)) == (2, [0, 1, 2, 3, 4])
 
@@ -260,9 +260,9 @@ def test_errors_of_an_earlier_run_count_in_the_exit_code(tmp_path, engines):
 
 def test_a_signal_while_the_engine_starts(tmp_path, monkeypatch):
     monkeypatch.setattr(job, "connect", lambda config: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(JobInterrupted) as told:
+    with pytest.raises(JobInterrupted) as raised:
         run(Settings(source(tmp_path), str(tmp_path / "out.jsonl")))
-    assert told.value.summary.exit_code == 143
+    assert raised.value.summary.exit_code == 143
 
 
 def test_a_disk_that_fails_ends_the_job_and_the_next_run_does_the_rest(tmp_path, engines, monkeypatch):

@@ -1,4 +1,4 @@
-"""What a job counts, tells and draws."""
+"""The counts, the summary, the display and the picture of a job."""
 
 import io
 import json
@@ -85,13 +85,13 @@ def test_exit_codes(counts, signum, code):
     assert summary(counts, signum=signum).exit_code == code
 
 
-def test_a_summary_tells_what_it_cost():
-    told = summary(energy_j=50.0, restarts=2)
-    assert told.cost.total == pytest.approx(0.9 * 4 / 3600)
-    assert told.cost.per_million_generated == pytest.approx(0.001 / 15 * 1e6)
-    assert told.cost.per_million == pytest.approx(0.001 / 27 * 1e6)
-    assert told.tokens_per_joule == pytest.approx(15 / 50)
-    text = told.describe()
+def test_a_summary_has_the_cost():
+    report = summary(energy_j=50.0, restarts=2)
+    assert report.cost.total == pytest.approx(0.9 * 4 / 3600)
+    assert report.cost.per_million_generated == pytest.approx(0.001 / 15 * 1e6)
+    assert report.cost.per_million == pytest.approx(0.001 / 27 * 1e6)
+    assert report.tokens_per_joule == pytest.approx(15 / 50)
+    text = report.describe()
     for part in (
         "3 ok, 2 failed; 4.0 s, and 1.5 s to load",
         "3.75 generated tokens/s, 3.00 prompt tokens/s, 1.25 rows/s",
@@ -106,10 +106,10 @@ def test_a_summary_tells_what_it_cost():
 
 
 def test_a_summary_of_nothing():
-    told = summary(Counts())
-    assert "0 ok, 0 failed" in told.describe()
-    assert told.cost.per_million is None
-    assert json.loads(json.dumps(told.document(), allow_nan=False))["rows"]["ok"] == 0
+    report = summary(Counts())
+    assert "0 ok, 0 failed" in report.describe()
+    assert report.cost.per_million is None
+    assert json.loads(json.dumps(report.document(), allow_nan=False))["rows"]["ok"] == 0
 
 
 def test_a_summary_shows_few_of_many_errors():
@@ -169,7 +169,7 @@ def test_lines_come_first_after_a_few_seconds_and_then_every_half_minute(capsys,
 
 
 @pytest.mark.parametrize(
-    ("room", "told", "bar"),
+    ("room", "text", "bar"),
     [
         (100, "28/32 slots · 1,830 tokens/s · 3 errors · 4 min 10 s left", 24),
         (70, "28/32 slots · 1,830 tokens/s · 3 errors · 4 min 10 s left", 11),
@@ -178,8 +178,8 @@ def test_lines_come_first_after_a_few_seconds_and_then_every_half_minute(capsys,
         (5, "4 min 10 s left", 1),
     ],
 )
-def test_the_bar_gives_way_to_what_it_says(room, told, bar):
-    assert _fitting(SNAPSHOT, room) == (told, bar)
+def test_the_bar_shrinks_before_the_text(room, text, bar):
+    assert _fitting(SNAPSHOT, room) == (text, bar)
 
 
 def test_an_estimated_total_is_marked():
@@ -203,7 +203,7 @@ def test_a_terminal_that_is_gone_does_not_end_the_job(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "text"),
     [
         (3.21, "3.2 s"),
         (59.96, "60.0 s"),
@@ -213,8 +213,8 @@ def test_a_terminal_that_is_gone_does_not_end_the_job(monkeypatch):
         (273_600, "3 d 4 h"),
     ],
 )
-def test_durations(value, told):
-    assert duration(value) == told
+def test_durations(value, text):
+    assert duration(value) == text
 
 
 @pytest.mark.parametrize("counts", [counted(), counted(ok=0, failed=3), Counts()])
@@ -222,10 +222,10 @@ def test_a_report_is_drawn_of_any_summary(counts, tmp_path):
     pytest.importorskip("matplotlib")
     from llamabatch.jobs.plot import draw, figure
 
-    told = summary(counts)
-    draw(told, tmp_path / "report.png")
+    report = summary(counts)
+    draw(report, tmp_path / "report.png")
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
-    titles = {ax.get_title() for ax in figure(told).axes}
+    titles = {ax.get_title() for ax in figure(report).axes}
     assert {"How rows ended", "Length in tokens", "8 slots, 62% of them in use"} <= titles
 
 

@@ -70,11 +70,11 @@ def test_a_reader_that_is_gone(pipe):
 
 
 def result(number):
-    told = ({5: Logprob(-0.5, 1, "Pa")},)
+    logprobs = ({5: Logprob(-0.5, 1, "Pa")},)
     last = 2**31 - 1
-    first = CompletionOutput(0, "é\n", (5, last), FinishReason.STOP, None, (*told, {last: Logprob(-1.5, 2, "x")}))
+    first = CompletionOutput(0, "é\n", (5, last), FinishReason.STOP, None, (*logprobs, {last: Logprob(-1.5, 2, "x")}))
     second = CompletionOutput(1, "b", (7,), FinishReason.LENGTH)
-    odd = RequestOutput("r", "x", (1,), (first, second), prompt_logprobs=(None, *told))
+    odd = RequestOutput("r", "x", (1,), (first, second), prompt_logprobs=(None, *logprobs))
     vector = RequestOutput(
         "r", "x", (1,), (CompletionOutput(0, "", (), FinishReason.STOP),), embedding=array("f", [0.1])
     )

@@ -141,7 +141,7 @@ def test_an_output_without_its_manifest_is_gone_on_with_by_force(tmp_path):
     assert run(out, range(3), OutputOptions(force=True)) == [1, 2]
 
 
-def test_who_removes_the_output_begins_anew(tmp_path):
+def test_an_output_that_is_removed_begins_anew(tmp_path):
     out = tmp_path / "out.jsonl"
     with Output(out, SETTINGS) as output:
         output.write(1, rec(1))
@@ -279,22 +279,22 @@ def test_nothing_is_written_behind_half_a_line(tmp_path):
     assert run(out, range(3)) == [1, 2]
 
 
-def test_a_wait_for_a_full_disk_ends_when_the_job_is_told_to_stop(tmp_path):
-    told = []
-    files = Files(told.append, patience_s=60.0, stopped=lambda: True)
+def test_a_wait_for_a_full_disk_ends_when_the_job_is_stopped(tmp_path):
+    messages = []
+    files = Files(messages.append, patience_s=60.0, stopped=lambda: True)
     full = OSError(errno.ENOSPC, "No space left on device")
     files._system = lambda what, function, *args: (_ for _ in ()).throw(full)
     with pytest.raises(OutputError, match="No space left"):
         files.open(tmp_path / "x", 0)
-    assert len(told) == 1
-    assert "no room for" in told[0]
+    assert len(messages) == 1
+    assert "no room for" in messages[0]
 
 
 def test_a_wait_for_a_full_disk_ends_with_patience(tmp_path):
     files = FaultyFiles("write", 1, errno.ENOSPC, lasting=True, patience_s=0.01)
     with pytest.raises(OutputError, match="make room, and run the same command again"):
         OwnFiles(files, tmp_path / "x", "0" * 16).create("ahead")
-    assert len(files.told) == 1
+    assert len(files.messages) == 1
 
 
 def test_what_was_written_is_synced_every_few_seconds(tmp_path, monkeypatch):
@@ -402,7 +402,7 @@ def test_how_it_ended_is_known_to_the_next_run(tmp_path):
         assert (output.finished, output.n_before, output.n_errors_before) == (True, 5, 2)
 
 
-def test_a_disk_that_fails_when_all_is_closed_is_told_once(tmp_path):
+def test_a_disk_that_fails_when_all_is_closed_is_reported_once(tmp_path):
     files = FaultyFiles()
     output = Output(tmp_path / "out.jsonl", SETTINGS, OutputOptions(sync_s=60.0), files)
     output.write(0, rec(0))

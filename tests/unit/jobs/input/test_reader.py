@@ -375,7 +375,7 @@ def test_the_fingerprint_of_a_stream_is_of_what_it_was_before():
         assert fingerprint([Source(None, Pieces(lines))], hostile)[0]["sha256"] == slow[0]["sha256"]
 
 
-def test_a_fingerprint_tells_every_change(tmp_path, monkeypatch):
+def test_a_fingerprint_shows_every_change(tmp_path, monkeypatch):
     path = write(tmp_path / "a.jsonl", {"prompt": "a" * 300}, {"prompt": "b"})
     [before] = fingerprint(find([path]))
     assert set(before) == {"name", "size", "sha256"}
@@ -609,7 +609,7 @@ def test_any_field_with_any_value_is_a_row_or_a_bad_row():
 
 def test_the_limit_waits_for_no_further_line():
     class Talker(io.RawIOBase):
-        """A pipe whose writer says two lines and waits."""
+        """A pipe; its writer sends two lines and waits."""
 
         def __init__(self):
             self.left = [b'{"prompt": "a"}\n' * 2]

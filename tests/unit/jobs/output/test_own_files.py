@@ -1,5 +1,4 @@
-"""The files of a job among files that are none of it: nothing of anybody else's is touched, and what happens to its own
-is noticed."""
+"""The files of a job among other files: only its own are touched, and changes to them are noticed."""
 
 import contextlib
 import errno
@@ -27,8 +26,8 @@ from tests.long import fake_job
 from tests.long.fake_job import FaultyFiles
 from tests.unit.jobs_fakes import FakeClient
 
-# what the versions before have left half done; a folder for each format of OUT.job.json, never changed
-SAMPLES = Path(__file__).parents[2] / "data"
+# half done by earlier versions; a folder for each format of OUT.job.json, never changed
+SAMPLES = Path(__file__).parents[3] / "data"
 
 
 def sample(tmp_path, name, version):
@@ -260,7 +259,7 @@ HAPPENS = {remove: "was removed", put_another: "was replaced", move: "was moved"
 @pytest.mark.parametrize("order", ["input", "finished"])
 @pytest.mark.parametrize("happens", [*HAPPENS, empty])
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
-def test_what_happens_to_the_output_is_told_and_its_rows_are_there(name, happens, order, at, tmp_path):
+def test_a_change_of_the_output_is_reported_and_its_rows_are_there(name, happens, order, at, tmp_path):
     out = tmp_path / name
     kept = Path(f"{out}.part") if name.endswith(".parquet") else out
     options = OutputOptions(order=order, sync_s=0.0 if at == "sync" else 60.0)
@@ -271,13 +270,13 @@ def test_what_happens_to_the_output_is_told_and_its_rows_are_there(name, happens
     happens(kept)
     with pytest.raises(
         OutputError, match=rf"{kept.name} {HAPPENS.get(happens, 'was cut')}.* while the job ran"
-    ) as told:
+    ) as raised:
         output.done(*fake_job.result(6)) if at == "sync" else getattr(output, at)()
     output.close()
     assert not out.with_name(out.name + ".lock").exists()
     if happens in (remove, put_another):
         rescued = Path(f"{kept}.rescued")
-        assert f"rows (7) are saved in {rescued}" in str(told.value) or at != "sync"
+        assert f"rows (7) are saved in {rescued}" in str(raised.value) or at != "sync"
         assert rescued.read_bytes().startswith(whole)
         assert kept.exists() == (happens is put_another)
         if happens is put_another:
@@ -285,7 +284,7 @@ def test_what_happens_to_the_output_is_told_and_its_rows_are_there(name, happens
         os.replace(rescued, kept)
     elif happens is move:
         where = "that file, wherever it is now" if name.endswith(".parquet") else tmp_path / "moved"
-        assert f"are in {where}: move that back" in str(told.value)
+        assert f"are in {where}: move that back" in str(raised.value)
         (tmp_path / "moved").rename(kept)
     elif happens is grow:
         with pytest.raises(ConfigError, match=r"line 7"):
@@ -301,7 +300,7 @@ def test_what_happens_to_the_output_is_told_and_its_rows_are_there(name, happens
 
 @pytest.mark.parametrize("ending", [".ahead", ".sums"])
 @pytest.mark.parametrize("happens", [remove, put_another, cut, grow])
-def test_what_happens_to_the_files_beside_it_is_told(happens, ending, tmp_path):
+def test_a_change_of_the_side_files_is_reported(happens, ending, tmp_path):
     out = tmp_path / "out.jsonl"
     output = Output(out, fake_job.SETTINGS, OutputOptions(sync_s=60.0), FaultyFiles())
     for number in (0, 1, 3):
@@ -318,7 +317,7 @@ def test_what_happens_to_the_files_beside_it_is_told(happens, ending, tmp_path):
             fake_job.run(out, 9, OutputOptions())
 
 
-def test_lines_that_wait_and_are_lost_are_told(tmp_path):
+def test_lines_that_wait_and_are_lost_are_reported(tmp_path):
     out = tmp_path / "out.jsonl"
     output = Output(out, fake_job.SETTINGS, OutputOptions(sync_s=60.0), FaultyFiles())
     output.done(*fake_job.result(1))
@@ -436,7 +435,7 @@ def test_lines_without_a_checksum_are_done_again_and_foreign_ones_refused(tmp_pa
     sums.write_bytes(whole[:-8])
     files = FaultyFiles()
     assert len(fake_job.run(out, 9, OutputOptions(order="finished"), files, until=1)) == 1
-    assert "2 lines without a checksum, as after a crash of the system, are done again" in files.told[0]
+    assert "2 lines without a checksum, as after a crash of the system, are done again" in files.messages[0]
     with out.open("ab") as file:
         file.write(b"note to self\n")
     with pytest.raises(ConfigError, match="line 6 is not one that this job has written"):
@@ -535,17 +534,17 @@ def test_a_crafted_manifest_ends_with_2_and_a_sentence(content, beside, force, t
     assert path.read_bytes() == before
 
 
-def test_a_setting_of_any_name_is_told_in_a_few_characters(tmp_path):
+def test_a_setting_of_any_name_is_shown_in_a_few_characters(tmp_path):
     out = tmp_path / "out.jsonl"
     fake_job.run(out, 9, OutputOptions(), until=5)
     path = Path(f"{out}.job.json")
     document = json.loads(path.read_text())
     document["settings"] |= {"\x1b[2J\ud800" + "x" * 5000: "y" * 5000, "model": 5}
     path.write_text(json.dumps(document))
-    with pytest.raises(ConfigError, match="begun with other settings") as told:
+    with pytest.raises(ConfigError, match="begun with other settings") as raised:
         fake_job.run(out, 9, OutputOptions())
-    assert str(told.value).isprintable()
-    assert len(str(told.value)) < 1000
+    assert str(raised.value).isprintable()
+    assert len(str(raised.value)) < 1000
 
 
 FIELDS = ("format", "seed", "settings", "earlier", "ending", "output", "shard", "rows", "errors", "bytes", "sums")

@@ -1,4 +1,4 @@
-"""What is written of a row, and how it becomes a line."""
+"""The record of a row, and the line that holds it."""
 
 import json
 from array import array
@@ -30,10 +30,10 @@ def test_a_flat_record_holds_what_was_asked_for_and_no_times():
 
 
 def test_several_continuations_logprobs_and_cut_prompts():
-    told = ({5: Logprob(-0.1, 1, "Pa"), 7: Logprob(-2.5, 2, "Lo")},)
-    first = CompletionOutput(0, "Pa", (5,), FinishReason.LENGTH, None, told)
+    logprobs = ({5: Logprob(-0.1, 1, "Pa"), 7: Logprob(-2.5, 2, "Lo")},)
+    first = CompletionOutput(0, "Pa", (5,), FinishReason.LENGTH, None, logprobs)
     second = CompletionOutput(1, "Lo", (7,), FinishReason.STOP)
-    output = RequestOutput("r", "x", (1, 2), (first, second), prompt_logprobs=(None, *told), num_truncated=3)
+    output = RequestOutput("r", "x", (1, 2), (first, second), prompt_logprobs=(None, *logprobs), num_truncated=3)
     made = record(ROW, output, RecordOptions(token_ids=True))
     logprobs = [
         [
@@ -102,7 +102,7 @@ def test_lines_that_are_no_rows_have_an_error_in_their_place():
         refusal(BadRow(17, None, 'a tail as of a good one: "error": null}'), '"error": null}', RecordOptions()),
     ],
 )
-def test_what_is_told_of_a_line_without_parsing_it(made):
+def test_number_and_error_of_a_line_without_parsing_it(made):
     line = to_line(made)
     assert number_of(line) in (17, 18)
     assert has_error(line) == (made["error"] is not None)
