@@ -151,14 +151,14 @@ def test_a_picture_of_nothing_is_no_crash(tmp_path):
 
 
 def test_targets_are_checked_first(tmp_path, monkeypatch):
-    output.check(None, None)
-    output.check(tmp_path / "a.json", None)
+    output.check_targets(None, None)
+    output.check_targets(tmp_path / "a.json", None)
     with pytest.raises(InputError, match="there is no directory"):
-        output.check(tmp_path / "no" / "a.json", None)
+        output.check_targets(tmp_path / "no" / "a.json", None)
     with pytest.raises(InputError, match="is a directory"):
-        output.check(tmp_path, None)
+        output.check_targets(tmp_path, None)
     with pytest.raises(InputError, match=r"no ending of a picture; allowed are \.png, \.svg, \.pdf"):
-        output.check(None, tmp_path / "a.gif")
+        output.check_targets(None, tmp_path / "a.gif")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(SetupError, match=r"pip install 'llamabatch\[tools\]'"):
-        output.check(None, tmp_path / "a.png")
+        output.check_targets(None, tmp_path / "a.png")
