@@ -1,1 +1,1 @@
-"""`llamabatch plan` says what fits before anything is loaded."""
+"""`llamabatch plan`: the engines that fit on this machine, computed before anything is loaded."""

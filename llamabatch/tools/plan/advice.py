@@ -1,4 +1,4 @@
-"""Which strategy suits, and what to change so that it fits. Pure Python."""
+"""The strategy that suits, and the changes after which a plan fits. Pure Python."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from llamabatch.scheduler.policies import POLICIES
 from llamabatch.tools.plan.report import Change
 from llamabatch.utils.checks import counted
 
-_MANY_CORES = 16  # more than one context fills: benchmarks/results has no figure for it, so it is a guess
+_MANY_CORES = 16  # more than one context can use: a guess, since benchmarks/results has no figure for it
 _SMALLER = 4.85 / 8  # bytes a weight of Q4_K_M: llama.cpp's own tables
-_FEW = 32  # slots beyond which more are not looked for
+_FEW = 32  # more slots than these are not searched for
 _LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 
 
@@ -30,14 +30,14 @@ def lengths(facts: ModelFacts, *asked: int) -> tuple[int, ...]:
 
 
 def has_one_slot(config: ResolvedConfig) -> bool:
-    """Does its strategy take one request after another, however many slots it was given?"""
+    """True if the strategy runs one request after another, with any number of slots."""
     return config.strategy in POLICIES and POLICIES[config.strategy].one_slot
 
 
 def slots_that_fit(
     facts: ModelFacts, config: ResolvedConfig, machine: Machine, share: float, most: int = MAX_SLOTS
 ) -> int:
-    """0 to `most`, of one engine with a split cache; at most 1 with a strategy that has one slot."""
+    """Slots of one engine with a split cache that fit, 0 to `most`; at most 1 with a strategy of one slot."""
     split = replace(config, kv="split", kv_cells=0, instances=1)
     limit = 1 if has_one_slot(config) else min(most, config.n_batch)
     return bisect_right(
@@ -48,18 +48,25 @@ def slots_that_fit(
 def strategy(
     plan: Plan, machine: Machine, profile: Profile | None, load: int | None, latency_ms: float | None
 ) -> tuple[str, str]:
-    """The tree behind "auto" with what is known of the load: how many requests come at once, and how long the p95 of
-    the time between two tokens may be, in milliseconds. Returns the strategy, and why."""
+    """The strategy that suits this machine and load, and the reason.
+
+    Args:
+        load: requests that come at once; None: many.
+        latency_ms: limit of the p95 of the time between two tokens; None: none.
+    """
     slots = plan.config.n_slots
     if load == 1:
-        return "sequential", "one request at a time: there is nobody to share a pass with"
+        return "sequential", "one request at a time: there is no other to share a pass with"
     if slots == 1:
         return "sequential", "one slot, so one request at a time"
     if machine.n_gpus > 1 and plan.config.n_gpu_layers != 0:
         return "multi-instance", f"{machine.n_gpus} GPUs: an engine on each, each of them batched"
     if profile is not None and profile.best_rows(lambda rows: True) == 1:
         if latency_ms is not None:
-            return "interleaved", f"{profile.source}: more rows in a pass do not pay here; people who wait take turns"
+            return (
+                "interleaved",
+                f"{profile.source}: more rows in a pass do not pay here; requests take turns",
+            )
         return "length-sorted", f"{profile.source}: more rows in a pass do not pay here; the shortest of a list first"
     if latency_ms is not None and profile is not None:
         return _within(plan, profile, latency_ms)
@@ -83,16 +90,13 @@ def _within(plan: Plan, profile: Profile, latency_ms: float) -> tuple[str, str]:
         least = min(steps.values())
         return (
             "sequential",
-            f"{profile.source}: a step takes {least:.3g} ms at least, so {latency_ms:g} ms cannot be had",
+            f"{profile.source}: a step takes {least:.3g} ms at least, so {latency_ms:g} ms cannot be reached",
         )
     best = max(found, key=lambda stair: stair.tokens_per_s)
     return "batched", (
         f"{profile.source}: with {counted(best.rows, 'slot')} a step takes {steps[best.rows]:.3g} ms, "
         f"within {latency_ms:g} ms"
     )
-
-
-# --- what to change -------------------------------------------------------------------------------------------------
 
 
 def changes(facts: ModelFacts, config: ResolvedConfig, machine: Machine, fitting: bool) -> tuple[Change, ...]:
@@ -127,7 +131,7 @@ def _slots(count: int) -> str:
 def _ways(
     facts: ModelFacts, config: ResolvedConfig, machine: Machine
 ) -> Iterator[tuple[str, ResolvedConfig, ModelFacts]]:
-    """What to do, and what the config and the model become."""
+    """Each change in words, with the config and the model after it."""
     yield from _fewer(facts, config, machine)
     if config.type_k == config.type_v == "f16":
         quantised: dict[str, Any] = {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on"}
@@ -152,7 +156,7 @@ def _ways(
 def _fewer(
     facts: ModelFacts, config: ResolvedConfig, machine: Machine
 ) -> Iterator[tuple[str, ResolvedConfig, ModelFacts]]:
-    """Slots, context, engines: as many of each as fit with the rest as it is."""
+    """Fewer slots, a shorter context, a unified cache, one engine: each with the rest as it is."""
     n_ctx, n_slots, n = config.n_ctx, config.n_slots, config.instances
     split = replace(config, kv="split", kv_cells=0)
     slots = bisect_right(range(1, n_slots + 1), 0, key=lambda k: not fits(facts, replace(split, n_slots=k), machine))
@@ -172,7 +176,7 @@ def _fewer(
 
 
 def _cells(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> int:
-    """Cells of a unified cache that fits; 0 if not even n_ctx of them do."""
+    """Cells of the largest unified cache that fits; 0 if n_ctx of them do not."""
     least = padded(config.n_ctx)
     step, most = 256, least * config.n_slots
 

@@ -46,9 +46,9 @@ def _slots(ax: Any, report: Report) -> None:
     )
     top = 1.25 * max(free, report.total_bytes / _GIB)
     counts = [2**power for power in range(most.bit_length() + 1) if 2**power <= 2 * most]
-    for place, row in enumerate(rows):
+    for position, row in enumerate(rows):
         asked = row.n_ctx == report.asked.config.n_ctx
-        colour = OURS if asked else tint(INK, 0.25 + 0.45 * (1 - place / max(1, len(rows) - 1)))
+        colour = OURS if asked else tint(INK, 0.25 + 0.45 * (1 - position / max(1, len(rows) - 1)))
         base = row.memory.total - max(1, row.slots) * row.slot_bytes
         sizes = [(base + n * row.slot_bytes) / _GIB for n in counts]
         shown = [(n, size) for n, size in zip(counts, sizes, strict=True) if size <= top] or [(counts[0], sizes[0])]
@@ -79,14 +79,14 @@ def _finding(report: Report) -> str:
 
 
 def _chosen(report: Report) -> list[Row]:
-    """A few of the lengths: the one asked for, and others around it."""
+    """A few of the context lengths: the one asked for, and others around it."""
     asked = next(i for i, row in enumerate(report.rows) if row.n_ctx == report.asked.config.n_ctx)
     start = max(0, min(asked - _MOST_LINES // 2, len(report.rows) - _MOST_LINES))
     return list(report.rows[start : start + _MOST_LINES])
 
 
 def _parts(ax: Any, report: Report) -> None:
-    """One column a part, the largest first from below."""
+    """One bar for each part of the sum."""
     need, n = report.memory, report.asked.config.instances
     times = f", {n} engines" if n > 1 else ""
     parts = [
@@ -98,12 +98,12 @@ def _parts(ax: Any, report: Report) -> None:
         ("vocabulary and process", need.vocabulary + PROCESS_BYTES),
     ]
     shown = [(name, size / 2**20, colour) for (name, size), colour in zip(parts, _PARTS, strict=True) if size]
-    for place, (_, size, colour) in enumerate(reversed(shown)):
-        ax.barh(place, size, color=colour, height=0.62)
-        ax.text(size, place, f" {size:,.0f} MiB", va="center", color=INK)
+    for position, (_, size, colour) in enumerate(reversed(shown)):
+        ax.barh(position, size, color=colour, height=0.62)
+        ax.text(size, position, f" {size:,.0f} MiB", va="center", color=INK)
     ax.set_yticks(range(len(shown)), [name for name, _, _ in reversed(shown)])
     ax.set_xlim(0, 1.3 * max(size for _, size, _ in shown))
     ax.xaxis.set_major_locator(MaxNLocator(4))
     ax.set_xlabel("MiB")
-    ax.set_title("Of what it consists")
+    ax.set_title("The parts of the sum")
     tidy(ax)

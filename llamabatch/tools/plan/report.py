@@ -1,4 +1,4 @@
-"""What `llamabatch plan` answers, as an object and as a JSON document."""
+"""The answer of `llamabatch plan`, as an object and as a JSON document."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from llamabatch.planning.machine import Machine
 from llamabatch.planning.memory import PROCESS_BYTES, Memory
 
 SCHEMA_VERSION = 1
+ENGINE = (
+    *("strategy", "instances", "n_slots", "n_ctx", "kv", "kv_cells", "type_k", "type_v", "n_ubatch", "flash_attn"),
+    *("n_threads", "n_threads_batch", "n_gpu_layers", "extra_bufts", "use_mmap"),
+)
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of the prompts in a file, counted with the model's vocabulary; `output` is added for each."""
+    """Lengths of the prompts in a file, in tokens of the model's vocabulary; `output` is added to each."""
 
     source: str
     count: int
@@ -27,20 +31,20 @@ class Lengths:
 
     @property
     def n_ctx(self) -> int:
-        """What the longest needs."""
+        """Tokens that the longest prompt needs with its output."""
         return self.longest + self.output
 
 
 @dataclass(frozen=True)
 class Row:
-    """What fits with one context length.
+    """The slots that fit with one context length.
 
     Attributes:
         n_ctx: tokens that one request may use.
-        slots: that fit in half of what is free: what "auto" takes.
-        most_slots: that fit in all of it.
-        memory: of one engine with `slots`, or with one slot where none fits.
-        slot_bytes: what one slot more takes.
+        slots: slots that fit in half of the free memory, as "auto" takes them.
+        most_slots: slots that fit in all of it.
+        memory: memory of one engine with `slots`, at least one.
+        slot_bytes: memory of one more slot.
     """
 
     n_ctx: int
@@ -52,7 +56,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Change:
-    """Something that would help, and what comes of it."""
+    """One change that would help: `total_bytes` and `slots` are those after it."""
 
     what: str
     total_bytes: int
@@ -61,20 +65,21 @@ class Change:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything.
+    """The whole answer.
 
     Attributes:
-        model: its name; `file_bytes` of its file.
-        machine: what is free on it for engines, beside the process.
-        given_bytes: what was given as free instead, the process included; None where this machine was asked.
-        plan: the options that an engine would run with; None where they do not fit, then `refusal` says why.
-        memory: of one engine as it was asked for, whether it fits or not.
-        total_bytes: of all engines as they were asked for, without the process itself.
+        model, file_bytes: name of the model, size of its file.
+        machine: cores and memory that are free for engines, beside the process.
+        given_bytes: memory that was given as free, the process included; None: that of this machine.
+        plan: the options with which an engine would run; None: they do not fit.
+        refusal: the reason why they do not fit, else None.
+        asked: the plan of the options that were asked for, whether they fit or not.
+        total_bytes: memory of all its engines, without the process itself.
         rows: by rising context length.
-        instances: engines of the plan in child processes that would fit, at most one for each core.
-        strategy, because: which strategy suits.
-        changes: what to change where it does not fit, or to have more slots.
-        prompts: of --prompts.
+        instances: engines of the plan that fit as child processes, at most one for each core.
+        strategy, because: the strategy that suits, and why.
+        changes: changes after which it fits, or that make room for more slots.
+        prompts: lengths of --prompts.
     """
 
     model: str
@@ -94,15 +99,17 @@ class Report:
 
     @property
     def fits(self) -> bool:
+        """True if an engine would start with these options."""
         return self.plan is not None
 
     @property
     def memory(self) -> Memory:
+        """Memory of one engine as it was asked for, whether it fits or not."""
         return self.asked.memory
 
 
 def document(report: Report) -> dict[str, Any]:
-    """For `--json`; docs/plan.md describes it. All sizes in bytes."""
+    """The document of `--json`, described in docs/plan.md. All sizes are in bytes."""
     config = report.asked.config
     return {
         "schema_version": SCHEMA_VERSION,
@@ -127,12 +134,6 @@ def document(report: Report) -> dict[str, Any]:
         if report.prompts is None
         else {**dataclasses.asdict(report.prompts), "n_ctx": report.prompts.n_ctx},
     }
-
-
-ENGINE = (
-    *("strategy", "instances", "n_slots", "n_ctx", "kv", "kv_cells", "type_k", "type_v", "n_ubatch", "flash_attn"),
-    *("n_threads", "n_threads_batch", "n_gpu_layers", "extra_bufts", "use_mmap"),
-)
 
 
 def _machine(report: Report) -> Mapping[str, Any]:

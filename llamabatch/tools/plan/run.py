@@ -1,4 +1,4 @@
-"""Answers a question: what fits, how, and what to change. Reads headers, the machine, and with prompts a vocabulary."""
+"""The answer to a Question, from the headers of a model, the machine and, with prompts, the vocabulary."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclass(frozen=True)
 class Question:
-    """What to plan. Raises ConfigError.
+    """A model, options and a load to plan for. Raises ConfigError.
 
     Attributes:
         model: path of a .gguf file, or "tiny".
         engine: options of EngineConfig.
-        prompts: a file of prompts, one a line or JSONL, whose longest decides n_ctx unless that is given.
-        max_tokens: that each of them may generate.
-        memory_bytes: plan for a machine with so much free instead of this one.
+        prompts: a file of prompts, one a line or JSONL; the longest decides n_ctx unless that is given.
+        max_tokens: tokens that each of them may generate.
+        memory_bytes: free memory of another machine to plan for; None: this one.
         load: requests that come at once; None: many.
-        latency_ms: that the p95 of the time between two tokens may take; None: any.
+        latency_ms: limit of the p95 of the time between two tokens, milliseconds; None: none.
     """
 
     model: str = "tiny"
@@ -69,7 +69,7 @@ class Question:
 
 
 def size_in_bytes(text: str) -> int:
-    """ "8G", "512M", "1.5 GiB": binary units. Raises ConfigError."""
+    """Bytes of "8G", "512M" or "1.5 GiB", in binary units. Raises ConfigError."""
     match = _SIZE.match(text.strip())
     if match is None:
         raise ConfigError(f"memory is {show(text)}; give a size such as 8G or 512M")
@@ -77,7 +77,7 @@ def size_in_bytes(text: str) -> int:
 
 
 def answer(question: Question) -> Report:
-    """Loads llama.cpp's library to ask what it can do here, but no weights; with prompts, a vocabulary.
+    """The report for a question. Loads llama.cpp's library, and with prompts a vocabulary, but no weights.
 
     Raises:
         InputError: the model's header is damaged, or an option is refused.
@@ -88,7 +88,7 @@ def answer(question: Question) -> Report:
     profile = profile_for(path, config)
     machine = machine_here(config)
     if question.memory_bytes is not None:
-        free = max(0, question.memory_bytes - PROCESS_BYTES)  # as here, where this process has taken its part
+        free = max(0, question.memory_bytes - PROCESS_BYTES)  # free memory here excludes this process, too
         machine = replace(machine, available_bytes=free, address_space=None, data_bytes=None, gpus=())
     facts = replace(facts, features=machine.features if config.extra_bufts != "off" else frozenset())
     prompts = _lengths(question, path) if question.prompts is not None else None
@@ -103,7 +103,7 @@ def answer(question: Question) -> Report:
         least = replace(config, n_slots=1) if config.n_slots == "auto" else config
         roomy = replace(machine, available_bytes=_UNLIMITED, address_space=None, data_bytes=None, gpus=())
         asked = resolve(least, facts, roomy, profile)
-    # "auto" took one slot after another only because one fits: the answer is about several, and all that there will be
+    # "auto" is sequential where one slot fits; the rows of the report are about several, all of them from the start
     many = replace(asked.config, start_slots=MAX_SLOTS)
     if config.strategy == "auto":
         many = replace(many, strategy="batched")
@@ -127,7 +127,7 @@ def answer(question: Question) -> Report:
 
 
 def _context_for(prompts: Lengths, facts: ModelFacts) -> int:
-    """Raises ConfigError where the longest is more than the model was trained for."""
+    """The n_ctx for these prompts. Raises ConfigError where it exceeds the model's training."""
     if prompts.n_ctx > facts.n_ctx_train:
         raise ConfigError(
             f"the longest prompt of {prompts.source} has {prompts.longest} tokens, and {prompts.output} are to follow; "
@@ -160,7 +160,7 @@ def _row(facts: ModelFacts, asked: ResolvedConfig, machine: Machine, n_ctx: int)
 
 
 def _children(facts: ModelFacts, asked: Plan, machine: Machine) -> int:
-    """How many engines of the plan fit as child processes into half of what is free, at most one for each core."""
+    """Engines of the plan that fit as child processes into half of the free memory, at most one for each core."""
     config = replace(asked.config, strategy="multi-instance")
     most = 0
     for count in range(1, min(machine.cores, MAX_SLOTS) + 1):

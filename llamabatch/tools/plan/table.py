@@ -50,23 +50,23 @@ def show(report: Report, console: Console) -> None:
         for change in report.changes:
             line(f"  {change.what}")
     elif not report.fits:
-        line("No single change makes it fit: give it less of several, or a smaller model.", "red")
+        line("No single change makes it fit: combine several, or use a smaller model.", "red")
 
 
 def slots(config: ResolvedConfig) -> str:
-    """As many as the strategy uses."""
+    """The slots that the strategy uses, in words."""
     n_slots = 1 if has_one_slot(config) else config.n_slots
     return counted(n_slots, "slot")
 
 
 def _children(report: Report) -> str:
     if report.instances == 0:
-        return "not one would fit as a child process in half of what is free"
+        return "no engine would fit as a child process in half of what is free"
     return f"up to {report.instances} would fit as child processes in half of what is free, one for each core at most"
 
 
 def _sum(report: Report) -> Table:
-    """What one engine takes, part by part, and all of them with the process."""
+    """The memory of one engine, part by part, then of all engines with the process."""
     need, config = report.memory, report.asked.config
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("of one engine" if config.instances != 1 else "memory", no_wrap=True)

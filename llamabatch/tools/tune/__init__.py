@@ -1,1 +1,1 @@
-"""`llamabatch tune` measures what decides the speed of a model on this machine, chooses, and keeps a profile."""
+"""`llamabatch tune`: measures the settings that decide a model's speed, and keeps the best in a profile."""

@@ -22,7 +22,7 @@ from llamabatch.llama.model import Model
 
 def main() -> None:
     """Serves until there are no more jobs. The first line is the configuration of the load."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # what an interrupt means is the parent's to decide
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles the interrupt
     try:
         config = ResolvedConfig(**json.loads(sys.stdin.readline()))
         model = Model(resolve(config.model), config)

@@ -1,4 +1,4 @@
-"""The processes that measure: one for each way to load, several at once where memory allows, and a busy neighbour."""
+"""The processes that measure: one for each way to load a model, several at once if memory allows; a busy neighbour."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ Figures = dict[str, float]
 
 
 class Children:
-    """Measures, in a process that has what the setting needs; a context manager that leaves none behind.
+    """Measures settings, each in a process that was started for it. A context manager; it ends all processes.
 
     Args:
-        base: the model, and where its layers lie.
-        room: how many processes with this model fit in memory at once.
+        base: the model, and the devices of its layers.
+        room: number of processes with this model that fit in memory at once.
     """
 
     def __init__(self, base: EngineConfig, room: int) -> None:
         self._base = base
         self._room = max(1, min(room, _MOST))
-        self._running: dict[tuple[str, str, int], _Child] = {}  # the one used last stands last
+        self._running: dict[tuple[str, str, int], _Child] = {}  # the last one used is the last item
 
     def measure(self, setting: Setting, job: Job) -> Figures:
         """The figures of Bench.measure.
 
         Raises:
-            EngineError: it cannot be run so: the context is refused, or the process died, which another call survives.
-            What loading a model raises.
+            EngineError: the context is refused, or the process died; the next call starts another.
+            As Model, from the load.
         """
         child = self._child(setting, job)
         try:
@@ -57,7 +57,7 @@ class Children:
             raise
 
     def spins_matter(self, setting: Setting, job: Job) -> bool:
-        """Whether the library waits as GOMP_SPINCOUNT says."""
+        """True if the library's threads wait as GOMP_SPINCOUNT says."""
         return self._child(setting, job).uses_libgomp
 
     def _child(self, setting: Setting, job: Job) -> _Child:
@@ -115,7 +115,7 @@ class _Child:
             stdin.write(json.dumps(message) + "\n")
             stdin.flush()
         except OSError:
-            pass  # it died: readline tells
+            pass  # the process died, which readline shows
         ready, _, _ = select.select([stdout], [], [], _ANSWER_TIMEOUT_S)
         line = stdout.readline() if ready else ""
         if not line:
@@ -153,7 +153,7 @@ def _end(process: subprocess.Popen[Any]) -> None:
 
 @contextlib.contextmanager
 def busy_neighbour() -> Iterator[None]:
-    """One more process that wants a whole core; it ends with this block, or with this process."""
+    """Runs a process that wants a whole core; it ends with this block, or with this process."""
     process = subprocess.Popen(
         [sys.executable, "-c", _SPIN],
         stdin=subprocess.DEVNULL,

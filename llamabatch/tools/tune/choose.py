@@ -1,30 +1,37 @@
-"""Which of several ways is the best, from repeated measurements that took turns. Figures in, a choice out."""
+"""Choices from measurements: the best of several candidates, and the number of slots for a latency limit. Pure
+Python: figures in, a choice out.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from llamabatch.planning.profile import MARGIN
+from llamabatch.errors import ConfigError
+from llamabatch.planning.profile import MARGIN, Stair, best_rows
+from llamabatch.scheduler.chunked_prefill import SHORT, STEPS_BETWEEN
+from llamabatch.utils.checks import counted
 
 Figures = Mapping[str, float]
 """Milliseconds by workload: less is better."""
 
 LEAST_ROUNDS = 2
+OUTPUT = 256  # max_tokens of a request that gives none
+_P95 = 0.05
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was measured, and what follows from it.
+    """The candidate to take, with all that was measured.
 
     Attributes:
-        default: label of the candidate that the rule would take. chosen: label of the one to take.
-        gains: for each candidate, how many times as fast as the default it is: the median over the rounds. None where
-            it was not measured.
-        noise: for each candidate, how far the rounds' gains lie from their median, as a median.
-        rounds: for each candidate, its figures in each round.
+        default: label of the candidate that the rule would take.
+        chosen: label of the candidate to take.
+        gains: speed of each candidate as a multiple of the default's, the median over the rounds; None: not measured.
+        noise: for each candidate, the median distance of a round's gain from that median.
+        rounds: figures of each candidate, one item a round.
     """
 
     default: str
@@ -35,23 +42,24 @@ class Choice:
 
     @property
     def changed(self) -> bool:
+        """True if the chosen candidate is not the default."""
         return self.chosen != self.default
 
     def median(self, label: str) -> dict[str, float]:
-        """The figures of a candidate; empty where it was not measured."""
+        """The median figures of a candidate; empty if it was not measured."""
         return medians(self.rounds[label])
 
 
 def choose(rounds: Mapping[str, tuple[Figures, ...]], default: str, margin: float = MARGIN) -> Choice:
-    """Takes the fastest candidate, if it beats the default by more than the margin and by more than twice the noise.
+    """Chooses the fastest candidate if it beats the default by more than the margin and by more than twice the noise.
 
     The gain of a candidate in a round is the geometric mean, over the workloads, of the default's time over its own in
-    that round: what slows both down for a while falls out, and each workload counts alike, however long it takes.
-    Of candidates whose gains lie within the margin of the best, the first that was given wins. A candidate without as
-    many rounds as the default, or with a single one, is not taken.
+    that round: a disturbance of both cancels out, and all workloads count alike, long or short. Of the candidates
+    with gains within the margin of the best, the first wins. A candidate with fewer rounds than the default, or with
+    one, is not chosen.
 
     Args:
-        rounds: figures by label, in the order of preference; figures of the same place were measured one after another.
+        rounds: figures by label, in the order of preference; the figures of one round were measured together.
     """
     gains: dict[str, float | None] = {}
     noise: dict[str, float] = {}
@@ -86,3 +94,55 @@ def medians(rounds: tuple[Figures, ...]) -> dict[str, float]:
 def _gain(before: Figures, after: Figures) -> float:
     names = [name for name in before if name in after]
     return math.exp(statistics.fmean(math.log(before[name] / after[name]) for name in names))
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The p95 of the time between two tokens with this many rows, milliseconds."""
+
+    rows: int
+    p95_ms: float
+
+
+@dataclass(frozen=True)
+class Latency:
+    """The number of slots that keeps a latency limit.
+
+    Attributes:
+        limit_ms: limit of the p95 of the time between two tokens, milliseconds.
+        rows: slots: the fewest within 3 % of the most tokens/s that the limit allows.
+        gaps: by rising number of rows.
+        prompt_ms: time of one prompt token, milliseconds.
+    """
+
+    limit_ms: float
+    rows: int
+    gaps: tuple[Gap, ...]
+    prompt_ms: float
+
+    @property
+    def p95_ms(self) -> float:
+        """The p95 with the chosen rows, milliseconds."""
+        return next(gap.p95_ms for gap in self.gaps if gap.rows == self.rows)
+
+
+def gap_of(stair: Stair, prompt_ms: float) -> Gap:
+    """The p95 of the time between two tokens of one row, while all of `stair.rows` decode all the time."""
+    step = stair.step_ms if stair.p95_ms is None else stair.p95_ms
+    beside_prompts = 1 / (STEPS_BETWEEN + 1) + stair.rows / OUTPUT
+    return Gap(stair.rows, step + (SHORT * prompt_ms if beside_prompts > _P95 else 0.0))
+
+
+def choose_rows(stairs: Iterable[Stair], prompt_ms: float, limit_ms: float) -> Latency:
+    """The number of slots for this limit. Raises ConfigError, with the least that is possible, where none keeps it."""
+    stairs = sorted(stairs, key=lambda stair: stair.rows)
+    gaps = tuple(gap_of(stair, prompt_ms) for stair in stairs)
+    within = [stair for stair, gap in zip(stairs, gaps, strict=True) if gap.p95_ms <= limit_ms]
+    rows = best_rows(within)
+    if rows is None:
+        least = min(gaps, key=lambda gap: gap.p95_ms)
+        raise ConfigError(
+            f"p95_inter_token_ms is {limit_ms:g}; the least that is possible here is {least.p95_ms:.3g}, with "
+            f"{counted(least.rows, 'row')}"
+        )
+    return Latency(limit_ms, rows, gaps, prompt_ms)

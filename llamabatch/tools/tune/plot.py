@@ -1,4 +1,4 @@
-"""The picture of tuning: the staircase, and what was gained."""
+"""The picture of tuning: the staircase, and the gain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llamabatch.tools.tune.table import workload
 from llamabatch.utils.format import significant
 from llamabatch.utils.plotting import INK, OURS, STYLE, THEIRS, tidy, tint
 
-_ROOM_FOR_TEXT = 0.2  # of the width: shorter bars have their figure beside them
+_ROOM_FOR_TEXT = 0.2  # share of the width; a shorter bar has its figure beside it
 
 
 def draw(report: Report, path: Path) -> None:
@@ -53,7 +53,7 @@ def _throughput(ax: Any, report: Report) -> None:
 
 
 def _steps(ax: Any, report: Report) -> None:
-    """Drawn as stairs: a pass with a row more costs nothing, or as much as a whole group of rows."""
+    """Step times as stairs: one more row in a pass costs nothing, or as much as a whole group of rows."""
     rows = [stair.rows for stair in report.stairs]
     steps = [stair.step_ms for stair in report.stairs]
     ax.step(rows, steps, where="pre", color=tint(OURS), lw=2)
@@ -81,7 +81,7 @@ def _by_rows(ax: Any, best: int) -> None:
 
 
 def _gain(ax: Any, report: Report) -> None:
-    """Two bars a workload, each group against its own larger one: their tokens/s lie orders of magnitude apart."""
+    """Two bars for each workload, scaled to the larger one: tokens/s of workloads lie orders of magnitude apart."""
     names = report.gain.measures[::-1]
     medians = [report.gain.choice.median(label) for label in (report.gain.choice.default, CHOSEN)]
     for at, name in enumerate(names):

@@ -1,91 +1,28 @@
-"""What tuning found, as an object and as a JSON document."""
+"""The findings of tuning, as an object and as a JSON document."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llamabatch.errors import ConfigError
 from llamabatch.planning.profile import Profile, Stair, best_rows
-from llamabatch.scheduler.chunked_prefill import SHORT, STEPS_BETWEEN
 from llamabatch.tools.machine_facts import MachineFacts
-from llamabatch.tools.tune.choose import Choice
-from llamabatch.utils.checks import counted
-
-# ----------------------------------------------------------------------------------------------------
-# How many rows keep the time between two tokens below a limit, from what steps were measured to take. Pure
-# Python.
-
-
-OUTPUT = 256  # tokens: what a request may write where it does not say
-_P95 = 0.05
-
-
-@dataclass(frozen=True)
-class Gap:
-    """With this many rows the p95 of the time between two tokens is so long, in milliseconds."""
-
-    rows: int
-    p95_ms: float
-
-
-@dataclass(frozen=True)
-class Latency:
-    """The answer to a limit.
-
-    Attributes:
-        limit_ms: of the p95 of the time between two tokens.
-        rows: the slots that make the most tokens/s within it; the fewest within 3 % of that.
-        gaps: by rising number of rows.
-        prompt_ms: that a prompt token takes.
-    """
-
-    limit_ms: float
-    rows: int
-    gaps: tuple[Gap, ...]
-    prompt_ms: float
-
-    @property
-    def p95_ms(self) -> float:
-        """With the rows that were chosen."""
-        return next(gap.p95_ms for gap in self.gaps if gap.rows == self.rows)
-
-
-def gap_of(stair: Stair, prompt_ms: float) -> Gap:
-    """The p95 between two tokens of one of so many rows that write all the time."""
-    step = stair.step_ms if stair.p95_ms is None else stair.p95_ms
-    beside_prompts = 1 / (STEPS_BETWEEN + 1) + stair.rows / OUTPUT
-    return Gap(stair.rows, step + (SHORT * prompt_ms if beside_prompts > _P95 else 0.0))
-
-
-def choose_rows(stairs: Iterable[Stair], prompt_ms: float, limit_ms: float) -> Latency:
-    """The number of slots for this limit. Raises ConfigError, with the least that can be had, where none keeps it."""
-    stairs = sorted(stairs, key=lambda stair: stair.rows)
-    gaps = tuple(gap_of(stair, prompt_ms) for stair in stairs)
-    within = [stair for stair, gap in zip(stairs, gaps, strict=True) if gap.p95_ms <= limit_ms]
-    rows = best_rows(within)
-    if rows is None:
-        least = min(gaps, key=lambda gap: gap.p95_ms)
-        raise ConfigError(
-            f"p95_inter_token_ms is {limit_ms:g}; the least that can be had here is {least.p95_ms:.3g}, with "
-            f"{counted(least.rows, 'row')}"
-        )
-    return Latency(limit_ms, rows, gaps, prompt_ms)
-
+from llamabatch.tools.tune.choose import Choice, Latency
 
 SCHEMA_VERSION = 1
+CHOSEN, LLAMA_CPP = "chosen", "llama.cpp"  # labels of the two candidates of `gain`
 
 
 @dataclass(frozen=True)
 class Result:
-    """The answer to one question.
+    """The outcome of one Stage.
 
     Attributes:
         title, measures, only_on_request: as in Stage.
-        failures: why a candidate could not be measured, by label.
+        failures: by label, the error of a candidate that could not be measured.
     """
 
     title: str
@@ -97,18 +34,18 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything.
+    """All findings.
 
     Attributes:
-        results: in the order of the questions.
-        stairs: decode steps with what was chosen, by rising number of rows.
-        gain: what was chosen against llama.cpp's defaults.
+        results: in the order of the stages.
+        stairs: decode steps with the chosen setting, by rising number of rows.
+        gain: the chosen setting against llama.cpp's defaults.
         many: rows of the steps called "many".
-        file: where the profile was kept.
-        seconds: that it took.
-        load: of the machine when it began, in processes that wanted a core.
-        latency: the slots for a limit on the time between two tokens, where one was given.
-        cut_short: something was measured less often than planned, because the time was over.
+        file: file of the profile.
+        seconds: duration of the tuning.
+        cut_short: something was measured less often than planned, since the time was over.
+        load: load of the machine at the start: processes that wanted a core.
+        latency: the slots for the latency limit, if one was given.
     """
 
     machine: MachineFacts
@@ -125,20 +62,17 @@ class Report:
 
     @property
     def best_rows(self) -> int:
-        """The rows that pay, memory aside, and keep the latency limit."""
+        """The best number of rows that keeps the latency limit, memory aside."""
         return self.latency.rows if self.latency is not None else best_rows(list(self.stairs)) or 1
 
     def speed_up(self, measure: str) -> float:
-        """How many times as fast as llama.cpp's defaults what was chosen is."""
+        """The speed of the chosen setting as a multiple of that of llama.cpp's defaults."""
         default, chosen = (self.gain.choice.median(label) for label in (self.gain.choice.default, CHOSEN))
         return default[measure] / chosen[measure]
 
 
-CHOSEN, LLAMA_CPP = "chosen", "llama.cpp"
-
-
 def document(report: Report) -> dict[str, Any]:
-    """For `--json`; docs/tune.md describes it."""
+    """The document of `--json`, described in docs/tune.md."""
     return {
         "schema_version": SCHEMA_VERSION,
         "machine": {name: value for name, value in dataclasses.asdict(report.machine).items() if name != "versions"},

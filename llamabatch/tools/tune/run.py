@@ -1,4 +1,4 @@
-"""The whole of tuning: coordinate descent over the stages, the staircase, and what was gained."""
+"""Tuning from start to end: coordinate descent over the stages, the staircase of rows, the gain, the profile."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ from llamabatch.planning.profile import Profile, Stair
 from llamabatch.tools.machine_facts import MachineFacts
 from llamabatch.tools.processes import no_child_left
 from llamabatch.tools.tune.children import Children, busy_neighbour
-from llamabatch.tools.tune.choose import Choice, Figures, choose, medians
-from llamabatch.tools.tune.report import CHOSEN, LLAMA_CPP, Latency, Report, Result, choose_rows
+from llamabatch.tools.tune.choose import Choice, Figures, Latency, choose, choose_rows, medians
+from llamabatch.tools.tune.report import CHOSEN, LLAMA_CPP, Report, Result
 from llamabatch.tools.tune.stages import STAIRS, Job, Setting, Stage, llama_cpp_defaults, stages
 from llamabatch.utils.checks import counted, number
 
 NORMAL_S, QUICK_S = 150.0, 40.0
-_CELLS = 256  # of each sequence while it is measured
-_PROMPT = 192  # of these at the start; the rest is for steps
+_CELLS = 256  # cells of each measured sequence
+_PROMPT = 192  # cells of them that the prompt fills; the rest is for steps
 _MANY = 32
 _LONG_PROMPT = 1024
 _LONG_PROMPT_S = 4.0  # a slow machine gets a shorter one
 _STAIRS_SHARE, _GAIN_SHARE = 2.0, 2.0
 _STAIRS_ROUNDS, _GAIN_ROUNDS = 3, 3
-_HOPELESS = 0.67  # times as fast as the default
-_MOST_GAIN = 4.0  # that choices bring over the rules, for a latency limit to be worth the time
-_STEP_SHARE = 1 / 600  # of the time, for the steps of one number of rows
+_HOPELESS = 0.67  # speed as a multiple of the default's
+_MOST_GAIN = 4.0  # choices are no better than this over the rules: a latency limit beyond it is refused at once
+_STEP_SHARE = 1 / 600  # share of the time for the steps of one number of rows
 
 
 class Progress(Protocol):
-    """Is told how far tuning is."""
+    """Shows the progress of tuning."""
 
     def start(self, title: str, share: float) -> None:
-        """The next part begins, which takes this share of the whole."""
+        """The next part begins; it takes this share of the whole."""
 
     def advance(self, share: float) -> None:
-        """This share of the part is done."""
+        """One more share of the part is done."""
 
     def end(self, outcome: str) -> None:
         """The part is over, with this result."""
@@ -59,14 +59,14 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Settings:
-    """What to tune. Raises ConfigError.
+    """A model to tune, and the limits of the tuning. Raises ConfigError.
 
     Attributes:
         model: path of a .gguf file, or "tiny".
-        seconds: to spend, about; a slow model takes longer for what must be measured.
-        allow_numerics: also choose the types of the KV cache, which changes what a model computes.
-        p95_inter_token_ms: find the number of slots for which the p95 of the time between two tokens is at most this.
-        engine: options of EngineConfig that say where layers lie, and the cache types to start from.
+        seconds: approximate duration; a slow model takes longer for the least that must be measured.
+        allow_numerics: True to choose also the types of the KV cache, which changes the output of a model.
+        p95_inter_token_ms: limit of the p95 of the time between two tokens, for the number of slots; None: none.
+        engine: options of EngineConfig for the devices of layers, and the cache types to start from.
     """
 
     model: str = "tiny"
@@ -84,16 +84,16 @@ class Settings:
         self.config()
 
     def config(self) -> EngineConfig:
-        """What the rules start from: without a profile, and with as short a context as is measured."""
+        """The options before tuning, without a profile."""
         return EngineConfig.from_options(self.model, {**self.engine, "profile": False})
 
 
 def run(settings: Settings, progress: Progress) -> Report:
-    """Measures, chooses, keeps the profile.
+    """Measures the candidates, chooses, and writes the profile.
 
     Raises:
-        InputError: model or options are refused.
-        SetupError, MemoryPlanError, EngineError: nothing can run here, or the profile cannot be written.
+        InputError: the model or an option is refused.
+        SetupError, MemoryPlanError, EngineError: no engine can run here, or the profile cannot be written.
     """
     path = resolve(settings.model)
     profile_store.check_writable()
@@ -127,7 +127,7 @@ def run(settings: Settings, progress: Progress) -> Report:
 
 
 def _room(facts: ModelFacts, config: ResolvedConfig) -> int:
-    """How many processes with this model fit in half of the memory that is free, each with its many sequences."""
+    """Processes with this model, each with its many sequences, that fit in half of the free memory."""
     each = memory(facts, _with_rows(config, _CELLS, STAIRS[-1])).total
     return int(Machine.here().available_bytes // 2 // each)
 
@@ -138,8 +138,8 @@ def _profile(
     def differs(*names: str) -> bool:
         return any(getattr(chosen, name) != getattr(rule, name) for name in names)
 
-    threads = differs("n_threads", "n_threads_batch")  # both or none: the rule for one follows the other
-    flash = differs("flash_attn") and chosen.type_v == rule.type_v  # else the types decide it
+    threads = differs("n_threads", "n_threads_batch")  # both or none: the rule for one depends on the other
+    flash = differs("flash_attn") and chosen.type_v == rule.type_v  # otherwise the cache types decide it
     return Profile(
         key=profile_store.key_of(resolve(settings.model), chosen.type_k, chosen.type_v),
         created=date.today().isoformat(),
@@ -157,7 +157,7 @@ def _profile(
 
 
 class Tuner:
-    """Holds the choices so far, and the clock."""
+    """Chooses stage by stage. Holds the choices so far, and the clock."""
 
     def __init__(
         self, settings: Settings, ruled: ResolvedConfig, facts: ModelFacts, children: Children, progress: Progress
@@ -182,17 +182,17 @@ class Tuner:
             amx="off" if amx_is_off() else "on",
         )
         self._start = time.monotonic()
-        self._used = 0.0  # shares of the parts that are over, the one under way included
+        self._used = 0.0  # shares of the parts so far, the current one included
         self.cut_short = False
         prompt_ms = self._figures(self.setting, ("prompt",))["prompt"]
-        self._prompt_ms = prompt_ms  # for each token, with what was chosen so far
+        self._prompt_ms = prompt_ms  # for each token, with the choices so far
         self._check_limit()
         self._long_prompt = _rounded(min(_LONG_PROMPT, facts.n_ctx_train, int(_LONG_PROMPT_S * 1000 / prompt_ms)))
         self._stages = stages(self._cores, ruled, self._long_prompt, amx_can_be_off())
         self._shares = sum(stage.share for stage in self._stages) + _STAIRS_SHARE + _GAIN_SHARE
 
     def _check_limit(self) -> None:
-        """Refuses at once what no choice will make possible. Raises ConfigError."""
+        """Raises ConfigError for a latency limit that no choice can reach, before anything else is measured."""
         limit = self._settings.p95_inter_token_ms
         if limit is not None:
             figures = self._children.measure(self.setting, self._job((1,)))
@@ -200,16 +200,17 @@ class Tuner:
             choose_rows([one], self._prompt_ms, limit * _MOST_GAIN)
 
     def latency(self, stairs: tuple[Stair, ...]) -> Latency | None:
-        """How many slots keep the limit that was asked for. Raises ConfigError where none do."""
+        """The slots that keep the latency limit; None without one. Raises ConfigError where none do."""
         limit = self._settings.p95_inter_token_ms
         return None if limit is None else choose_rows(stairs, self._prompt_ms, limit)
 
     @property
     def elapsed(self) -> float:
+        """Seconds since the start."""
         return time.monotonic() - self._start
 
     def choose_all(self) -> list[Result]:
-        """One stage after the other, each with what was chosen before."""
+        """Runs all stages, each with the choices of those before it."""
         return [self._stage(stage) for stage in self._stages]
 
     def _stage(self, stage: Stage) -> Result:
@@ -237,8 +238,8 @@ class Tuner:
         rounds: dict[str, tuple[Figures, ...]],
         failures: dict[str, str],
     ) -> None:
-        """All candidates in each round, so that a machine that slows down slows all; every other round backwards. When
-        the time is over, only what `must` be measured is, once."""
+        """Measures all candidates in each round, every other round backwards, so that a machine that slows down slows
+        all. Once the time is over, only those of `must` are measured, once."""
         default = must[0]
         for turn in range(stage.rounds):
             if turn and self._late:
@@ -258,7 +259,7 @@ class Tuner:
                 self._progress.advance(1 / stage.rounds / len(alive))
 
     def staircase(self) -> tuple[Stair, ...]:
-        """Decode steps with each number of rows that fits."""
+        """Measures decode steps with each number of rows that fits."""
         self._begin("rows", _STAIRS_SHARE)
         rounds: list[Figures] = []
         for turn in range(_STAIRS_ROUNDS):
@@ -277,7 +278,7 @@ class Tuner:
         return stairs
 
     def gain(self) -> Result:
-        """What was chosen, against llama.cpp's defaults."""
+        """Measures the chosen setting against llama.cpp's defaults."""
         defaults = llama_cpp_defaults(self.rule, self._cores)
         stage = Stage(
             "", "against llama.cpp's defaults", ("prompt", "one", "many", "busy one", "busy many"),
@@ -290,15 +291,13 @@ class Tuner:
         self._progress.end(_outcome(choice))
         return Result(stage.title, stage.measures, choice)
 
-    # --- measuring ----------------------------------------------------------------------------------------------
-
     def _begin(self, title: str, share: float) -> None:
         self._used += share
         self._progress.start(title, share / self._shares)
 
     @property
     def _late(self) -> bool:
-        """The part under way has had its time, and what others left over."""
+        """True once the current part has used its time, and the time that others left over."""
         return self.elapsed > self._settings.seconds * self._used / self._shares
 
     def _job(self, rows: Iterable[int], time_prompt: bool = False) -> Job:
@@ -333,14 +332,14 @@ def _with_rows(config: ResolvedConfig, n_ctx: int, rows: int) -> ResolvedConfig:
 
 
 def _in_the_race(label: str, default: str, rounds: Mapping[str, tuple[Figures, ...]]) -> bool:
-    """What was far behind in its first round is not measured again."""
+    """False for a candidate that was far slower than the default in its first round: it is not measured again."""
     first = {name: figures[:1] for name, figures in rounds.items() if name in (label, default)}
     gain = choose(first, default).gains[label] if all(first.values()) else None
     return gain is None or gain >= _HOPELESS
 
 
 def _rounded(prompt: int) -> int:
-    """Whole multiples of 256, at least one: what llama.cpp rounds cells to."""
+    """Rounded down to a multiple of 256, as llama.cpp's cells are; at least 256."""
     return max(1, prompt // _CELLS) * _CELLS
 
 

@@ -1,6 +1,5 @@
-"""The questions that tuning asks, in the order in which it asks them: each with the answers that are tried.
-
-The order is that of influence: what comes later is measured with what was chosen before.
+"""The stages of tuning, each with its candidates, in the order of influence: a later stage is measured with the choices
+of the earlier ones.
 """
 
 from __future__ import annotations
@@ -14,21 +13,21 @@ from llamabatch.config import MAX_BATCH, EngineConfig, ResolvedConfig
 from llamabatch.llama.environment import OnLoad, environment_defaults
 from llamabatch.planning.profile import FLOAT_TYPES
 
-# ----------------------------------------------------------------------------------------------------
-# What a measurement is made with, and what of it needs a fresh process.
-
-
-# What libgomp does where nobody sets GOMP_SPINCOUNT: "3 msec blocking when OMP_WAIT_POLICY is not specified", at
+# libgomp's own default of GOMP_SPINCOUNT: "3 msec blocking when OMP_WAIT_POLICY is not specified", at
 # 100,000 spins a ms (gcc/libgomp/env.c).
 LIBGOMP_SPINS = 300_000
+STAIRS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
+_KV_TYPES = (("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "f16"), ("f32", "f32"))
+_SPINS = (1_000, 3_000, 10_000)
+_UBATCHES = (256, 512, 1024)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to run the model; the names are EngineConfig's, `spins` is GOMP_SPINCOUNT, and `amx` is "off" where the
+    """One way to run the model; the names are EngineConfig's, `spins` is GOMP_SPINCOUNT, and `amx` is "off" if the
     extra buffers are those of other kernels.
 
-    extra_bufts, amx and spins are fixed when a model or a library is loaded; the rest can change in a running process.
+    extra_bufts, amx and spins are fixed by the load of a model or library; the rest can change in a running process.
     """
 
     extra_bufts: str
@@ -43,15 +42,15 @@ class Setting:
 
     @property
     def load(self) -> tuple[str, str, int]:
-        """What a process is started with."""
+        """The part of the setting with which a process is started."""
         return self.extra_bufts, self.amx, self.spins
 
     def options(self) -> dict[str, Any]:
-        """As options of EngineConfig."""
+        """The setting as options of EngineConfig."""
         return {name: value for name, value in vars(self).items() if name not in ("spins", "amx")}
 
     def environment(self) -> dict[str, str]:
-        """The rest, as variables."""
+        """The rest of the setting, as environment variables."""
         return environment_defaults(None, OnLoad(self.spins, self.amx))
 
 
@@ -61,10 +60,10 @@ class Job:
 
     Attributes:
         prompt: tokens of each sequence before its steps are timed.
-        rows: numbers of sequences whose decode step is timed.
-        n_ctx, n_slots: of the context.
-        seconds: to spend on each number of rows.
-        time_prompt: whether the prompt itself is timed.
+        rows: numbers of sequences; for each a decode step is timed.
+        n_ctx, n_slots: as in EngineConfig, for the context.
+        seconds: time to spend on each number of rows.
+        time_prompt: True if the prompt itself is timed, too.
     """
 
     prompt: int
@@ -96,24 +95,19 @@ def config_of(base: EngineConfig, setting: Setting, job: Job) -> ResolvedConfig:
     )
 
 
-STAIRS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
-_KV_TYPES = (("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "f16"), ("f32", "f32"))
-_SPINS = (1_000, 3_000, 10_000)
-_UBATCHES = (256, 512, 1024)
-
-
 @dataclass(frozen=True)
 class Stage:
-    """One question.
+    """One question of tuning.
 
     Attributes:
-        name: the field of Setting that it is about. title: for people.
-        measures: which figures count, out of "prompt", "one" (a step of one row), "many" (a step of many) and the same
-            with "busy " in front: beside a process that wants a whole core.
-        candidates: settings by label, given what was chosen so far; the first is what the rule says.
-        rounds: how often each is measured.
-        share: of the time, about.
-        only_on_request: shows its figures, but the first candidate stays unless the user allows other numerics.
+        name: the field of Setting that is tuned.
+        title: the stage in words, for people.
+        measures: figures that count, of "prompt", "one" (a step of one row), "many" (a step of many), and the same with
+            "busy " in front: beside a process that wants a whole core.
+        candidates: settings by label, from the setting chosen so far; the rule's comes first.
+        rounds: number of measurements of each candidate.
+        share: approximate share of the time.
+        only_on_request: the figures are shown, but the first candidate stays unless the user allows other numerics.
     """
 
     name: str
@@ -126,12 +120,12 @@ class Stage:
 
 
 def stages(cores: int, config: ResolvedConfig, longest_prompt: int, amx: bool = False) -> tuple[Stage, ...]:
-    """All of them.
+    """All stages.
 
     Args:
-        config: as it was resolved without a profile: what the rules say.
-        longest_prompt: tokens of the prompts that the question about n_ubatch uses.
-        amx: AMX kernels are on, and can be off.
+        config: resolved without a profile, by the rules.
+        longest_prompt: tokens of the prompts of the stage for n_ubatch.
+        amx: AMX kernels are on, and can be turned off.
     """
     return (
         Stage("extra_bufts", "extra buffers", ("prompt", "one", "many"), lambda s: _extra_bufts(s, amx), share=1.5),
@@ -151,15 +145,15 @@ def stages(cores: int, config: ResolvedConfig, longest_prompt: int, amx: bool = 
 
 
 def llama_cpp_defaults(setting: Setting, cores: int) -> Setting:
-    """What llama.cpp's own programs would run with: flash attention auto, which is on; libgomp's spin count; all cores.
-    Weights, cache types and extra buffers as in `setting`, where these are safe."""
+    """The setting of llama.cpp's own programs: flash attention auto, which is on; libgomp's spin count; all cores.
+    Weights, cache types and extra buffers are those of `setting`, which are safe here."""
     return replace(
         setting, flash_attn="auto", spins=LIBGOMP_SPINS, n_ubatch=512, n_threads=cores, n_threads_batch=cores
     )
 
 
 def _extra_bufts(setting: Setting, amx: bool) -> dict[str, Setting]:
-    if setting.extra_bufts == "off":  # the user's wish, or they crash here
+    if setting.extra_bufts == "off":  # as the user asked, or since they crash here
         return {"off": setting}
     without_amx = {"on, no AMX": replace(setting, amx="off")} if amx else {}
     return {"on": setting, **without_amx, "off": replace(setting, extra_bufts="off")}
@@ -176,7 +170,7 @@ def _flash_attn(setting: Setting) -> dict[str, Setting]:
 
 
 def _kv_types(setting: Setting) -> dict[str, Setting]:
-    """K and V; a quantised V cache needs flash attention."""
+    """Types of K and V; a quantised V cache needs flash attention."""
     ways = {_kv_label(setting): setting}
     for type_k, type_v in _KV_TYPES:
         flash = setting.flash_attn if type_v in FLOAT_TYPES else "on"
@@ -190,7 +184,7 @@ def _kv_label(setting: Setting) -> str:
 
 
 def _threads(setting: Setting, name: str, cores: int) -> dict[str, Setting]:
-    """One, half the cores, all of them, and both threads of each core where the process may use these."""
+    """One thread, half the cores, all cores, and both threads of each core where the process may use them."""
     try:
         logical = len(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS

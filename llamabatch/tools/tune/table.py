@@ -14,12 +14,12 @@ from llamabatch.utils.console import print_table, sentence
 from llamabatch.utils.format import significant
 
 _NONE = "–"
-_BAR, _SHORT_BAR = 32, 4  # characters of the longest bar, where there is room, and where there is none
+_BAR, _SHORT_BAR = 32, 4  # characters of the longest bar, on a wide and on a narrow terminal
 _BESIDE_BAR = 52
 
 
 def show(report: Report, console: Console) -> None:
-    """Prints what was tried, the staircase, the gain, and where the profile lies."""
+    """Prints the candidates, the staircase, the gain, and the file of the profile."""
 
     def line(text: str, style: str = "") -> None:
         sentence(console, text, style)
@@ -34,9 +34,7 @@ def show(report: Report, console: Console) -> None:
     if report.load > max(1.0, 0.5 * report.machine.cores):
         line(f"When it began, {report.load:.1f} other processes used the CPU: close them and tune again.", "yellow")
     if report.cut_short:
-        line(
-            "The time was over before everything was measured as often as planned; what is open stays as the rules say."
-        )
+        line("The time was over before everything was measured as often as planned; the rules decide the rest.")
     if report.latency is not None:
         kept = "1 slot keeps" if report.latency.rows == 1 else f"{report.latency.rows} slots keep"
         line(
@@ -49,7 +47,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def _tried(report: Report) -> Table:
-    """A row a candidate. Steps in milliseconds, prompts in tokens/s."""
+    """One row for each candidate. Steps in milliseconds, prompts in tokens/s."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("", no_wrap=True)
     table.add_column("tried", no_wrap=True)

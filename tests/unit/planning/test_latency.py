@@ -9,7 +9,7 @@ from llamabatch.planning.capacity import resolve
 from llamabatch.planning.machine import Machine
 from llamabatch.planning.model_facts import ModelFacts
 from llamabatch.planning.profile import Profile, ProfileKey, Stair
-from llamabatch.tools.tune.report import choose_rows, gap_of
+from llamabatch.tools.tune.choose import choose_rows, gap_of
 
 STAIRS = (
     Stair(1, 10.0, 11.0),
@@ -39,7 +39,7 @@ def test_what_a_gap_is():
 
 def test_what_cannot_be_had_is_refused_with_the_least():
     with pytest.raises(
-        ConfigError, match=r"p95_inter_token_ms is 5; the least that can be had here is 11, with 1 row$"
+        ConfigError, match=r"p95_inter_token_ms is 5; the least that is possible here is 11, with 1 row$"
     ):
         choose_rows(STAIRS, 0.1, 5.0)
 

@@ -235,10 +235,10 @@ def test_slots_for_a_latency_limit(tune):
 
 
 def test_a_limit_that_nothing_can_keep_is_refused_at_once(tune):
-    with pytest.raises(ConfigError, match=r"the least that can be had here is 23\.1, with 1 row"):
+    with pytest.raises(ConfigError, match=r"the least that is possible here is 23\.1, with 1 row"):
         tune({}, p95_inter_token_ms=2.0)
     tuner, _, stairs, _ = tune({}, p95_inter_token_ms=10.0)
-    with pytest.raises(ConfigError, match=r"p95_inter_token_ms is 10; the least that can be had here is 23\.1"):
+    with pytest.raises(ConfigError, match=r"p95_inter_token_ms is 10; the least that is possible here is 23\.1"):
         tuner.latency(stairs)
 
 
@@ -301,7 +301,7 @@ def test_the_document_is_whole_and_strict_json(report):
 def test_the_limit_in_table_document_and_picture(report):
     from dataclasses import replace as changed
 
-    from llamabatch.tools.tune.report import choose_rows
+    from llamabatch.tools.tune.choose import choose_rows
 
     latency = choose_rows(report.stairs, 2.0, 200.0)
     limited = changed(report, latency=latency)
