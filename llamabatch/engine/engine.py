@@ -94,7 +94,7 @@ class Engine:
         self._scheduler = Scheduler(
             chosen,
             self._runner.limits,
-            speculation=self._speculation,
+            spec_decoder=self._speculation,
             preempt=self.config.preempt,
             max_wait_s=self.config.max_wait_ms / 1000,
             on_admit=None if watch is None else self._note,

@@ -57,7 +57,7 @@ class Scheduler:
         policy: Policy,
         limits: Limits,
         clock: Callable[[], float] = time.perf_counter,
-        speculation: SpecDecoder | None = None,
+        spec_decoder: SpecDecoder | None = None,
         *,
         preempt: bool = False,
         max_wait_s: float = 0.0,
@@ -75,7 +75,7 @@ class Scheduler:
         self._kv_cache = self.prefix_cache.kv_cache
         self._waiting = RequestQueue(policy.key, policy.by_family and limits.can_share)
         self._prefill_pacer = PrefillPacer(limits)
-        self._speculation = speculation
+        self._spec_decoder = spec_decoder
         self._sequences: dict[str, Sequence] = {}  # in flight, by request id
         self._shifting: set[Sequence] = set()  # in flight, and may outgrow their slot
         self._n_background = 0  # background sequences in flight
@@ -214,7 +214,7 @@ class Scheduler:
             "kv_cells_used": sum(sequence.num_cells for sequence in list(self.running)),
             **self.prefix_cache.stats(),
             **self.counters.stats(),
-            **(vars(self._speculation.counts) if self._speculation is not None else {}),
+            **(vars(self._spec_decoder.counts) if self._spec_decoder is not None else {}),
         }
 
     def schedule(self) -> SchedulerOutput:
@@ -258,9 +258,9 @@ class Scheduler:
         occupied = self._computed_slots()
         if self.limits.can_pad:
             self.prefix_cache.evict_between(selection.decoding, occupied)
-        if self._speculation is None:
+        if self._spec_decoder is None:
             return decode_calls(selection.decoding, occupied, self.limits)
-        return self._speculation.calls(selection.decoding, occupied)
+        return self._spec_decoder.calls(selection.decoding, occupied)
 
     def _prefill_calls(self, selection: Selection) -> list[Call]:
         """Calls with chunks of prompts: of the selection's, and of background sequences in their turn."""
@@ -271,8 +271,10 @@ class Scheduler:
             # neither a request that arrives now nor one with other adapters must wait for long
             budget = min(budget, self.limits.prefill_budget)
         calls = prefill_calls(prompts, budget, self.limits)
-        budget = min(BACKGROUND_CHUNK, self.limits.n_batch)
-        return calls + prefill_calls(selection.background_prompts, budget, self.limits)
+        if selection.background_prompts:
+            budget = min(BACKGROUND_CHUNK, self.limits.n_batch)
+            calls += prefill_calls(selection.background_prompts, budget, self.limits)
+        return calls
 
     def _admit_waiting(self) -> None:
         if self._is_full and self.running:
@@ -353,8 +355,8 @@ class Scheduler:
         now = self._clock()
         if self._prefill_pacer.is_mixed and all(call.is_decode for call in batch.calls):
             self._prefill_pacer.observe(now - self._mixed_step_s)
-        if self._speculation is not None:
-            self._speculation.observe(batch, results)
+        if self._spec_decoder is not None:
+            self._spec_decoder.observe(batch, results)
         retries = self._make_room(results)
         outputs = []
         for span, result in zip(batch.spans, results, strict=True):

@@ -37,19 +37,18 @@ class Selection:
 
         Where all sequences belong to one generate() call, its caller sees nothing before the last one ends.
         """
-        return any(map(is_decoding, self.foreground)) and len({s.request.group for s in self.foreground}) > 1
+        is_decoding = any(s.num_pending == 1 and not s.scores for s in self.foreground)
+        return is_decoding and len({s.request.group for s in self.foreground}) > 1
 
     @cached_property
     def prompts(self) -> list[Sequence]:
         """Sequences with prompt tokens to compute, but for background ones that share the step."""
-        return [s for s in self.runnable if not is_decoding(s) and not self._shares_step(s)]
+        return [s for s in self._prefilling if not self._shares_step(s)]
 
     @cached_property
     def background_prompts(self) -> list[Sequence]:
         """Sequences with prompt tokens to compute that share the step with foreground ones."""
-        if self.background is not BackgroundTurn.PREFILL:
-            return []
-        return [s for s in self.runnable if s.background and not is_decoding(s)]
+        return [s for s in self._prefilling if s.background] if self.background is BackgroundTurn.PREFILL else []
 
     @cached_property
     def decoding(self) -> list[Sequence]:
@@ -58,13 +57,14 @@ class Selection:
         Foreground ones wait for the prompts where no token is awaited: each later pass then serves as many rows as
         there are slots.
         """
-        prompts_first = bool(self.prompts) and not self.token_is_awaited
-        return [s for s in self.runnable if is_decoding(s) and (not prompts_first or self._shares_step(s))]
+        decoding = [s for s in self.runnable if s.num_pending == 1 and not s.scores]
+        if self.prompts and not self.token_is_awaited:
+            return [s for s in decoding if self._shares_step(s)]
+        return decoding
+
+    @cached_property
+    def _prefilling(self) -> list[Sequence]:
+        return [s for s in self.runnable if s.num_pending > 1 or s.scores]
 
     def _shares_step(self, sequence: Sequence) -> bool:
         return sequence.background and self.background is not BackgroundTurn.NONE
-
-
-def is_decoding(sequence: Sequence) -> bool:
-    """True if one row is all that a sequence needs for its next token."""
-    return sequence.num_pending == 1 and not sequence.scores

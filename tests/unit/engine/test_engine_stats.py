@@ -106,8 +106,11 @@ def test_a_scheduler_counts_what_its_outputs_tell(name, guesses, no_room_every):
     """Every gap between tokens, every first token and every wait is in the histograms, also across preemptions."""
     rng = random.Random(f"{name} {guesses}")
     limits = Limits(n_slots=8, n_batch=128, n_ubatch=64, prefill_budget=32)
-    speculation = SpecDecoder(Guesser(), limits, 4, 512, True) if guesses else None
-    scheduler, runner = Scheduler(policy(name), limits, speculation=speculation), FakeModelRunner(limits, no_room_every)
+    decoder = SpecDecoder(Guesser(), limits, 4, 512, True) if guesses else None
+    scheduler, runner = (
+        Scheduler(policy(name), limits, spec_decoder=decoder),
+        FakeModelRunner(limits, no_room_every),
+    )
     for number in range(40):
         scheduler.add(sequence(f"r{number}", random_prompt(rng, 100), rng.randrange(1, 30)))
     outputs = drain(scheduler, runner)

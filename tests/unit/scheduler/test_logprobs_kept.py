@@ -93,8 +93,8 @@ def test_everybody_gets_their_own(seed, name, n_slots, n_batch, prompt_rows, can
 @pytest.mark.parametrize("right", [0.0, 0.6, 1.0])
 def test_tokens_that_were_guessed_have_theirs(right):
     rng = random.Random(4)
-    speculation = SpecDecoder(Guesser(rng, right), LIMITS, 4, 512, always=True)
-    scheduler, runner = Scheduler(policy("batched"), LIMITS, speculation=speculation), FakeModelRunner(LIMITS)
+    decoder = SpecDecoder(Guesser(rng, right), LIMITS, 4, 512, always=True)
+    scheduler, runner = Scheduler(policy("batched"), LIMITS, spec_decoder=decoder), FakeModelRunner(LIMITS)
     asked = {f"r{i}": (random_prompt(rng), rng.randrange(9, 40), rng.choice([None, 0]), None) for i in range(12)}
     for name, (prompt, most, top, _) in asked.items():
         scheduler.add(sequence(name, prompt, most, logprobs=top))
@@ -178,8 +178,11 @@ def check_score(output, prompt: tuple[int, ...], first: int) -> None:
 def test_scores_among_others(seed, name, n_slots, prompt_rows, can_share, no_room_every, guesses):
     rng = random.Random(seed)
     limits = Limits(n_slots, 128, 64, 32, can_share=can_share, prompt_rows=prompt_rows, n_outputs=64)
-    speculation = SpecDecoder(Guesser(rng, 0.7), limits, 3, 512, always=True) if guesses else None
-    scheduler, runner = Scheduler(policy(name), limits, speculation=speculation), FakeModelRunner(limits, no_room_every)
+    decoder = SpecDecoder(Guesser(rng, 0.7), limits, 3, 512, always=True) if guesses else None
+    scheduler, runner = (
+        Scheduler(policy(name), limits, spec_decoder=decoder),
+        FakeModelRunner(limits, no_room_every),
+    )
     asked = {}
     for i in range(rng.randrange(1, 20)):
         prompt = (*random_prompt(rng, 60), 7)

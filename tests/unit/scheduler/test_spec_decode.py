@@ -94,7 +94,7 @@ def test_right_wrong_and_half_right_guesses_change_no_text(
         n_slots, 300, n_ubatch, prefill_budget=32, n_outputs=n_slots * 3, n_cells=n_cells, can_pad=n_cells is None
     )
     speculation = SpecDecoder(Guesser(rng, right, is_free), limits, n_draft, N_CTX, always)
-    scheduler = Scheduler(policy(name), limits, speculation=speculation)
+    scheduler = Scheduler(policy(name), limits, spec_decoder=speculation)
     runner = FakeModelRunner(limits, no_room_every=no_room_every)
     asked = {f"r{i}": (random_prompt(rng), rng.randrange(1, 60)) for i in range(rng.randrange(1, 25))}
     for name_of, (prompt, most) in asked.items():
@@ -118,7 +118,7 @@ def test_arrivals_aborts_and_growth_between_guesses(seed, name, right, always, m
     rng = random.Random(seed)
     limits = replace(LIMITS, start_slots=2)
     speculation = SpecDecoder(Guesser(rng, right), limits, 5, N_CTX, always)
-    scheduler = Scheduler(policy(name), limits, speculation=speculation)
+    scheduler = Scheduler(policy(name), limits, spec_decoder=speculation)
     runner = FakeModelRunner(limits, memory_for=memory_for, growth_steps=growth_steps, carries=carries)
     asked, finished = {}, {}
     for number in range(100):
@@ -137,7 +137,7 @@ def test_arrivals_aborts_and_growth_between_guesses(seed, name, right, always, m
 
 def test_texts_that_shift_run_beside_those_that_are_guessed():
     speculation = SpecDecoder(Guesser(random.Random(2), 0.9), LIMITS, 8, N_CTX, always=True)
-    scheduler, runner = Scheduler(policy("batched"), LIMITS, speculation=speculation), FakeModelRunner(LIMITS)
+    scheduler, runner = Scheduler(policy("batched"), LIMITS, spec_decoder=speculation), FakeModelRunner(LIMITS)
     prompts = [tuple(1 + (i + j) % 60 for j in range(500 - 3 * i)) for i in range(3)]
     for i, prompt in enumerate(prompts):
         scheduler.add(sequence(f"shifts{i}", prompt, 400, overflow="shift"))
@@ -154,7 +154,7 @@ def test_texts_that_shift_run_beside_those_that_are_guessed():
 def test_the_end_of_n_ctx_is_met_exactly(length):
     prompt = tuple(1 + i % 60 for i in range(length))
     speculation = SpecDecoder(Guesser(random.Random(1), 0.9), LIMITS, 8, N_CTX, always=True)
-    scheduler, runner = Scheduler(policy("batched"), LIMITS, speculation=speculation), FakeModelRunner(LIMITS)
+    scheduler, runner = Scheduler(policy("batched"), LIMITS, spec_decoder=speculation), FakeModelRunner(LIMITS)
     for i in range(3):
         scheduler.add(sequence(f"r{i}", prompt[i:], 100, ignore_eos=True))
     outputs = drain(scheduler, runner)
@@ -165,7 +165,7 @@ def test_the_end_of_n_ctx_is_met_exactly(length):
 def test_a_right_guess_saves_its_steps_and_a_wrong_one_none():
     for right, calls in ((1.0, 5), (0.0, 41)):
         speculation = SpecDecoder(Guesser(random.Random(0), right, ragged=False), LIMITS, 8, N_CTX, always=True)
-        scheduler, runner = Scheduler(policy("sequential"), LIMITS, speculation=speculation), FakeModelRunner(LIMITS)
+        scheduler, runner = Scheduler(policy("sequential"), LIMITS, spec_decoder=speculation), FakeModelRunner(LIMITS)
         scheduler.add(sequence("r", (5, 6), 41, ignore_eos=True))
         drain(scheduler, runner)
         assert len(runner.calls) in (calls, calls + 1)  # the prompt's, then those of 40 tokens
@@ -176,7 +176,7 @@ def test_a_right_guess_saves_its_steps_and_a_wrong_one_none():
 def test_company_that_cannot_be_drafted_runs_beside_those_that_can():
     rng = random.Random(3)
     speculation = SpecDecoder(Guesser(rng, 1.0, ragged=False), LIMITS, 4, N_CTX, always=True)
-    scheduler, runner = Scheduler(policy("batched"), LIMITS, speculation=speculation), FakeModelRunner(LIMITS)
+    scheduler, runner = Scheduler(policy("batched"), LIMITS, spec_decoder=speculation), FakeModelRunner(LIMITS)
     prompts = {f"r{i}": random_prompt(rng, 20) for i in range(6)}
     for i, (name, prompt) in enumerate(prompts.items()):
         scheduler.add(sequence(name, prompt, 24, mirostat=2 if i % 2 else 0))
@@ -207,7 +207,7 @@ def simulate(cost, right, steps=400, n_draft=8, rows=4):
     """Share of steps with guesses in the last half, and seconds a token with and without them."""
     clock = Clock()
     speculation = SpecDecoder(Guesser(random.Random(7), right, ragged=False), LIMITS, n_draft, N_CTX, clock=clock)
-    scheduler = Scheduler(policy("batched"), LIMITS, clock=clock, speculation=speculation)
+    scheduler = Scheduler(policy("batched"), LIMITS, clock=clock, spec_decoder=speculation)
     runner = TimedRunner(LIMITS, clock, cost)
     for i in itertools.count():
         while len(scheduler.running) + scheduler.num_waiting < rows:
@@ -245,7 +245,7 @@ def test_it_comes_back_when_the_text_changes():
     clock = Clock()
     guesser = Guesser(random.Random(7), 0.0, ragged=False)
     speculation = SpecDecoder(guesser, LIMITS, 8, N_CTX, clock=clock)
-    scheduler = Scheduler(policy("sequential"), LIMITS, clock=clock, speculation=speculation)
+    scheduler = Scheduler(policy("sequential"), LIMITS, clock=clock, spec_decoder=speculation)
     runner = TimedRunner(LIMITS, clock, lambda rows: 0.01)
     states = []
     for i in range(1200):
@@ -330,7 +330,7 @@ def test_a_run_past_a_stop_string_leaves_no_cells_of_guesses_to_the_next_turn():
     cut = 0
     for seed in range(30):
         speculation = SpecDecoder(Guesser(random.Random(seed), 1.0, ragged=False), LIMITS, 8, N_CTX, always=True)
-        scheduler, runner = Scheduler(policy("batched"), LIMITS, speculation=speculation), FakeModelRunner(LIMITS)
+        scheduler, runner = Scheduler(policy("batched"), LIMITS, spec_decoder=speculation), FakeModelRunner(LIMITS)
         prompt = tuple(1 + (seed + i) % 60 for i in range(60))
         whole = expected_output(prompt, 100)
         stop = chr(whole[min(len(whole) - 1, 5)])
