@@ -30,8 +30,11 @@ def common_length(a: abc.Sequence[int], b: abc.Sequence[int]) -> int:
 
 
 def prefix_families(prompts: abc.Sequence[abc.Sequence[int]]) -> list[list[int]]:
-    """Indices of prompts that belong together: neighbours in sorted order that share at least half of the shorter one,
-    and at least MIN_SHARED tokens. Each prompt is in one family; families and members come in order of index."""
+    """Indices of prompts that begin alike, a list for each family; families and members come in order of index.
+
+    Prompts next to each other in sorted order are of one family if they share at least half of the shorter one, and at
+    least MIN_SHARED tokens. Each prompt is in one family.
+    """
     # any order that puts equal beginnings side by side will do; that of raw bytes compares fastest
     raw = [array("i", prompt).tobytes() for prompt in prompts]
     order = sorted(range(len(raw)), key=raw.__getitem__)

@@ -13,7 +13,7 @@ LONGEST_RUN = 3
 
 
 class NgramProposer:
-    """A Proposer that computes nothing: each text is its own model."""
+    """A Proposer that computes nothing: it looks guesses up in the text itself."""
 
     is_free = True
 
@@ -37,8 +37,7 @@ class NgramProposer:
 class RunIndex:
     """Index of one text: for each run of 1 to LONGEST_RUN tokens, the place of the token that followed it last.
 
-    Grows by as many entries as the text grows by tokens, never by the text: a step of a long text costs what a step of
-    a short one does.
+    A token adds LONGEST_RUN entries at most, so that a step of a long text costs as much as one of a short text.
     """
 
     def __init__(self) -> None:

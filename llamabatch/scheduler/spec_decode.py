@@ -132,9 +132,9 @@ class SpecDecoder:
             return []
         if self._proposer.is_free:
             found = self._propose(decoding, lengths, most)
-            n = self._how_many(states, [len(draft) for draft in found], costs=False)
+            n = self._best_length(states, [len(draft) for draft in found], costs=False)
             return [draft[:n] for draft in found] if n else []
-        n = self._how_many(states, lengths, costs=True)
+        n = self._best_length(states, lengths, costs=True)
         if not n:
             return []
         before = self._clock()
@@ -153,10 +153,10 @@ class SpecDecoder:
         asked = [s for s, length in zip(decoding, lengths, strict=True) if length]
         found = iter(self._proposer.propose(asked, n))
         return [
-            _to_the_end(s, next(found)[:length]) if length else [] for s, length in zip(decoding, lengths, strict=True)
+            _cut_at_end(s, next(found)[:length]) if length else [] for s, length in zip(decoding, lengths, strict=True)
         ]
 
-    def _how_many(self, states: list[DraftState], lengths: list[int], costs: bool) -> int:
+    def _best_length(self, states: list[DraftState], lengths: list[int], costs: bool) -> int:
         """Number of guesses a row that brings the most tokens a second; 0 if a plain step does."""
         longest = max(lengths)
         if self._always or not longest:
@@ -287,7 +287,7 @@ class DraftState:
         self.acceptance = Acceptance()
 
 
-def _to_the_end(sequence: Sequence, draft: list[int]) -> list[int]:
+def _cut_at_end(sequence: Sequence, draft: list[int]) -> list[int]:
     """The draft up to the first token that would end the text."""
     for place, token_id in enumerate(draft, 1):
         if sequence.ends_at(token_id):
