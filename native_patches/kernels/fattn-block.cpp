@@ -30,10 +30,10 @@ void ggml_compute_forward_fattn_block(const ggml_compute_params *, ggml_tensor *
 // multiplied with K and V as they are, for more a block of each is converted to F32 once; the scores have the same bits.
 // The softmax is the usual online one, a block at a time.
 
-static constexpr int64_t FA_KV_BLOCK = 64;  // most keys in a block
-static constexpr int64_t FA_KV_PAD = 16;  // blocks are padded to a multiple of this: the widest F32 vector
-static constexpr int64_t FA_MAX_Q = 64;  // most queries (rows x heads) in a unit
-static constexpr int64_t FA_MIN_KV = 256; // fewest keys in a KV range
+static constexpr int64_t FA_KV_BLOCK = 64; // most keys in a block
+static constexpr int64_t FA_KV_PAD = 16;   // blocks are padded to a multiple of this: the widest F32 vector
+static constexpr int64_t FA_MAX_Q = 64;    // most queries (rows x heads) in a unit
+static constexpr int64_t FA_MIN_KV = 256;  // fewest keys in a KV range
 
 static constexpr int64_t FA_MAX_BYTES = 512 * 1024; // of K and V in two blocks, the one at hand and the next
 
@@ -111,7 +111,7 @@ static bool fa_type_supported(ggml_type type) {
     return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16 || type == GGML_TYPE_Q8_0;
 }
 
-// Whether queries of a KV head are so few that converting K and V beforehand costs more than it saves.
+// True if queries of a KV head are so few that converting K and V beforehand costs more than it saves.
 static bool fa_few(int64_t nq, const ggml_tensor * k, const ggml_tensor * v) {
     using namespace fattn_few;
     return nq <= std::min(most_queries(k->type), most_queries(v->type)) && k->ne[0] % EPR == 0 && v->ne[0] % EPR == 0;
@@ -181,30 +181,30 @@ struct fa_context {
 // a block of keys
 struct fa_keys {
     int32_t idx[FA_KV_BLOCK];
-    const char *
-        k[FA_KV_BLOCK]; // rows, of the first KV head of a unit until fa_next_head; the padding repeats the last
+    // rows, of the first KV head of a unit until fa_next_head; the padding repeats the last
+    const char * k[FA_KV_BLOCK];
     const char * v[FA_KV_BLOCK];
     int64_t n;
-    int64_t width;          // n, padded
+    int64_t width; // n, padded
 };
 
 // queries of one unit that are handled together, and the scratch of the thread
 struct fa_unit {
-    int64_t i3;         // stream
-    int64_t k0, nk;     // KV heads
-    int64_t h0, nh;     // query heads, from the first of a KV head on
-    int64_t r0, nr;     // query rows
-    int64_t c0, c1;     // KV range
+    int64_t i3;     // stream
+    int64_t k0, nk; // KV heads
+    int64_t h0, nh; // query heads, from the first of a KV head on
+    int64_t r0, nr; // query rows
+    int64_t c0, c1; // KV range
     int64_t split;
 
-    float * Q;          // [nk*nr*nh][DK], scaled
-    float * KQ;         // [nr*nh][width]
-    float * VKQ;        // [nk*nr*nh][DV]
-    float * block;      // K: [width][DK], then V: [width][DV]
+    float * Q;     // [nk*nr*nh][DK], scaled
+    float * KQ;    // [nr*nh][width]
+    float * VKQ;   // [nk*nr*nh][DV]
+    float * block; // K: [width][DK], then V: [width][DV]
 
     fa_keys blocks[2];
-    fa_keys * now;      // the block at hand
-    fa_keys * next;     // the one that is fetched meanwhile
+    fa_keys * now;  // the block at hand
+    fa_keys * next; // the one that is fetched meanwhile
 
     float M[FA_MAX_Q];
     float S[FA_MAX_Q];
@@ -282,8 +282,8 @@ static void fa_next_head(const fa_context & c, fa_keys & x) {
     }
 }
 
-// Rows of a KV head are so short that no hardware prefetcher gets going. So while a block is computed with, the next one
-// is asked for, the rows of all heads in the order in which they lie in memory.
+// Prefetches the next block while one is computed with, the rows of all heads in the order of memory: the rows of a KV
+// head are too short for a hardware prefetcher.
 static fattn_few::ahead fa_ahead(const fa_unit & u, const ggml_tensor * t, const char * const * rows, int64_t done) {
     const int64_t size = (u.nk - 1) * t->nb[2] + ggml_row_size(t->type, t->ne[0]);
     return { rows, u.next->n, size, done, u.nk };
@@ -477,8 +477,7 @@ static bool fa_run_rows(const fa_context & c, fa_unit & u) {
     return true;
 }
 
-// Whether the rows of a unit see so different keys (they belong to different sequences) that each had better be
-// handled alone, as two are that share none.
+// True if the keys of a unit's rows differ so much, as those of different sequences do, that each row is faster alone.
 static bool fa_rows_differ(const fa_context & c, const fa_unit & u) {
     if (!c.mask || u.nr == 1) {
         return false;

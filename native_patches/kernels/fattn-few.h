@@ -25,7 +25,7 @@
 namespace fattn_few {
 
 static constexpr int EPR = GGML_F32_EPR;
-static constexpr int KPV = EPR / 4; // keys that share a vector, see load_keys
+static constexpr int KPV = EPR / 4;  // keys that share a vector, see load_keys
 static constexpr int KEYS = 2 * KPV; // of a pass over K
 #if defined(__AVX512F__) || defined(__aarch64__)
 static constexpr int QUERIES = 8; // most in a pass: what 32 registers hold

@@ -118,8 +118,9 @@ struct q6_K {
     };
 };
 
-// What a super-block of up to ROWS rows needs besides its quants, for each sub-block. With a bias: where its two partial
-// sums begin, which is the bias' share. With offsets: the sum of the row's quants, halved, as both partial sums get it.
+// Facts of a super-block of up to ROWS rows besides its quants, for each sub-block. With a bias: the start of its two
+// partial sums, which is the bias' share. With offsets: the sum of the row's quants, halved, since both partial sums
+// get it.
 struct rows_of_superblock {
     int32_t starts[16][8][2];
     float sums[16][8];

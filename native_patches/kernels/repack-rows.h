@@ -2,8 +2,8 @@
 
 // Products of repacked Q4_0 and Q8_0 weights with any number of rows, up to four or eight in a pass over the weights.
 //
-// A vector holds eight weights of each of four or eight columns. They are made unsigned by a bias, which is what
-// vpdpbusd and vpmaddubsw want; the bias' share, -bias * (sum of the row's quants), is where a block's sum begins. It
+// A vector holds eight weights of each of four or eight columns. A bias makes them unsigned, as vpdpbusd
+// and vpmaddubsw need them; the bias' share, -bias * (sum of the row's quants), is where a block's sum begins. It
 // is computed once for a panel of columns, as are the rows' deltas. Eight weights make two partial sums of 32 bits, which
 // stay apart to the end. Q8_0 without VNNI has signs instead of a bias, see there.
 
@@ -20,12 +20,12 @@
 namespace repack_rows {
 
 #if defined(GGML_REPACK_VNNI) || defined(GGML_REPACK_512)
-static constexpr int ROWS = 8;    // most rows in a pass
+static constexpr int ROWS = 8; // most rows in a pass
 #else
-static constexpr int ROWS = 4;    // more need more than 16 registers
+static constexpr int ROWS = 4; // more need more than 16 registers
 #endif
-static constexpr int COLUMNS = 96;   // of a panel, whose weights stay in the second level cache for all rows
-static constexpr int K = 4096; // inputs of a row, likewise; what is computed of them is kept for as many
+static constexpr int COLUMNS = 96; // of a panel, whose weights stay in the second level cache for all rows
+static constexpr int K = 4096;     // inputs of a row, likewise; facts of its blocks are kept for as many
 
 #if defined(GGML_REPACK_512)
 
@@ -122,9 +122,9 @@ static inline void store(float * s, floats x, bool add) {
 
 static constexpr int LANES = sizeof(ints) / 8; // columns of a vector
 
-// Hardware does not see which weights come next where several streams are read, a block of eight columns each. Asks for
-// the block that lies `ahead` of the b-th in a stream of nb; after its end come the columns that this tile does not have.
-// Beyond the end of the weights that does no harm.
+// Prefetches the block that lies `ahead` of the b-th in a stream of nb; after its end come the columns that this tile
+// does not have. The hardware does not foresee them, since a tile reads several streams of eight columns each. A prefetch
+// beyond the end of the weights does no harm.
 template <int BLOCKS, typename T> static inline void prefetch(const T * stream, int nb, int b, int ahead) {
     const char * p = (const char *) (stream + (b + ahead < nb ? b + ahead : b + ahead + (BLOCKS - 1) * nb));
     for (size_t i = 0; i < sizeof(T); i += 64) {
@@ -165,7 +165,7 @@ template <int GROUPS> static inline ints dot(ints sum, const ints * w, const int
 struct q4_0 {
     using block = block_q4_0x8;
     static constexpr int bias_bits = 3; // a bias of 8
-    static constexpr int together = 2; // blocks of columns
+    static constexpr int together = 2;  // blocks of columns
 
     ints w[4];
 
@@ -230,7 +230,7 @@ struct q8_0 {
 };
 #endif
 
-// What a block of up to ROWS rows needs besides its quants.
+// Facts of a block of up to ROWS rows besides its quants.
 struct rows_of_block {
     int32_t sums[8][2];
     float d[8];
@@ -269,7 +269,7 @@ struct one_row {
     }
 };
 
-// Blocks of 32 weights: what `multiply` wants to know of them.
+// Blocks of 32 weights: the facts that `multiply` needs.
 template <typename WEIGHTS, typename INPUTS> struct blocks_of_32 {
     using weights = typename WEIGHTS::block;
     using inputs = typename INPUTS::block;

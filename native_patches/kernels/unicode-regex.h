@@ -36,12 +36,12 @@ using ranges = std::vector<std::pair<uint32_t, uint32_t>>;
 using symbols = std::array<uint8_t, 256>;
 
 constexpr uint32_t INF = 0xFFFFFFFF;
-constexpr uint32_t MAX_COUNT = 1024;  // longest counted loop: its run is walked anew at each start
-constexpr size_t MAX_INSTS = 20000; // counted loops over more than one set are written out
+constexpr uint32_t MAX_COUNT = 1024; // longest counted loop: its run is walked anew at each start
+constexpr size_t MAX_INSTS = 20000;  // counted loops over more than one set are written out
 
 // for checks, which compare with std::regex
-inline bool in_use = true; // else std::regex splits
-inline uint64_t patience = 64;   // steps for each symbol, until each (instruction, position) is tried only once
+inline bool in_use = true;     // else std::regex splits
+inline uint64_t patience = 64; // steps for each symbol, until each (instruction, position) is tried only once
 
 inline ranges complement(ranges r) {
     std::sort(r.begin(), r.end());
@@ -61,12 +61,12 @@ inline ranges complement(ranges r) {
 
 struct node {
     enum kind_t { SET, EMPTY, CONCAT, ALTERNATIVES, LOOP, LOOK, END } kind = EMPTY;
-    ranges chars;           // SET, before symbols
-    symbols set = {};       // SET, after
-    uint32_t min = 0;       // LOOP
+    ranges chars;     // SET, before symbols
+    symbols set = {}; // SET, after
+    uint32_t min = 0; // LOOP
     uint32_t max = 0;
     bool greedy = true;
-    bool negative = false;  // LOOK
+    bool negative = false; // LOOK
     std::vector<node> parts;
 
     bool nullable() const {
@@ -306,13 +306,13 @@ class parser {
 
 struct inst {
     enum op_t : uint8_t {
-        SET,    // one symbol of `set`
-        STAR,   // any number of them
-        COUNT,  // min to max of them
-        SPLIT,  // `next` first, then `other`
-        PEEK,   // the next symbol is one of `set` (negative: is not, or there is none); nothing is consumed
-        LOOK,   // `other` matches here (negative: does not); nothing is consumed
-        END,    // the text ends here
+        SET,   // one symbol of `set`
+        STAR,  // any number of them
+        COUNT, // min to max of them
+        SPLIT, // `next` first, then `other`
+        PEEK,  // the next symbol is one of `set` (negative: is not, or there is none); nothing is consumed
+        LOOK,  // `other` matches here (negative: does not); nothing is consumed
+        END,   // the text ends here
         ACCEPT,
     } op;
     bool greedy = true;
@@ -322,9 +322,9 @@ struct inst {
     uint32_t max = 0;
     uint32_t next = 0;
     uint32_t other = 0;
-    uint32_t first = INF; // set of symbols that `next` must begin with; INF: any, or nothing at all
+    uint32_t first = INF;  // set of symbols that `next` must begin with; INF: any, or nothing at all
     uint32_t first2 = INF; // the same for `other`
-    uint32_t slot = 0;   // number among the instructions with a choice
+    uint32_t slot = 0;     // number among the instructions with a choice
 };
 
 class program {
@@ -353,15 +353,15 @@ class program {
   private:
     friend class machine;
 
-    const uint32_t n_chars;                             // characters are below this
+    const uint32_t n_chars; // characters are below this
     std::vector<inst> insts;
     std::vector<symbols> sets;
     uint32_t start = 0;
     uint32_t first = INF;
     uint32_t n_slots = 0;
 
-    std::vector<uint8_t> low;                          // symbol of each character below low.size()
-    std::vector<std::pair<uint32_t, uint8_t>> high;     // first character and symbol of each range
+    std::vector<uint8_t> low;                       // symbol of each character below low.size()
+    std::vector<std::pair<uint32_t, uint8_t>> high; // first character and symbol of each range
 
     uint8_t symbol(uint32_t c) const {
         if (c < low.size()) {
@@ -653,7 +653,7 @@ class machine {
     std::vector<frame> stack;
     std::vector<loop> loops;
     uint64_t steps = 0;
-    uint32_t floor = 0;     // a match must end here or later
+    uint32_t floor = 0; // a match must end here or later
     uint32_t result = 0;
     bool once = false; // each instruction with a choice once at each position
     bool over = false; // the budget is spent: begin again, with `once`

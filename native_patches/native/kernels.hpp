@@ -106,7 +106,7 @@ template <int CHUNK> LB_INLINE void sums_of(const float * x, int n_chunks, float
     }
 }
 
-// What the tokens of each chunk weigh together.
+// The sum of the weights of each chunk.
 LB_KERNEL void chunk_sums(const float * x, int n_chunks, int chunk, float top, float coldness, double * sums) {
     if (chunk == WIDE) {
         sums_of<WIDE>(x, n_chunks, top, coldness, sums);
@@ -115,8 +115,8 @@ LB_KERNEL void chunk_sums(const float * x, int n_chunks, int chunk, float top, f
     }
 }
 
-// Appends what is `bound` or more of a chunk to values and ids, the first of which is `first`; returns how many. Both
-// have room for a whole chunk: what is not wanted is overwritten by what follows, which saves a branch.
+// Appends the logits of a chunk from `bound` on to values and ids, its first id being `first`; returns their number.
+// Both have room for a whole chunk: a smaller logit is overwritten by the next one, which saves a branch.
 LB_ONLY("default")
 int select_from(const float * x, int chunk, float bound, int first, float * values, int32_t * ids) {
     int found = 0;
@@ -186,7 +186,7 @@ LB_KERNEL double sum_exp(const float * x, int64_t n, float top) {
     return sum * 0x1p-33;
 }
 
-// How many tokens are likelier than token `id`: larger ones, and those of lower id that are equal.
+// Number of tokens that are likelier than token `id`: larger ones, and equal ones of lower id.
 LB_KERNEL int64_t count_likelier(const float * x, int64_t n, int64_t id) {
     const float value = x[id];
     int64_t count = 0;

@@ -37,7 +37,7 @@ namespace {
 // Memory that a thread keeps, as large as the largest vocabulary needs it.
 struct Scratch {
     int64_t room = 0;
-    std::unique_ptr<float[]> values;  // candidates, in order of their ids
+    std::unique_ptr<float[]> values; // candidates, in order of their ids
     std::unique_ptr<int32_t[]> ids;
     std::unique_ptr<double[]> weights;
     std::vector<float> maxima, ordered;

@@ -22,8 +22,8 @@ namespace {
 
 float coldness(const lb_params & p) { return 1.0f / std::max(p.temperature, COLDEST); }
 
-// What the chain leaves of a row: s.values and s.ids [0, n), in order of the ids. The order of "likelier" is by value,
-// the lower id first where two are equal.
+// The candidates that the chain leaves of a row: s.values and s.ids [0, n), in order of the ids. A token is likelier
+// if its value is larger, or equal and its id lower.
 class Candidates {
   public:
     Candidates(const Row & row, int n_vocab, const lb_params & p, Scratch & scratch)
@@ -243,7 +243,7 @@ LB_EXPORT int lb_sample_rows(const float * logits, int64_t stride, int n_rows, i
     return failed;
 }
 
-// What one row may draw from: ids rising, and their weights; room for n_vocab of each. Returns how many, 0 where the
+// The candidates of one row: ids rising, and their weights; room for n_vocab of each. Returns their number, 0 where the
 // logits are no numbers, -1 when memory ran out.
 LB_EXPORT int lb_candidates(const float * logits, int n_vocab, const lb_params * params, const lb_history * history,
                             const uint32_t * mask, int64_t n_mask_words, int32_t * ids, double * weights) {

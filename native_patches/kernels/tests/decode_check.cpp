@@ -85,7 +85,7 @@ std::vector<std::vector<float>> decode(llama_context * context, const std::vecto
     return logits;
 }
 
-// What is decoded, batch by batch: prompts of several lengths, then tokens, with holes, and late prompts in between.
+// The batches, in order: prompts of several lengths, then tokens, with holes, and late prompts in between.
 std::vector<std::vector<Span>> script() {
     int at[N_SEQ] = {};
     std::vector<std::vector<Span>> batches;

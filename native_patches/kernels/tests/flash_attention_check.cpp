@@ -39,7 +39,7 @@ struct Case {
     int dv = 64;
     int kv_heads = 2;
     int group = 7; // query heads for each KV head
-    int rows = 1; // query rows in each stream
+    int rows = 1;  // query rows in each stream
     int streams = 1;
     int n_kv = 256;
     Mask mask = Mask::causal;
@@ -61,7 +61,7 @@ struct Case {
     }
 };
 
-// Whether query `row` may see key `key`. The last row of Mask::nothing sees none.
+// True if query `row` may see key `key`. The last row of Mask::nothing sees none.
 bool visible(const Case & c, int stream, int row, int key) {
     switch (c.mask) {
         case Mask::none: return true;
@@ -408,7 +408,7 @@ double bound(const Case & c) {
     return block_kernel ? 1e-5 : 2e-2;
 }
 
-// Whether a row's result has the same bits alone and among 40 rows, on one thread, which does not split the keys.
+// True if a row's result has the same bits alone and among 40 rows, on one thread, which does not split the keys.
 bool same_bits(const Case & alone) {
     Case among = alone;
     among.rows = 40;
@@ -420,7 +420,7 @@ bool same_bits(const Case & alone) {
     return one.first_row() == many.first_row();
 }
 
-// Whether the first of several sequences, whose cells are interleaved, is finite where K or V of the others is not.
+// True if the first of several sequences with interleaved cells is finite where K or V of the others is not.
 bool kept_apart(const Case & c, bool keys) {
     Attention attention(c, 1);
     attention.overflow_others(keys);

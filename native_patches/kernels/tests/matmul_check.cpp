@@ -128,7 +128,7 @@ class Product {
         buffer.reset(ggml_backend_alloc_ctx_tensors(context.get(), backend.get()));
     }
 
-    // Does the buffer type take this type and size?
+    // True if the buffer type takes this type and size.
     bool supported() const { return ggml_backend_dev_supports_op(cpu(), out); }
 
     // extreme: quants as large as they can be, inputs too, all of one sign in a row, so that every sum is large
@@ -211,7 +211,7 @@ class Product {
 const ggml_type types[] = { GGML_TYPE_Q4_0, GGML_TYPE_Q8_0, GGML_TYPE_Q4_1,   GGML_TYPE_Q2_K,  GGML_TYPE_Q4_K,
                             GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_IQ4_NL, GGML_TYPE_MXFP4, GGML_TYPE_F16 };
 
-// Has it the kernels of 0006, in which a row's result is the same bits however many rows there are?
+// True for the kernels of 0006, in which a row's result has the same bits for any number of rows.
 bool takes_any_rows(ggml_type type, ggml_backend_buffer_type_t buffer_type) {
 #if defined(__x86_64__)
     return (type == GGML_TYPE_Q4_0 || type == GGML_TYPE_Q8_0 ||

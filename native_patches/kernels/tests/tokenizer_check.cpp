@@ -175,7 +175,7 @@ const std::vector<std::vector<std::string>> PIECES = {
 
 std::string random_text(std::mt19937_64 & random) {
     auto below = [&](size_t n) { return (size_t) (random() % n); };
-    // few kinds: they meet more often
+    // few kinds, so that they meet more often
     std::vector<const std::vector<std::string> *> kinds;
     for (size_t k = 1 + below(5); k > 0; k--) {
         kinds.push_back(&PIECES[below(PIECES.size())]);
@@ -207,8 +207,7 @@ std::vector<std::string> all_characters() {
     return texts;
 }
 
-// What llama.cpp's patterns have not got, so that another one is not a surprise: lookaheads over loops, lazy loops,
-// counted groups, matches that are empty.
+// Constructs that no pattern of llama.cpp has today: lookaheads over loops, lazy loops, counted groups, empty matches.
 const std::vector<std::string> PATTERNS = {
     "\\s+$",
     "(?=(\\d{3})+(?!\\d))",

@@ -1,5 +1,5 @@
-// Calls every function of native_patches/native with rows of all kinds, in several threads, so that sanitizers see it
-// all; that its tokens are the right ones is for tests/unit/test_sampler_compiled.py to say.
+// Calls every function of native_patches/native with rows of all kinds, in several threads, so that sanitizers see all
+// of it. tests/unit/sampling/test_sampler_compiled.py compares its tokens with those of numpy.
 //
 //   g++ -std=c++17 -fopenmp-simd -fsanitize=... sampler_check.cpp
 
@@ -95,7 +95,7 @@ struct Case {
         }
     }
 
-    // How many of its answers are no token, and not -1 either.
+    // Number of its answers that are neither a token nor -1.
     int run() const {
         std::vector<int32_t> tokens(n_rows, -2), ids(n_vocab);
         std::vector<double> weights(n_vocab);
