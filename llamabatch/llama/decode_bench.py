@@ -98,9 +98,9 @@ class Bench:
         """Computes the prompt anew, in slot 0."""
         self._open.clear(0)
         self._filled = 0
-        took = self._decode((ScheduledSpan(self._sequence, 0, 0, prompt, True),))
+        seconds = self._decode((ScheduledSpan(self._sequence, 0, 0, prompt, True),))
         self._filled = 1
-        return took * 1000 / prompt
+        return seconds * 1000 / prompt
 
     def _step_times(self, rows: int, prompt: int, n_ctx: int, seconds: float) -> list[float]:
         """Seconds of each step, rising."""
@@ -143,10 +143,10 @@ class Bench:
         code = self._open.decode(struct)
         if code is DecodeCode.OK:
             self._open.logits(len(sampled))  # waits for a GPU
-        took = time.perf_counter() - start
+        seconds = time.perf_counter() - start
         if code is not DecodeCode.OK:
             raise EngineError(f"llama_decode failed: {code.name.lower()} ({code.value})")
-        return took
+        return seconds
 
 
 def _busy_wait(seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
