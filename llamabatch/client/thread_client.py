@@ -157,7 +157,7 @@ class ThreadClient(InThisProcess):
     ) -> None:
         self._mailbox = CommandQueue()
         started: Future[Engine] = Future()
-        loop = _Loop(lambda: Engine(config, model=model, alone=alone, watch=watch), self._mailbox, watch)
+        loop = _Loop(lambda: Engine(config, model=model, alone=alone, hooks=watch), self._mailbox, watch)
         # a daemon, so that a program which forgets close() can end; its lifetime still closes it in good order
         thread = threading.Thread(target=loop.serve, args=(started,), name="llamabatch-engine", daemon=True)
         try:

@@ -1,10 +1,11 @@
-"""The engine: one step loop over one model. Not for use from two threads at once; clients give it a thread."""
+"""Engine: the step loop over one model. Not for use from two threads at once; clients give it a thread."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections import abc
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -53,17 +54,17 @@ class Engine:
         engine.close()
 
     Args:
-        config: "auto" values are filled in; `engine.plan` tells with what, and why. One of the policies, or "auto".
+        config: "auto" values are filled in; `engine.plan` says with what, and why. One of the policies, or "auto".
         model: use these weights, which another engine has loaded with the same config.
         alone: False: one of the plan's instances, with its part of the slots.
-        watch: is told whom it admits.
+        hooks: callbacks for admitted requests.
 
     Raises:
         ModelFileError, ConfigError, MemoryPlanError, SetupError, EngineError: before anything is left behind.
     """
 
     def __init__(
-        self, config: EngineConfig, *, model: Model | None = None, alone: bool = True, watch: EngineHooks | None = None
+        self, config: EngineConfig, *, model: Model | None = None, alone: bool = True, hooks: EngineHooks | None = None
     ) -> None:
         import_the_rest()
         path = resolve_path(config.model) if model is None else model.path
@@ -97,27 +98,31 @@ class Engine:
             spec_decoder=self._speculation,
             preempt=self.config.preempt,
             max_wait_s=self.config.max_wait_ms / 1000,
-            on_admit=None if watch is None else self._note,
+            on_admit=None if hooks is None else self._note_admitted,
         )
-        self._watch = watch
-        self._admitted: list[str] = []  # whom nobody has been told of; stays empty where nobody watches
-        self._fans = ParallelSampling()
-        self._embeddings = Embeddings(self.model, self.config, watch)
-        self._unready = PendingGrammars(self._enter)
+        self._hooks = hooks
+        self._admitted: list[str] = []  # ids of requests that the hooks have not got yet; empty without hooks
+        self._parallel = ParallelSampling()
+        self._embeddings = Embeddings(self.model, self.config, hooks)
+        self._pending = PendingGrammars(self._on_compiled)
+        self._parts = (self._parallel, self._pending, self._embeddings, self._scheduler)
         self._counts = RequestCounts()
-        self._damage: str | None = None  # why it cannot go on
+        self._damage: str | None = None  # reason why the engine cannot go on
         self._closed = False
 
     @property
     def has_work(self) -> bool:
-        """Is any request unfinished?"""
-        return self._damage is not None or self._scheduler.has_work or bool(self._unready) or bool(self._embeddings)
+        """Whether any request is unfinished."""
+        return self._damage is not None or self._scheduler.has_work or bool(self._pending) or bool(self._embeddings)
 
     def wait_s(self) -> float | None:
-        """How long the next step may wait for company, seconds: 0 where there is reason to compute at once, None where
-        there is nothing to do. For those who drive the loop; `step` itself waits for a grammar only, and not long."""
+        """Seconds that the next step may wait for more requests, for a loop that drives the engine.
+
+        0 where there is reason to compute at once, None where there is nothing to do. `step` itself waits for a
+        grammar only, and not long.
+        """
         wait_s = 0.0 if self._embeddings or self._damage is not None else self._scheduler.wait_s()
-        if self._unready:
+        if self._pending:
             return _PATIENCE_S if wait_s is None else min(wait_s, _PATIENCE_S)
         return wait_s
 
@@ -125,60 +130,61 @@ class Engine:
         """Takes a request in. Whatever it raises, the engine goes on without that request.
 
         Raises:
-            ConfigError: the model cannot generate, or gives no embeddings.
-            PromptError: the prompt is empty, longer than n_ctx, or holds ids outside the vocabulary.
-            AdapterError: an adapter is not loaded.
-            SamplingError: the parameters name token ids outside the vocabulary, words that it cannot write, or what is
-                known to be a bad grammar.
+            ConfigError, PromptError, AdapterError, SamplingError: as validation.validate; SamplingError also for words
+                that the vocabulary cannot write, and for a grammar that is known to be bad.
             InputError: a request of that id is in flight.
         """
         self._check_open()
-        if self._holds(request.request_id):
+        if any(request.request_id in part for part in self._parts):
             raise InputError(f"request id {request.request_id!r} is already in flight")
         try:
-            self._add(request)
+            request = validate(request, self._limits, self.model, self.model.adapters.names)
+            if request.embed:
+                self._embeddings.add(request)
+            else:
+                self._add_sequences(request)
+            self._counts.submitted += 1
         except BaseException as error:
-            try:
-                self._abort(request.request_id, describe(error))
-            except Exception:
-                self._damage = f"a request that failed could not be taken out: {describe(error)}"
+            self._take_out(request.request_id, describe(error))
             raise
 
-    def _holds(self, request_id: str) -> bool:
-        parts = (self._fans, self._unready, self._embeddings, self._scheduler)
-        return any(request_id in part for part in parts)
-
-    def _add(self, request: Request) -> None:
-        request = validate(request, self._limits, self.model, self.model.adapters.names)
-        if request.embed:
-            self._embeddings.add(request)
-        else:
-            self._add_sequences(request)
-        self._counts.submitted += 1
-
     def _add_sequences(self, request: Request) -> None:
-        """One sequence for each continuation; with structured_outputs they wait for their grammar first."""
+        """Makes a sequence for each continuation; a grammar that is still compiled keeps them from the scheduler."""
         prepared = self._prepared_params.of(request.params)
         request = replace(request, params=prepared.params)
-        structure = request.params.structure
-        if structure is not None and self._watch is not None:  # what compiles it may end the process, too
-            self._watch.admitted([request.request_id])
-        compiled = None if structure is None else self.model.grammars.compile(structure)
-        if compiled is not None and compiled.done():
-            compiled.result()  # raises what is known to be wrong with it
-        for each in [request] if request.params.n_copies == 1 else self._fans.split(request):
+        grammar = self._compile(request)
+        for each in [request] if request.params.n_copies == 1 else self._parallel.split(request):
             sequence = Sequence(each, self.model.vocabulary, self._limits.n_ctx)
             self._runner.add(each, prepared)
-            if compiled is None:
+            if grammar is None:
                 self._scheduler.add(sequence)
             else:
-                self._unready.add(sequence, compiled)
+                self._pending.add(sequence, grammar)
+
+    def _compile(self, request: Request) -> Future[Any] | None:
+        """The grammar of structured_outputs, under way; None without. Raises SamplingError if it is known to be bad."""
+        structure = request.params.structure
+        if structure is None:
+            return None
+        if self._hooks is not None:  # compiling may end the process, too
+            self._hooks.admitted([request.request_id])
+        grammar = self.model.grammars.compile(structure)
+        if grammar.done():
+            grammar.result()
+        return grammar
+
+    def _take_out(self, request_id: str, error: str) -> None:
+        """Leaves nothing of a request that could not be taken in."""
+        try:
+            self._abort(request_id, error)
+        except Exception:
+            self._damage = f"a request that failed could not be taken out: {error}"
 
     def abort(self, request_id: str, error: str | None = None) -> SequenceOutput | None:
         """Ends a request now; None if it is not in flight. Its slot is free at once.
 
         Args:
-            error: None gives finish_reason "abort"; a text gives "error", for those who must say why.
+            error: None gives finish_reason "abort"; a text gives "error", with this message.
         """
         self._check_open()
         whole = self._abort(request_id, error)
@@ -186,75 +192,81 @@ class Engine:
         return whole
 
     def _abort(self, request_id: str, error: str | None) -> SequenceOutput | None:
-        if request_id not in self._fans:
+        if request_id not in self._parallel:
             return self._abort_one(request_id, error)
-        ended = [self._abort_one(each, error) for each in self._fans.copies_of(request_id)]
-        merged = self._fans.merge([output for output in ended if output is not None])
-        self._fans.forget(request_id)  # not all of its copies had been made
+        ended = [self._abort_one(each, error) for each in self._parallel.copies_of(request_id)]
+        merged = self._parallel.merge([output for output in ended if output is not None])
+        self._parallel.forget(request_id)  # not all of its copies had been made
         return merged[-1] if merged and merged[-1].finished is not None else None
 
     def _abort_one(self, request_id: str, error: str | None) -> SequenceOutput | None:
         self._runner.remove(request_id)
         if request_id in self._embeddings:
             return self._embeddings.abort(request_id, error)
-        if request_id in self._unready:
-            return self._unready.abort(request_id, error)
+        if request_id in self._pending:
+            return self._pending.abort(request_id, error)
         return self._scheduler.abort(request_id, error)
 
-    def _enter(self, sequence: Sequence, compiled: Any) -> None:
-        """The grammar of `sequence` is compiled."""
-        self._runner.constrain(sequence.request.request_id, compiled)
+    def _on_compiled(self, sequence: Sequence, grammar: Any) -> None:
+        """Hands a sequence whose grammar is compiled to the scheduler."""
+        self._runner.constrain(sequence.request.request_id, grammar)
         self._scheduler.add(sequence)
 
     def step(self) -> list[SequenceOutput]:
-        """One step: at most one chunk of each prompt and one token of each running sequence, and one pass of texts to
+        """One step: at most one chunk of each prompt, one token of each running sequence, and one pass of texts to
         embed."""
         self._check_open()
         if self._damage is not None:
             raise EngineError(self._damage)
-        refused = self._unready.step(0.0 if self._scheduler.has_work else _PATIENCE_S) if self._unready else []
-        embedded = self._embeddings.step(beside_others=self._scheduler.has_work) if self._embeddings else []
+        refused = self._pending.step(0.0 if self._scheduler.has_work else _PATIENCE_S) if self._pending else []
+        embedded = self._embeddings.step(generating=self._scheduler.has_work) if self._embeddings else []
         outputs = refused + embedded
         if self._scheduler.has_work or not embedded:
             outputs += self._compute()
         for output in outputs:
             if output.finished is not None:
                 self._runner.remove(output.request_id)
-        if self._fans:
-            outputs = self._fans.merge(outputs)
+        if self._parallel:
+            outputs = self._parallel.merge(outputs)
         self._counts.note(outputs)
         return outputs
 
     def _compute(self) -> list[SequenceOutput]:
-        self._make_room()
+        """One step of the running sequences: decide, compute, apply."""
+        self._grow()
         batch = self._scheduler.schedule()
-        if self._admitted and self._watch is not None:
-            self._watch.admitted(self._admitted)
-            self._admitted = []
+        self._report_admitted()  # before anything is computed that may end the process
         results = self._runner.run(batch)
         return self._scheduler.update(batch, results)
 
-    def _note(self, sequence: Sequence) -> None:
-        self._admitted.append(self._fans.request_of(sequence.request.request_id))
+    def _grow(self) -> None:
+        """Makes a larger context when there are more requests than slots, while running sequences go on.
 
-    def _make_room(self) -> None:
-        """A larger context, when more requests are there than it has slots: beside the steps of those that run. If
-        memory does not allow it, the old one has to do."""
+        Where memory does not allow it, the old one has to do.
+        """
         wanted = self._scheduler.wanted_slots()
         if wanted is not None:
             grown = self._runner.grow(wanted, self._scheduler.held_slots, wait=not self._scheduler.running)
             if grown is not None:
                 self._scheduler.grow(*grown)
 
-    def stats(self) -> EngineStats:
-        """What the engine has done so far, and what it holds now.
+    def _note_admitted(self, sequence: Sequence) -> None:
+        self._admitted.append(self._parallel.request_of(sequence.request.request_id))
 
-        May be called from any thread, also while a step is under way: then some of it is counted already.
+    def _report_admitted(self) -> None:
+        if self._admitted and self._hooks is not None:
+            self._hooks.admitted(self._admitted)
+            self._admitted = []
+
+    def stats(self) -> EngineStats:
+        """Counts since the start, and gauges of now.
+
+        May be called from any thread, also while a step is under way: then a part of it is counted already.
         """
         scheduler = self._scheduler
         return EngineStats(**scheduler.stats()) + EngineStats(
-            waiting=len(self._unready) + len(self._embeddings),
-            missed_deadlines=self._unready.num_missed,
+            waiting=len(self._pending) + len(self._embeddings),
+            missed_deadlines=self._pending.num_missed,
             kv_cells=scheduler.limits.n_cells or scheduler.most_slots * self.config.n_ctx,
             **self._counts.figures(),
             **vars(self._runner.counts),
@@ -284,7 +296,7 @@ class Engine:
         return True
 
     def load_prefix(self, path: str) -> int:
-        """Holds a saved prefix in memory for requests that begin with it; returns how many tokens it has.
+        """Holds a saved prefix in memory for requests that begin with it; returns its number of tokens.
 
         Raises:
             InputError: the file is damaged, or was saved by another model or engine.
@@ -325,19 +337,19 @@ class Engine:
         unload_adapter([self], name)
 
     def uses_adapter(self, name: str) -> bool:
-        """Does any request in flight?"""
-        unready = any(name == used for s in self._unready.sequences for used, _ in s.request.adapters)
-        return unready or self._embeddings.uses_adapter(name) or self._scheduler.uses_adapter(name)
+        """Whether a request in flight uses this adapter."""
+        pending = any(name == used for s in self._pending.sequences for used, _ in s.request.adapters)
+        return pending or self._embeddings.uses_adapter(name) or self._scheduler.uses_adapter(name)
 
     def forget_adapter(self, name: str) -> None:
-        """Takes it off the context, so that it can be freed."""
+        """Takes an adapter off the contexts, so that it can be freed."""
         self._runner.forget_adapter(name)
         self._embeddings.forget_adapter(name)
         self._scheduler.forget_adapter(name)
 
     def check_integrity(self) -> None:
         """Raises ValueError if slots, running sequences and sampler states disagree: a bug of ours."""
-        scheduler, pending, ids = self._scheduler, self._unready, self._runner.request_ids
+        scheduler, pending, ids = self._scheduler, self._pending, self._runner.request_ids
         scheduler.check_integrity()
         in_flight = len(scheduler.running) + scheduler.num_waiting + len(pending)
         if len(ids) != in_flight or not all(each in scheduler or each in pending for each in ids):
@@ -383,8 +395,7 @@ def unload_adapter(engines: list[Engine], name: str) -> None:
 
 
 def import_the_rest() -> None:
-    """Has all in memory that a later request may need: an import or a library that is loaded then could meet a process
-    whose file descriptors are used up."""
+    """Imports what a later request may need: by then the file descriptors of the process may be used up."""
     import numpy.ctypeslib  # noqa: F401  # numpy imports it when it is first named
 
     import llamabatch.sampling.grammar_compiler  # noqa: F401  # with llguidance, which `import llamabatch` leaves out
@@ -403,7 +414,7 @@ def check_can_speculate(config: EngineConfig, model: Model) -> None:
 
 
 def speculation(config: ResolvedConfig, limits: Limits, model: Model, draft: Model | None) -> SpecDecoder | None:
-    """What guesses tokens in this engine, which then owns the draft model; None if nothing does."""
+    """The part of an engine that guesses tokens, which then owns the draft model; None if speculate is "off"."""
     if config.speculate == "off":
         return None
     proposer: Proposer = NgramProposer() if draft is None else DraftModelProposer(draft, model, config, limits.n_slots)

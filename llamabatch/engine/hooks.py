@@ -1,4 +1,4 @@
-"""Whom an engine tells what."""
+"""Callbacks of an engine: its outputs, admitted requests, its end."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from dataclasses import dataclass
 from llamabatch.request.outputs import SequenceOutput
 from llamabatch.request.request import Request
 
+# Receives the outputs of each step.
 Sink = Callable[[list[SequenceOutput]], None]
-# Takes over requests with their sink, streamed or not, of an engine that is gone for this reason. Does not raise.
+# Takes over requests of an engine that is gone: requests, sink, stream, reason. Never raises.
 Failover = Callable[[list[Request], Sink, bool, str], None]
 
 
 @dataclass
 class EngineHooks:
-    """Who has to know what an engine is about to do, before it may end the process.
+    """Callbacks from the thread of an engine, before it does what may end the process.
 
     Attributes:
-        admitted: called with the ids of requests before anything of them is computed, from the engine's thread.
-        failed: called with the reason when the engine cannot go on, before those who wait are told.
-        last_token_s: time.perf_counter() when a step last brought something; None before.
+        admitted: called with the ids of requests before anything of them is computed.
+        failed: called with the reason when the engine cannot go on, before the waiting requests end.
+        last_token_s: time.perf_counter() of the last step with an output; None before.
     """
 
     admitted: Callable[[list[str]], None]

@@ -1,4 +1,4 @@
-"""Sequences that wait for what is made ready elsewhere, before the scheduler hears of them: their compiled grammars."""
+"""Sequences that wait for their compiled grammar, before the scheduler gets them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from llamabatch.request.outputs import SequenceOutput
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.deadlines import sequence_deadline_message
 
-Enter = Callable[[Sequence, Any], None]
+OnCompiled = Callable[[Sequence, Any], None]
 
 
 class PendingGrammars:
-    """Each sequence with the Future of what it waits for.
+    """Sequences, each with the Future of its grammar.
 
     Args:
-        enter: called with a sequence and what it waited for.
+        on_compiled: called with a sequence and its grammar.
 
     Attributes:
-        num_missed: how many reached their deadline here.
+        num_missed: sequences that reached their deadline here.
     """
 
-    def __init__(self, enter: Enter) -> None:
+    def __init__(self, on_compiled: OnCompiled) -> None:
         self.num_missed = 0
-        self._enter = enter
+        self._on_compiled = on_compiled
         self._waiting: dict[str, tuple[Sequence, Future[Any]]] = {}
 
     def __len__(self) -> int:
@@ -42,21 +42,21 @@ class PendingGrammars:
 
     def add(self, sequence: Sequence, future: Future[Any]) -> None:
         if future.done() and future.exception() is None:
-            self._enter(sequence, future.result())
+            self._on_compiled(sequence, future.result())
         else:
             self._waiting[sequence.request.request_id] = (sequence, future)
 
     def abort(self, request_id: str, error: str | None) -> SequenceOutput:
-        """Ends one of them."""
+        """Ends one of the sequences."""
         sequence, _ = self._waiting.pop(request_id)
         text = sequence.abort(error)
         return SequenceOutput(request_id, (), text, sequence.output())
 
     def step(self, patience_s: float) -> list[SequenceOutput]:
-        """Lets those enter whose wait is over; the outputs of those who waited for something that failed.
+        """Hands over the sequences with a finished grammar; returns the outputs of those that fail or are late.
 
         Args:
-            patience_s: to wait for the first of them, when there is nothing else to do.
+            patience_s: seconds to wait for the first grammar, when there is nothing else to do.
         """
         futures = {future for _, future in self._waiting.values()}
         done, _ = wait(futures, patience_s, FIRST_COMPLETED)
@@ -67,8 +67,8 @@ class PendingGrammars:
                     self.num_missed += 1
                     failed.append(self.abort(request_id, sequence_deadline_message(sequence, now)))
                 continue
-            try:  # whatever it is, it is this request's error
-                self._enter(sequence, future.result())
+            try:  # any exception is the error of this request alone
+                self._on_compiled(sequence, future.result())
             except BaseException as error:
                 failed.append(self.abort(request_id, describe(error)))
             else:

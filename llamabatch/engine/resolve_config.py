@@ -1,7 +1,8 @@
-"""The plan of a model on this machine: from the header of its file, the machine, and what is known of the library."""
+"""The plan of a model on this machine, from the header of its file, the machine and facts of the library."""
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -21,22 +22,85 @@ from llamabatch.planning.memory import MIB
 from llamabatch.planning.model_facts import ModelFacts
 from llamabatch.utils import disk_cache
 
-# ----------------------------------------------------------------------------------------------------
-# What a model's headers say for the memory arithmetic, kept beside the verdict on its files, so that a start
-# need not walk a large vocabulary again.
+HEADERS = "header"  # notes of the headers in the cache
+_VERSION = 2  # of such a note
+_LIBRARY_SPACE = 96 * MIB  # address space of llama.cpp's libraries for CPUs
+_UNLIMITED = 2**62
 
 
-HEADERS = "header"
-_VERSION = 2  # of the note
+def plan(config: EngineConfig, path: Path, *, loaded: bool = False) -> Plan:
+    """Fills in "auto" for this model, and its draft model, on this machine. Loads llama.cpp's library, and no model.
+
+    Args:
+        loaded: another engine of this process has the weights already and has made room for this one.
+
+    Raises:
+        ModelFileError: the header of a file is damaged.
+        ConfigError, MemoryPlanError: as capacity.resolve.
+    """
+    facts = read_facts(config, path)
+    _check_library_fits(config, facts)
+    profile = profile_for(path, config)
+    machine = machine_here(config)
+    if loaded:
+        # the memory is in use by now, partly by the other engines
+        machine = replace(machine, available_bytes=_UNLIMITED, address_space=None, data_bytes=None, gpus=())
+    return resolve(config, facts, machine, profile)
+
+
+def read_facts(config: EngineConfig, path: Path) -> ModelFacts:
+    """Facts from the headers of the model and its draft model, and the size of the adapters."""
+    known = ensure_sound(path)  # no arithmetic on the figures of a damaged header
+    facts = replace(facts_of(path, known), adapter_bytes=sum(_adapter_bytes(each) for _, each in config.adapters))
+    if config.draft_model is None:
+        return facts
+    draft = resolve_path(config.draft_model)
+    theirs = facts_of(draft, ensure_sound(draft))
+    if draft.samefile(path):  # one file is loaded once
+        theirs = replace(theirs, file_bytes=0, tensors=())
+    return replace(facts, draft=theirs)
+
+
+def _adapter_bytes(path: str) -> int:
+    try:
+        return file_bytes(Path(path))
+    except OSError as error:
+        raise ModelFileError(f"the adapter {path} cannot be read: {error.strerror}") from error
+
+
+def machine_here(config: EngineConfig) -> Machine:
+    """This machine, with the abilities that llama.cpp has on it."""
+    repacks = config.extra_bufts == "on" or (config.extra_bufts == "auto" and library.extra_bufts_safe())
+    features = library.repack_features() if repacks else frozenset[str]()
+    return Machine.here(library.gpu_count(), library.has_fast_attention(), features, library.has_lazy_cells())
+
+
+def _check_library_fits(config: EngineConfig, facts: ModelFacts) -> None:
+    """Raises MemoryPlanError where the address space is too small even for the library, before it is loaded.
+
+    On a machine with GPUs this counts their part as host memory; CUDA does not work under such a limit either.
+    """
+    machine = replace(Machine.here(), fast_attention=True)
+    if machine.address_space is None and machine.data_bytes is None:
+        return
+    resolve(config, facts, machine)
+    if machine.address_space is not None and machine.address_space < _LIBRARY_SPACE:
+        raise MemoryPlanError(
+            f"RLIMIT_AS leaves {machine.address_space / MIB:,.0f} MiB, too little for llama.cpp's libraries"
+        )
 
 
 def facts_of(path: Path, known: FileIdentity) -> ModelFacts:
-    """As ModelFacts.read, of files that are as `known` says. Raises ModelFileError and OSError."""
+    """Facts of the headers, kept in the cache with the verdict on the files: a start need not read a vocabulary again.
+
+    Raises ModelFileError and OSError, as ModelFacts.read.
+
+    Args:
+        known: the files as they were vetted.
+    """
     kept = disk_cache.read(HEADERS, known.key)
-    try:
+    with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # no note, or one of another version
         return _from_note(path, known, kept)
-    except (KeyError, TypeError, ValueError, AttributeError):  # none, or one of other files or of another version
-        pass
     parts = read_parts(path)
     found = ModelFacts.from_headers(path, parts)
     arch = parts[0].architecture
@@ -61,70 +125,3 @@ def _from_note(path: Path, known: FileIdentity, kept: Any) -> ModelFacts:
     )
     facts = ModelFacts.from_header(path, kept["texts"], tensors, kept["n_tokens"], known.n_bytes)
     return replace(facts, parts=tuple(kept["parts"]))
-
-
-_LIBRARY_SPACE = 96 * MIB  # address space of llama.cpp's libraries for CPUs
-_UNLIMITED = 2**62
-
-
-def plan(config: EngineConfig, path: Path, *, loaded: bool = False) -> Plan:
-    """Fills in "auto" for this model, and its draft model, on this machine. Loads llama.cpp's library, and no model.
-
-    Args:
-        loaded: another engine of this process has the weights already and has made room for this one.
-
-    Raises:
-        ModelFileError: the header of a file is damaged.
-        ConfigError, MemoryPlanError: as capacity.resolve.
-    """
-    facts = read_facts(config, path)
-    _check_library_fits(config, facts)
-    profile = profile_for(path, config)
-    machine = machine_here(config)
-    if loaded:
-        machine = replace(
-            machine, available_bytes=_UNLIMITED, address_space=None, data_bytes=None, gpus=()
-        )  # it is in use by now, partly by the others
-    return resolve(config, facts, machine, profile)
-
-
-def read_facts(config: EngineConfig, path: Path) -> ModelFacts:
-    """What the headers of the model and its draft model say, and how large the adapters are."""
-    known = ensure_sound(path)  # no arithmetic on what a damaged header says
-    facts = replace(facts_of(path, known), adapter_bytes=sum(_adapter_bytes(each) for _, each in config.adapters))
-    if config.draft_model is None:
-        return facts
-    draft = resolve_path(config.draft_model)
-    theirs = facts_of(draft, ensure_sound(draft))
-    if draft.samefile(path):  # one file is loaded once
-        theirs = replace(theirs, file_bytes=0, tensors=())
-    return replace(facts, draft=theirs)
-
-
-def _adapter_bytes(path: str) -> int:
-    try:
-        return file_bytes(Path(path))
-    except OSError as error:
-        raise ModelFileError(f"the adapter {path} cannot be read: {error.strerror}") from error
-
-
-def machine_here(config: EngineConfig) -> Machine:
-    """This machine, with what llama.cpp can do on it."""
-    repacks = config.extra_bufts == "on" or (config.extra_bufts == "auto" and library.extra_bufts_safe())
-    features = library.repack_features() if repacks else frozenset[str]()
-    return Machine.here(library.gpu_count(), library.has_fast_attention(), features, library.has_lazy_cells())
-
-
-def _check_library_fits(config: EngineConfig, facts: ModelFacts) -> None:
-    """Where the address space is limited, the library may not even load: then the sum comes before that.
-
-    On a machine with GPUs this counts their part here; CUDA does not work under such a limit either.
-    """
-    machine = replace(Machine.here(), fast_attention=True)
-    if machine.address_space is None and machine.data_bytes is None:
-        return
-    resolve(config, facts, machine)
-    if machine.address_space is not None and machine.address_space < _LIBRARY_SPACE:
-        raise MemoryPlanError(
-            f"RLIMIT_AS leaves {machine.address_space / MIB:,.0f} MiB, too little for llama.cpp's libraries"
-        )

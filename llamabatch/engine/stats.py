@@ -1,4 +1,4 @@
-"""Figures: what an engine counts, and percentiles over requests."""
+"""Counts and gauges of an engine, and percentiles over requests."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _HISTOGRAMS = ("queue_s", "ttft_s", "inter_token_s", "e2e_s")
 class EngineStats:
     """Counts since the engine started; running, waiting, free_slots, kv_cells(_used) and speculating are of now.
 
-    A request is what a prompt of a call becomes; with n or best_of above 1 it has as many continuations. Requests are
-    counted in `submitted`, in how they ended and in e2e_s, everything else counts continuations. All of it is counted
-    when it happens, so that requests which still run are in it.
+    Each prompt of a call is a request; with n or best_of above 1 it has as many continuations. `submitted`, the counts
+    of endings and e2e_s count requests, everything else counts continuations. Each event is counted when it happens, so
+    that the events of running requests are included.
 
     Attributes:
         running, waiting, free_slots: continuations that have a slot; those, and texts to embed, that wait; slots that
             others could have.
         kv_cells, kv_cells_used: tokens that the KV cache has room for, once all slots are there; tokens in it that
             running continuations use.
-        submitted: requests taken in. finished_stop, finished_length: how those ended that went well (texts to embed
-            count as "stop"). errors, aborted: how the others did. What still runs or waits is `in_flight`.
+        submitted: requests taken in. finished_stop, finished_length: those that ended well (texts to embed count as
+            "stop"). errors, aborted: those that ended otherwise. `in_flight`: those that still run or wait.
         prompt_tokens: tokens of prompts that have had a slot: computed (prefill_tokens) or copied (shared_tokens,
             prefix_tokens).
         generated_tokens: tokens sampled.
@@ -40,11 +40,11 @@ class EngineStats:
         dummy_rows: rows computed only to keep the ids of a call dense.
         adapter_switches: changes of the adapters that a context computes with: turns that sets of them have taken.
         shared_tokens: prompt tokens that were copied from requests in flight instead of computed.
-        prefix_hits: requests that began with the cells of a finished one. prefix_tokens: tokens that they did not have
-            to compute for that.
-        verify_calls: those decode calls that checked guesses (speculative decoding).
-        drafted_tokens, accepted_tokens: guesses checked; those that held.
-        speculating: engines in which guessing pays by what is known now.
+        prefix_hits: requests that began with the cells of a finished one. prefix_tokens: tokens that they did not
+            compute for that reason.
+        verify_calls: those decode calls that verified guesses (speculative decoding).
+        drafted_tokens, accepted_tokens: guesses verified; those that held.
+        speculating: engines in which guessing pays, by present estimates.
         embed_passes, embed_texts, embed_tokens: passes for embeddings; texts and tokens in them.
         preemptions: sequences that lost their slot and came back.
         missed_deadlines: continuations that were ended by deadline_s.
@@ -122,7 +122,7 @@ class EngineStats:
 
     @property
     def passes_per_step(self) -> float:
-        """Mean passes over the weights of a decode call; 1 is what batching is for."""
+        """Mean passes over the weights of a decode call; 1 is the aim of batching."""
         return self.decode_passes / self.decode_calls if self.decode_calls else 0.0
 
     @property
@@ -134,26 +134,26 @@ class EngineStats:
         return EngineStats(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
     def since(self, earlier: EngineStats) -> EngineStats:
-        """What was counted after `earlier`; figures of now stay."""
+        """The counts since `earlier`; gauges stay as they are."""
         return EngineStats(
             **{k: value if k in _GAUGES else value - getattr(earlier, k) for k, value in vars(self).items()}
         )
 
     def of_the_past(self) -> EngineStats:
-        """The counts alone, as of an engine that is gone: it has neither slots nor anything in them."""
+        """The counts without the gauges: those of an engine that is gone."""
         return EngineStats(**{k: value for k, value in vars(self).items() if k not in _GAUGES})
 
     def counts(self) -> dict[str, int]:
-        """What only grows, by name, without the histograms."""
+        """The counts by name, without gauges and histograms."""
         return {k: value for k, value in vars(self).items() if k not in (*_GAUGES, *_HISTOGRAMS)}
 
     def to_wire(self) -> dict[str, Any]:
-        """Numbers and lists of them, for msgpack."""
+        """The fields as numbers and lists of numbers, for the wire."""
         return {**vars(self), **{name: getattr(self, name).to_wire() for name in _HISTOGRAMS}}
 
     @classmethod
     def from_wire(cls, packed: Mapping[str, Any]) -> EngineStats:
-        """The other side of to_wire."""
+        """The inverse of to_wire."""
         return cls(**{**packed, **{name: Histogram.from_wire(packed[name]) for name in _HISTOGRAMS}})
 
 

@@ -40,14 +40,14 @@ def names(requests):
 def test_each_text_goes_once_and_passes_are_no_larger_than_they_may(texts, busy):
     queue = filled([text(str(i), length, adapters) for i, (length, adapters) in enumerate(texts)])
     seen = []
-    for beside_others in [*busy, *[False] * (len(texts) + 1)]:
+    for generating in [*busy, *[False] * (len(texts) + 1)]:
         oldest = queue._waiting[0].request_id if queue._waiting else None
-        taken = queue.take(beside_others)
+        taken = queue.take(generating)
         n_tokens = sum(len(request.prompt_token_ids) for request in taken)
         assert len({request.adapters for request in taken}) <= 1
         assert len(taken) <= MAX_TEXTS
         assert n_tokens <= 128 or len(taken) == 1
-        if oldest is not None and not beside_others:
+        if oldest is not None and not generating:
             assert taken[0].request_id == oldest, "nobody is passed over for good"
         seen += names(taken)
         assert len(queue) == len(texts) - len(seen)
@@ -61,14 +61,14 @@ def test_short_texts_fill_what_long_ones_leave():
     assert queue.take(False) == []
 
 
-def test_beside_others_a_full_pass_is_rare_and_the_others_are_short():
+def test_beside_generation_a_full_pass_is_rare_and_the_others_are_short():
     queue = filled([text(f"r{i}", 60) for i in range(200)])
     sizes = [sum(len(r.prompt_token_ids) for r in queue.take(True)) for _ in range(2 * (STEPS_BETWEEN + 1))]
     assert [i for i, size in enumerate(sizes) if size > SHORT] == [0, STEPS_BETWEEN + 1]
     assert all(size == 60 for size in sizes if size <= SHORT)
 
 
-def test_a_long_text_beside_others_waits_for_the_full_pass():
+def test_a_long_text_beside_generation_waits_for_the_full_pass():
     queue = filled([text("a", 10), text("b", 500)])
     queue.take(True)
     taken = [names(queue.take(True)) for _ in range(STEPS_BETWEEN + 1)]
