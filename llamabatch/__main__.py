@@ -4,7 +4,7 @@ from llamabatch.utils import interrupts
 
 
 def main() -> None:
-    """The entry point. Signals are taken over before anything that takes time is imported."""
+    """The entry point: takes over signals before it imports anything slow."""
     interrupts.guard()
     from llamabatch.cli import main as run
 

@@ -3,16 +3,16 @@
 ::
 
     LlamaBatchError
-    ├── InputError (ValueError)        what the caller gave is refused: the message names value and allowed range
+    ├── InputError (ValueError)        a value from the caller is refused: the message names value and allowed range
     │   ├── ConfigError                an option of the engine
     │   ├── SamplingError              a field of SamplingParams
     │   ├── AdapterError               an adapter: unknown, in use, or its name is taken
     │   ├── PromptError                a prompt: empty, too long, token ids out of range
     │   └── ModelFileError             the model file: missing, truncated, not GGUF, a directory
-    ├── QueueFull                      max_queue requests wait already; nothing of this call was queued
+    ├── QueueFull                      max_queue requests wait already; no request of this call was queued
     ├── SetupError                     the installation: library missing, too old, struct layouts differ
-    ├── MemoryPlanError                what was asked for does not fit; the message shows the sum
-    ├── OutputError                    a job's output cannot be written; what is written stays
+    ├── MemoryPlanError                the engine asked for does not fit in memory; the message shows the sum
+    ├── OutputError                    a job's output cannot be written; the rows written so far stay
     └── EngineError                    the engine itself
         └── EngineClosedError          a call after close(), or the engine died
 
@@ -25,18 +25,18 @@ from typing import Any
 
 
 class LlamaBatchError(Exception):
-    """The root: `except LlamaBatchError` catches all that llamabatch raises on purpose.
+    """The root: `except LlamaBatchError` catches every error that llamabatch raises on purpose.
 
     Attributes:
-        outputs: of an error that ends a call for a list of prompts: the RequestOutput of each prompt that had ended by
-            then, in its place, and None for each other; empty of every other error.
+        outputs: if the error ended a call for a list of prompts: for each prompt its RequestOutput, or None if it had
+            not ended; otherwise empty.
     """
 
     outputs: tuple[Any, ...] = ()
 
 
 class InputError(LlamaBatchError, ValueError):
-    """What the caller gave is refused."""
+    """A value from the caller is refused."""
 
 
 class ConfigError(InputError):
@@ -60,7 +60,7 @@ class ModelFileError(InputError):
 
 
 class QueueFull(LlamaBatchError):  # the name that servers give it
-    """As many requests wait as max_queue allows. Nothing of the refused call was queued; try it again later."""
+    """As many requests wait as max_queue allows. No request of the refused call was queued; try it again later."""
 
 
 class SetupError(LlamaBatchError):
@@ -68,11 +68,11 @@ class SetupError(LlamaBatchError):
 
 
 class MemoryPlanError(LlamaBatchError):
-    """What was asked for does not fit in memory; the message shows the sum."""
+    """The engine asked for does not fit in memory; the message shows the sum."""
 
 
 class OutputError(LlamaBatchError):
-    """A job's output cannot be written: the disk is full, or fails. The same job goes on from what is written."""
+    """A job's output cannot be written: the disk is full, or fails. The same job goes on after the rows written."""
 
 
 class EngineError(LlamaBatchError):
@@ -84,17 +84,17 @@ class EngineClosedError(EngineError):
 
 
 class PromptWarning(UserWarning):
-    """Some prompts of a call failed. Each such output says why in `error`; the others are whole.
+    """Some prompts of a call failed. Their outputs have the reason in `error`; the others are complete.
 
     Attributes:
-        outputs: as in LlamaBatchError, for where warnings are made errors.
+        outputs: as in LlamaBatchError, for programs that turn warnings into errors.
     """
 
     outputs: tuple[Any, ...] = ()
 
 
 def describe(error: BaseException) -> str:
-    """The text of an error for the output of a request; the name of its type comes first unless it is one of ours."""
+    """The text of an error for the output of a request, with the name of its type unless it is a LlamaBatchError."""
     text = str(error)
     if isinstance(error, LlamaBatchError) and text:
         return text

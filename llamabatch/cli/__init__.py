@@ -1,8 +1,8 @@
 """The command line: one file a command, each a thin layer over the library.
 
 The answer goes to stdout, everything else to stderr. Exit codes: 0 done, 1 some of it failed, 2 usage or bad input,
-3 the engine or the installation, 141 who read stdout has left; 130 interrupted, 143 by SIGTERM, 129 when the terminal
-closed (see interrupts.py).
+3 the engine or the installation, 141 the reader of stdout has left; 130 interrupted, 143 by SIGTERM, 129 when the
+terminal closed (see utils/interrupts.py). Imports all other rooms.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NO_READER = 141  # 128 + SIGPIPE, as of other tools
 
 
 class LazyGroup(click.Group):
-    """Imports a command's file when it is asked for: `--help` and `doctor` must not wait for the engine."""
+    """Imports the file of a command on first use: `--help` and `doctor` must not wait for the engine."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -43,7 +43,7 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except LlamaBatchError as error:
-            if interrupts.came() is not None:  # an interrupted import or load may look like one that failed
+            if interrupts.came() is not None:  # an interrupted import or load may look like a failed one
                 raise
             tell(f"Error: {error}")
             ctx.exit(2 if isinstance(error, InputError) else 3)
@@ -76,8 +76,8 @@ def main() -> None:
     except Exception:
         if interrupts.came() is None:
             raise
-        code = _interrupted()  # whatever became of the exception on its way
-    interrupts.guard()  # nothing is left to be kept
+        code = _interrupted()  # the signal's exception may have become any other
+    interrupts.guard()  # the command has nothing left to keep
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -92,20 +92,20 @@ def _interrupted() -> int:
 
 
 def _narrow() -> dict[str, Any]:
-    """How wide help is on a terminal that is narrower than click allows for."""
+    """The width of help on a terminal that is narrower than click allows for."""
     columns = shutil.get_terminal_size().columns
     return {"terminal_width": max(_LEAST_WIDTH, columns - 2)} if columns < _CLICK_LEAST_WIDTH else {}
 
 
 def tell(text: str, *, err: bool = True) -> None:
-    """Prints sentences to stderr or stdout, wrapped between words where that is a terminal."""
-    from llamabatch.utils.console import for_terminal  # with rich; most commands have nothing to tell
+    """Prints sentences to stderr or stdout, wrapped between words if that is a terminal."""
+    from llamabatch.utils.console import for_terminal  # with rich; most commands print no sentence
 
     click.echo(for_terminal(text, sys.stderr if err else sys.stdout), err=err)
 
 
 def _leave_stdout() -> None:
-    """Its reader has left: what is still to be written goes nowhere, and Python does not complain at its end."""
+    """Sends the rest of stdout, its reader having left, to nowhere, so that Python does not complain at its end."""
     with contextlib.suppress(OSError):  # io.UnsupportedOperation is one: stdout is no file
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

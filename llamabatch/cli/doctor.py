@@ -1,4 +1,4 @@
-"""`llamabatch doctor`: what is installed here, and what is wrong with it."""
+"""`llamabatch doctor`: the installation, its faults, and the cure of each."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import click
 from llamabatch.tools.doctor import Report, Status, examine
 from llamabatch.utils.checks import counted
 
-_LEAST_DETAIL = 40  # columns that a detail needs beside its name
+_LEAST_DETAIL = 40  # columns that a detail needs side_by_side its name
 _UNWRAPPED = 100_000
 _STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.ERROR: "bold red"}
 
 
-@click.command(short_help="Show what is installed here, and what is wrong with it.")
+@click.command(short_help="Show the installation, its faults, and their cures.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.pass_context
 def doctor(ctx: click.Context, as_json: bool) -> None:
-    """Show versions, CPU, library and surroundings, and what is wrong with the cure for each.
+    """Show versions, CPU, library and surroundings, their faults, and the cure of each.
 
     Exit code 0: llamabatch works here; 1: it does not.
     """
@@ -31,7 +31,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 
 
 def _print(report: Report) -> None:
-    """Name, status and detail beside each other, or below where the terminal is narrow; unwrapped where it is none."""
+    """Prints name, status and detail side by side, on a narrow terminal one below the other; unwrapped elsewhere."""
     from rich.text import Text
 
     from llamabatch.utils.console import Stdout, wrapped
@@ -41,14 +41,14 @@ def _print(report: Report) -> None:
     marks = max(len(check.status.value) for check in report.checks)
     columns = console.width if console.is_terminal else _UNWRAPPED
     indent = width + marks + 4
-    beside = columns >= indent + _LEAST_DETAIL
-    indent = indent if beside else 2
+    side_by_side = columns >= indent + _LEAST_DETAIL
+    indent = indent if side_by_side else 2
     for check in report.checks:
         style = _STYLES[check.status]
-        line = Text(f"{check.name:<{width}}  ").append(check.status.value.ljust(marks if beside else 0), style)
+        line = Text(f"{check.name:<{width}}  ").append(check.status.value.ljust(marks if side_by_side else 0), style)
         detail = wrapped(check.detail, columns - indent).split("\n")
         cure = wrapped(f"→ {check.cure}", columns - indent).split("\n") if check.cure else []
-        if beside:
+        if side_by_side:
             line.append(f"  {detail.pop(0)}")
         console.print(line, highlight=False, soft_wrap=True)
         for text, shown in ((detail, ""), (cure, style)):

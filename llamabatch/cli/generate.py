@@ -22,7 +22,7 @@ from llamabatch.utils import interrupts
 @click.option("--system", help="With --chat: a system message in front.")
 @sampling_options
 @lora_option
-@click.option("--show-plan", is_flag=True, help="Print to stderr what was chosen for this machine, and why.")
+@click.option("--show-plan", is_flag=True, help="Print to stderr the options chosen for this machine, with reasons.")
 @engine_options()
 def generate(
     prompt: str, model: str, chat: bool, system: str | None, show_plan: bool, engine: dict[str, Any],
@@ -36,7 +36,7 @@ def generate(
     if not text:
         raise PromptError("the prompt is empty; give at least one character")
     engine["adapters"], scales = adapters_of(loras)
-    engine.setdefault("n_slots", 1)  # one prompt: more would only cost memory and time to start
+    engine.setdefault("n_slots", 1)  # one prompt: more slots would only cost memory and time at the start
     with LLM(model, **engine) as llm:
         interrupts.careful()
         if show_plan:
@@ -50,7 +50,7 @@ def _conversation(text: str, system: str | None) -> list[dict[str, str]]:
 
 
 def _print(llm: LLM, prompt: Any, params: SamplingParams, adapters: dict[str, float] | None) -> None:
-    """Writes the pieces as they come, or several continuations one after another. Raises what LLM.stream raises."""
+    """Writes the pieces as they come, or several continuations one after another. Errors as LLM.stream."""
     pieces = llm.stream(prompt, params, adapters=adapters)
     try:
         for piece in pieces:

@@ -1,21 +1,19 @@
-"""Options that commands share. The engine's are generated from EngineConfig, so that both always agree."""
+"""Options that several commands share. Those of the engine are generated from EngineConfig, so that both agree."""
 
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
-from pathlib import Path
 from typing import Any
 
 import click
 
+from llamabatch.cli.param_types import AutoInt, Bias, File, Param, ScaledFile, Shares
 from llamabatch.config import EngineConfig
 from llamabatch.gguf.resolve import local
 from llamabatch.request.sampling_params import OPEN, SamplingParams
 from llamabatch.sampling.defaults import DEFAULTS
-from llamabatch.utils.paths import absolute
 
 Command = Callable[..., Any]
 
@@ -28,95 +26,29 @@ model_option = click.option(
     help="Path of a .gguf file, 'tiny' for the bundled model, or hf:owner/repo:Q4_K_M from the hub.",
 )
 
+json_option = click.option(
+    "--json", "json_file", type=File(), help="Write everything as JSON; '-': to stdout, instead of the table."
+)
 
-class AutoInt(click.ParamType):  # type: ignore[type-arg]  # generic in some releases of click only
-    """A whole number, or the word auto."""
+plot_option = click.option(
+    "--plot", "plot_file", type=File(), help="Draw a picture: .png, .svg or .pdf. Needs llamabatch[tools]."
+)
 
-    name = "integer|auto"
+lora_option = click.option(
+    "--lora",
+    "loras",
+    type=ScaledFile(),
+    multiple=True,
+    help="A LoRA or control vector to apply, and its scale; may be given several times.",
+)
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "auto" or isinstance(value, int):
-            return value
-        try:
-            return int(value)
-        except ValueError:
-            self.fail(f"{value!r} is neither a whole number nor 'auto'", param, ctx)
-
-
-class Shares(click.ParamType):  # type: ignore[type-arg]
-    """Numbers with commas between them."""
-
-    name = "numbers"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, tuple):
-            return value
-        try:
-            return tuple(float(part) for part in value.split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not a list of numbers such as 3,1", param, ctx)
-
-
-class Bias(click.ParamType):  # type: ignore[type-arg]
-    """A token id and what is added to its logit."""
-
-    name = "id=bias"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        token_id, _, bias = value.partition("=")
-        try:
-            return int(token_id), float(bias)
-        except ValueError:
-            self.fail(f"{value!r} is not a token id and a bias such as 13=-5.5", param, ctx)
-
-
-class Param(click.ParamType):  # type: ignore[type-arg]
-    """A field of SamplingParams, or another library's name for one, and its value: JSON, or a text as it stands."""
-
-    name = "name=value"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, tuple):
-            return value
-        field, is_given, text = value.partition("=")
-        if not is_given:
-            self.fail(f"{value!r} is not a name and a value such as n=3", param, ctx)
-        try:
-            return field.replace("-", "_"), json.loads(text)
-        except ValueError:
-            return field.replace("-", "_"), text
-
-
-class File(click.ParamType):  # type: ignore[type-arg]
-    """A path, resolved; "-" stays as it is."""
-
-    name = "path"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        return Path(value if str(value) in ("-", "") else absolute(value))
-
-
-class ScaledFile(click.ParamType):  # type: ignore[type-arg]
-    """A path, and a number if one stands behind the last equals sign; 1 if none does."""
-
-    name = "file[=scale]"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, tuple):
-            return value
-        path, _, scale = value.rpartition("=")
-        try:
-            return (path, float(scale)) if path else (value, 1.0)
-        except ValueError:
-            return value, 1.0  # the equals sign belongs to the name
-
-
-# commands have options of their own for these
+# fields with an option of their own: --model, --lora
 _NO_OPTIONS = ("model", "adapters")
 
 
 def engine_options(exclude: tuple[str, ...] = ()) -> Callable[[Command], Command]:
-    """Adds an option for each field of EngineConfig but a few; the command gets `engine`, a dict of those given."""
+    """Adds an option for each field of EngineConfig but the excluded ones; the command gets `engine`, a dict of those
+    given."""
     chosen = [field for field in fields(EngineConfig) if field.name not in (*_NO_OPTIONS, *exclude)]
 
     def decorate(command: Command) -> Command:
@@ -137,7 +69,7 @@ def _option(field: Field[Any]) -> Callable[[Command], Command]:
     flag = "--" + field.name.replace("_", "-")
     default = "" if field.default is None else f"  [default: {str(field.default).lower()}]"
     text = field.metadata["help"] + default
-    # the default stays None here: what the user did not give is the library's to choose
+    # the default is None here: the library chooses the value of an option that is not given
     if isinstance(field.default, bool):
         return click.option(f"{flag}/--no-{flag[2:]}", field.name, default=None, help=text)
     kind: Any = str
@@ -150,10 +82,6 @@ def _option(field: Field[Any]) -> Callable[[Command], Command]:
     return click.option(flag, field.name, type=kind, default=None, help=text)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Options for how to sample, of the commands that generate text.
-
-
 _DEFAULTS = {f.name: f.default for f in fields(SamplingParams) if f.default is not MISSING}
 
 
@@ -162,7 +90,7 @@ def _help(text: str, name: str) -> str:
     return f"{text}  [default: {default}]"
 
 
-_OPTIONS = (
+_SAMPLING_OPTIONS = (
     click.option("-n", "--max-tokens", type=int, help=_help("Tokens to generate at most.", "max_tokens")),
     click.option("-t", "--temperature", type=float, help=_help("0: always the likeliest token.", "temperature")),
     click.option("--top-k", type=int, help=_help("Draw from the k likeliest tokens.", "top_k")),
@@ -199,27 +127,19 @@ _OPTIONS = (
     click.option("--stop", multiple=True, help="End the text before this string; may be given several times."),
     click.option("--ignore-eos", is_flag=True, default=None, help="Go on after an end-of-generation token."),
 )
-_NAMES = (
+_SAMPLING_NAMES = (
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "logit_bias", "seed", "stop", "ignore_eos"),
 )
 
-lora_option = click.option(
-    "--lora",
-    "loras",
-    type=ScaledFile(),
-    multiple=True,
-    help="A LoRA or control vector to apply, and its scale; may be given several times.",
-)
-
 
 def sampling_options(command: Command) -> Command:
-    """Adds them; the command gets `sampling`, a dict of the fields of SamplingParams that were given. What the user did
-    not give is the library's to choose."""
+    """Adds the options of sampling; the command gets `sampling`, a dict of the fields of SamplingParams that were
+    given."""
 
     @functools.wraps(command)
     def wrapped(others: tuple[tuple[str, Any], ...], **values: Any) -> Any:
-        given = {name: values.pop(name) for name in _NAMES}
+        given = {name: values.pop(name) for name in _SAMPLING_NAMES}
         given = {name: value for name, value in given.items() if value is not None and value != ()}
         for name, value in others:
             if name in given:
@@ -228,12 +148,12 @@ def sampling_options(command: Command) -> Command:
         return command(sampling=given, **values)
 
     decorated: Command = wrapped
-    for option in reversed(_OPTIONS):
+    for option in reversed(_SAMPLING_OPTIONS):
         decorated = option(decorated)
     return decorated
 
 
 def adapters_of(loras: tuple[tuple[str, float], ...]) -> tuple[tuple[tuple[str, str], ...], dict[str, float] | None]:
-    """What the engine is to load, as names and paths; what the requests are to use, as names and scales."""
+    """The values of --lora as names and paths for the engine to load, and as names and scales for the requests."""
     paths = tuple((f"lora-{i}", path) for i, (path, _) in enumerate(loras))
     return paths, {f"lora-{i}": scale for i, (_, scale) in enumerate(loras)} or None

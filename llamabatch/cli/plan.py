@@ -1,4 +1,4 @@
-"""`llamabatch plan`: what fits in memory, before anything is loaded."""
+"""`llamabatch plan`: the slots, contexts and engines that fit in memory, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -7,48 +7,34 @@ from typing import Any
 
 import click
 
-from llamabatch.cli.options import AutoInt, File, engine_options, model_option
+from llamabatch.cli.options import engine_options, model_option, plot_option
+from llamabatch.cli.param_types import AutoInt, File
 from llamabatch.tools.plan.report import Report, document
 from llamabatch.tools.plan.run import Question, answer, size_in_bytes
 from llamabatch.tools.plan.table import show
 from llamabatch.utils.console import check_targets, console, write_json
 
-# ----------------------------------------------------------------------------------------------------
-# Where a report goes: the terminal or JSON on stdout, a picture.
 
-
-def write(report: Report, as_json: bool, plot_file: Path | None) -> None:
-    """The tables, or the document, to stdout; the picture to its file."""
-    if as_json:
-        write_json(document(report), Path("-"))
-    else:
-        show(report, console())
-    if plot_file is not None:
-        from llamabatch.tools.plan.plot import draw  # matplotlib is optional, and takes a second to import
-
-        draw(report, plot_file)
-
-
-@click.command(short_help="Tell what fits in memory, before anything is loaded.")
+@click.command(short_help="Show what fits in memory, before anything is loaded.")
 @model_option
-@click.option("--slots", type=AutoInt(), help="Requests at once; not given: what fits.")
+@click.option("--slots", type=AutoInt(), help="Requests at once; by default as many as fit.")
 @click.option("--prompts", type=File(), help="Text file with one prompt a line, or JSONL: the longest decides n_ctx.")
 @click.option(
     "-n", "--max-tokens", type=int, default=256, show_default=True, help="With --prompts: tokens to generate."
 )
-@click.option("--memory", help="Plan for a machine with so much free, such as 8G, instead of what is free here.")
-@click.option("--load", type=int, help="Requests that come at once; with --prompts, as many as it has.")
+@click.option("--memory", help="Free memory to plan for, such as 8G; by default the free memory here.")
+@click.option("--load", type=int, help="Requests that come at once; by default the number of --prompts.")
 @click.option("--latency", type=float, help="Milliseconds that the p95 of the time between two tokens may take.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-@click.option("--plot", "plot_file", type=File(), help="Draw a picture: .png, .svg or .pdf. Needs llamabatch[tools].")
+@plot_option
 @engine_options(exclude=("n_slots",))
 def plan(
     model: str, slots: Any, memory: str | None, latency: float | None, as_json: bool, plot_file: Path | None,
     engine: dict[str, Any], **asked: Any,
 ) -> None:  # fmt: skip
-    """Tell what fits in memory: slots, context, engines, which strategy suits, and what to change. Loads no model.
+    """Show what fits in memory: slots, context, engines, the strategy that suits, and what to change. Loads no model.
 
-    Exit code 1 if what was asked for does not fit.
+    Exit code 1 if the plan asked for does not fit.
     """
     if slots is not None:
         engine["n_slots"] = slots
@@ -59,3 +45,15 @@ def plan(
     write(report, as_json, plot_file)
     if not report.fits:
         click.get_current_context().exit(1)
+
+
+def write(report: Report, as_json: bool, plot_file: Path | None) -> None:
+    """Writes the tables, or JSON, to stdout; the picture to its file."""
+    if as_json:
+        write_json(document(report), Path("-"))
+    else:
+        show(report, console())
+    if plot_file is not None:
+        from llamabatch.tools.plan.plot import draw  # matplotlib is optional, and takes a second to import
+
+        draw(report, plot_file)

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from llamabatch.cli import tell
-from llamabatch.cli.options import File, adapters_of, engine_options, lora_option, model_option, sampling_options
+from llamabatch.cli.options import adapters_of, engine_options, lora_option, model_option, sampling_options
+from llamabatch.cli.param_types import File, Shard
 from llamabatch.errors import OutputError
 from llamabatch.jobs.job import JobInterrupted, preview
 from llamabatch.jobs.job import run as run_job
@@ -20,23 +21,6 @@ from llamabatch.jobs.settings import Settings
 from llamabatch.jobs.summary import Summary
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils.console import check_targets, write_json
-
-_FILE = File()
-
-
-class Shard(click.ParamType):  # type: ignore[type-arg]  # generic in some releases of click only
-    """Which of how many, from 1."""
-
-    name = "i/n"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            i, n = value.split("/")
-            return int(i), int(n)
-        except ValueError:
-            self.fail(f"{value!r} is not a part and a whole such as 1/4", param, ctx)
 
 
 @click.command(short_help="Run a file of prompts and write a result for each row.")
@@ -50,32 +34,34 @@ class Shard(click.ParamType):  # type: ignore[type-arg]  # generic in some relea
 @click.option("--id-column", help="The column of CSV or Parquet that holds the ids.  [default: the rows' numbers]")
 @sampling_options
 @lora_option
-@click.option("--order", type=click.Choice(ORDERS), default="input", show_default=True, help="Of the rows in OUT.")
+@click.option(
+    "--order", type=click.Choice(ORDERS), default="input", show_default=True, help="Order of the rows in OUT."
+)
 @click.option(
     "--shape", type=click.Choice(SHAPES), default="auto", show_default=True,
-    help="Of the rows in OUT; auto: results of OpenAI's batch API for lines of its format, else flat rows.",
+    help="Form of the rows in OUT; auto: results of OpenAI's batch API for lines of its format, else flat rows.",
 )  # fmt: skip
-@click.option("--token-ids", is_flag=True, help="Tell the ids of the generated tokens.")
-@click.option("--times", is_flag=True, help="Tell when each row waited, began and ended.")
+@click.option("--token-ids", is_flag=True, help="Write the ids of the generated tokens.")
+@click.option("--times", is_flag=True, help="Write the times at which each row waited, began and ended.")
 @click.option("--limit", type=int, help="Only the first so many rows of the inputs.")
 @click.option("--shard", type=Shard(), default="1/1", show_default=True, help="The i-th of n equal parts of the rows.")
-@click.option("--retry-errors", is_flag=True, help="Run rows again that stand in OUT with an error.")
+@click.option("--retry-errors", is_flag=True, help="Run the rows again that ended in OUT with an error.")
 @click.option("--force", is_flag=True, help="Go on with OUT although model, inputs or parameters have changed.")
 @click.option("--dry-run", is_flag=True, help="Check every line and print the plan; load no weights, write nothing.")
-@click.option("--price-per-hour", type=float, help="What an hour of this machine costs; the summary tells the cost.")
-@click.option("--json", "json_file", type=_FILE, help="Write the summary as JSON; '-': to stdout.")
-@click.option("--plot", "plot_file", type=_FILE, help="Draw a report: .png, .svg or .pdf. Needs llamabatch[tools].")
-@click.option("--metrics-file", help="Keep a file of figures for Prometheus there. Needs llamabatch[metrics].")
+@click.option("--price-per-hour", type=float, help="Price of an hour of this machine; the summary has the cost.")
+@click.option("--json", "json_file", type=File(), help="Write the summary as JSON; '-': to stdout.")
+@click.option("--plot", "plot_file", type=File(), help="Draw a report: .png, .svg or .pdf. Needs llamabatch[tools].")
+@click.option("--metrics-file", help="Write a file of figures for Prometheus. Needs llamabatch[metrics].")
 @engine_options(exclude=("isolate", "max_queue", "max_wait_ms"))
 def run(
     inputs: tuple[str, ...], output: str, dry_run: bool, json_file: Path | None, plot_file: Path | None,
     chat: bool, embed: bool, sampling: dict[str, Any], loras: tuple[tuple[str, float], ...], **given: Any,
 ) -> None:  # fmt: skip
-    """Run the rows of IN, several files, globs or '-', and write what comes of each to OUT, a file or '-'.
+    """Run the rows of IN, several files, globs or '-', and write the result of each to OUT, a file or '-'.
 
     The same command again goes on where it was stopped or killed. Exit codes: 0 all rows are done, 1 some of them are
     errors, 2 usage, 3 the engine or the disk, 130 interrupted (143 by SIGTERM, 129 when the terminal closed),
-    141 who read stdout has left.
+    141 the reader of stdout has left.
     """
     if chat and embed:
         raise click.UsageError("give --chat or --embed, not both")
@@ -106,7 +92,7 @@ def run(
             again = "the same command begins anew" if output == "-" else "the same command goes on from there"
             progress.say(f"Interrupted: what had finished is written; {again}.")
         except OutputError as error:
-            if isinstance(error.__cause__, BrokenPipeError):  # the reader of our stdout has left; so do we
+            if isinstance(error.__cause__, BrokenPipeError):  # the reader of stdout has left
                 raise error.__cause__ from None
             raise
     _report(summary, json_file, plot_file)

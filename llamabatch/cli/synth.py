@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from llamabatch.cli.options import File
+from llamabatch.cli.param_types import File
 from llamabatch.tools import synth as library
 from llamabatch.utils import interrupts
 from llamabatch.utils.paths import shown
@@ -20,13 +20,13 @@ from llamabatch.utils.paths import shown
     type=click.Choice(library.QUANTS, case_sensitive=False),
     default="Q8_0",
     show_default=True,
-    help="The type of the weights.",
+    help="Type of the weights.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Same seed, same file.")
 def synth(shape: str, out: Path, quant: str, seed: int) -> None:
     """Write random weights in the shape of a real model to OUT, for measuring speed without a download.
 
-    The text that such a model makes means nothing. An existing file OUT is replaced.
+    The text of such a model means nothing. An existing file OUT is replaced.
     """
     interrupts.careful()
     from rich.console import Console

@@ -16,15 +16,15 @@ from llamabatch.utils import interrupts
 
 @click.command(short_help="Watch running jobs, live in the terminal.")
 @click.argument("what", required=False, metavar="[PID|FILE]")
-@click.option("--once", is_flag=True, help="Print how they stand and end; so it does where stdout is no terminal.")
-@click.option("--json", "as_json", is_flag=True, help="Print how they stand as a JSON list, and end.")
+@click.option("--once", is_flag=True, help="Print the jobs once and end; the default if stdout is no terminal.")
+@click.option("--json", "as_json", is_flag=True, help="Print the jobs as a JSON list, and end.")
 @click.option(
-    "--every", default=1.0, show_default=True, type=click.FloatRange(0.1, 3600), help="Seconds between looks."
+    "--every", default=1.0, show_default=True, type=click.FloatRange(0.1, 3600), help="Seconds between two updates."
 )
 def top(what: str | None, once: bool, as_json: bool, every: float) -> None:
     """Watch running jobs: `llamabatch run`, and programs with LLM.monitor(publish=True), of this user.
 
-    PID or FILE picks one. Exit codes: 0, or 1 where nothing runs.
+    PID or FILE picks one. Exit codes: 0, or 1 if nothing runs.
     """
     interrupts.careful()
     from rich.live import Live
@@ -47,8 +47,8 @@ def top(what: str | None, once: bool, as_json: bool, every: float) -> None:
             while found:
                 live.update(draw(found), refresh=True)
                 time.sleep(every)
-                with contextlib.suppress(InputError):  # its file went with it
+                with contextlib.suppress(InputError):  # the job has ended and deleted its file
                     found = find(what)
                     continue
                 break
-        click.echo("nothing runs any more", err=True)
+        click.echo("no job runs any more", err=True)

@@ -1,4 +1,7 @@
-"""Watching engines: snapshots every so often, the machine beside them, a file for Prometheus, `llamabatch top`."""
+"""Monitoring of engines: snapshots at an interval, the machine, energy, a file for Prometheus, `llamabatch top`.
+
+Imports `client` and the rooms below it.
+"""
 
 from llamabatch.monitor.energy import EnergyMeter as EnergyMeter
 from llamabatch.monitor.gpu import GpuSample as GpuSample

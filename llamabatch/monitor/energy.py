@@ -1,4 +1,4 @@
-"""Energy that the machine reports: CPUs and their memory through RAPL (Linux), NVIDIA GPUs through NVML."""
+"""Energy counters of the machine: CPUs and their memory through RAPL (Linux), NVIDIA GPUs through NVML."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _READ_EVERY_S = 30.0  # a package's counter wraps after 262 kJ: 7 minutes at 600
 
 
 class EnergyMeter:
-    """Joules over a span. Each source is optional; what cannot be read is left out, without a word.
+    """Joules over a span of time. A source that cannot be read is left out silently.
 
     ::
 
@@ -23,15 +23,15 @@ class EnergyMeter:
             ...
             print(meter.read(), meter.sources)
 
-    A thread reads the counters every 30 s, so that none wraps unseen; where there is no source, none is started. Linux
-    lets only root read RAPL unless the machine's owner says otherwise (chmod of /sys/class/powercap/*/energy_uj).
+    A thread reads the counters every 30 s, so that none wraps unseen; without a source there is no thread. On Linux
+    only root may read RAPL by default (chmod of /sys/class/powercap/*/energy_uj changes that).
 
     Args:
-        gpus: count GPUs, too: all that this process may use, whoever else uses them.
-        powercap: where RAPL's zones are. nvml: as for Gpus.
+        gpus: count GPUs as well: all that this process may use, with the energy of their other users.
+        powercap: folder of RAPL's zones. nvml: as for Gpus.
 
     Attributes:
-        sources: what is counted: "package-0", "dram-0", "GPU 0" and so on.
+        sources: names of the counters: "package-0", "dram-0", "GPU 0" and so on.
     """
 
     def __init__(self, *, gpus: bool = True, powercap: Path = POWERCAP, nvml: Any = None) -> None:
@@ -45,7 +45,7 @@ class EnergyMeter:
         self._thread: threading.Thread | None = None
 
     def start(self) -> EnergyMeter:
-        """Counts from here on; returns itself."""
+        """Starts to count; returns itself."""
         if self._counters and self._thread is None:
             self._thread = threading.Thread(target=self._keep_reading, name="llamabatch-energy", daemon=True)
             with self._lock:
@@ -55,16 +55,16 @@ class EnergyMeter:
         return self
 
     def read(self) -> float | None:
-        """Joules since `start`; None where the machine reports none."""
+        """Joules since `start`; None without a source."""
         return sum(joules.values()) if (joules := self.by_source()) else None
 
     def by_source(self) -> dict[str, float]:
-        """The same for each source."""
+        """Joules since `start` of each source."""
         with self._lock:
             return {counter.name: counter.read() for counter in self._counters}
 
     def stop(self) -> float | None:
-        """The last reading, and the end. May be called twice."""
+        """Stops to count; returns the last reading. May be called twice."""
         joules = self.read()
         self._stop.set()
         if self._thread is not None:
@@ -85,11 +85,11 @@ class EnergyMeter:
 
 
 class _Counter:
-    """Sums up what a counter grows by.
+    """Sum of the growth of one counter.
 
     Args:
-        read: gives joules; None where it fails.
-        range_j: where the counter begins at 0 again.
+        read: returns joules, or None if reading fails.
+        range_j: joules at which the counter wraps to 0; None: unknown.
     """
 
     def __init__(self, name: str, read: Callable[[], float | None], range_j: float | None) -> None:
@@ -106,7 +106,7 @@ class _Counter:
         now = self._read()
         if now is not None and self._last is not None:
             grown = now - self._last
-            if grown < 0:  # it wrapped; one without a known range was set back, and what it lost is not known
+            if grown < 0:  # it wrapped; without a known range it was reset, and the loss is unknown
                 grown = grown + self._range_j if self._range_j else 0.0
             self._sum += grown
         if now is not None:
@@ -118,7 +118,7 @@ _Zone = tuple[Callable[[], float | None], float | None]
 
 
 def _rapl_zones(powercap: Path) -> dict[str, _Zone]:
-    """Packages and their memory, by name; cores and graphics are parts of a package, and psys holds it all again."""
+    """Zones of packages and their memory, by name. Cores and graphics are parts of a package, psys is all of them."""
     zones: dict[str, _Zone] = {}
     try:
         folders = sorted(powercap.glob("intel-rapl:*"))

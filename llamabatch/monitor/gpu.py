@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through NVML: use, memory, power and energy. None where the library, the driver or a GPU is missing."""
+"""NVIDIA GPUs through NVML: use, memory, power and energy. Without library, driver or GPU there are none."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from llamabatch.planning.nvml import text, visible
 
 @dataclass(frozen=True)
 class GpuSample:
-    """One GPU now; what it does not tell is None.
+    """One GPU at one moment; a figure that the driver does not report is None.
 
     Attributes:
-        index: NVML's number. name: as the driver gives it.
-        use_percent: of the last moments in which anything was computed on it, by anybody.
-        memory_used, memory_total: bytes, by all its users.
+        index: NVML's number. name: the driver's name.
+        use_percent: share of the last moments in which the GPU computed, for any process, 0 to 100.
+        memory_used, memory_total: bytes, of all processes.
         power_w: watts.
     """
 
@@ -34,7 +34,7 @@ class Gpus:
     """The GPUs that this process may use: all, or those of CUDA_VISIBLE_DEVICES (numbers or UUIDs).
 
     Args:
-        nvml: the module to ask; None: pynvml of the extra `gpu`, where it is installed.
+        nvml: the module to use; None: pynvml of the extra `gpu`, if it is installed.
     """
 
     def __init__(self, nvml: Any = None) -> None:
@@ -49,11 +49,12 @@ class Gpus:
             return
         count = self._ask("nvmlDeviceGetCount") or 0
         found = [(number, self._ask("nvmlDeviceGetHandleByIndex", number)) for number in range(count)]
-        with contextlib.suppress(Exception):  # a driver that does not tell UUIDs, say
+        with contextlib.suppress(Exception):  # a driver that reports no UUIDs, say
             ours = visible(self._nvml, [handle for _, handle in found])
             self._handles = [(number, handle) for number, handle in found if handle is not None and handle in ours]
 
     def sample(self) -> tuple[GpuSample, ...]:
+        """One sample for each GPU."""
         return tuple(self._sample(number, handle) for number, handle in self._handles)
 
     def _sample(self, number: int, handle: Any) -> GpuSample:
@@ -70,7 +71,7 @@ class Gpus:
         )
 
     def counters(self) -> dict[str, Callable[[], float | None]]:
-        """For each GPU that counts its energy: what reads the counter, joules since the driver was loaded."""
+        """Readers of energy by GPU name: joules since the driver was loaded. GPUs without a counter are left out."""
 
         def reader(handle: Any) -> Callable[[], float | None]:
             def read() -> float | None:
@@ -83,12 +84,13 @@ class Gpus:
         return {name: read for name, read in readers.items() if read() is not None}
 
     def close(self) -> None:
+        """Ends the use of NVML. May be called twice."""
         if self._nvml is not None:
             self._ask("nvmlShutdown")
             self._nvml, self._handles = None, []
 
     def _ask(self, function: str, *arguments: Any) -> Any:
-        """None for what this GPU or driver does not tell."""
+        """The result of a function of NVML; None if GPU or driver does not have it."""
         try:
             return getattr(self._nvml, function)(*arguments)
         except Exception:

@@ -1,4 +1,4 @@
-"""What the processes of an engine take of the machine, and what is left: CPU, memory, power, GPUs."""
+"""Use of the machine by the processes of an engine, and the rest of it: CPU, memory, power, GPUs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from llamabatch.monitor.gpu import Gpus, GpuSample
 
 @dataclass(frozen=True)
 class MachineSample:
-    """The machine in the time since the sample before; what it does not tell is None.
+    """The machine since the sample before; a figure that it does not report is None.
 
     Attributes:
-        cpu_percent: CPU time of this process and the engine's children, 100 a core that was busy all the time.
-        system_cpu_percent: of all cores of the machine, by everybody, 0 to 100.
-        memory_bytes: resident memory of these processes; pages of a model file that several have mapped count in each.
-        system_available_bytes: memory that could still be had.
-        cpu_power_w: watts of CPUs and their memory (RAPL), by everybody.
+        cpu_percent: CPU time of this process and the engine's children, 100 for each core that was always busy.
+        system_cpu_percent: use of all cores by all processes, 0 to 100.
+        memory_bytes: resident memory of these processes; pages of a model file that several of them map count in each.
+        system_available_bytes: memory available on the machine.
+        cpu_power_w: watts of CPUs and their memory (RAPL), of all processes.
         gpus: see GpuSample.
     """
 
@@ -36,21 +36,22 @@ class MachineSample:
     gpus: tuple[GpuSample, ...] = ()
 
     def document(self) -> dict[str, Any]:
-        """For JSON."""
+        """The sample as plain values for JSON."""
         return asdict(self)
 
     @classmethod
     def from_document(cls, packed: dict[str, Any]) -> MachineSample:
+        """The reverse of `document`."""
         gpus = tuple(GpuSample(**gpu) for gpu in packed["gpus"])
         return cls(**{**packed, "gpus": gpus})
 
 
 class MachineSampler:
-    """Takes samples. Not for use from two threads at once.
+    """Takes samples, for one thread.
 
     Args:
-        pids: gives the engine's child processes, which may change.
-        clock: seconds. powercap, nvml: as for EnergyMeter.
+        pids: returns the ids of the engine's child processes, which may change.
+        clock: returns seconds. powercap, nvml: as for EnergyMeter.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class MachineSampler:
         self._processes()
 
     def sample(self) -> MachineSample:
+        """The machine since the last call."""
         now, joules, system = self._clock(), self._meter.read(), _system_times()
         span_s = now - self._last_s
         busy_s, memory = self._processes()
@@ -90,11 +92,12 @@ class MachineSampler:
         )
 
     def close(self) -> None:
+        """Ends the counters."""
         self._meter.stop()
         self._gpus.close()
 
     def _processes(self) -> tuple[float, int]:
-        """CPU seconds since the last time, and resident memory; those that have ended count no more."""
+        """CPU seconds since the last call, and resident bytes, of the processes that still run."""
         seen: dict[int, float] = {}
         grown, memory = 0.0, 0
         for pid in (os.getpid(), *self._pids()):
@@ -111,7 +114,7 @@ class MachineSampler:
 
 
 def _system_times() -> tuple[float, float]:
-    """Seconds that cores were busy, and all."""
+    """Busy seconds and all seconds, summed over the cores."""
     times = psutil.cpu_times()
     total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)  # they are in user and nice
     return total - times.idle - getattr(times, "iowait", 0.0), total

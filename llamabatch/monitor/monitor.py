@@ -1,4 +1,4 @@
-"""A thread that looks at an engine every so often, and tells a callback, a metrics file, and `llamabatch top`."""
+"""Monitor: a thread that samples an engine at an interval, for a callback, a metrics file and `llamabatch top`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Watched(Protocol):
-    """What can be watched: a client of an engine."""
+    """The part of an EngineClient that a Monitor reads."""
 
     def stats(self) -> EngineStats: ...
 
@@ -34,21 +34,20 @@ class Watched(Protocol):
 
 
 class Monitor:
-    """Looks every `every_s` seconds, from `start` (or entering it as a context manager) until `stop` (or leaving it).
+    """Takes a Snapshot every `every_s` seconds, from `start` (or `with`) until `stop` (or the end of the `with`).
 
-    It looks once more when it stops, which it does at the latest when the LLM is closed. A look waits for no step, and
-    one that comes late, because a callback took long, is left out. The engine may be forgotten: the monitor does not
-    keep it.
+    The last snapshot comes at the stop, which is at the latest when the LLM is closed. A snapshot waits for no step of
+    the engine; one that is late, because a callback took long, is skipped. A monitor does not keep the engine alive.
 
     Args:
         client: the engine.
-        callback: is called with a Snapshot, on the monitor's thread. What it raises is logged, and the monitor goes on.
-            It may ask the LLM for anything that does not wait for a request of its own to end.
-        every_s: seconds, 0.01 to 3600.
-        metrics_file: where Prometheus finds the figures, renewed at each look; see MetricsFile.
-        publish: show it in `llamabatch top`.
-        title: what `top` calls it.
-        job: for `top`: gives what a job says of itself, as rows, total and left_s (seconds).
+        callback: called with each Snapshot, on the monitor's thread. An exception in it is logged, and the monitor goes
+            on. It may use the LLM, but not wait for the end of a request of its own.
+        every_s: the interval in seconds, 0.01 to 3600.
+        metrics_file: path of the file for Prometheus, written at each snapshot; see MetricsFile.
+        publish: show the engine in `llamabatch top`.
+        title: name in `top`.
+        job: for `top`: returns the progress of a job, as rows, total and left_s (seconds).
 
     Raises:
         ConfigError: every_s is out of range; the metrics file cannot be written.
@@ -82,7 +81,7 @@ class Monitor:
         self._failed: set[int] = set()  # listeners whose last call raised, so that the log does not fill
 
     def start(self) -> Monitor:
-        """Begins; returns itself. A monitor starts once.
+        """Starts the thread; returns itself. A monitor starts once.
 
         Raises:
             EngineClosedError: the engine is closed.
@@ -99,7 +98,7 @@ class Monitor:
         return self
 
     def stop(self) -> None:
-        """Looks a last time and ends. May be called twice, and from the callback."""
+        """Takes the last snapshot and ends. May be called twice, and from the callback."""
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -116,7 +115,7 @@ class Monitor:
                 due_s = max(due_s + self._every_s, time.monotonic())
                 is_last = self._stop.wait(max(0.0, due_s - time.monotonic()))
                 with contextlib.suppress(EngineClosedError):
-                    if not self._look():
+                    if not self._sample():
                         break
                     continue
                 break
@@ -125,13 +124,13 @@ class Monitor:
             if self._status is not None:
                 self._status.remove()
 
-    def _look(self) -> bool:
-        """False when the engine has been forgotten. Raises EngineClosedError."""
+    def _sample(self) -> bool:
+        """Takes a snapshot; False if the engine was collected. Raises EngineClosedError."""
         client = self._client()
         if client is None:
             return False
         stats, now = client.stats(), time.monotonic()
-        del client  # or it would live as long as the callback takes
+        del client  # the callback must not keep it alive
         snapshot = Snapshot(
             time_s=time.time(),
             elapsed_s=now - self._started_s,
@@ -147,7 +146,7 @@ class Monitor:
                 self._failed.discard(number)
             except Exception:
                 if number not in self._failed:
-                    logger.exception("a listener of a monitor failed; it will be told again")
+                    logger.exception("a listener of a monitor failed; it gets the next snapshot all the same")
                 self._failed.add(number)
         return True
 

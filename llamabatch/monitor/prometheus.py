@@ -1,4 +1,4 @@
-"""A file for Prometheus: vLLM's metric names under our prefix, in the text format, renewed as a whole."""
+"""MetricsFile: a file for Prometheus in the text format, with vLLM's metric names under our prefix."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llamabatch.utils.paths import absolute, shown
 
 PREFIX = "llamabatch:"
 
-# below vLLM's lowest limits, since small models are faster than anything that it serves
+# limits below vLLM's lowest, since small models are faster than the models that it serves
 _FINE = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 _FIRST: tuple[float, ...] = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _FIRST += (20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
@@ -26,7 +26,7 @@ _WHOLE += (240.0, 480.0, 960.0, 1920.0, 7680.0)
 
 _GAUGES = {
     "num_requests_running": "Continuations that have a slot.",
-    "num_requests_waiting": "Continuations and texts that wait for one.",
+    "num_requests_waiting": "Continuations and texts that wait for a slot.",
     "kv_cache_usage_perc": "Share of the KV cache that running continuations use, 0 to 1.",
     "slot_usage_perc": "Share of the slots in use, 0 to 1.",
     "rows_per_step": "Mean rows of a decode call since the start.",
@@ -37,12 +37,12 @@ _COUNTERS = {
     "generation_tokens": "Tokens sampled.",
     "num_preemptions": "Continuations that lost their slot and came back.",
     "prefix_cache_queries": "Tokens of prompts that were looked up.",
-    "prefix_cache_hits": "Those of them that were copied instead of computed.",
-    "requests_submitted": "Requests taken in.",
+    "prefix_cache_hits": "Tokens of prompts that were copied instead of computed.",
+    "requests_submitted": "Requests accepted.",
     "requests_rejected": "Requests that max_queue refused.",
-    "engine_restarts": "Engine processes that took the place of one that died.",
-    "spec_decode_num_draft_tokens": "Guessed tokens that were checked.",
-    "spec_decode_num_accepted_tokens": "Guessed tokens that held.",
+    "engine_restarts": "Engine processes that replaced one that died.",
+    "spec_decode_num_draft_tokens": "Drafted tokens that were checked.",
+    "spec_decode_num_accepted_tokens": "Drafted tokens that were accepted.",
 }
 _HISTOGRAMS = {
     "time_to_first_token_seconds": ("From arrival to the first token.", _FIRST),
@@ -53,21 +53,21 @@ _HISTOGRAMS = {
 _MACHINE = {
     "process_cpu_usage_cores": "Cores that this process and the engine's children keep busy.",
     "process_memory_bytes": "Resident memory of this process and the engine's children.",
-    "cpu_power_watts": "Power of CPUs and their memory, as RAPL tells.",
+    "cpu_power_watts": "Power of CPUs and their memory, from RAPL.",
     "gpu_usage_perc": "Share of the time in which the GPU computed, 0 to 1.",
-    "gpu_memory_used_bytes": "Memory of the GPU in use, by anybody.",
+    "gpu_memory_used_bytes": "Memory of the GPU in use, of all processes.",
     "gpu_power_watts": "Power of the GPU.",
 }
 
 
 class MetricsFile:
-    """The figures of one engine, for node_exporter's textfile collector, or whatever reads the text format.
+    """The figures of one engine, for node_exporter's textfile collector or another reader of the text format.
 
     Each write makes a temporary file in the same folder and renames it, so that a reader finds a whole file at any
-    time. The last one stays when the program ends.
+    time. The file stays when the program ends.
 
     Args:
-        path: its name should end in .prom, as the collector wants.
+        path: path of the file; node_exporter reads names that end in .prom.
         model: the value of the label model_name; "": the title of the monitor that writes it.
 
     Raises:
@@ -94,12 +94,12 @@ class MetricsFile:
         self._registry.register(self)
 
     def write(self, snapshot: Snapshot) -> None:
-        """Renews the file. Raises OSError where it cannot."""
+        """Writes the file anew. Raises OSError."""
         self._snapshot = snapshot
         self._client.write_to_textfile(str(self.path), self._registry)
 
     def collect(self) -> Iterator[Any]:
-        """For prometheus_client: the families of metrics."""
+        """The families of metrics, for prometheus_client."""
         if self._snapshot is None:
             return
         stats, machine = self._snapshot.stats, self._snapshot.machine

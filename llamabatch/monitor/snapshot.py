@@ -1,4 +1,4 @@
-"""What a Monitor tells its callback."""
+"""Snapshot: the argument of a Monitor's callback."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Snapshot:
     """An engine and its machine at one moment.
 
     Attributes:
-        time_s: of the moment, seconds since 1970.
-        elapsed_s: since the monitor started.
-        stats: since the engine started.
-        interval_s: since the snapshot before (of the first: since the monitor started).
-        recent: the same figures, of that time alone; its histograms give the percentiles of that time.
-        machine: CPU, memory, power and GPUs in that time.
+        time_s: the moment, seconds since 1970.
+        elapsed_s: seconds since the monitor started.
+        stats: figures since the engine started.
+        interval_s: seconds since the snapshot before, or since the monitor started.
+        recent: the figures of that interval alone; its histograms give the percentiles of the interval.
+        machine: CPU, memory, power and GPUs in that interval.
     """
 
     time_s: float
@@ -30,17 +30,17 @@ class Snapshot:
 
     @property
     def generated_tokens_per_s(self) -> float:
-        """Tokens sampled, a second of the interval."""
+        """Tokens sampled per second of the interval."""
         return self._rate(self.recent.generated_tokens)
 
     @property
     def prompt_tokens_per_s(self) -> float:
-        """Tokens of prompts that got a slot, and of embedded texts, a second of the interval."""
+        """Tokens of prompts that got a slot, and of embedded texts, per second of the interval."""
         return self._rate(self.recent.prompt_tokens + self.recent.embed_tokens)
 
     @property
     def requests_per_s(self) -> float:
-        """Requests that ended, in whatever way, a second of the interval."""
+        """Requests that ended, also by an error or abort, per second of the interval."""
         return self._rate(self.recent.ok + self.recent.errors + self.recent.aborted)
 
     def _rate(self, count: int) -> float:

@@ -1,4 +1,4 @@
-"""Small files in which running monitors say how they stand, for `llamabatch top`. No prompts, no outputs."""
+"""Status files: the figures of each running monitor, for `llamabatch top`. They hold no prompts and no outputs."""
 
 from __future__ import annotations
 
@@ -32,23 +32,22 @@ _numbers = itertools.count()
 
 
 def folder() -> Path:
-    """Where the files of this machine are: a home folder may be shared by several."""
+    """The folder of this machine's files; several machines may share a home folder."""
     return cache_dir() / "running" / (platform.node() or "localhost")
 
 
 @dataclass(frozen=True)
 class Status:
-    """How one monitored engine stands.
+    """The state of one monitored engine.
 
     Attributes:
-        pid: of its program. created_s: when that started, seconds since 1970, so that another with its id is not
-            mistaken for it.
-        written_s: when this was written. every_s: how often it is.
-        title: what it is called. elapsed_s: since the monitor started.
-        stats: since the engine started; recent: in the last window_s seconds.
-        speeds: generated tokens a second, one for each look, the last one last.
+        pid: id of its process. created_s: start of that process, seconds since 1970; a later process may have its id.
+        written_s: time of writing, seconds since 1970. every_s: seconds between two writes.
+        title: name of the engine. elapsed_s: seconds since the monitor started.
+        stats: figures since the engine started. recent: figures of the last window_s seconds.
+        speeds: generated tokens per second of each snapshot, the latest last.
         machine: as in Snapshot.
-        job: what the job says of itself: rows, total, left_s, errors, where it has them.
+        job: progress of the job, if there is one: rows, total, left_s, errors.
     """
 
     pid: int
@@ -65,6 +64,7 @@ class Status:
     job: Mapping[str, Any]
 
     def document(self) -> dict[str, Any]:
+        """The status as plain values for JSON."""
         return {
             **vars(self),
             "version": _VERSION,
@@ -76,16 +76,16 @@ class Status:
 
     @classmethod
     def from_document(cls, packed: dict[str, Any]) -> Status:
-        """Raises KeyError, TypeError or ValueError for what is none."""
+        """The reverse of `document`. Raises KeyError, TypeError or ValueError for anything else."""
         if packed.pop("version") != _VERSION:
-            raise ValueError("of another release")
+            raise ValueError("a status of another release")
         own = {name: EngineStats.from_wire(packed[name]) for name in ("stats", "recent")}
         machine, speeds = MachineSample.from_document(packed["machine"]), tuple(packed["speeds"])
         return cls(**{**packed, **own, "machine": machine, "speeds": speeds})
 
     @property
     def is_running(self) -> bool:
-        """Does the program that wrote it?"""
+        """True while the process that wrote it runs."""
         try:
             return bool(abs(psutil.Process(self.pid).create_time() - self.created_s) < 1)
         except psutil.Error:
@@ -93,7 +93,7 @@ class Status:
 
 
 class StatusFile:
-    """Written at each look of a monitor, whole at any time, readable by the user alone.
+    """The file of one monitor: whole at any time, readable by its user alone.
 
     Args:
         title, every_s, job: as for Monitor.
@@ -109,11 +109,11 @@ class StatusFile:
         self._speeds: deque[float] = deque(maxlen=_HISTORY)
 
     def write(self, snapshot: Snapshot) -> None:
-        """Where it cannot, `top` shows an older one or nothing; that is no reason to disturb a job."""
+        """Writes the file at a snapshot. A failure goes to the log: it must not disturb a job."""
         try:
             self._write(snapshot)
         except OSError as error:
-            logger.debug("llamabatch top is not told: %s", error)
+            logger.debug("the status file for llamabatch top cannot be written: %s", error)
 
     def _write(self, snapshot: Snapshot) -> None:
         now = snapshot.elapsed_s
@@ -142,12 +142,13 @@ class StatusFile:
         write_text(self.path, json.dumps(status.document()))
 
     def remove(self) -> None:
+        """Deletes the file."""
         with contextlib.suppress(OSError):
             self.path.unlink()
 
 
 def read(path: Path) -> Status:
-    """Raises InputError if it is not there, or no status file of this release."""
+    """The status in a file. Raises InputError if it is missing or no status file of this release."""
     try:
         return Status.from_document(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
@@ -157,13 +158,13 @@ def read(path: Path) -> Status:
 
 
 def running() -> list[Status]:
-    """Of all programs that run, the oldest first; what others have left behind is removed."""
+    """The status of each process that runs, the oldest first. Files that ended processes left are deleted."""
     found = []
     for path in sorted(folder().glob("*.json")):
         try:
             status = read(path)
         except InputError:
-            continue  # removed a moment ago, or of another release
+            continue  # deleted a moment ago, or of another release
         if status.is_running:
             found.append(status)
         else:
@@ -173,5 +174,5 @@ def running() -> list[Status]:
 
 
 def age_s(status: Status) -> float:
-    """Seconds since it was written."""
+    """Seconds since a status was written."""
     return max(0.0, time.time() - status.written_s)

@@ -1,8 +1,7 @@
-"""What `llamabatch top` tells of running jobs: as plain figures, and drawn for a terminal."""
+"""`llamabatch top`: the status of running jobs as plain figures, and drawn for a terminal."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ from rich.text import Text
 
 from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import InputError
-from llamabatch.monitor.status import Status, read, running
+from llamabatch.monitor.status import Status, age_s, read, running
+from llamabatch.utils.checks import counted
 from llamabatch.utils.format import duration, seconds, significant
 from llamabatch.utils.histogram import Histogram
 from llamabatch.utils.paths import absolute
@@ -27,13 +27,13 @@ _SILENT_S = 3.0  # beyond its interval
 
 
 def find(what: str | None) -> list[Status]:
-    """Those that run.
+    """The status of each running job.
 
     Args:
-        what: a process id, or a status file; None: all of this user on this machine.
+        what: a process id, or a status file; None: all jobs of this user on this machine.
 
     Raises:
-        InputError: no file of that name, or it is no status file.
+        InputError: there is no such file, or it is no status file.
     """
     if what is None:
         return running()
@@ -47,15 +47,15 @@ def find(what: str | None) -> list[Status]:
 
 
 def figures(status: Status) -> dict[str, Any]:
-    """Plain values for JSON; times in seconds. Rates and percentiles are of the last `window_s` seconds, the
-    percentiles of the whole time where nothing happened in these."""
+    """Plain values for JSON; times in seconds. Rates and percentiles are of the last `window_s` seconds; percentiles of
+    the whole time if nothing ended in that window."""
     stats, recent, machine = status.stats, status.recent, status.machine
     ended = recent.ok + recent.errors + recent.aborted
     return {
         "pid": status.pid,
         "title": status.title,
         "elapsed_s": status.elapsed_s,
-        "age_s": max(0.0, time.time() - status.written_s),
+        "age_s": age_s(status),
         "window_s": status.window_s,
         "job": dict(status.job),
         "requests": {name: getattr(stats, name) for name in ("submitted", "in_flight", "ok", "errors", "aborted")},
@@ -80,19 +80,19 @@ def _rate(status: Status, count: int) -> float:
 
 
 def _spread(recent: Histogram, whole: Histogram) -> dict[str, float] | None:
-    """None of nothing."""
-    told = recent if recent.count else whole
-    values = {f"p{percent}": told.percentile(percent) for percent in (50, 95, 99)}
+    """Percentiles by name; None if there are no durations."""
+    histogram = recent if recent.count else whole
+    values = {f"p{percent}": histogram.percentile(percent) for percent in (50, 95, 99)}
     return {name: value for name, value in values.items() if value is not None} or None
 
 
 def draw(statuses: Sequence[Status]) -> RenderableType:
-    """One panel for each, as wide as the console."""
+    """One panel for each status, as wide as the console."""
     return Group(*(_Drawn(status) for status in statuses))
 
 
 class _Drawn:
-    """A panel that leaves its bars out where it is narrow."""
+    """A panel that leaves its bars out if it is narrow."""
 
     def __init__(self, status: Status) -> None:
         self._status = status
@@ -102,23 +102,23 @@ class _Drawn:
 
 
 def _panel(status: Status, bars: bool) -> Panel:
-    told = figures(status)
+    values = figures(status)
     title = f"{status.title or 'llamabatch'} · pid {status.pid} · {duration(status.elapsed_s)}"
     grid = Table.grid(padding=(0, 2 if bars else 1))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(ratio=1)
-    if told["age_s"] > status.every_s + _SILENT_S:
-        grid.add_row("", Text(f"no news for {duration(told['age_s'])}", style="yellow"))
+    if values["age_s"] > status.every_s + _SILENT_S:
+        grid.add_row("", Text(f"no news for {duration(values['age_s'])}", style="yellow"))
     if status.job:
         grid.add_row("rows", _rows(status, bars))
         if status.job.get("errors"):
             grid.add_row("", Text(f"{status.job['errors']:,} failed", style="red"))
     grid.add_row("requests", _requests(status.stats))
-    grid.add_row("slots", _slots(told, bars))
-    grid.add_row("tokens/s", _speed(told, bars))
-    for times in [_times(told)] if bars else _times_in_lines(told):
+    grid.add_row("slots", _slots(values, bars))
+    grid.add_row("tokens/s", _speed(values, bars))
+    for times in [_times(values)] if bars else _times_in_lines(values):
         grid.add_row("", times)
-    steps = f"{told['rows_per_step']:.1f} rows · {told['passes_per_step']:.2f} passes over the weights"
+    steps = f"{values['rows_per_step']:.1f} rows · {values['passes_per_step']:.2f} passes over the weights"
     grid.add_row("a step", steps)
     grid.add_row("engine", _engine(status.stats))
     grid.add_row("machine", _machine(status))
@@ -135,7 +135,7 @@ def _bar(share: float) -> ProgressBar:
     return ProgressBar(total=1.0, completed=min(1.0, share), width=_BAR_WIDTH)
 
 
-def _beside(*cells: RenderableType) -> Table:
+def _side_by_side(*cells: RenderableType) -> Table:
     row = Table.grid(padding=(0, 2))
     row.add_row(*cells)
     return row
@@ -151,57 +151,53 @@ def _rows(status: Status, bars: bool) -> RenderableType:
     if not total:
         return _joined(parts)
     share = f"{rows / total:.0%}"
-    return _beside(_bar(rows / total), share, _joined(parts)) if bars else _joined([share, *parts])
+    return _side_by_side(_bar(rows / total), share, _joined(parts)) if bars else _joined([share, *parts])
 
 
 def _requests(stats: EngineStats) -> Text:
     text = Text(f"{stats.running:,} running · {stats.waiting:,} waiting · {stats.ok:,} ok · ")
-    text.append(_many(stats.errors, "error"), style="red" if stats.errors else "")
+    text.append(counted(stats.errors, "error"), style="red" if stats.errors else "")
     return text.append(f" · {stats.aborted:,} aborted")
 
 
-def _many(count: int, name: str) -> str:
-    return f"{count:,} {name}" if count == 1 else f"{count:,} {name}s"
+def _slots(values: dict[str, Any], bars: bool) -> RenderableType:
+    text = f"{values['running']} of {values['n_slots']} · KV cache {values['kv_use']:.0%}"
+    return _side_by_side(_bar(values["slot_use"]), text) if bars else text
 
 
-def _slots(told: dict[str, Any], bars: bool) -> RenderableType:
-    text = f"{told['running']} of {told['n_slots']} · KV cache {told['kv_use']:.0%}"
-    return _beside(_bar(told["slot_use"]), text) if bars else text
-
-
-def _speed(told: dict[str, Any], bars: bool) -> RenderableType:
-    speeds = told["speeds"][-_BAR_WIDTH:]
+def _speed(values: dict[str, Any], bars: bool) -> RenderableType:
+    speeds = values["speeds"][-_BAR_WIDTH:]
     highest = max(speeds, default=0.0)
     curve = "".join(_BARS[round(speed / highest * (len(_BARS) - 1))] if highest else _BARS[0] for speed in speeds)
-    generated, prompts = significant(told["generated_tokens_per_s"]), significant(told["prompt_tokens_per_s"])
+    generated, prompts = significant(values["generated_tokens_per_s"]), significant(values["prompt_tokens_per_s"])
     text = f"{generated} generated · {prompts} of prompts"
-    return _beside(f"{curve:>{_BAR_WIDTH}}", text) if bars else text
+    return _side_by_side(f"{curve:>{_BAR_WIDTH}}", text) if bars else text
 
 
-def _times_in_lines(told: dict[str, Any]) -> list[Text]:
-    """The durations that are known, one below the other."""
+def _times_in_lines(values: dict[str, Any]) -> list[Text]:
+    """The known durations, one line each."""
     return [
-        Text(f"{label} ", style="dim").append(_joined([f"{p} {seconds(value)}" for p, value in told[name].items()]))
+        Text(f"{label} ", style="dim").append(_joined([f"{p} {seconds(value)}" for p, value in values[name].items()]))
         for label, name in _DURATIONS.items()
-        if told[name]
+        if values[name]
     ]
 
 
-def _times(told: dict[str, Any]) -> Table:
+def _times(values: dict[str, Any]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
     table.add_column("")
     for percent in ("p50", "p95", "p99"):
         table.add_column(percent, justify="right", min_width=8)
     for label, name in _DURATIONS.items():
-        spread = told[name] or {}
+        spread = values[name] or {}
         cells = [seconds(spread[p]) if p in spread else "–" for p in ("p50", "p95", "p99")]
         table.add_row(Text(label, style="dim"), *cells)
     return table
 
 
 def _engine(stats: EngineStats) -> Text:
-    text = Text(f"{_many(stats.prefix_hits, 'prefix hit')} · {_many(stats.preemptions, 'preemption')} · ")
-    return text.append(_many(stats.restarts, "restart"), style="yellow" if stats.restarts else "")
+    text = Text(f"{counted(stats.prefix_hits, 'prefix hit')} · {counted(stats.preemptions, 'preemption')} · ")
+    return text.append(counted(stats.restarts, "restart"), style="yellow" if stats.restarts else "")
 
 
 def _machine(status: Status) -> str:

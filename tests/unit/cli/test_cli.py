@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamabatch.cli import COMMANDS, cli, main
-from llamabatch.cli.options import ScaledFile
+from llamabatch.cli.param_types import ScaledFile
 from llamabatch.utils.console import wrapped
 
 if sys.platform != "win32":

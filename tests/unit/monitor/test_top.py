@@ -166,7 +166,7 @@ def test_in_a_terminal_it_goes_on_until_nothing_runs(published):
             pass
     except OSError:
         pass  # the other end is closed
-    assert process.stderr.read() == "nothing runs any more\n"
+    assert process.stderr.read() == "no job runs any more\n"
     assert process.wait(20) == 0
     os.close(ours)
     process.stderr.close()

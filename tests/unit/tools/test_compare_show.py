@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from llamabatch.cli import compare
-from llamabatch.cli.compare import StderrProgress
+from llamabatch.cli.progress import CompareProgress
 from llamabatch.errors import InputError, SetupError
 from llamabatch.scheduler.policies import STRATEGIES
 from llamabatch.tools.compare.plot import lanes_of
@@ -91,7 +91,7 @@ def test_figures_for_people():
 
 
 def test_progress_is_one_line_a_run_where_nobody_watches(capsys):
-    with StderrProgress() as progress:
+    with CompareProgress() as progress:
         for error in (None, "it [died]"):
             progress.start("batched", 2)
             progress.advance()

@@ -1,0 +1,137 @@
+"""Types of command line parameters: a text from the command line becomes a value, or a usage error with an example."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from llamabatch.scheduler.policies import STRATEGIES
+from llamabatch.utils.paths import absolute
+
+
+class AutoInt(click.ParamType):  # type: ignore[type-arg]  # generic in some releases of click only
+    """A whole number, or "auto"."""
+
+    name = "integer|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "auto" or isinstance(value, int):
+            return value
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither a whole number nor 'auto'", param, ctx)
+
+
+class Shares(click.ParamType):  # type: ignore[type-arg]
+    """Numbers with commas between them, as a tuple."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(float(part) for part in value.split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of numbers such as 3,1", param, ctx)
+
+
+class Bias(click.ParamType):  # type: ignore[type-arg]
+    """A token id and the bias of its logit, as a pair."""
+
+    name = "id=bias"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        token_id, _, bias = value.partition("=")
+        try:
+            return int(token_id), float(bias)
+        except ValueError:
+            self.fail(f"{value!r} is not a token id and a bias such as 13=-5.5", param, ctx)
+
+
+class Param(click.ParamType):  # type: ignore[type-arg]
+    """A field of SamplingParams, or an alias of one, and its value, as a pair. A value that is no JSON is a text."""
+
+    name = "name=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, tuple):
+            return value
+        field, is_given, text = value.partition("=")
+        if not is_given:
+            self.fail(f"{value!r} is not a name and a value such as n=3", param, ctx)
+        try:
+            return field.replace("-", "_"), json.loads(text)
+        except ValueError:
+            return field.replace("-", "_"), text
+
+
+class File(click.ParamType):  # type: ignore[type-arg]
+    """A path, resolved; "-" stays as it is, for stdout."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        return Path(value if str(value) in ("-", "") else absolute(value))
+
+
+class ScaledFile(click.ParamType):  # type: ignore[type-arg]
+    """A path and a scale, as a pair: the number after the last equals sign, by default 1."""
+
+    name = "file[=scale]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, tuple):
+            return value
+        path, _, scale = value.rpartition("=")
+        try:
+            return (path, float(scale)) if path else (value, 1.0)
+        except ValueError:
+            return value, 1.0  # the equals sign is part of the file name
+
+
+class Names(click.ParamType):  # type: ignore[type-arg]
+    """Names of strategies with commas between them, as a tuple; () for "all"."""
+
+    name = "all|names"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        names = tuple(name.strip() for name in value.split(",") if name.strip())
+        if not names:
+            self.fail(f"{value!r} names no strategy; give all, or some of {', '.join(STRATEGIES)}", param, ctx)
+        return () if "all" in names else names
+
+
+class Numbers(click.ParamType):  # type: ignore[type-arg]
+    """Whole numbers with commas between them, as a tuple; () for "auto"."""
+
+    name = "auto|integers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return () if value == "auto" else tuple(int(part) for part in value.split(","))
+        except ValueError:
+            self.fail(f"{value!r} is neither a whole number nor a list such as 1,2,4,8", param, ctx)
+
+
+class Shard(click.ParamType):  # type: ignore[type-arg]
+    """A part and the number of parts, as a pair, counted from 1."""
+
+    name = "i/n"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            i, n = value.split("/")
+            return int(i), int(n)
+        except ValueError:
+            self.fail(f"{value!r} is not a part and a whole such as 1/4", param, ctx)
