@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from llamabatch.gguf.header import read_start
 from llamabatch.gguf.resolve import file_bytes
 from llamabatch.llama import library, log
 from llamabatch.llama.adapters import Adapters
+from llamabatch.llama.long_words import needed_stack, on_larger_stack, recursive_pre_tokenizer
 from llamabatch.llama.tuned_load import profile_for
 from llamabatch.llama.vetting import ensure_loadable
 from llamabatch.request.detokenizer import Vocabulary
@@ -31,28 +31,6 @@ _FAILED = -(2**31)  # what llama_tokenize returns for a text that it cannot toke
 
 _RANK = "4"  # LLAMA_POOLING_TYPE_RANK
 _SEVERAL_POSITIONS = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, LLAMA_ROPE_TYPE_IMROPE: a token has four
-
-# A build without our patch splits text with std::regex, which calls itself for each character of a match: 325 bytes of
-# stack with libstdc++ at -O3. Other compilers may take more.
-_STACK_PER_CHARACTER = 1024
-_MAX_RUN = 260_000  # with it, a stack of 255 MiB
-_SHORT_RUN = 1_000  # any thread has the stack for it
-# time grows with the square of the run here: these take about a second
-_MAX_RUN_OF = {"deepseek-llm": 100_000, "jais-2": 60_000, "superbpe": 4_000}
-_SPACES = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-_RUNS = re.compile(rf"([{_SPACES}]+)|[^{_SPACES}]+")
-# where words with single spaces between them are one match
-_SENTENCES = {"exaone-moe": re.compile(r"[^0-9!-/:-@\[-`{-~]+")}
-# Pre-tokenizers that llama.cpp splits without std::regex, or one character at a time.
-_NAMES = """
-a.x-4.0 chatglm-bpe codeshell command-r dbrx deepseek-r1-qwen exaone exaone4 f2llmv2 falcon-h1 falcon3 gemma4
-gigachat glm4 glm5 gpt-2 granite-docling granite-embed-multi-311m grok-2 hunyuan jais jina-de jina-es jina-v1-en
-jina-v2-code jina-v2-de jina-v2-es jina-v5-nano kimi-k2 kormo laguna lfm2 llama-bpe llama-v3 llama3 megrez mellum
-mellum2 midm-2.0 minerva-7b modern-bert mpt olmo phi-2 pixtral qwen2 qwen35 refact roberta-bpe sarvam-moe smaug-bpe
-smollm solar-open stablelm2 starcoder trillion
-"""
-_SPLIT_IN_PLACE = frozenset(_NAMES.split())
-_stack_size_lock = threading.Lock()  # threading.stack_size is the process's
 
 
 class Model:
@@ -96,7 +74,7 @@ class Model:
         self.vocab_handle = self._lib.llama_model_get_vocab(self.handle)
         self.metadata: Mapping[str, str] = self._read_metadata()
         self._special: dict[str, str] = {name: self._special_text(name) for name in ("bos", "eos")}
-        self._recursive_pre = self._recursive_pre_tokenizer()
+        self._recursive_pre = recursive_pre_tokenizer(self.metadata)
         self.n_vocab = int(self._lib.llama_vocab_n_tokens(self.vocab_handle))
         self._pieces: dict[int, bytes] = {}
         self._named: dict[int, bytes] = {}
@@ -295,20 +273,10 @@ class Model:
             return self._tokenize(data, False, False)
 
     def _tokenize(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
-        if self._recursive_pre is None or len(data) <= _SHORT_RUN:
+        mebibytes = 0 if self._recursive_pre is None else needed_stack(data, self._recursive_pre)
+        if mebibytes == 0:
             return self._tokenize_here(data, add_special, parse_special)
-        run = _longest_match(data.decode("utf-8", errors="replace"), self._recursive_pre)
-        if run <= _SHORT_RUN:
-            return self._tokenize_here(data, add_special, parse_special)
-        most = _MAX_RUN_OF.get(self._recursive_pre, _MAX_RUN)
-        if run > most:
-            raise PromptError(
-                f"the text has about {run:,} characters in a row without a place to split; allowed are up to {most:,} "
-                f"with the pre-tokenizer {self._recursive_pre!r} and a stock build of llama-cpp-python (`make setup` "
-                "in a checkout of llamabatch builds one without this limit)"
-            )
-        mebibytes = run * _STACK_PER_CHARACTER // 2**20 + 2
-        return _on_larger_stack(lambda: self._tokenize_here(data, add_special, parse_special), mebibytes)
+        return on_larger_stack(lambda: self._tokenize_here(data, add_special, parse_special), mebibytes)
 
     def _tokenize_here(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
         room = len(data) + 8  # a token has at least one byte, except BOS and a leading space
@@ -321,12 +289,6 @@ class Model:
                 break
             room = -n
         raise PromptError(f"llama.cpp cannot tokenize this text of {len(data)} bytes")
-
-    def _recursive_pre_tokenizer(self) -> str | None:
-        """The pre-tokenizer if this build splits its text with std::regex; None if a long word is safe."""
-        pre = self.metadata.get("tokenizer.ggml.pre", "default")
-        byte_pairs = self.metadata.get("tokenizer.ggml.model") in ("gpt2", "hybriddna", "whitespace")
-        return None if not byte_pairs or pre in _SPLIT_IN_PLACE or library.splits_without_recursion() else pre
 
     def detokenize(self, token_ids: list[int], *, skip_special: bool = True) -> str:
         """Token ids to text as llama.cpp writes it; bytes that are no UTF-8 become U+FFFD.
@@ -383,52 +345,6 @@ class Model:
                 return buffer.raw[:n]
             room = -n
         raise AssertionError(f"llama_token_to_piece changed its mind about token {token_id}")
-
-
-def _longest_match(text: str, pre: str) -> int:
-    """Most characters of one match of the pre-tokenizer: white space, then a word, then line breaks."""
-    spaces = words = 0
-    for found in _RUNS.finditer(text):
-        size = found.end() - found.start()
-        if found[1]:
-            spaces = max(spaces, size)
-        else:
-            words = max(words, size)
-    longest = spaces + words
-    if pre in _SENTENCES:
-        longest = max(longest, *(found.end() - found.start() for found in _SENTENCES[pre].finditer(text)), 0)
-    return longest
-
-
-def _on_larger_stack(call: Callable[[], list[int]], mebibytes: int) -> list[int]:
-    """Run the call in a thread with a stack of this size, since the stack of a running thread does not grow."""
-    results: list[list[int]] = []
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="llamabatch-tokenize")
-    try:
-        with _stack_size_lock:
-            before = threading.stack_size(mebibytes * 2**20)
-            try:
-                thread.start()
-            finally:
-                threading.stack_size(before)
-    except (RuntimeError, ValueError) as error:
-        raise PromptError(f"the text needs a stack of {mebibytes} MiB, which is not to be had: {error}") from None
-    try:
-        thread.join()
-    except BaseException:  # Ctrl-C: the vocabulary must not go while it is in use
-        thread.join()
-        raise
-    if errors:
-        raise errors[0]
-    return results[0]
 
 
 def _place(lib: Any, params: Any, config: EngineConfig) -> Any:

@@ -15,8 +15,7 @@ import pytest
 
 from llamabatch import LLM
 from llamabatch.errors import PromptError
-from llamabatch.llama import build_info, library
-from llamabatch.llama import model as model_module
+from llamabatch.llama import build_info, library, long_words
 from llamabatch.llama.model import Model
 from llamabatch.utils import paths
 from native_patches import source
@@ -195,7 +194,7 @@ def test_a_stock_build_gets_the_stack_that_a_word_needs(stock, monkeypatch):
     words = model.tokenize("hello world " * 1000)
     assert sizes == []
     long = model.tokenize("b" * 9_000)
-    largest = 260_000 * model_module._STACK_PER_CHARACTER
+    largest = 260_000 * long_words._STACK_PER_CHARACTER
     assert sizes == [("llamabatch-tokenize", 10 * 2**20)]
     assert largest + 2**21 <= 256 * 2**20
     assert threading.stack_size() == before

@@ -1,4 +1,4 @@
-"""Loading llama_cpp, without llama_cpp: the environment, the log, the layout check, the verdict on extra buffers."""
+"""Loading llama_cpp, without llama_cpp: the environment, the layout check, the verdict on extra buffers."""
 
 import ctypes
 import importlib
@@ -14,7 +14,6 @@ import pytest
 
 from llamabatch.errors import SetupError
 from llamabatch.llama import abi_check, build_info, environment, extra_buffers, library
-from llamabatch.llama import log as llama_log
 
 MB = 1 << 20
 
@@ -125,54 +124,6 @@ def test_a_default_out_of_its_range_is_named(n_batch, words, monkeypatch):
     else:
         with pytest.raises(SetupError, match=words):
             abi_check._check_defaults(*check)
-
-
-@pytest.fixture
-def log(caplog):
-    caplog.set_level(logging.DEBUG, "test.forwarder")
-    return llama_log.LogForwarder(logging.getLogger("test.forwarder"))
-
-
-def test_levels_are_those_of_ggml(log, caplog):
-    for level in range(1, 5):
-        log(level, f"level {level}\n".encode(), None)
-    assert [record.levelno for record in caplog.records] == [10, 20, 30, 40]
-    assert list(log.complaints) == ["level 3", "level 4"]
-
-
-def test_pieces_are_joined_until_the_line_ends(log, caplog):
-    log(3, b"loading ", None)
-    log(5, b"tensors .", None)
-    log(5, b".. done\nnext", None)
-    log(2, b"other\n", None)
-    assert [(r.levelno, r.getMessage()) for r in caplog.records] == [
-        (30, "loading tensors ... done"),
-        (30, "next"),
-        (20, "other"),
-    ]
-
-
-def test_strange_text_does_no_harm(log, caplog):
-    for text in (b"\xff\xfe\n", b"", None, b"\n\n", b"100 %s %d\n"):
-        log(9, text, None)
-    assert [record.getMessage() for record in caplog.records] == ["\ufffd\ufffd", "100 %s %d"]
-
-
-def test_an_error_in_a_handler_stays_out_of_c(monkeypatch):
-    def fail(*_):
-        raise ValueError("no")
-
-    logger = logging.getLogger("test.broken")
-    monkeypatch.setattr(logger, "log", fail)
-    llama_log.LogForwarder(logger)(4, b"text\n", None)
-
-
-def test_complaints_are_handed_over_once(monkeypatch):
-    forwarder = llama_log.LogForwarder(logging.getLogger("test.quiet"))
-    monkeypatch.setattr(llama_log, "_forwarder", forwarder)
-    forwarder(4, b"bad magic\n", None)
-    assert llama_log.recent_complaints() == ["bad magic"]
-    assert llama_log.recent_complaints() == []
 
 
 @pytest.fixture
