@@ -102,7 +102,7 @@ def test_sets_of_different_callers_take_turns_of_several_steps(llm, files):
     steps = llm.stats().decode_calls - before.decode_calls
     assert len(order) == 6 * 64
     assert 3 <= switches <= steps / 4, "a set keeps its turn for several steps"
-    # nobody waits until others have finished
+    # no request waits until others have finished
     assert all(order.index(n) < len(order) / 2 for n in range(3))
 
 

@@ -90,7 +90,7 @@ class Peer:
 
 
 class Peers:
-    """What llama_cpp.Llama alone makes of the prompts, and checks of other outputs against it."""
+    """The texts of llama_cpp.Llama for the prompts, and checks of other outputs against them."""
 
     def __init__(self, models):
         self._models = models

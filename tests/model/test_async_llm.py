@@ -121,7 +121,7 @@ def test_many_tasks_share_batches(greedy):
 
 
 @pytest.mark.parametrize("options", [{}, {"isolate": True}])
-def test_cancelling_a_task_frees_its_slots_and_disturbs_nobody(options, greedy):
+def test_cancelling_a_task_frees_its_slots_and_disturbs_no_other(options, greedy):
     async def main():
         async with AsyncLLM("tiny", n_slots=4, **options) as llm:
             [alone] = await llm.generate("Once upon a time", greedy)

@@ -41,7 +41,7 @@ class Peer:
             lib.llama_sampler_chain_add(self._chain, sampler)
 
     def apply(self, row):
-        """What is left: {id: probability}, and the id that was drawn."""
+        """The remaining candidates, {id: probability}, and the drawn id."""
         n = len(row)
         data = (self._lib.llama_token_data * n)()
         view = np.ctypeslib.as_array(data)

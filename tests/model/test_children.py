@@ -213,7 +213,7 @@ def test_a_script_without_a_main_guard_works(tmp_path):
     assert (done.stdout, done.stderr) == ("2\n", "")
 
 
-def test_a_sink_that_raises_harms_nobody(greedy, caplog):
+def test_a_sink_that_raises_harms_no_other_request(greedy, caplog):
     client = ChildClient(EngineConfig("tiny", n_slots=2))
     told = threading.Event()
 

@@ -92,7 +92,7 @@ def test_it_follows_growth_moves_shared_prefixes_and_lost_slots(reference, asser
 
 
 def test_a_long_prompt_is_caught_up_with_in_small_parts(reference, assert_equal_by_the_rule):
-    """A step in which somebody waits for a token computes one pass of prompt tokens with the draft model at most."""
+    """A step beside generation computes one pass of prompt tokens with the draft model at most."""
     prompts = [[300 + i + j % 50 for j in range(700 if i < 2 else 9)] for i in range(4)]
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     finished = {}
@@ -160,7 +160,7 @@ def test_sampled_text_is_that_of_its_seed(reference):
     assert sum(a.token_ids == b.token_ids for a, b in zip(outputs, wanted, strict=True)) >= 38
 
 
-def test_a_draft_model_that_fails_costs_nobody_a_request(reference):
+def test_a_draft_model_that_fails_costs_no_request(reference):
     conversation = mixed_conversations(1)[0]
     [wanted] = reference.chat([conversation], GREEDY)
     with Engine(EngineConfig("tiny", n_slots=2, **ITSELF)) as engine:

@@ -263,7 +263,7 @@ def test_an_engine_may_be_closed_while_its_context_grows(monkeypatch):
 
 
 def test_one_long_beside_many_short_in_a_unified_cache(reference):
-    """1,024 cells for 8 slots of up to 512: all run at once, nobody is preempted, and the texts are right."""
+    """1,024 cells for 8 slots of up to 512: all run at once, none is preempted, and the texts are right."""
     with Engine(EngineConfig("tiny", kv="unified", n_slots=8, n_ctx=512, kv_cells=1024)) as engine:
         prompts = {"long": ids(engine, 400, seed=1)} | {f"s{i}": ids(engine, 20, seed=i) for i in range(7)}
         for name, prompt in prompts.items():

@@ -1,4 +1,4 @@
-"""What llama.cpp would reserve, which it tells without reserving it, against our arithmetic from the header."""
+"""The buffers that llama.cpp would reserve, as it reports them, against our arithmetic from the header."""
 
 import contextlib
 import logging

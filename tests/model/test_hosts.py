@@ -23,7 +23,7 @@ HEAD = """
 
 
 def run(code, *, on_stdin=False, timeout=60):
-    """What the program prints; it must end with code 0 and say nothing on stderr."""
+    """The output of the program, which must end with code 0 and an empty stderr."""
     text = textwrap.dedent(HEAD) + textwrap.dedent(code)
     command = [sys.executable, "-W", "ignore", *(["-"] if on_stdin else ["-c", text])]
     done = subprocess.run(

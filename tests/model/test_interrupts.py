@@ -18,7 +18,7 @@ RUN = ["run", "-m", "tiny", "in.jsonl", "out.jsonl"]
 
 
 def has_handlers(process):
-    """Whether it has come to its first instruction: what comes before is Python's own start."""
+    """It has come to its first instruction; Python's own start comes before."""
     lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt")), 0)
     return bool(caught >> (signal.SIGTERM - 1) & 1)
@@ -60,7 +60,7 @@ def test_a_signal_ends_it_at_any_moment_with_its_code_and_a_line(arguments, n, t
 
 
 def test_the_installed_command_takes_over_signals_as_python_m_does(tmp_path):
-    """What pip writes for it, but for its first line."""
+    """The script that pip writes for it, but for its first line."""
     project = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     [script] = [line for line in project.splitlines() if line.startswith("llamabatch = ")]
     module, function = script.split('"')[1].split(":")

@@ -277,7 +277,7 @@ def test_streams_tell_of_failures_after_their_last_piece(llm):
         assert len(list(call(["a", ""], one, errors="return"))) == 2
         with pytest.raises(PromptError, match=r"^prompts\[1\]: "):
             call(["a", ""], one, errors="raise")
-        for _ in call(["a", ""], one):  # left early: nobody asked how it ends
+        for _ in call(["a", ""], one):  # left early: the end is not read
             break
 
 
@@ -442,7 +442,7 @@ def test_a_forgotten_llm_gives_its_thread_back(begun):
         llm.generate("x", SamplingParams(max_tokens=1))
         del llm
         gc.collect()
-    lifetime.reap_collected()  # a collection waits for nobody
+    lifetime.reap_collected()  # a collection waits for no thread
     assert not begun.threads()
 
 

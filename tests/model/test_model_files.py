@@ -72,7 +72,7 @@ def test_parts_that_are_missing_or_damaged_are_named_before_the_load(parts):
 
 @pytest.fixture
 def hub(whole, parts, tmp_path, monkeypatch):
-    """huggingface_hub's cache with one repository in it, in its own layout, and nobody to ask."""
+    """huggingface_hub's cache with one repository in it, in its own layout, without a connection."""
     constants = pytest.importorskip("huggingface_hub.constants")
     cache = tmp_path / "cache"
     repo = cache / "models--some--model"

@@ -140,7 +140,7 @@ def test_room_for_one_slot_in_half_is_room_for_more_in_all(models):
 
 
 def test_memory_that_is_given_holds_the_process_too(models):
-    """What fits by the plan would not be refused by an engine that is started with so much free."""
+    """An engine with so much free memory would not refuse the plan."""
     model = str(models["Q8_0"])
     peak = json.loads(run("-m", model, "--slots", 4, "--instances", 1, "--json").output)["memory"]["predicted_peak"]
     asked = {"n_slots": 4, "instances": 1, "kv": "split"}

@@ -259,7 +259,7 @@ def test_a_report_is_drawn(tmp_path):
 
 
 def test_as_many_tokens_as_the_library(tmp_path):
-    """What a job computes is what LLM.chat computes."""
+    """A job computes the same as LLM.chat."""
     source, out = jsonl(tmp_path / "in.jsonl", asked(300)), tmp_path / "out.jsonl"
     params = SamplingParams(temperature=0, max_tokens=16)
     summary = run(Settings(str(source), str(out), reading=ReadOptions(params)))

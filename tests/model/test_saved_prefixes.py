@@ -106,7 +106,7 @@ def test_a_file_of_another_model_or_version_is_refused(saved, tmp_path):
 
 
 def layout(state, n_tokens):
-    """Where things lie in a state of `tiny`: f16, flash attention, 6 layers of K and V in rows."""
+    """The offsets in a state of `tiny`: f16, flash attention, 6 layers of K and V in rows."""
     cells = 8
     head = cells + 12 * n_tokens
     row = struct.unpack_from("<Q", state, head + 12)[0]

@@ -114,7 +114,7 @@ def test_the_greedy_continuation_is_found_and_others_are_not(llm):
 
 
 def test_a_token_may_reach_across_the_border(llm):
-    """What the continuation changes of the prompt's own tokens counts as continuation."""
+    """Tokens of the prompt that the continuation changes count as continuation."""
     text, cut = "Once upon a time there was a dog", 8
     whole = llm.tokenize(text)
     inside = next(n for n in range(cut, len(text)) if llm.tokenize(text[:n]) != whole[: len(llm.tokenize(text[:n]))])

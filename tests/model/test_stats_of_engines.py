@@ -1,4 +1,4 @@
-"""What stats() says, for every kind of client: nothing is lost, nothing counted twice, and nobody waits for it."""
+"""stats() for every kind of client: nothing is lost, nothing counted twice, and no call waits for a step."""
 
 import asyncio
 import gc
@@ -31,7 +31,7 @@ def llm(request):
 
 
 def settled(llm):
-    """What has been aborted ends with the step that is under way."""
+    """An aborted request ends with the current step."""
     until = time.monotonic() + 20
     while (stats := llm.stats()).in_flight and time.monotonic() < until:
         time.sleep(0.005)
@@ -115,7 +115,7 @@ def test_a_sink_may_ask(llm):
         n_ended += ended
 
 
-def test_nobody_waits_for_a_long_step():
+def test_stats_wait_for_no_long_step():
     """An engine that stands still in a step answers all the same."""
     with LLM("tiny", n_slots=2, instances=1) as llm:
         go_on, inside = threading.Event(), threading.Event()

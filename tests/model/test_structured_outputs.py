@@ -167,7 +167,7 @@ def test_every_sampler_keeps_to_the_form(noise, other):
             assert re.fullmatch("[a-z]{3}( [0-9]{1,3}){2}", completion.text), output.error
 
 
-def test_a_hostile_grammar_stalls_and_breaks_nobody(noise):
+def test_a_hostile_grammar_stalls_and_breaks_no_other_request(noise):
     """While it is tried out, another text goes on; then it alone is an error."""
     bad = {"json": {"type": "integer", "multipleOf": 1_234_577}}
     chain = {"json": {"$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(5000)}, "$ref": "#/$defs/d0"}}

@@ -86,7 +86,7 @@ def test_the_command_line_takes_a_digest(tmp_path):
 
 
 def test_the_child_reads_no_more_of_the_weights_than_the_header_says(tmp_path):
-    """What a verdict is kept by: files that differ in their weights share it."""
+    """The key of a verdict: files that differ in their weights share it."""
     path = write("llama", tmp_path / "m.gguf")
     LLM(path, **SMALL).close()
     header = read_header(path)

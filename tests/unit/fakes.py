@@ -32,14 +32,16 @@ def next_token(token_ids: list[int]) -> int:
     return zlib.crc32(bytes(token_ids)) % 64
 
 
-def told_of(before: list[int], token: int) -> RowLogprobs:
+def fake_logprob(before: list[int], token: int) -> RowLogprobs:
     """The logprob of a token after others: a hash of all of them, so that a lost, doubled or shifted row shows."""
     return RowLogprobs([token], [-zlib.crc32(bytes([*before, token])) / 2**32], len(before))
 
 
 def expected_logprobs(token_ids: list[int], first: int) -> list[dict[int, Logprob]]:
     """Logprobs of the tokens from place `first` on."""
-    return [told_of(token_ids[:at], token_ids[at]).named(VOCABULARY.all_bytes) for at in range(first, len(token_ids))]
+    return [
+        fake_logprob(token_ids[:at], token_ids[at]).named(VOCABULARY.all_bytes) for at in range(first, len(token_ids))
+    ]
 
 
 def expected_output(prompt: tuple[int, ...], max_tokens: int, n_ctx: int = N_CTX) -> list[int]:
@@ -168,21 +170,21 @@ class FakeModelRunner:
         assert len(cells) <= N_CTX
         if self.limits.n_cells is not None:
             assert sum(map(len, self.cells)) <= self.limits.n_cells, "the unified cache overflows"
-        record, told = span.sequence.logprobs, []
+        record, rows = span.sequence.logprobs, []
         if span.draft is not None:
             return self._verify(span, cells)
         if record is not None:
             targets = record.targets(len(cells), span.prompt_rows)
             first = len(cells) - span.output - span.prompt_rows
-            told = [told_of(cells[: first + 1 + i], target) for i, target in enumerate(targets)]
-            assert len(told) == span.prompt_rows <= span.length - span.output
+            rows = [fake_logprob(cells[: first + 1 + i], target) for i, target in enumerate(targets)]
+            assert len(rows) == span.prompt_rows <= span.length - span.output
         if not span.output:
-            return SpanOutput(DecodeStatus.OK, logprobs=tuple(told))
+            return SpanOutput(DecodeStatus.OK, logprobs=tuple(rows))
         assert len(cells) == len(known), "only the last token of a sequence is sampled"
         token = next_token(cells)
         if record is not None and record.top is not None:
-            told.append(told_of(cells, token))
-        return SpanOutput(DecodeStatus.OK, (token,), logprobs=tuple(told))
+            rows.append(fake_logprob(cells, token))
+        return SpanOutput(DecodeStatus.OK, (token,), logprobs=tuple(rows))
 
     def _verify(self, span, cells) -> SpanOutput:
         assert len(cells) <= N_CTX, "guesses beyond the slot's cells"
@@ -192,11 +194,11 @@ class FakeModelRunner:
             if number == len(span.draft) or accepted[-1] != span.draft[number]:
                 break
         del cells[span.start + len(accepted) :]
-        record, told = span.sequence.logprobs, []
+        record, rows = span.sequence.logprobs, []
         if record is not None and record.top is not None:
             text = [*span.sequence.token_ids[: span.start + 1], *accepted]
-            told = [told_of(text[:at], text[at]) for at in range(span.start + 1, len(text))]
-        return SpanOutput(DecodeStatus.OK, tuple(accepted), logprobs=tuple(told))
+            rows = [fake_logprob(text[:at], text[at]) for at in range(span.start + 1, len(text))]
+        return SpanOutput(DecodeStatus.OK, tuple(accepted), logprobs=tuple(rows))
 
 
 def sequence(

@@ -1,4 +1,4 @@
-"""What `make test-long` does with figures: runs what is missing, keeps each outcome, survives its cases."""
+"""`make test-long` runs missing cases, keeps each outcome and survives its cases."""
 
 import json
 import os
@@ -123,7 +123,7 @@ def test_stopped_in_the_middle_it_goes_on_where_it_was(tmp_path, state):
     assert kept.missing(figure) == [2, 3, 4, 5]
     started = len(ran(tmp_path))
     time.sleep(0.7)
-    assert len(ran(tmp_path)) == started  # nobody goes on in the background
+    assert len(ran(tmp_path)) == started  # no process goes on in the background
     program.run([figure], kept, folder=tmp_path)
     assert ran(tmp_path)[started:] == [2, 3, 4, 5]
 

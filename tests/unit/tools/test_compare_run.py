@@ -1,4 +1,4 @@
-"""The order of a comparison, its failures and its options, with measurements that nobody made."""
+"""The order of a comparison, its failures and its options, with invented measurements."""
 
 import json
 import os

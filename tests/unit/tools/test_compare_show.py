@@ -1,4 +1,4 @@
-"""What a comparison looks like: tables, progress, pictures."""
+"""The display of a comparison: tables, progress, pictures."""
 
 import io
 import itertools
@@ -90,7 +90,7 @@ def test_figures_for_people():
     assert [times(v) for v in (0.5, 4.14, 12.6)] == ["0.5", "4.1", "13"]
 
 
-def test_progress_is_one_line_a_run_where_nobody_watches(capsys):
+def test_progress_is_one_line_a_run_without_a_terminal(capsys):
     with CompareProgress() as progress:
         for error in (None, "it [died]"):
             progress.start("batched", 2)
