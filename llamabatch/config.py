@@ -23,19 +23,58 @@ Auto = Literal["auto"]
 # KV cache types that llama.cpp's CPU, CUDA and Metal attention all read (common/arg.cpp, kv_cache_types).
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 KV_LAYOUTS = ("auto", "split", "unified")
-MIN_CTX = 32  # n_ctx = 1 aborts llama.cpp; nothing below this is of use
+MIN_CTX = 32  # n_ctx = 1 aborts llama.cpp, and fewer than these serve no request
 MAX_CTX = 2**24
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ; seq ids beyond it abort the process
 MAX_BATCH = 2**17
-_DIGEST = re.compile("[0-9a-fA-F]{64}")
-_MOST_SHARES = 16  # GPUs
 SPECULATION = ("off", "lookup", "draft")
 MAX_DRAFT = 64
+_DIGEST = re.compile("[0-9a-fA-F]{64}")
+_MOST_SHARES = 16  # GPUs
 # Logits of a call that checks guesses: with 152k tokens, 8 guesses for each of 32 slots take 175 MB.
 _MOST_GUESS_BYTES = 256 * 2**20
 # Rows inside prompts that one call reads for logprobs; with 152k tokens each takes 0.6 MB of logits.
 _MOST_PROMPT_ROWS = 64
 _MOST_PROMPT_ROW_BYTES = 32 * 2**20
+_NO_SPECULATION: dict[str, Any] = {"speculate": "off", "draft_model": None, "speculate_always": False, "sha256": None}
+_RANGES = (
+    ("n_slots", 1, MAX_SLOTS),
+    ("start_slots", 1, MAX_SLOTS),
+    ("n_ctx", MIN_CTX, MAX_CTX),
+    ("kv_cells", MIN_CTX, MAX_CTX),
+    ("n_batch", 1, MAX_BATCH),
+    ("n_ubatch", 1, MAX_BATCH),
+    ("prefill_budget", 1, MAX_BATCH),
+    ("n_threads", 1, 512),
+    ("n_threads_batch", 1, 512),
+    ("instances", 1, 64),
+    ("n_gpu_layers", -1, 10_000),
+    ("main_gpu", 0, 15),
+    ("n_draft", 1, MAX_DRAFT),
+    ("max_wait_ms", 0, 60_000),
+)
+_AUTO_NUMBERS = (
+    "n_slots",
+    "start_slots",
+    "n_ctx",
+    "kv_cells",
+    "n_ubatch",
+    "prefill_budget",
+    "n_threads",
+    "n_threads_batch",
+    "instances",
+)
+_CHOICES = (
+    ("strategy", STRATEGIES),
+    ("instance_strategy", POLICIES),
+    ("flash_attn", ("auto", "on", "off")),
+    ("extra_bufts", ("auto", "on", "off")),
+    ("trial", ("auto", "on", "off")),
+    ("kv", KV_LAYOUTS),
+    ("type_k", KV_TYPES),
+    ("type_v", KV_TYPES),
+    ("speculate", SPECULATION),
+)
 
 
 def _option(default: Any, help: str) -> Any:
@@ -46,16 +85,17 @@ def _option(default: Any, help: str) -> Any:
 class EngineConfig:
     """Options of an engine, as asked for; capacity.resolve turns "auto" into values. Raises ConfigError.
 
-    Paths are resolved when it is made, so that a later os.chdir, or another process, does not change what they mean.
+    Paths are made absolute at once, so that a later os.chdir, or another process, reads the same files.
 
-    Attributes: see the help text of each field (`llamabatch generate --help` prints them).
+    Attributes: the help text of each field, which `llamabatch generate --help` prints.
     """
 
     model: str
     strategy: str = _option("auto", f"how requests share the engine: {', '.join(STRATEGIES)}")
     n_slots: int | Auto = _option("auto", f"sequences at once, 1..{MAX_SLOTS}; auto: what fits, at most 32")
     start_slots: int | Auto = _option(
-        "auto", "slots there from the start, all others come with one growth; auto: n_slots if given, or cells are free"
+        "auto",
+        "slots of the first context, which grows once to all; auto: n_slots if given, or if cells cost nothing yet",
     )
     n_ctx: int | Auto = _option("auto", "tokens that one request may use, prompt and output; auto: min(trained, 4096)")
     n_batch: int = _option(2048, "tokens in one llama_decode call at most")
@@ -70,7 +110,7 @@ class EngineConfig:
     )
     instance_strategy: str = _option("batched", "strategy inside each instance of multi-instance")
     n_gpu_layers: int = _option(-1, "layers on the GPU; -1: all, 0: none")
-    main_gpu: int = _option(0, "index of the GPU that holds what is not split")
+    main_gpu: int = _option(0, "index of the GPU for tensors that are not split")
     tensor_split: tuple[float, ...] | None = _option(None, "share of the model for each GPU, as 3,1")
     flash_attn: str = _option("auto", "flash attention: on, off, or auto: on where it is fast")
     kv: str = _option("auto", "KV cache: split (cells for each slot), unified (shared by all), or auto: what fits")
@@ -81,8 +121,10 @@ class EngineConfig:
     max_queue: int | None = _option(
         None, "requests that may wait for a slot; one more is refused with QueueFull (not given: any number)"
     )
-    max_wait_ms: int = _option(0, "how long the first request waits for company when the engine is idle, milliseconds")
-    preempt: bool = _option(False, "let a request of better priority take a running one's slot, which goes on later")
+    max_wait_ms: int = _option(0, "time that the first request waits for others when the engine is idle, milliseconds")
+    preempt: bool = _option(
+        False, "let a request of better priority take the slot of a running one, which continues later"
+    )
     use_mmap: bool = _option(True, "map the file instead of reading it")
     trial: str = _option(
         "auto", "load the file in a child process first: on, off, or auto: unless it is known to load, by its hash"
@@ -94,12 +136,14 @@ class EngineConfig:
     speculate: str = _option(
         "off", "guess tokens and check several in a step, where that pays: off, lookup (in the text so far), draft"
     )
-    draft_model: str | None = _option(None, "the model that guesses for speculate=draft; it has the same vocabulary")
+    draft_model: str | None = _option(None, "model that guesses for speculate=draft, of the same vocabulary")
     n_draft: int = _option(8, f"guesses for each sequence in a step at most, 1..{MAX_DRAFT}")
     speculate_always: bool = _option(False, "guess in every step, also where it does not pay")
     isolate: bool = _option(False, "run llama.cpp in a child process")
     adapters: tuple[tuple[str, str], ...] = _option((), "LoRAs and control vectors to load: names and paths")
-    profile: bool = _option(True, "let what `llamabatch tune` found for this model and machine fill in what is open")
+    profile: bool = _option(
+        True, "use the values that `llamabatch tune` found for this model and machine in place of auto"
+    )
 
     def __post_init__(self) -> None:
         self._keep("model", model_name(_path("model", self.model, "give the path of a .gguf file, or 'tiny'")))
@@ -241,7 +285,7 @@ class ResolvedConfig(EngineConfig):
 
 
 def with_paths(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by name with the paths among them resolved, and adapters as pairs; what is no path is left to the checks.
+    """Options by name, with absolute paths, and adapters as pairs. Values that are no paths are left to EngineConfig.
 
     Raises ConfigError.
     """
@@ -256,7 +300,7 @@ def with_paths(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _path(name: str, given: object, cure: str) -> str:
-    """A path as a plain str. Raises ConfigError, whatever a caller's class does."""
+    """A path as a plain str. Raises ConfigError, also where the methods of a caller's class fail."""
     try:
         text = string(os.fspath(given) if isinstance(given, os.PathLike) else given)
     except Exception:
@@ -267,7 +311,7 @@ def _path(name: str, given: object, cure: str) -> str:
 
 
 def _checked_adapters(adapters: object) -> tuple[tuple[str, str], ...]:
-    """Pairs of a name and a path, as a tuple of tuples."""
+    """Adapters as pairs of a name and a path. Raises ConfigError."""
     given = pairs(adapters, MAX_ADAPTERS + 1)
     if given is None:
         raise ConfigError(f"adapters is {show(adapters)}; give {{'name': 'path.gguf'}}, or pairs of a name and a path")
@@ -282,49 +326,8 @@ def _checked_adapters(adapters: object) -> tuple[tuple[str, str], ...]:
     return tuple(found.items())
 
 
-_NO_SPECULATION: dict[str, Any] = {"speculate": "off", "draft_model": None, "speculate_always": False, "sha256": None}
-_RANGES = (
-    ("n_slots", 1, MAX_SLOTS),
-    ("start_slots", 1, MAX_SLOTS),
-    ("n_ctx", MIN_CTX, MAX_CTX),
-    ("kv_cells", MIN_CTX, MAX_CTX),
-    ("n_batch", 1, MAX_BATCH),
-    ("n_ubatch", 1, MAX_BATCH),
-    ("prefill_budget", 1, MAX_BATCH),
-    ("n_threads", 1, 512),
-    ("n_threads_batch", 1, 512),
-    ("instances", 1, 64),
-    ("n_gpu_layers", -1, 10_000),
-    ("main_gpu", 0, 15),
-    ("n_draft", 1, MAX_DRAFT),
-    ("max_wait_ms", 0, 60_000),
-)
-_AUTO_NUMBERS = (
-    "n_slots",
-    "start_slots",
-    "n_ctx",
-    "kv_cells",
-    "n_ubatch",
-    "prefill_budget",
-    "n_threads",
-    "n_threads_batch",
-    "instances",
-)
-_CHOICES = (
-    ("strategy", STRATEGIES),
-    ("instance_strategy", POLICIES),
-    ("flash_attn", ("auto", "on", "off")),
-    ("extra_bufts", ("auto", "on", "off")),
-    ("trial", ("auto", "on", "off")),
-    ("kv", KV_LAYOUTS),
-    ("type_k", KV_TYPES),
-    ("type_v", KV_TYPES),
-    ("speculate", SPECULATION),
-)
-
-
 class EngineOptions(TypedDict, total=False):
-    """The options of EngineConfig as keywords, for type checkers; a test holds the two equal."""
+    """The options of EngineConfig as keywords, for type checkers; a test compares the two."""
 
     strategy: str
     n_slots: int | Auto

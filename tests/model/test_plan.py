@@ -99,7 +99,7 @@ def test_json_says_the_same_as_the_engine():
     assert all(row["slots"] <= row["most_slots"] for row in found["by_n_ctx"])
 
 
-def test_what_does_not_fit_comes_with_what_would(models):
+def test_a_refusal_comes_with_changes_that_fit(models):
     asked = ("-m", models["Q8_0"], "--n-ctx", 4096, "--kv", "split", "--memory", "400M", "--strategy", "batched")
     done = run(*asked, "--slots", 64, "--json")
     assert done.exit_code == 1
@@ -174,7 +174,7 @@ def _little(monkeypatch):
 
 
 @pytest.mark.parametrize("arguments", ["plan", "plan --json", "doctor", "generate --max-tokens 400 --ignore-eos Once"])
-def test_who_reads_stdout_may_leave(arguments):
+def test_a_closed_stdout_ends_the_command_in_silence(arguments):
     """Exit code 141, as of other tools, and nothing said."""
     command = [sys.executable, "-m", "llamabatch", *arguments.split()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -81,7 +81,7 @@ def test_an_engine_runs_as_its_profile_says(cache, isolate):
 
 
 @pytest.mark.parametrize(("option", "read"), [("True", ["77", "0"]), ("False", ["3000", "None"])])
-def test_what_libraries_read_once_is_set_while_they_are_loaded(cache, option, read):
+def test_variables_that_libraries_read_once_are_set_for_the_load(cache, option, read):
     keep(spins=77, amx="off")
     code = (
         "import os, sys\n"

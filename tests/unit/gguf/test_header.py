@@ -130,7 +130,7 @@ def test_the_parts_of_a_split_model_come_together(tmp_path):
         (file(tensor("t", (2**60, 4)), tensors=1), "more than 2"),
     ],
 )
-def test_what_is_damaged_is_named(data, words, tmp_path):
+def test_the_damaged_field_is_named(data, words, tmp_path):
     path = tmp_path / "m.gguf"
     path.write_bytes(data)
     with pytest.raises(ModelFileError, match=words):

@@ -88,7 +88,7 @@ def test_references(online):
             fetch_reference(bad)
 
 
-def test_what_the_hub_refuses(online, monkeypatch):
+def test_refusals_of_the_hub(online, monkeypatch):
     def refuse(self, repo_id, revision=None):
         raise errors.HFValidationError("Repo id must be in the form\nand more")
 
@@ -119,11 +119,11 @@ def in_cache(folder: Path, *names: str) -> Path:
 
 @pytest.mark.parametrize("why", ["offline", "local", "out of reach"])
 def test_from_the_cache_where_the_hub_is_not_asked_or_out_of_reach(online, monkeypatch, tmp_path, why):
-    def nobody(self, repo_id, revision=None):
+    def unreachable(self, repo_id, revision=None):
         assert why == "out of reach"
         raise ConnectionError("no route")
 
-    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", nobody)
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", unreachable)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", why == "offline")
     snapshot = in_cache(tmp_path, "model-Q8_0.gguf", *NAMES[-3:-1])
 

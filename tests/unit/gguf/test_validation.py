@@ -1,4 +1,4 @@
-"""What of a model file is refused before llama.cpp sees it, and with which words; files that are sound pass."""
+"""Damaged model files are refused with field, value and range before llama.cpp sees them; sound files pass."""
 
 import struct
 
@@ -83,7 +83,7 @@ def write(path, changes=None, tensors=None, move=0, cut=0, kind=0):
         {"llama.block_count": 3, "llama.nextn_predict_layers": 1},
     ],
 )  # fmt: skip
-def test_what_is_sound_passes(changes, tmp_path):
+def test_sound_files_pass(changes, tmp_path):
     check_model(write(tmp_path / "m.gguf", changes))
 
 

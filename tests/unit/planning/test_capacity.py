@@ -33,7 +33,7 @@ def test_facts_from_metadata():
     assert uneven.k_values == (12 * 2 + 12 * 4) * 64
 
 
-def test_what_layers_keep():
+def test_elements_that_layers_keep():
     """tests/model/test_architectures.py compares the same with what llama.cpp allocates."""
     common = {"general.architecture": "x", "x.block_count": "4", "x.embedding_length": "64"}
     attention = {"x.attention.head_count": "4", "x.attention.head_count_kv": "0,2,0,2"}
@@ -114,7 +114,7 @@ def test_fewer_slots_where_memory_is_short():
     assert resolve(EngineConfig("m"), FACTS, Machine(8, int(0.95 * GIB))).config.strategy == "sequential"
 
 
-def test_what_does_not_fit_is_refused_with_the_sum():
+def test_an_engine_that_does_not_fit_is_refused_with_the_sum():
     parts = r"505 MiB weights \+ 24,576 MiB KV cache \(64 x 32,768 cells\) .* = .* MiB; lower"
     the_sum = r"^[\d,]+ MiB are needed, but [\d,]+ MiB are free: " + parts
     with pytest.raises(MemoryPlanError, match=the_sum):

@@ -31,13 +31,13 @@ def test_the_most_tokens_within_the_limit(limit_ms, rows):
     assert choose_rows(STAIRS, 0.1, limit_ms).rows == rows
 
 
-def test_what_a_gap_is():
+def test_a_gap_is_a_step_and_a_short_prompt():
     assert gap_of(Stair(4, 12.0, 13.0), 0.1).p95_ms == 13.0  # 1 step in 30 with long prompts, 1 in 64 with short ones
     assert gap_of(Stair(8, 14.0, 18.0), 0.1).p95_ms == pytest.approx(18.0 + 6.4)
     assert gap_of(Stair(4, 12.0), 0.1).p95_ms == 12.0
 
 
-def test_what_cannot_be_had_is_refused_with_the_least():
+def test_an_impossible_limit_is_refused_with_the_least():
     with pytest.raises(
         ConfigError, match=r"p95_inter_token_ms is 5; the least that is possible here is 11, with 1 row$"
     ):
@@ -63,7 +63,7 @@ def test_engines_keep_the_limit():
     assert (few.kv, few.n_slots) == ("unified", 4)
 
 
-def test_what_was_chosen_among_all_is_not_chosen_again_among_fewer():
+def test_rows_chosen_among_all_are_not_chosen_again_among_fewer():
     """24 rows are within 3 % of the most, and 16 within 3 % of those."""
     stairs = (Stair(16, 10.0), Stair(24, 14.6), Stair(32, 19.0))
     rows = choose_rows(stairs, 0.0, 1000.0).rows

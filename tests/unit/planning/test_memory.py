@@ -60,7 +60,7 @@ def test_which_tensors_are_copied(kind, dims, features, share):
     assert weights([one], 1, frozenset(features)).copies[0] == pytest.approx(one.n_bytes * share)
 
 
-def test_what_has_three_dimensions_but_is_no_expert_is_not_copied():
+def test_tensors_of_three_dimensions_that_are_no_experts_are_not_copied():
     """Such as the heads of latent attention, which repack.cpp leaves alone."""
     heads = tensor("blk.0.attn_k_b.weight", "Q8_0", 128, 512, 16)
     assert weights([heads], 1, frozenset({"avx2", "rows"})).copies == (0, 0)
@@ -117,7 +117,7 @@ def test_the_copy_is_counted_and_what_it_replaces_may_go():
 AVX2 = frozenset({"avx2"})
 
 
-def test_what_stays_mapped_is_from_the_first_to_the_last_tensor_without_a_copy():
+def test_the_file_stays_mapped_from_the_first_to_the_last_tensor_without_a_copy():
     copied, output = TENSORS[0], tensor("output.weight", "Q4_K", 1024, 256)
     here = (True, True)
 
@@ -256,7 +256,7 @@ def test_layers_go_to_gpus_as_llama_cpp_deals_them():
     assert some.memory.kv_cache == 3 * some.memory.gpus[1].kv_cache
 
 
-def test_what_a_gpu_cannot_hold_is_refused():
+def test_weights_that_a_gpu_cannot_hold_are_refused():
     small = replace(MACHINE, n_gpus=1, gpus=(Gpu("A", 20 * MIB, GIB),))
     with pytest.raises(MemoryPlanError, match=r"on A: 9 MiB weights .* = .* 20 MiB are free there"):
         resolve(EngineConfig("m", n_slots=32, n_ctx=8192, kv="split"), FACTS, small)

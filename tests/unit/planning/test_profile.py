@@ -92,7 +92,7 @@ def test_a_damaged_header_is_refused_and_never_raises_anything_else(tmp_path_fac
         (pair("a", 9, struct.pack("<IQ", 9, 1)), "array"),
     ],
 )
-def test_what_a_header_claims_is_bounded(bad, words, tmp_path):
+def test_claims_of_a_header_are_bounded(bad, words, tmp_path):
     path = tmp_path / "m.gguf"
     path.write_bytes(gguf(bad))
     with pytest.raises(ModelFileError, match=words):

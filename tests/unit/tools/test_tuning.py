@@ -76,7 +76,7 @@ def test_of_equals_the_first_wins():
     assert choose({"a": rounds(100, 100), "b": rounds(80, 80), "c": rounds(60, 60)}, "a").chosen == "c"
 
 
-def test_what_was_not_measured_is_not_chosen():
+def test_an_unmeasured_candidate_is_not_chosen():
     choice = choose({"a": rounds(100, 100), "b": ()}, "a")
     assert (choice.chosen, choice.gains["b"], choice.median("b")) == ("a", None, {})
 
@@ -213,7 +213,7 @@ def test_cache_types_are_shown_but_taken_only_when_allowed(tune):
     assert allowed.type_k == "q8_0"
 
 
-def test_what_fails_is_told_and_not_chosen(tune):
+def test_a_failed_candidate_is_named_and_not_chosen(tune):
     tuner, results, *_ = tune({"flash_attn=on": 0.5}, broken=["flash_attn=on"])
     assert tuner.setting.flash_attn == "off"
     assert results[1].failures == {"on": "it cannot be"}
@@ -221,7 +221,7 @@ def test_what_fails_is_told_and_not_chosen(tune):
         tune({}, broken=["flash_attn=off"])
 
 
-def test_what_is_far_behind_is_measured_once(tune):
+def test_a_candidate_far_behind_is_measured_once(tune):
     tuner, *_ = tune({"extra_bufts=off": 3.0})
     assert sum(s.extra_bufts == "off" for s in tuner._children.asked) == 1
 
