@@ -21,7 +21,7 @@ from llamabatch.utils.checks import counted, show
 # Tokens that a prompt leaves for the output where max_tokens does not say, as in Request.expected_tokens.
 _EXPECTED_OUTPUT = 256
 # Logprobs of one request: about 300 bytes each as Python objects, 25 in a message between processes.
-MAX_LOGPROBS = 2**22
+MAX_LOGPROBS_IN_ALL = 2**22
 
 
 class RequestModel(Protocol):
@@ -150,10 +150,10 @@ def check_logprobs(params: SamplingParams, n_prompt: int, n_ctx: int, score_from
         raise SamplingError(f"n is {params.n_copies}; a request that scores its prompt has 1")
     n_output = min(n_ctx + 1 - n_prompt, params.max_tokens or n_ctx) * params.n_copies
     asked = n_prompt * (params.prompt_logprobs or 0) + n_output * (params.logprobs or 0)
-    if asked > MAX_LOGPROBS:
+    if asked > MAX_LOGPROBS_IN_ALL:
         raise SamplingError(
             f"prompt_logprobs is {params.prompt_logprobs} for {n_prompt} tokens and logprobs is {params.logprobs} for "
-            f"up to {n_output}: {asked} in all; a request may have 0 to {MAX_LOGPROBS}"
+            f"up to {n_output}: {asked} in all; a request may have 0 to {MAX_LOGPROBS_IN_ALL}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Adapters of a request: which of the loaded ones, and how strongly. Pure Python.
+"""Adapters of a request: names of loaded ones, with their scales. Pure Python.
 
 An adapter is a LoRA or a control vector, known to its model by a name. llama.cpp applies adapters to a whole context,
 so that only requests with the same set of them can share a call.
@@ -22,7 +22,7 @@ MAX_NAME = 256  # characters
 
 
 def adapter_set(adapters: object) -> AdapterSet:
-    """What a caller gave as a set.
+    """The AdapterSet of a value that a caller gave.
 
     Args:
         adapters: {name: scale}, pairs of these, one name for scale 1, or None for none. A scale of 0 is the same as

@@ -1,4 +1,4 @@
-"""Conversations to prompts: the GGUF's own jinja2 template, in jinja2's sandbox."""
+"""Conversations to prompts, by the GGUF's own jinja2 template in jinja2's sandbox."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Message = Mapping[str, Any]
 Conversation = Sequence[Message]
 
 
-# Variables of chat templates that a caller may set. A template is a program from the model's file: what it reads beyond
-# its messages is not for anyone who can send a request to choose freely.
+# Variables of chat templates that a caller may set. A template is a program from the model's file: the sender of a
+# request must not choose freely what it reads.
 TEMPLATE_KWARGS = (
     "add_generation_prompt",
     "builtin_tools",
@@ -42,7 +42,7 @@ TEMPLATE_KWARGS = (
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """What a chat template is given beside the messages.
+    """The variables of a chat template other than the messages.
 
     Attributes:
         tools: OpenAI's function tools, [{"type": "function", "function": {"name": …, "parameters": …}}].
@@ -80,13 +80,13 @@ def render(
         conversation: messages with "role" and "content"; content is a text, or OpenAI's list of text parts.
         bos, eos: text of these special tokens, for templates that write them.
         options: tools and variables.
-        cancelled: whether the text is needed no more; asked every few milliseconds.
+        cancelled: returns True when the text is needed no more; called every few milliseconds.
 
     Raises:
         ConfigError: the model has no chat template, or none that can be compiled.
         PromptError: a message has no role or content, the template refuses the conversation or takes too much time or
             memory for it (see chat_template.BUDGET), or it does not know a variable that was given.
-        CancelledError: `cancelled` said so.
+        CancelledError: `cancelled` returned True.
     """
     if template is None:
         raise ConfigError("this model has no chat template; use generate with a prompt of its own format")
@@ -103,7 +103,7 @@ def render(
         return compiled.render(variables, cancelled)
     except CancelledError:
         raise
-    except Exception as error:  # a template is a program: it can raise whatever Python raises
+    except Exception as error:  # a template is a program: it can raise any exception
         from llamabatch.request.chat_template import describe
 
         raise PromptError(f"the model's chat template refuses this conversation: {describe(error)}") from error
@@ -134,10 +134,10 @@ def to_tokens(
     options: ChatOptions | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> tuple[str, tuple[int, ...]]:
-    """A conversation as text and token ids. Raises what render and Model.tokenize raise.
+    """A conversation as text and token ids. Raises as render and Model.tokenize do.
 
     The whole text is read with its special tokens, as llama-server does: a message that spells out <|im_end|> ends its
-    turn. Those who pass on text of strangers must decide what to do about that.
+    turn. A program that passes on text of strangers must decide what to do about that.
     """
     bos = model.special_token("bos")
     text = render(model.chat_template, conversation, bos, model.special_token("eos"), options, cancelled)
@@ -208,6 +208,6 @@ def _check_tools(tools: object) -> None:
 
 @functools.lru_cache(maxsize=8)
 def _compile(template: str) -> BoundedTemplate:
-    from llamabatch.request.chat_template import BoundedTemplate  # with jinja2: not for those who never chat
+    from llamabatch.request.chat_template import BoundedTemplate  # with jinja2, which only chats need
 
     return BoundedTemplate(template)

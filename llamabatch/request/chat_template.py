@@ -2,9 +2,9 @@
 
 A template is a program from a model's file, and jinja2's sandbox bounds what it may touch, not what it may use: three
 nested loops run for ever, and `'a' * 10**10` is one native call that nothing can interrupt. So the compiled template
-pays before it acts: for entering a block (which every loop and every macro does), for the operands of operators, for
-what goes into filters, tests and methods, and for what these can make of it. What cannot be priced is refused.
-Rendering with the same input costs the same on every machine, so that a template either fits or does not.
+pays before it acts: for entering a block (every loop and every macro does), for the operands of operators, for the
+input of filters, tests and methods, and for the output that they can make of it. An operation without a price is
+refused. The same input costs the same on every machine, so that a template either fits or does not.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from markupsafe import EscapeFormatter, Markup
 from llamabatch.errors import ConfigError
 
 MAX_SOURCE = 256 * 2**10  # characters; compiling takes seconds for more, and the longest known template has 40 KB
-# One unit is a byte that is written, or what takes as long: some nanoseconds.
+# One unit is the time of writing a byte: some nanoseconds.
 BUDGET = 128 * 2**20
 PER_BYTE = 2048  # more for each byte of the conversation: templates may walk it for each of its messages
 MAX_BUDGET = 2**31
@@ -42,9 +42,9 @@ MAX_BITS = 2**14  # of a whole number
 MAX_VALUE = 2**27  # units of one value that is worked on as a whole
 _STEP, _NODE, _CALL, _ITEM, _HELD = 128, 48, 256, 64, 64
 _LETTER = 84  # of a text that becomes a list of letters: most are objects of their own
-_LOOK_EVERY = 2**20  # units between two looks at whether anyone still waits
+_LOOK_EVERY = 2**20  # units between two calls of `cancelled`
 
-# No chat template needs them, and their cost cannot be told before they run.
+# No chat template needs them, and their cost is unknown before they run.
 _NO_FILTERS = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
 
 
@@ -53,11 +53,11 @@ class TemplateLimit(Exception):
 
 
 class Meter:
-    """What is left of the budget of one rendering.
+    """The rest of the budget of one rendering.
 
     Args:
         budget: units.
-        cancelled: looked at now and then.
+        cancelled: called now and then; True ends the rendering.
     """
 
     def __init__(self, budget: int, cancelled: Callable[[], bool] | None = None) -> None:
@@ -66,7 +66,7 @@ class Meter:
         self.next_look = budget - _LOOK_EVERY
 
     def look(self) -> None:
-        """Raises TemplateLimit, and CancelledError where nothing waits for the text any more."""
+        """Raises TemplateLimit when the budget is spent, and CancelledError when the text is needed no more."""
         if self.left < 0:
             raise TemplateLimit(
                 f"it takes more than the {self.budget:,} steps and bytes that a conversation of this size allows"
@@ -83,7 +83,7 @@ class BoundedTemplate:
         source: jinja2, as Hugging Face's transformers read it.
 
     Attributes:
-        variables: what it reads.
+        variables: names that the template reads.
 
     Raises:
         ConfigError: it cannot be compiled.
@@ -103,7 +103,7 @@ class BoundedTemplate:
             raise ConfigError(f"the model's chat template cannot be compiled: {describe(error)}") from error
 
     def render(self, variables: Mapping[str, Any], cancelled: Callable[[], bool] | None = None) -> str:
-        """The text. Raises TemplateLimit, CancelledError, and whatever a template can raise."""
+        """The text. Raises TemplateLimit, CancelledError, and any exception of the template."""
         size = weight(variables, MAX_BUDGET)
         meter = Meter(min(BUDGET + PER_BYTE * size, MAX_BUDGET), cancelled)
         with self._environment.metered(meter):
@@ -111,7 +111,7 @@ class BoundedTemplate:
 
 
 def describe(error: BaseException) -> str:
-    """What a template failed with, short, and never empty."""
+    """The error of a template in a few words, never empty."""
     if isinstance(error, RecursionError):
         return "it nests too deeply"
     if isinstance(error, MemoryError):
@@ -121,7 +121,7 @@ def describe(error: BaseException) -> str:
 
 
 def weight(value: Any, most: int) -> int:
-    """About how many bytes a value takes, with all that it holds, each time that it holds it.
+    """Approximate bytes of a value with all items in it, each counted as often as it occurs.
 
     Raises:
         TemplateLimit: it weighs more than `most`, or its lists nest deeper than MAX_DEPTH.
@@ -164,8 +164,8 @@ def weight(value: Any, most: int) -> int:
 
 
 class _Items:
-    """An iterator of a filter such as `map`, paid for item by item. Unlike a generator's, the end of a long chain of
-    them needs no stack."""
+    """An iterator of a filter such as `map`, paid for item by item. A long chain of them needs no stack to end, as one
+    of generators would."""
 
     __slots__ = ("_items", "_spend")
 
@@ -207,7 +207,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = self._now
 
     def metered(self, meter: Meter) -> _Metered:
-        """Inside, this thread pays from that meter."""
+        """A `with` block in which this thread pays from that meter."""
         return _Metered(self._of_thread, meter)
 
     @property
@@ -215,19 +215,19 @@ class _Environment(ImmutableSandboxedEnvironment):
         return max(0, int(self._of_thread.meter.left))
 
     def spend(self, units: int) -> None:
-        """Raises as Meter.look."""
+        """Takes units from the meter of this thread. Raises as Meter.look."""
         meter = self._of_thread.meter
         meter.left -= units
         if meter.left < meter.next_look:
             meter.look()
 
     def tick(self, units: int) -> bool:
-        """For the condition of a loop."""
+        """Pays for the condition of a loop; always True."""
         self.spend(units)
         return True
 
     def light(self, value: Any, factor: int = 4) -> Any:
-        """The value itself, paid for: what uses it copies, compares or writes all of it."""
+        """The value itself, paid for: its user copies, compares or writes all of it."""
         kind = type(value)
         if kind is str:
             self.spend(len(value) if value.isascii() else 4 * len(value))
@@ -236,19 +236,19 @@ class _Environment(ImmutableSandboxedEnvironment):
         return value
 
     def holder(self, value: Any) -> Any:
-        """As light, for what `in` looks into: a mapping finds its key at once."""
+        """As light, for the right side of `in`: a mapping finds its key at once."""
         if isinstance(value, Mapping):
             return value
         return self.light(list(value) if isinstance(value, _Items) else value)
 
     def cut(self, value: Any, where: slice) -> Any:
-        """value[where]"""
-        piece = value[where]  # no larger than what was paid for
+        """value[where], paid for."""
+        piece = value[where]  # no larger than the value, which is paid for
         self.spend(_CALL + _shallow(piece))
         return piece
 
     def spread(self, value: Any) -> Any:
-        """For `*value` and `**value` of a call, which copies it."""
+        """Pays for `*value` and `**value` of a call, which copies it."""
         if isinstance(value, _Items):
             return list(value)
         self.spend(_LETTER * len(value) if isinstance(value, str) else 2 * _shallow(value))
@@ -293,7 +293,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             raise TemplateLimit(f"a whole number has more than {MAX_BITS:,} bits")
 
     def pay_for_percent(self, form: str, values: Any) -> None:
-        """For `form % values`: any number in the form may be a width."""
+        """Pays for `form % values`: any number in the form may be a width."""
         if "*" in form:
             raise TemplateLimit("a '*' in a format takes its width from a value; write the width")
         n_uses = form.count("%") if isinstance(values, Mapping) else 1
@@ -318,8 +318,8 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         self.spend(_CALL + 8 * (len(args) + len(kwargs)))
-        if not isinstance(obj, (Macro, BlockReference, LoopContext)):  # those pay as they go
-            # what iterates natively must know what it will meet
+        if not isinstance(obj, (Macro, BlockReference, LoopContext)):  # all others pay before they run
+            # native code would walk an iterator without paying
             args = tuple(list(value) if isinstance(value, _Items) else value for value in args)
             for value in (*args, *kwargs.values()):
                 self.light(value)
@@ -333,7 +333,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return result
 
     def _pay_for_method(self, owner: Any, name: str, values: tuple[Any, ...]) -> None:
-        """Of a text, a list and so on."""
+        """Pays for a method of a text, a list and so on; one without a price is refused."""
         for kinds, prices in _METHODS:
             if isinstance(owner, kinds) and name in prices:
                 self.spend(prices[name](owner, values))
@@ -348,7 +348,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _Metered:
-    """A thread's meter for the time of a `with`; a rendering inside another one pays its own."""
+    """Sets the meter of a thread for a `with` block; a rendering inside another one pays from its own."""
 
     def __init__(self, of_thread: threading.local, meter: Meter) -> None:
         self._of_thread, self._meter = of_thread, meter
@@ -381,7 +381,7 @@ class _MarkupFormatter(_Formatter, EscapeFormatter):
 
 
 class _Generator(CodeGenerator):
-    """Compiles the payments in."""
+    """Adds the payments to the compiled code."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -402,7 +402,7 @@ class _Generator(CodeGenerator):
         super().blockvisit(body, frame)
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:
-        if node.test is not None:  # it runs for items that never reach the body
+        if node.test is not None:  # the test also runs for items that never reach the body
             self._wrapped[id(node.test)] = f"(environment.tick({_price([node.test])}) and "
         super().visit_For(node, frame)
 
@@ -461,7 +461,7 @@ _Environment.code_generator_class = _Generator
 
 
 def _price(body: list[nodes.Node]) -> int:
-    """Of running these once, without the blocks inside them, which pay for themselves."""
+    """Units for running these nodes once, without the blocks inside them, which pay for themselves."""
     price, left = _STEP, list(body)
     while left:
         node = left.pop()
@@ -479,10 +479,10 @@ def _price(body: list[nodes.Node]) -> int:
 
 
 def _shallow(value: Any) -> int:
-    """About how many bytes a copy of it takes, without what it holds."""
+    """Approximate bytes of a copy of the value, without its items."""
     if isinstance(value, str):
         size = len(value) if value.isascii() else 4 * len(value)
-        return 6 * size if isinstance(value, Markup) else size  # what is added to it is escaped
+        return 6 * size if isinstance(value, Markup) else size  # text that is added to it is escaped
     if isinstance(value, (list, tuple)):
         return 8 * len(value)
     if isinstance(value, (dict, bytes, abc.MappingView)):
@@ -502,7 +502,7 @@ def _raise(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-# --- prices of methods: of what they read and make, beside their arguments -----------------------------------------
+# Prices of methods: for input and output of the method; arguments are paid for by the call.
 
 
 def _integers(values: abc.Iterable[Any]) -> int:
@@ -581,7 +581,7 @@ _METHODS: tuple[tuple[Any, dict[str, _Price]], ...] = (
 )
 
 
-# --- prices of filters and tests -----------------------------------------------------------------------------------
+# Prices of filters and tests.
 
 _LAZY = ("map", "select", "reject", "selectattr", "rejectattr")
 _AT_ONCE = ("attr", "count", "d", "default", "first", "items", "last", "length", "random")
@@ -629,7 +629,7 @@ def _priced_filter(environment: _Environment, name: str, function: Callable[...,
 
 
 def _growth(environment: _Environment, name: str, values: list[Any], kwargs: dict[str, Any]) -> int:
-    """What a filter makes beyond its input, from its parameters."""
+    """Units for the output of a filter beyond its input, from its parameters."""
     value, parameters = values[0], (*values[1:], *kwargs.values())
     text = value if isinstance(value, str) else ""
     numbers = 4 * _integers(parameters)

@@ -1,4 +1,4 @@
-"""Token ids to text, a token at a time: UTF-8 across token borders, stop strings across token borders."""
+"""Detokenizer: token ids to text, a token at a time; characters and stop strings may cross token borders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 class Detokenizer:
-    """Text grows with each token; what may still turn out to be part of a stop string or of a character is held back.
+    """The text of one sequence. A part that may still belong to a stop string or a character is held back.
 
     Args:
         token_bytes: id -> the bytes of the token's text.
@@ -39,11 +39,11 @@ class Detokenizer:
 
     @property
     def text(self) -> str:
-        """All that has been released so far."""
+        """All text that has been released so far."""
         return "".join(self._shown)
 
     def push(self, token_id: int) -> str:
-        """Take a token in; returns the text that it makes safe to show."""
+        """Appends a token; returns the text that it makes safe to show."""
         new = self._decoder.decode(self._token_bytes(token_id))
         if self._exempt_tokens:
             self._exempt_tokens -= 1
@@ -51,7 +51,7 @@ class Detokenizer:
         return self._release(new)
 
     def flush(self) -> str:
-        """The sequence has ended: nothing more can complete what was held back."""
+        """Ends the text; returns the part that was held back."""
         text = self._release(self._decoder.decode(b"", final=True))
         if self.stopped is not None:
             return text
@@ -70,7 +70,7 @@ class Detokenizer:
         return shown
 
     def _cut(self, text: str) -> int:
-        """How much of the text is safe to show; sets `stopped` when a stop string is whole."""
+        """Number of characters that are safe to show; sets `stopped` when a stop string is complete."""
         if not self._stop:
             return len(text)
         places = ((text.find(s, max(0, self._exempt + 1 - len(s))), s) for s in self._stop)
@@ -84,13 +84,9 @@ class Detokenizer:
         return len(text)
 
 
-# ----------------------------------------------------------------------------------------------------
-# What the engine has to know of a vocabulary. Pure Python.
-
-
 @dataclass(frozen=True)
 class Vocabulary:
-    """What the engine has to know of a vocabulary, without the library behind it.
+    """The facts of a vocabulary that an engine needs, without the library behind it.
 
     Attributes:
         size: number of tokens; ids run from 0 to size - 1.

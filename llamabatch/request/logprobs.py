@@ -1,4 +1,4 @@
-"""Logprobs: what is told of a token, and what a sequence that asked keeps of them. Pure Python."""
+"""Logprobs of tokens, and the record of them that a sequence keeps. Pure Python."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from llamabatch.request.sampling_params import SamplingParams
 
 
 class Logprob(NamedTuple):
-    """How likely one token was at its place, for the model alone.
+    """Probability of one token at its place, for the model alone.
 
     Attributes:
         logprob: natural logarithm of its probability: log softmax of the model's own logits, before logit_bias,
             penalties, masks and temperature.
         rank: 1 for the likeliest token of the vocabulary; of equally likely ones the lower id counts as likelier.
-        decoded_token: its text, of special tokens their name; U+FFFD for bytes that are no whole character.
+        decoded_token: its text, the name of a special token; U+FFFD for bytes that are no whole character.
     """
 
     logprob: float
@@ -23,32 +23,32 @@ class Logprob(NamedTuple):
     decoded_token: str
 
 
-TokenLogprobs = dict[int, Logprob]  # the token that came first, then the likeliest, which may name it again
-Told = tuple[TokenLogprobs, ...] | None  # of output tokens, one each; None: nothing was asked for
+TokenLogprobs = dict[int, Logprob]  # the token itself first, then the likeliest, which may name it again
+SampleLogprobs = tuple[TokenLogprobs, ...] | None  # one for each output token; None: not asked for
 
 
 class RowLogprobs(NamedTuple):
-    """What the runner read from one output row: a token, then the likeliest ones in order; `rank` is the first's."""
+    """Logprobs of one output row: of a token with its `rank`, then of the likeliest ones in order."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     rank: int
 
     def named(self, token_bytes: Callable[[int], bytes]) -> TokenLogprobs:
-        """For those who asked: each token with its rank and text."""
+        """Each token with its rank and text."""
         texts = [token_bytes(token_id).decode("utf-8", errors="replace") for token_id in self.token_ids]
         ranks = (self.rank, *range(1, len(texts)))
         return dict(zip(self.token_ids, map(Logprob, self.logprobs, ranks, texts), strict=True))
 
 
 class LogprobRecord:
-    """The logprobs of one sequence; only those that ask for any have one.
+    """The logprobs of one sequence; a sequence that asks for none has no record.
 
     Args:
-        prompt: its tokens; the row at position i - 1 tells how likely token i was.
-        prompt_top: so many likeliest tokens beside each token of the prompt; None: nothing of the prompt.
-        top: the same for output tokens; CUMULATIVE: nothing but the sum of their logprobs; None: nothing.
-        first: the first token of the prompt that is asked about.
+        prompt: its tokens; the row at position i - 1 holds the logprob of token i.
+        prompt_top: number of likeliest tokens for each token of the prompt; None: no logprobs of the prompt.
+        top: the same for output tokens; CUMULATIVE: the sum of their logprobs alone; None: nothing.
+        first: index of the first token of the prompt with a logprob.
     """
 
     CUMULATIVE = -1
@@ -85,8 +85,8 @@ class LogprobRecord:
         """The record of a sequence; None where it asks for none.
 
         Args:
-            ranked: the sum is wanted at least.
-            score_from: the first token of the prompt whose logprob is; nothing of any output.
+            ranked: best_of needs the sum at least.
+            score_from: index of the first prompt token to score; the output has no logprobs then.
         """
         if score_from is not None:
             return cls(prompt, token_bytes, prompt_top=params.prompt_logprobs or 0, top=None, first=score_from)
@@ -102,46 +102,49 @@ class LogprobRecord:
 
     @property
     def prompt_is_read(self) -> bool:
+        """Whether all rows inside the prompt have been read."""
         return self.next_row >= len(self._prompt) - 1
 
     def rows_of(self, start: int, end: int) -> int:
-        """How many rows of positions start .. end - 1 are still to be read inside the prompt."""
+        """Number of rows inside the prompt, of positions start .. end - 1, that are still to be read."""
         return max(0, min(end, len(self._prompt) - 1) - max(start, self.next_row))
 
     def targets(self, end: int, count: int) -> tuple[int, ...]:
-        """The tokens that the last `count` rows inside the prompt before position `end` tell of."""
+        """The tokens of which the last `count` rows inside the prompt before position `end` hold the logprobs."""
         end = min(end, len(self._prompt) - 1)
         return self._prompt[end - count + 1 : end + 1]
 
-    def take_prompt(self, rows: Sequence[RowLogprobs]) -> None:
-        """The next rows inside the prompt."""
+    def add_prompt(self, rows: Sequence[RowLogprobs]) -> None:
+        """Adds the next rows inside the prompt."""
         self._prompt_rows += [row.named(self._token_bytes) for row in rows]
 
-    def take(self, rows: Sequence[RowLogprobs]) -> Told:
-        """The rows that output tokens were drawn from; returns what is told of these tokens."""
+    def add(self, rows: Sequence[RowLogprobs]) -> SampleLogprobs:
+        """Adds the rows of sampled tokens; returns the logprobs of these tokens."""
         for row in rows:
             self._sum += row.logprobs[0]
         if self.top is None or self.top == self.CUMULATIVE:
             return None
-        told = tuple(row.named(self._token_bytes) for row in rows)
-        self._tokens += told
-        return told
+        found = tuple(row.named(self._token_bytes) for row in rows)
+        self._tokens += found
+        return found
 
-    def take_up(self, told: tuple[TokenLogprobs, ...]) -> None:
-        """What was told of output tokens that are known from the beginning."""
-        for one in told:
-            self._sum += next(iter(one.values())).logprob  # the token that came stands first
-        self._tokens += told
+    def resume(self, logprobs: tuple[TokenLogprobs, ...]) -> None:
+        """Adds the logprobs of output tokens that another engine has sampled."""
+        for one in logprobs:
+            self._sum += next(iter(one.values())).logprob  # the sampled token stands first
+        self._tokens += logprobs
 
     @property
     def cumulative(self) -> float | None:
+        """Sum of the logprobs of the output; None where none are asked for."""
         return None if self.top is None else self._sum
 
-    def of_output(self) -> Told:
+    def of_output(self) -> SampleLogprobs:
+        """One for each output token; None where none are asked for."""
         return None if self.top is None or self.top == self.CUMULATIVE else tuple(self._tokens)
 
     def of_prompt(self) -> tuple[TokenLogprobs | None, ...] | None:
-        """One for each token of the prompt, None for those that were not asked about; None before all are known."""
+        """One for each token of the prompt, None for those before the first to score; None before all rows are read."""
         if not self._asks_prompt or not self.prompt_is_read:
             return None
         return (None,) * self._first + tuple(self._prompt_rows)

@@ -1,4 +1,7 @@
-"""Results in the shape of OpenAI's API, which llama_cpp.Llama returns too: for code that was written for these."""
+"""RequestOutput and SequenceOutput: the result of a request and the part of it that one step brings.
+
+Their to_openai gives the shape of OpenAI's API, which llama_cpp.Llama returns too: for code that was written for these.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +18,21 @@ from llamabatch.request.request import Request
 if TYPE_CHECKING:
     from llamabatch.request.logprobs import Logprob
 
-# ----------------------------------------------------------------------------------------------------
-# How a generation ends.
-
 
 class FinishReason(str, Enum):
-    """Why a sequence ended."""
+    """Reason for the end of a sequence."""
 
     STOP = "stop"  # an end-of-generation token, a stop string or a stop token
     LENGTH = "length"  # max_tokens reached, or n_ctx used up
-    ABORT = "abort"  # the caller took it back
+    ABORT = "abort"  # the caller ended it
     ERROR = "error"  # see RequestOutput.error
 
     __str__ = str.__str__
 
 
-# ----------------------------------------------------------------------------------------------------
-# When things happened to a request.
-
-
 @dataclass(frozen=True)
 class Timings:
-    """When things happened to one request; seconds, relative to its arrival.
+    """Times of one request: seconds since its arrival.
 
     Attributes:
         queued_s: until it got a slot.
@@ -70,7 +66,7 @@ class CompletionOutput:
 
     Attributes:
         index: its number among the continuations of the prompt.
-        text: what was generated, without stop string and special tokens unless the parameters say so; invalid UTF-8
+        text: the generated text, without stop string and special tokens unless the parameters say so; invalid UTF-8
             becomes U+FFFD.
         token_ids: every sampled token, the end-of-generation token included.
         finish_reason: "stop", "length", "abort" or "error".
@@ -90,12 +86,12 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """What came of one request; the shape is vLLM's. `text`, `token_ids`, `finish_reason` are those of outputs[0].
+    """The result of one request, in vLLM's shape. `text`, `token_ids`, `finish_reason` are those of outputs[0].
 
     Attributes:
         prompt_logprobs: for each token of the prompt, itself and the likeliest at its place, by id, and None for the
-            first, which nothing comes before; None unless asked for, and where the request ended before.
-        embedding: of a request for one: n_embd float32, as the model gives them.
+            first token; None unless asked for, and where the request ended before.
+        embedding: n_embd float32, as the model gives them; None unless the request embeds.
         num_truncated: tokens that the prompt lost at its left (overflow="truncate"); prompt_token_ids is without them.
     """
 
@@ -110,11 +106,11 @@ class RequestOutput:
     num_truncated: int = 0
 
     def to_openai(self, *, chat: bool = False, model: str = "") -> dict[str, Any]:
-        """As OpenAI's API and llama_cpp.Llama would return it, a plain dictionary.
+        """The dictionary that OpenAI's API and llama_cpp.Llama would return.
 
         Args:
             chat: as a chat completion; otherwise as a completion.
-            model: what stands under "model".
+            model: the value of "model".
         """
         return openai_chat_completion(self, model) if chat else openai_completion(self, model)
 
@@ -130,7 +126,7 @@ class RequestOutput:
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Why the first continuation ended."""
+        """Reason for the end of the first continuation."""
         return self.outputs[0].finish_reason
 
     @classmethod
@@ -145,12 +141,12 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class SequenceOutput:
-    """What one step brought one sequence: new tokens, text that is safe to show, and at its end the whole output.
+    """The part of a result that one step brings: new tokens, text that is safe to show, at the end the whole output.
 
     Attributes:
-        index: which continuation of the prompt it belongs to.
+        index: number of the continuation among those of the prompt.
         finished: the output of the request, when its last continuation has ended.
-        prompt_index: the number of its prompt among those of its call.
+        prompt_index: number of the prompt among those of its call.
         logprobs: those of token_ids, as in CompletionOutput; None unless asked for.
     """
 
@@ -163,12 +159,12 @@ class SequenceOutput:
     logprobs: tuple[TokenLogprobs, ...] | None = None
 
     def to_openai(self, *, chat: bool = False, model: str = "") -> dict[str, Any]:
-        """As a chunk of a stream of OpenAI's API. Arguments as in RequestOutput.to_openai."""
+        """A chunk of a stream of OpenAI's API. Arguments as in RequestOutput.to_openai."""
         return openai_chat_chunk(self, model) if chat else openai_completion_chunk(self, model)
 
 
 def openai_completion(output: RequestOutput, model: str) -> dict[str, Any]:
-    """A "text_completion" dictionary. A request that failed has finish_reason "error" and the key "error" beside."""
+    """A "text_completion" dictionary. A failed request has finish_reason "error" and the key "error"."""
     choices = [
         {
             "index": each.index,
@@ -182,7 +178,7 @@ def openai_completion(output: RequestOutput, model: str) -> dict[str, Any]:
 
 
 def openai_chat_completion(output: RequestOutput, model: str) -> dict[str, Any]:
-    """A "chat.completion" dictionary; otherwise as completion()."""
+    """A "chat.completion" dictionary; otherwise as openai_completion."""
     choices = [
         {
             "index": each.index,
@@ -196,13 +192,13 @@ def openai_chat_completion(output: RequestOutput, model: str) -> dict[str, Any]:
 
 
 def openai_completion_chunk(piece: SequenceOutput, model: str) -> dict[str, Any]:
-    """One piece of a stream, as llama_cpp.Llama's create_completion(stream=True) yields them."""
+    """A piece of a stream, as llama_cpp.Llama's create_completion(stream=True) yields them."""
     choice = {"index": piece.index, "text": piece.text, "logprobs": None, "finish_reason": _reason(piece)}
     return _document(f"cmpl-{piece.request_id}", "text_completion", model, [choice])
 
 
 def openai_chat_chunk(piece: SequenceOutput, model: str) -> dict[str, Any]:
-    """One piece of a stream, a "chat.completion.chunk"."""
+    """A piece of a stream, a "chat.completion.chunk"."""
     choice = {
         "index": piece.index,
         "delta": {"content": piece.text},
@@ -231,7 +227,7 @@ def _ending(output: RequestOutput) -> dict[str, Any]:
 
 
 def _reason(piece: SequenceOutput) -> str | None:
-    """Of a continuation that has ended; a piece of a stream tells it once the whole request has."""
+    """finish_reason of the continuation, in the last piece of the whole request; None before."""
     if piece.finished is None:
         return None
     return piece.finished.outputs[min(piece.index, len(piece.finished.outputs) - 1)].finish_reason.value
@@ -259,7 +255,7 @@ def _chat_logprobs(logprobs: tuple[TokenLogprobs, ...] | None) -> dict[str, Any]
         return None
     content = []
     for given in logprobs:
-        chosen = next(iter(given.values()))  # the token that came stands first
+        chosen = next(iter(given.values()))  # the sampled token stands first
         likeliest = [t for t in sorted(given.values(), key=lambda t: t.rank) if t.rank <= len(given)]
         content.append({**_token(chosen), "top_logprobs": [_token(t) for t in likeliest]})
     return {"content": content}

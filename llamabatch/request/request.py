@@ -1,4 +1,4 @@
-"""The nouns of a request: what was asked (Request), how it stands (Sequence), what came of it (RequestOutput)."""
+"""Request: one prompt with its parameters. Its running state is a Sequence, its result a RequestOutput."""
 
 from __future__ import annotations
 
@@ -11,32 +11,12 @@ from llamabatch.request.adapters import AdapterSet
 from llamabatch.request.logprobs import TokenLogprobs
 from llamabatch.request.sampling_params import SamplingParams
 
-# ----------------------------------------------------------------------------------------------------
-# What callers were told of a request by an engine that is gone. Pure Python.
-
-
-@dataclass(frozen=True)
-class ResumedOutput:
-    """Output tokens with which the next engine goes on: it computes them like a prompt and does not tell them again.
-
-    Attributes:
-        token_ids: the tokens. times_s: time.perf_counter() when each was told.
-        logprobs: one for each, where they were asked for.
-        admitted_s: time.perf_counter() when the request first had a slot.
-    """
-
-    token_ids: tuple[int, ...]
-    times_s: tuple[float, ...]
-    logprobs: tuple[TokenLogprobs, ...] | None = None
-    admitted_s: float | None = None
-
-
 _group_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt to continue; immutable, and all that has to cross a wire.
+    """One prompt to continue. Immutable; everything that has to reach an engine in another process is in it.
 
     Attributes:
         request_id: unique among the requests in flight.
@@ -47,13 +27,13 @@ class Request:
         group: requests of one call share a number; later calls have higher ones. Policies sort inside a group only,
             so that a later call never overtakes an earlier one for good.
         seed: params.seed, or a random one drawn here, so that a retry draws the same tokens.
-        ranked: its cumulative logprob is wanted, though no single ones are.
-        embed: a vector of it is wanted, not a continuation; `params` mean nothing then.
-        adapters: what the model is to compute it with; see adapters.adapter_set.
-        score_from: sample nothing; tell the logprobs of the prompt's tokens from this one on, 1 .. their number - 1,
-            and end. None: an ordinary request.
+        ranked: best_of needs its cumulative logprob, though no single ones are asked for.
+        embed: the result is a vector, not a continuation; `params` mean nothing then.
+        adapters: adapters that the model computes it with; see adapters.adapter_set.
+        score_from: index of the first prompt token to score, 1 .. their number - 1: the request gives the logprobs of
+            the prompt from there on and samples nothing. None: an ordinary request.
         num_truncated: tokens that the prompt has lost at its left (overflow="truncate").
-        known: output tokens of it that another engine brought before it died.
+        known: output tokens that another engine emitted before it died.
     """
 
     request_id: str
@@ -77,18 +57,34 @@ class Request:
 
     @property
     def tier(self) -> tuple[bool, int]:
-        """Who goes first: the lower one."""
+        """Rank among the waiting requests; the lower one enters first."""
         return self.params.background, self.params.priority
 
     def is_late(self, now: float) -> bool:
-        """Has its deadline passed?"""
+        """Whether the deadline has passed at `now`, a time.perf_counter()."""
         return self.params.deadline_s is not None and now > self.arrival_s + self.params.deadline_s
 
     @property
     def expected_tokens(self) -> int:
-        """Tokens that this request will occupy at most, as far as is known now: the measure of load."""
+        """Upper bound of the tokens that the request will occupy, by present knowledge: the measure of load."""
         output = self.params.n_copies * (self.params.max_tokens or 256)
         return len(self.prompt_token_ids) + (output if self.score_from is None and not self.embed else 0)
+
+
+@dataclass(frozen=True)
+class ResumedOutput:
+    """Output tokens of an engine that is gone. The next one computes them like a prompt and does not emit them again.
+
+    Attributes:
+        token_ids: the tokens. times_s: time.perf_counter() when each was emitted.
+        logprobs: one for each token; None unless the request asks for them.
+        admitted_s: time.perf_counter() when the request first had a slot.
+    """
+
+    token_ids: tuple[int, ...]
+    times_s: tuple[float, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    admitted_s: float | None = None
 
 
 def new_group() -> int:

@@ -1,4 +1,4 @@
-"""How one request is sampled, and when it stops: vLLM's names, llama.cpp's defaults."""
+"""SamplingParams: the sampling of one request, and its end. Names are vLLM's, defaults llama.cpp's."""
 
 from __future__ import annotations
 
@@ -10,77 +10,10 @@ from llamabatch.errors import SamplingError
 from llamabatch.request.structured_outputs import Structure, structure
 from llamabatch.utils.checks import boolean, choice, integer, items, nearest, number, pairs, show, string
 
-# ----------------------------------------------------------------------------------------------------
-# Lists among the fields of SamplingParams: checked, and made into tuples.
-
-
 MAX_CHARS = 256  # of a stop string, a bad word or a breaker
 MAX_BIASES = 1024
 MAX_PROCESSORS = 64
-MAX_TOKEN_ID = 2**20 - 1  # larger than any vocabulary; the engine refuses what its model does not have
-
-
-def strings(name: str, given: object, most: int, *, to_tokens: bool = False) -> tuple[str, ...]:
-    """One string or several, each of 1 to MAX_CHARS characters, of whole ones if they are to be tokenized."""
-    if given is None:
-        return ()
-    values = [given] if isinstance(given, str) else items(given, most + 1)
-    texts = None if values is None else [text for text in map(string, values) if text is not None]
-    if values is None or texts is None or len(texts) < len(values):
-        raise SamplingError(f"{name} is {show(given)}; give a string or a list of strings")
-    if len(texts) > most:
-        raise SamplingError(f"{name} holds more than {most} strings; at most {most} are allowed")
-    for text in texts:
-        if not 1 <= len(text) <= MAX_CHARS:
-            raise SamplingError(f"{name} has a string of {len(text)} characters; allowed are 1 to {MAX_CHARS}")
-        if to_tokens and any("\ud800" <= character <= "\udfff" for character in text):
-            raise SamplingError(f"{name} has {show(text)}, which holds half a character; give whole ones")
-    return tuple(texts)
-
-
-def biases(given: object) -> tuple[tuple[int, float], ...]:
-    """logit_bias as pairs, ids rising."""
-    if given is None:
-        return ()
-    biased = pairs(given, MAX_BIASES + 1)
-    if biased is None:
-        raise SamplingError(f"logit_bias is {show(given)}; give a mapping from token id to bias")
-    if len(biased) > MAX_BIASES:
-        raise SamplingError(f"logit_bias holds more than {MAX_BIASES} ids; at most {MAX_BIASES} are allowed")
-    found: dict[int, float] = {}
-    for key, bias in biased:
-        token_id = integer(SamplingError, "a token id of logit_bias", key, 0, MAX_TOKEN_ID)
-        if token_id in found:
-            raise SamplingError(f"logit_bias names token id {token_id} twice; give each once")
-        found[token_id] = float(number(SamplingError, f"logit_bias of token {token_id}", bias, -100.0, 100.0))
-    return tuple(sorted(found.items()))
-
-
-def token_ids(name: str, given: object, least: int = 0) -> tuple[int, ...] | None:
-    """Token ids, rising, each once; None stays None."""
-    if given is None:
-        return None
-    ids = items(given, MAX_TOKEN_ID + 2)
-    if ids is None:
-        raise SamplingError(f"{name} is {show(given)}; give a list of token ids")
-    if not least <= len(ids) <= MAX_TOKEN_ID + 1:
-        raise SamplingError(f"{name} holds {len(ids)} ids; give {least} to {MAX_TOKEN_ID + 1}, or None")
-    found = {integer(SamplingError, f"an id of {name}", token_id, 0, MAX_TOKEN_ID) for token_id in ids}
-    return tuple(sorted(found))
-
-
-def processors(given: object) -> tuple[Callable[[list[int], Any], Any], ...]:
-    """Functions of (output token ids, logits)."""
-    if given is None:
-        return ()
-    functions = items(given, MAX_PROCESSORS + 1)
-    if functions is None or not all(map(callable, functions)):
-        raise SamplingError(f"logits_processors is {show(given)}; give a list of functions")
-    if len(functions) > MAX_PROCESSORS:
-        raise SamplingError(f"logits_processors holds more than {MAX_PROCESSORS} functions; that many are allowed")
-    return tuple(functions)
-
-
+MAX_TOKEN_ID = 2**20 - 1  # larger than any vocabulary; the engine refuses ids that its model does not have
 MAX_N = 256  # copies of one prompt
 MAX_LOGPROBS = 1024
 MAX_TOP_K = 2**31 - 1
@@ -121,7 +54,7 @@ ALIASES = {
     "response_format": "structured_outputs",
 }
 
-# Names that others have among the parameters, and where the same is asked here.
+# Parameters of other libraries that are arguments elsewhere here.
 _ELSEWHERE = {
     "stream": "stream is no parameter; call stream(...) in place of generate(...) or chat(...)",
     **dict.fromkeys(("tools", "chat_template_kwargs"), "{0} is no parameter; give chat(..., {0}=…)"),
@@ -131,7 +64,7 @@ _ELSEWHERE = {
     "json_schema": "json_schema is no parameter; give structured_outputs={{'json': …}}",
 }
 
-# None: as the model's GGUF says, else as llama.cpp does (filled_params.py).
+# None: the value of the model's GGUF, else llama.cpp's (sampling/defaults.py).
 OPEN = (
     *("temperature", "top_k", "top_p", "min_p", "xtc_probability", "xtc_threshold"),
     *("repetition_penalty", "mirostat", "mirostat_tau", "mirostat_eta"),
@@ -176,13 +109,13 @@ _BOOLEANS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """What to sample, and when to stop. Checked once, when it is made; raises SamplingError.
+    """The sampling of a request, and its end. Checked once, when it is made; raises SamplingError.
 
     The chain is llama.cpp's (common/sampling.cpp): logit_bias, the penalties, DRY, allowed_token_ids and other masks,
     top_n_sigma, top_k, typical_p, top_p, min_p on the untempered probabilities, XTC, temperature, then one draw.
     Penalties are vLLM's and OpenAI's. temperature, top_k, top_p, min_p, xtc_probability, xtc_threshold, mirostat,
-    mirostat_tau, mirostat_eta and repetition_penalty are None unless given: then the model's GGUF decides
-    (general.sampling.*), and where it says nothing llama.cpp's defaults (common/common.h) hold, which stand below.
+    mirostat_tau, mirostat_eta and repetition_penalty are None unless given: then the value of the model's GGUF
+    holds (general.sampling.*), else llama.cpp's default (common/common.h), which stands below.
 
     Attributes:
         n: continuations of the prompt, 1 .. 256; they share the prompt's KV cells.
@@ -217,7 +150,7 @@ class SamplingParams:
             multiplied; 0.01 .. 100, 1: none. [1]
         presence_penalty: taken from the logit of each token that is in the output; -2 .. 2.
         frequency_penalty: the same for each time that the token is in the output; -2 .. 2.
-        logit_bias: {token id: what is added to its logit, -100 .. 100}, at most 1024 ids; kept as a tuple of pairs.
+        logit_bias: {token id: number to add to its logit, -100 .. 100}, at most 1024 ids; kept as a tuple of pairs.
         allowed_token_ids: only these may come; None: all.
         logprobs: give the logprob of each output token, and of the so many likeliest; 0 .. 1024, None: none.
         prompt_logprobs: the same for the tokens of the prompt.
@@ -228,13 +161,13 @@ class SamplingParams:
             (stop_reason) cut it. Kept as a Structure. Not with stop_token_ids, min_tokens or ignore_eos: the form
             alone says which token may end the text.
         logits_processors: called as f(output token ids, logits) before each token and all else; logits is a copy of
-            the row, numpy float32 of shape (vocabulary,); what f returns is sampled. What it raises ends the request
-            with an error. Not where a child process does the work.
-        priority: who waits with the lower number enters first, as in vLLM.
-        background: for the rows that others leave free.
-        deadline_s: seconds from the asking after which the request ends as an error; None: never.
-        overflow: a request that outgrows n_ctx: "refuse" it, or end it there; "truncate" the prompt at its left;
-            "shift": drop the oldest tokens and go on.
+            the row, numpy float32 of shape (vocabulary,); the logits that f returns are sampled. An exception of f
+            ends the request with an error. Not where a child process does the work.
+        priority: a waiting request with a lower number enters first, as in vLLM.
+        background: the request takes only rows that other requests leave free.
+        deadline_s: seconds after its arrival at which the request ends as an error; None: never.
+        overflow: fate of a request that outgrows n_ctx. "refuse": the prompt is refused, or the output ends there;
+            "truncate": the prompt loses its left; "shift": the oldest tokens go, and the output goes on.
     """
 
     n: int = 1
@@ -323,7 +256,7 @@ class SamplingParams:
 
     @classmethod
     def from_options(cls, **options: object) -> SamplingParams:
-        """SamplingParams from names from outside, ALIASES included; an unknown one is refused with the nearest."""
+        """SamplingParams from options of a caller, ALIASES included. Raises SamplingError, with the nearest name."""
         values = named(options)
         return cls(**values)  # type: ignore[arg-type]  # checked by __post_init__
 
@@ -334,17 +267,17 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Is always the likeliest token taken?"""
+        """Whether the likeliest token is always taken."""
         return self.temperature == 0
 
     @property
     def penalised(self) -> bool:
-        """Does a token's logit depend on the tokens before it?"""
+        """Whether the logit of a token depends on the tokens before it."""
         return self.repetition_penalty not in (None, 1) or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @property
     def dry(self) -> bool:
-        """Are repeated runs of tokens penalised?"""
+        """Whether repeated runs of tokens are penalised."""
         return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
 
     @property
@@ -397,18 +330,18 @@ class SamplingParams:
 
 
 def _or_none(name: str) -> str:
-    """The tail of the allowed range of a field; empty where None is not allowed."""
+    """The end of the allowed range of a field in a message; empty where None is not allowed."""
     if name == "max_tokens":
         return ", or None: until the model stops or n_ctx is used up"
     return ", or None" if name in OPEN or name in _OPTIONAL_INTEGERS else ""
 
 
-def named(options: Mapping[str, object], beside: Iterable[str] = ()) -> dict[str, object]:
-    """Options from outside under the names of SamplingParams' own fields.
+def named(options: Mapping[str, object], others: Iterable[str] = ()) -> dict[str, object]:
+    """Options of a caller under the names of SamplingParams' own fields.
 
     Args:
-        options: names of fields or ALIASES, and their values, which are not looked at.
-        beside: other names that are known where the options come from, for the message about one that is not.
+        options: names of fields or ALIASES, and their values, which are not checked.
+        others: further names that the caller may give, for the message about an unknown one.
 
     Raises:
         SamplingError: a name is unknown, or two mean one field.
@@ -417,10 +350,10 @@ def named(options: Mapping[str, object], beside: Iterable[str] = ()) -> dict[str
     for given, value in _with_one_logprobs(options).items():
         name = ALIASES.get(given, given)
         if name not in _FIELDS:
-            if given in _ELSEWHERE and not beside:
+            if given in _ELSEWHERE and not others:
                 raise SamplingError(_ELSEWHERE[given].format(given))
-            known = [*_FIELDS, *ALIASES, *beside]
-            where = "SamplingParams has no field" if not beside else "there is no field"
+            known = [*_FIELDS, *ALIASES, *others]
+            where = "SamplingParams has no field" if not others else "there is no field"
             raise SamplingError(f"{where} {show(given)}{nearest(given, known)}")
         if name in values:
             raise SamplingError(f"{name} is given twice, once as {given!r}; give it once")
@@ -429,7 +362,7 @@ def named(options: Mapping[str, object], beside: Iterable[str] = ()) -> dict[str
 
 
 def _with_one_logprobs(options: Mapping[str, object]) -> Mapping[str, object]:
-    """In OpenAI's chats logprobs says whether there are any, and top_logprobs how many; here one number says both."""
+    """The options with one number for OpenAI's pair of logprobs (true or false) and top_logprobs (how many)."""
     wanted = options.get("logprobs", 0)
     if not (wanted is None or isinstance(wanted, bool)):
         return options
@@ -438,6 +371,67 @@ def _with_one_logprobs(options: Mapping[str, object]) -> Mapping[str, object]:
         raise SamplingError(f"top_logprobs is {show(count)}, but logprobs is False; give True, or no top_logprobs")
     rest = {name: value for name, value in options.items() if name not in ("logprobs", "top_logprobs")}
     return {**rest, "logprobs": None if wanted is False else 0 if wanted and count is None else count}
+
+
+def strings(name: str, given: object, most: int, *, to_tokens: bool = False) -> tuple[str, ...]:
+    """One string or several, each of 1 to MAX_CHARS characters; of whole characters if `to_tokens`."""
+    if given is None:
+        return ()
+    values = [given] if isinstance(given, str) else items(given, most + 1)
+    texts = None if values is None else [text for text in map(string, values) if text is not None]
+    if values is None or texts is None or len(texts) < len(values):
+        raise SamplingError(f"{name} is {show(given)}; give a string or a list of strings")
+    if len(texts) > most:
+        raise SamplingError(f"{name} holds more than {most} strings; at most {most} are allowed")
+    for text in texts:
+        if not 1 <= len(text) <= MAX_CHARS:
+            raise SamplingError(f"{name} has a string of {len(text)} characters; allowed are 1 to {MAX_CHARS}")
+        if to_tokens and any("\ud800" <= character <= "\udfff" for character in text):
+            raise SamplingError(f"{name} has {show(text)}, which holds half a character; give whole ones")
+    return tuple(texts)
+
+
+def biases(given: object) -> tuple[tuple[int, float], ...]:
+    """logit_bias as pairs, ids rising."""
+    if given is None:
+        return ()
+    biased = pairs(given, MAX_BIASES + 1)
+    if biased is None:
+        raise SamplingError(f"logit_bias is {show(given)}; give a mapping from token id to bias")
+    if len(biased) > MAX_BIASES:
+        raise SamplingError(f"logit_bias holds more than {MAX_BIASES} ids; at most {MAX_BIASES} are allowed")
+    found: dict[int, float] = {}
+    for key, bias in biased:
+        token_id = integer(SamplingError, "a token id of logit_bias", key, 0, MAX_TOKEN_ID)
+        if token_id in found:
+            raise SamplingError(f"logit_bias names token id {token_id} twice; give each once")
+        found[token_id] = float(number(SamplingError, f"logit_bias of token {token_id}", bias, -100.0, 100.0))
+    return tuple(sorted(found.items()))
+
+
+def token_ids(name: str, given: object, least: int = 0) -> tuple[int, ...] | None:
+    """Token ids, rising, each once; None stays None."""
+    if given is None:
+        return None
+    ids = items(given, MAX_TOKEN_ID + 2)
+    if ids is None:
+        raise SamplingError(f"{name} is {show(given)}; give a list of token ids")
+    if not least <= len(ids) <= MAX_TOKEN_ID + 1:
+        raise SamplingError(f"{name} holds {len(ids)} ids; give {least} to {MAX_TOKEN_ID + 1}, or None")
+    found = {integer(SamplingError, f"an id of {name}", token_id, 0, MAX_TOKEN_ID) for token_id in ids}
+    return tuple(sorted(found))
+
+
+def processors(given: object) -> tuple[Callable[[list[int], Any], Any], ...]:
+    """Functions of (output token ids, logits)."""
+    if given is None:
+        return ()
+    functions = items(given, MAX_PROCESSORS + 1)
+    if functions is None or not all(map(callable, functions)):
+        raise SamplingError(f"logits_processors is {show(given)}; give a list of functions")
+    if len(functions) > MAX_PROCESSORS:
+        raise SamplingError(f"logits_processors holds more than {MAX_PROCESSORS} functions; that many are allowed")
+    return tuple(functions)
 
 
 _FIELDS = tuple(field.name for field in fields(SamplingParams))

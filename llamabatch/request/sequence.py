@@ -1,3 +1,5 @@
+"""Sequence: the running state of one request, its tokens and their cells in the KV cache."""
+
 from __future__ import annotations
 
 import time
@@ -10,29 +12,46 @@ from llamabatch.request.request import Request, ResumedOutput
 
 
 class Sequence:
-    """The running state of one request. One object a sequence; everything else is derived.
+    """The running state of one request; everything else is derived from it.
 
     There is no prefill phase and no decode phase: tokens computed catch up with tokens known.
+
+    Args:
+        vocabulary: of the model.
+        n_ctx: cells of the KV cache that the request may use.
+
+    Attributes:
+        token_ids: prompt and output so far.
+        num_computed: tokens of these that are computed.
+        num_discarded: tokens of these that have lost their cells; the positions of all later ones are lower by it.
+        slot: seq id in the KV cache; None while the sequence waits.
+        number: order of arrival at the scheduler.
+        family: (most expected tokens, first number) of the requests of its call that begin alike.
+        overtaken: times that a later request entered first.
+        last_step: number of the last step that computed it, for round robin.
+        scores: it samples nothing and ends with the logprobs of its prompt.
+        shifts: a full slot forgets its oldest tokens (overflow="shift").
+        logprobs: the logprobs that the request asks for; None: it asks for none.
+        last_token_s: time.perf_counter() of its last output token.
     """
 
     def __init__(self, request: Request, vocabulary: Vocabulary, n_ctx: int) -> None:
         self.request = request
         self.token_ids = list(request.prompt_token_ids)
         self.num_computed = 0
-        self.num_discarded = 0  # of those: their cells are gone, and the positions of all after them are lower by it
+        self.num_discarded = 0
         self.slot: int | None = None
-        self.number: int | None = None  # order of arrival at the scheduler
-        # (most expected tokens, first number) of the requests of its list that begin alike
+        self.number: int | None = None
         self.family = (request.expected_tokens, 0)
         self.background = request.params.background
-        self.overtaken = 0  # by later requests, while it waited
-        self.last_step = -1  # when it computed last; round robin goes by it
+        self.overtaken = 0
+        self.last_step = -1
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.error: str | None = None
-        self.scores = request.score_from is not None  # samples nothing
+        self.scores = request.score_from is not None
         if self.scores:
-            self.token_ids.pop()  # looked up in the row before it, never computed
+            self.token_ids.pop()  # its logprob is read from the row before it
         self.logprobs = LogprobRecord.asked_for(
             request.params,
             request.prompt_token_ids,
@@ -58,11 +77,11 @@ class Sequence:
             include_stop=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
         )
-        self.last_token_s: float | None = None  # when its last output token was known
+        self.last_token_s: float | None = None
         self._admitted_s: float | None = None
         self._token_times: list[float] = []
         if request.known is not None:
-            self._take_up(request.known)
+            self._resume(request.known)
 
     @property
     def num_prompt(self) -> int:
@@ -70,22 +89,22 @@ class Sequence:
 
     @property
     def most_cells(self) -> int:
-        """Cells of the KV cache that it can come to use."""
+        """Upper bound of the cells that the sequence can come to use."""
         return min(self._num_prompt + self._max_output - 1, self._n_ctx)
 
     @property
     def num_cells(self) -> int:
-        """Cells of the KV cache that it holds, which is the position of the next token to be computed."""
+        """Cells that the sequence holds: the position of the next token to be computed."""
         return self.num_computed - self.num_discarded
 
     @property
     def num_room(self) -> int:
-        """Tokens that can be computed before its n_ctx cells are full."""
+        """Tokens that can be computed before the n_ctx cells are full."""
         return self._n_ctx - self.num_cells
 
     @property
     def num_shareable(self) -> int:
-        """Tokens of its beginning whose cells are, or will be, as any other request would compute them."""
+        """Leading tokens with cells that a sequence of the same tokens may copy, now or once they are computed."""
         return 0 if self.num_discarded else len(self.token_ids)
 
     @property
@@ -94,17 +113,17 @@ class Sequence:
 
     @property
     def num_pending(self) -> int:
-        """Tokens known but not computed; 1 means that a decode row is all it needs, unless it scores."""
+        """Tokens known but not computed; 1 means that a decode row is enough, unless the sequence scores."""
         return len(self.token_ids) - self.num_computed
 
     @property
     def most_steps_left(self) -> int:
-        """Output tokens that it can still bring."""
+        """Output tokens that can still come."""
         return self._max_output - self.num_output
 
     @property
     def most_shared(self) -> int:
-        """Tokens whose cells may be copies; at least the last one is computed, as its row is the output."""
+        """Leading tokens that may be copied; at least the last one is computed, as its row is the output."""
         most = len(self.token_ids) - 1
         record = self.logprobs
         return most if record is None or record.prompt_is_read else min(most, record.next_row)
@@ -115,7 +134,7 @@ class Sequence:
 
     @property
     def was_admitted(self) -> bool:
-        """Did it ever have a slot?"""
+        """Whether the sequence has ever had a slot."""
         return self._admitted_s is not None
 
     def admit(self, slot: int) -> None:
@@ -124,23 +143,23 @@ class Sequence:
             self._admitted_s = time.perf_counter()
 
     def preempt(self) -> None:
-        """Give the slot up; its tokens stay and are computed again later."""
+        """Gives up the slot; the tokens stay and are computed again later."""
         self.slot = None
         self.num_computed = self.num_discarded = 0
 
-    def _take_up(self, known: ResumedOutput) -> None:
-        """As if it had sampled these tokens and then lost its slot."""
-        self._admitted_s = known.admitted_s
-        for token_id, time_s in zip(known.token_ids, known.times_s, strict=True):
+    def _resume(self, output: ResumedOutput) -> None:
+        """Goes on from these tokens, as if it had sampled them and then lost its slot."""
+        self._admitted_s = output.admitted_s
+        for token_id, time_s in zip(output.token_ids, output.times_s, strict=True):
             self.accept(token_id, time_s)
         if self.logprobs is not None:
-            self.logprobs.take_up(known.logprobs or ())
+            self.logprobs.resume(output.logprobs or ())
 
     def shift(self) -> tuple[int, int]:
-        """Its cells are full: the older half goes, but for a BOS. Returns the position where it begins, and its length.
+        """Drops the older half of the full cells, but for a BOS; returns its first position and its length.
 
-        When this happens depends on how many tokens are computed alone, so that a sequence which is computed again
-        comes by the same cells.
+        The moment depends on the number of computed tokens alone, so that a sequence which is computed again gets the
+        same cells.
         """
         kept = 1 if self.token_ids[0] == self._vocabulary.bos else 0
         count = (self._n_ctx - kept + 1) // 2
@@ -148,7 +167,11 @@ class Sequence:
         return kept, count
 
     def accept(self, token_id: int, now: float) -> str:
-        """Take a sampled token in; returns the text that is now safe to show, and may set finish_reason."""
+        """Appends a sampled token; returns the text that is now safe to show, and may set finish_reason.
+
+        Args:
+            now: time.perf_counter() of the step.
+        """
         self.token_ids.append(token_id)
         self._token_times.append(now)
         self.last_token_s = now
@@ -167,22 +190,23 @@ class Sequence:
         return text
 
     def ends_at(self, token_id: int) -> bool:
-        """Would this token, as output, end the text?"""
+        """Whether this token, as output, would end the text."""
         if token_id in self._stop_ids:
             return True
         return self._vocabulary.is_eog(token_id) and not self.request.params.ignore_eos
 
     def end_score(self) -> None:
-        """All that it was to tell is known."""
+        """Ends a sequence that scores: the logprobs of its prompt are complete."""
         self._finish(FinishReason.LENGTH)
 
     def abort(self, error: str | None = None) -> str:
-        """Ends it from outside; returns the text that was held back."""
+        """Ends the sequence from outside, as an error if one is given; returns the text that was held back."""
         self.error = error
         self._finish(FinishReason.ABORT if error is None else FinishReason.ERROR)
         return self._detokenizer.flush()
 
     def fail(self, message: str) -> None:
+        """Ends the sequence with this error."""
         self.error = message
         self._finish(FinishReason.ERROR)
 
@@ -191,7 +215,7 @@ class Sequence:
         self.stop_reason = stop_reason
 
     def output(self) -> RequestOutput:
-        """The whole result; only of a finished sequence."""
+        """The whole result of a finished sequence."""
         assert self.finish_reason is not None
         request, start = self.request, self.request.arrival_s
         times = tuple(t - start for t in self._token_times)

@@ -1,6 +1,6 @@
-"""What `structured_outputs` may ask for, brought to one plain form: a kind and a text, which compare, hash and travel.
+"""Structure: the plain form of `structured_outputs`, a kind and a text, which compare, hash and cross a wire.
 
-Nothing is compiled here: that takes a vocabulary, and the time to refuse what is hostile (llama/grammars.py).
+Nothing is compiled here: that takes a vocabulary, and a trial of grammars that may be hostile (sampling/).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ MAX_CHARS = 2**18  # of a schema, a regex, a grammar, or all choices together
 KINDS = ("json", "regex", "choice", "grammar")
 ANY_OBJECT = '{"type": "object"}'
 
-_KEPT = 16  # structures that were found right
+_MOST_KEPT = 16  # structures that passed the checks
 _KEYS = (*KINDS, "json_object")
 _FORMATS = ("json_schema", "json_object", "text")
 _UNWRITABLE = re.compile("[\0\ud800-\udfff]")  # UTF-8 or the notation of a grammar cannot hold these
 
 
 class Structure(NamedTuple):
-    """What an output must look like.
+    """The form of an output.
 
     Attributes:
         kind: "json", "regex", "choice" or "grammar".
@@ -37,7 +37,7 @@ class Structure(NamedTuple):
 
 
 def structure(given: object) -> Structure | None:
-    """The one form of everything that `structured_outputs` takes; None stays None. Raises SamplingError."""
+    """The Structure of a value of `structured_outputs`; None stays None. Raises SamplingError."""
     if given is None:
         return None
     if isinstance(given, Structure):
@@ -63,16 +63,16 @@ def structure(given: object) -> Structure | None:
 
 
 def _checked(given: Structure) -> Structure:
-    """A Structure made by hand, whose text may be what `structured_outputs` takes, or one of another process."""
+    """A Structure that a caller or another process made, checked like any other value."""
     kind, text = string(given.kind), string(given.text)
     if kind is None or kind not in KINDS:
         raise SamplingError(f"the kind of structured_outputs is {show(given.kind)}{nearest(show(given.kind), KINDS)}")
     return Structure(kind, _short_enough(kind, _TEXTS[kind](given.text))) if text is None else _read(kind, text)
 
 
-@functools.lru_cache(_KEPT)
+@functools.lru_cache(_MOST_KEPT)
 def _read(kind: str, text: str) -> Structure:
-    """Cached, as each copy of the parameters of a request comes here again with a text that is long."""
+    """A checked Structure; cached, since each copy of the parameters of a request is checked again."""
     content: object = text
     if kind == "choice":
         try:
@@ -83,7 +83,7 @@ def _read(kind: str, text: str) -> Structure:
 
 
 def _response_format(given: dict[Any, Any]) -> Structure | None:
-    """OpenAI's response_format, and llama_cpp.Llama's, which has the schema beside the type."""
+    """The Structure of OpenAI's response_format, or llama_cpp.Llama's, which holds schema and type in one mapping."""
     kind = string(given["type"])
     if kind is None or kind not in _FORMATS:
         shown = show(given["type"])
@@ -104,7 +104,7 @@ def _schema_text(given: object) -> str:
         try:
             make = getattr(given, "model_json_schema", None)
             given = make() if callable(make) else given  # a pydantic model class
-        except Exception as error:  # whatever pydantic finds wrong with the class
+        except Exception as error:  # any error that pydantic finds in the class
             raise SamplingError(f"json of structured_outputs has no JSON schema: {error}") from error
     text = string(given)
     if text is not None:
@@ -117,7 +117,7 @@ def _schema_text(given: object) -> str:
         raise SamplingError(f"json of structured_outputs is {show(given)}; give a schema or a pydantic model class")
     try:
         return json.dumps(schema, allow_nan=False)
-    except Exception as error:  # what is within can be of any class
+    except Exception as error:  # items can be of any class
         raise SamplingError(f"json of structured_outputs cannot be written as JSON: {error}") from error
 
 
@@ -129,7 +129,7 @@ def _plain_text(kind: str, given: object) -> str:
 
 
 def _writable(kind: str, text: str) -> str:
-    """No empty text, and none that UTF-8 or a grammar's notation cannot hold."""
+    """The text, unless it is empty, or UTF-8 or the notation of a grammar cannot hold it."""
     if not text or _UNWRITABLE.search(text):
         raise SamplingError(f"{kind} of structured_outputs has {show(text)}; give a text without zeros and surrogates")
     return text

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llamabatch.errors import InputError, describe
-from llamabatch.request.logprobs import Told
+from llamabatch.request.logprobs import SampleLogprobs
 from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutput
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.adapter_batching import AdapterScheduler
@@ -405,7 +405,7 @@ class Scheduler:
             return self._retire(sequence, (), "")
         sequence.num_computed = span.start + span.length + span.shift
         if span.prompt_rows and record is not None:
-            record.take_prompt(result.logprobs[: span.prompt_rows])
+            record.add_prompt(result.logprobs[: span.prompt_rows])
             if sequence.scores and record.prompt_is_read:
                 sequence.end_score()
                 return self._retire(sequence, (), "")
@@ -425,7 +425,7 @@ class Scheduler:
             sequence.num_computed = span.start + n_accepted + span.shift
         accepted, logprobs = result.token_ids[:n_accepted], None
         if record is not None:
-            logprobs = record.take(result.logprobs[span.prompt_rows : span.prompt_rows + n_accepted])
+            logprobs = record.add(result.logprobs[span.prompt_rows : span.prompt_rows + n_accepted])
         if not sequence.finished:
             return SequenceOutput(sequence.request.request_id, accepted, text, logprobs=logprobs)
         output = self._retire(sequence, accepted, text, logprobs)
@@ -442,7 +442,7 @@ class Scheduler:
         return self._retire(sequence, (), "")
 
     def _retire(
-        self, sequence: Sequence, token_ids: tuple[int, ...], text: str, logprobs: Told = None
+        self, sequence: Sequence, token_ids: tuple[int, ...], text: str, logprobs: SampleLogprobs = None
     ) -> SequenceOutput:
         """Takes a finished sequence out; its last output."""
         request_id = sequence.request.request_id

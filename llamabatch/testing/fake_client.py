@@ -202,7 +202,7 @@ class FakeClient:
         token_id = next(run.tokens)
         text = sequence.accept(token_id, now)
         record = sequence.logprobs
-        logprobs = None if record is None else record.take([RowLogprobs([token_id], [0.0], 1)])
+        logprobs = None if record is None else record.add([RowLogprobs([token_id], [0.0], 1)])
         with self._lock:
             self._stats = replace(self._stats, generated_tokens=self._stats.generated_tokens + 1)
         if sequence.finished:
@@ -229,7 +229,7 @@ class _Run:
         ids = record.targets(n_prompt, record.rows_of(0, n_prompt))
         logprob = self.score / len(ids) if ids else 0.0
         rank = 1 if logprob > _HALF else 2
-        record.take_prompt([RowLogprobs([token_id], [logprob], rank) for token_id in ids])
+        record.add_prompt([RowLogprobs([token_id], [logprob], rank) for token_id in ids])
 
     def ended(self, text: str, token_ids: tuple[int, ...] = (), logprobs: Any = None) -> SequenceOutput:
         self.is_over = True
