@@ -48,7 +48,7 @@ class Scheduler:
     Args:
         preempt: a waiting request of better priority may take the slot of a running one. Without it, only background
             sequences lose their slots.
-        max_wait_s: how long the first request waits for company when nothing runs; see `wait_s`.
+        max_wait_s: seconds that the first request waits for company when nothing runs; see `wait_s`.
         on_admit: is called with each sequence that gets a slot.
     """
 
@@ -130,8 +130,7 @@ class Scheduler:
         self._n_background += sequence.background
 
     def wait_s(self) -> float | None:
-        """How long a step may wait for company, seconds: 0 if requests run or enough wait; None if there is nothing to
-        do."""
+        """Seconds that a step may wait for company; 0 if requests run or enough wait, None if there are none."""
         if not self._sequences:
             return None
         if not self._max_wait_s or self.running or len(self._waiting) >= self.most_slots:
