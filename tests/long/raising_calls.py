@@ -19,9 +19,9 @@ from llamabatch.client.middleware import CountingClient
 from llamabatch.client.process_client import ChildClient
 from llamabatch.config import EngineConfig
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2]))
 
-from raising_worker import ERRORS, VARIABLE, Fault
+from tests.workers.raising_worker import ERRORS, VARIABLE, Fault
 
 HOLDS = (
     "any call on the way of requests raises: each is answered, one is to blame or all fail, and the next call is too"
@@ -183,7 +183,7 @@ def _with_program(asked: Mapping[str, Any]) -> Iterator[LLM]:
     try:
         config = EngineConfig("tiny", n_slots=4, n_ctx=256, n_threads=1, strategy="batched", isolate=True)
         with LLM.__new__(LLM) as llm:
-            llm._client = CountingClient(ChildClient(config, "raising_worker"))
+            llm._client = CountingClient(ChildClient(config, "tests.workers.raising_worker"))
             yield llm
     finally:
         del os.environ[VARIABLE]
