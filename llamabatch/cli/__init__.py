@@ -45,7 +45,7 @@ class LazyGroup(click.Group):
         except LlamaBatchError as error:
             if interrupts.came() is not None:  # an interrupted import or load may look like a failed one
                 raise
-            tell(f"Error: {error}")
+            echo_wrapped(f"Error: {error}")
             ctx.exit(2 if isinstance(error, InputError) else 3)
         except BrokenPipeError:  # click would end with 1
             _leave_stdout()
@@ -69,7 +69,7 @@ def main() -> None:
         if interrupts.came() is None:
             text = io.StringIO()
             error.show(text)
-            tell(text.getvalue().rstrip("\n"))
+            echo_wrapped(text.getvalue().rstrip("\n"))
             code = error.exit_code
         else:
             code = _interrupted()
@@ -97,7 +97,7 @@ def _narrow() -> dict[str, Any]:
     return {"terminal_width": max(_LEAST_WIDTH, columns - 2)} if columns < _CLICK_LEAST_WIDTH else {}
 
 
-def tell(text: str, *, err: bool = True) -> None:
+def echo_wrapped(text: str, *, err: bool = True) -> None:
     """Prints sentences to stderr or stdout, wrapped between words if that is a terminal."""
     from llamabatch.utils.console import for_terminal  # with rich; most commands print no sentence
 

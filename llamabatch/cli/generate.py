@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from llamabatch.cli import tell
+from llamabatch.cli import echo_wrapped
 from llamabatch.cli.options import adapters_of, engine_options, lora_option, model_option, sampling_options
 from llamabatch.entrypoints.llm import LLM
 from llamabatch.errors import PromptError
@@ -40,7 +40,7 @@ def generate(
     with LLM(model, **engine) as llm:
         interrupts.careful()
         if show_plan:
-            tell(llm.plan.describe())
+            echo_wrapped(llm.plan.describe())
         _print(llm, _conversation(text, system) if chat else text, params, scales)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from llamabatch.cli import tell
+from llamabatch.cli import echo_wrapped
 from llamabatch.cli.options import adapters_of, engine_options, lora_option, model_option, sampling_options
 from llamabatch.cli.param_types import File, Shard
 from llamabatch.errors import OutputError
@@ -82,7 +82,7 @@ def run(
     if dry_run:
         found = preview(settings)
         write_json(found.document(), json_file)
-        tell(found.describe(), err=str(json_file) == "-")
+        echo_wrapped(found.describe(), err=str(json_file) == "-")
         context.exit(found.exit_code)
     with StderrProgress() as progress:
         try:
@@ -100,7 +100,7 @@ def run(
 
 
 def _report(summary: Summary, json_file: Path | None, plot_file: Path | None) -> None:
-    tell(summary.describe())
+    echo_wrapped(summary.describe())
     write_json(summary.document(), json_file)
     if plot_file is not None and summary.timeline.points:
         from llamabatch.jobs.plot import draw  # matplotlib is optional, and takes a second to import

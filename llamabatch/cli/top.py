@@ -9,7 +9,7 @@ import time
 
 import click
 
-from llamabatch.cli import tell
+from llamabatch.cli import echo_wrapped
 from llamabatch.errors import InputError
 from llamabatch.utils import interrupts
 
@@ -35,7 +35,7 @@ def top(what: str | None, once: bool, as_json: bool, every: float) -> None:
     found = find(what)
     context = click.get_current_context()
     if not found:
-        tell("no job is running" if what is None else f"{what} is no running job")
+        echo_wrapped("no job is running" if what is None else f"{what} is no running job")
         context.exit(1)
     console = Stdout()
     if as_json:

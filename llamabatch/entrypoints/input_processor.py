@@ -29,14 +29,6 @@ Params = OneParams | Sequence[OneParams] | None
 OneAdapters = Mapping[str, float] | str | None
 Adapters = OneAdapters | list[OneAdapters]
 
-_request_numbers = itertools.count()
-
-
-def new_id() -> str:
-    """An id for a request of this process."""
-    return f"request-{next(_request_numbers)}"
-
-
 _Ids = tuple[str | None, tuple[int, ...]]  # a prompt's text, where it has one, and its tokens
 _ToIds = Callable[[Any], _Ids]
 
@@ -192,6 +184,14 @@ class InputProcessor:
         if not isinstance(adapters, list) and sets[0]:
             check_known(sets[0], self._client.adapters)
         return sets
+
+
+_request_numbers = itertools.count()
+
+
+def new_id() -> str:
+    """An id for a request of this process."""
+    return f"request-{next(_request_numbers)}"
 
 
 def is_token_ids(prompt: object) -> TypeGuard[Sequence[int]]:

@@ -76,8 +76,8 @@ class LLM:
             **options: as for LLM.
 
         Raises:
-            What LLM raises; ModelFileError also if none or several files match, with their names; SetupError without
-            huggingface_hub.
+            ModelFileError, ConfigError, MemoryPlanError, SetupError, EngineError: as LLM. ModelFileError also if no
+                file or several match, with their names; SetupError also without huggingface_hub.
         """
         path = fetch(repo_id, filename, revision=revision, cache_dir=cache_dir, local_files_only=local_files_only)
         return cls(path, **options)

@@ -50,7 +50,8 @@ class FakeClient:
     """
 
     def __init__(self, config: EngineConfig, script: Script) -> None:
-        self.plan = resolve(replace(config, draft_model=None), _FACTS, _MACHINE)
+        facts = replace(_FACTS, draft=_FACTS) if config.speculate == "draft" else _FACTS
+        self.plan = resolve(config, facts, _MACHINE)
         self.model = cast(Model, FakeModel(Path(config.model)))
         self.requests: list[FakeRequest] = []
         self._script = script

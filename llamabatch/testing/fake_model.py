@@ -64,7 +64,7 @@ class FakeModel:
         return token_id in (EOS, END)
 
     def can_shift(self, type_k: str) -> bool:
-        """Whether overflow="shift" is allowed."""
+        """True: overflow="shift" is allowed."""
         return True
 
     def special_token(self, name: str) -> str:

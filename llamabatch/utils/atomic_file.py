@@ -1,4 +1,4 @@
-"""Small files that are whole at any time: written beside their place, then renamed into it."""
+"""Files that are whole at any time: written under another name in the same folder, then renamed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def replacement(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path`, which takes its place at the end of the block, or is gone if the block raises.
+    """A temporary file in the same folder: it becomes `path` at the end of the block, and is deleted if that raises.
 
     Only its owner may read it. Raises OSError.
     """

@@ -148,6 +148,19 @@ def test_parameters_prompts_and_options_are_checked():
     assert (llm.plan.config.n_ctx, FakeLLM().plan.config.n_ctx) == (64, 4096)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"speculate": "draft", "draft_model": "draft.gguf"},
+        {"strategy": "multi-instance"},
+        {"isolate": True},
+        {"kv": "unified", "type_v": "q8_0"},
+    ],
+)
+def test_options_of_every_kind_of_engine_are_accepted(options):
+    assert FakeLLM(**options).generate("x")[0].text == "x"
+
+
 def test_chat_takes_tools_and_template_variables():
     llm = FakeLLM(answers=lambda request: request.messages[0]["content"])
     tool = {"type": "function", "function": {"name": "weather", "parameters": {}}}
