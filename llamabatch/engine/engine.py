@@ -68,7 +68,7 @@ class Engine:
     ) -> None:
         import_the_rest()
         path = resolve_path(config.model) if model is None else model.path
-        # before the load: what does not fit is refused with the sum, and nothing is left behind
+        # before the load: a model that does not fit is refused with the sum, and nothing is left behind
         self.plan = plan(
             replace(config, instances=1) if alone else config, path, loaded=not alone and model is not None
         )
@@ -395,7 +395,7 @@ def unload_adapter(engines: list[Engine], name: str) -> None:
 
 
 def import_the_rest() -> None:
-    """Imports what a later request may need: by then the file descriptors of the process may be used up."""
+    """Imports all modules and libraries of later requests: by then the process may have no file descriptor left."""
     import numpy.ctypeslib  # noqa: F401  # numpy imports it when it is first named
 
     import llamabatch.sampling.grammar_compiler  # noqa: F401  # with llguidance, which `import llamabatch` leaves out

@@ -16,7 +16,7 @@ Failover = Callable[[list[Request], Sink, bool, str], None]
 
 @dataclass
 class EngineHooks:
-    """Callbacks from the thread of an engine, before it does what may end the process.
+    """Callbacks from the thread of an engine, before each computation that may end the process.
 
     Attributes:
         admitted: called with the ids of requests before anything of them is computed.

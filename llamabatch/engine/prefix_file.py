@@ -29,11 +29,11 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class PrefixFile:
-    """What a file holds.
+    """The contents of a file.
 
     Attributes:
         token_ids: the prefix.
-        state: what llama.cpp made of it, without the number of its slots.
+        state: llama.cpp's bytes of its cells, without the number of slots.
     """
 
     token_ids: tuple[int, ...]
@@ -45,14 +45,14 @@ def write(path: str | os.PathLike[str], prefix: PrefixFile, facts: Mapping[str, 
     sizes = {"n_tokens": len(prefix.token_ids), "n_bytes": len(prefix.state)}
     header = json.dumps({**facts, **sizes}).encode()
     body = b"".join((_MAGIC, _LENGTH.pack(len(header)), header, _packed(prefix.token_ids), prefix.state))
-    beside = Path(f"{os.fspath(path)}.{os.getpid()}.part")
+    part = Path(f"{os.fspath(path)}.{os.getpid()}.part")
     try:
-        with beside.open("wb") as file:
+        with part.open("wb") as file:
             file.write(body)
             file.write(hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest())
-        beside.replace(path)
+        part.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise InputError(f"the prefix cannot be saved to {os.fspath(path)}: {error.strerror}") from error
 
 

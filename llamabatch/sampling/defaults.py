@@ -1,7 +1,7 @@
-"""SamplingParams with nothing left open: what the request leaves to the model comes from its GGUF, else llama.cpp.
+"""FilledParams: SamplingParams with a value in every field, from the request, the model's GGUF or llama.cpp.
 
 A GGUF may carry the sampling that its makers advise, as general.sampling.* (llama.h: LLAMA_MODEL_META_KEY_SAMPLING_*).
-As llama.cpp's own programs do, a request follows it where it says nothing else itself.
+As in llama.cpp's own programs, a field that the request leaves open takes that value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 Defaults = Mapping[str, float]
 
-# llama.cpp's, for those who find nothing in the file: common/common.h
+# llama.cpp's, where the file has none: common/common.h
 DEFAULTS: Defaults = {
     "temperature": 0.8,
     "top_k": 40,
@@ -39,7 +39,7 @@ _WHOLE = ("top_k", "mirostat")
 
 
 class FilledParams(SamplingParams):
-    """What the samplers read: every field has a value."""
+    """SamplingParams as the samplers read them: every field has a value."""
 
     if TYPE_CHECKING:
         temperature: float
@@ -55,7 +55,7 @@ class FilledParams(SamplingParams):
 
     @property
     def uncommon(self) -> bool:
-        """Does it ask for more than bias, penalties, masks, top_k, top_p, min_p and temperature?"""
+        """Whether a sampler other than bias, penalties, masks, top_k, top_p, min_p and temperature is needed."""
         if self.dry or self.logits_processors:
             return True
         if self.greedy:
@@ -65,14 +65,14 @@ class FilledParams(SamplingParams):
 
     @property
     def log_min_p(self) -> float:
-        """How far below the best a logit may lie; -inf: any distance."""
+        """Lowest logit that min_p keeps, relative to the best; -inf: it keeps all."""
         return math.log(self.min_p) if self.min_p > 0 else -math.inf
 
 
 def fill(params: SamplingParams, defaults: Defaults = DEFAULTS) -> FilledParams:
     """A copy in which the fields that are None have the values of `defaults`, which holds one for each of OPEN."""
     filled = FilledParams.__new__(FilledParams)
-    filled.__dict__.update(vars(params))  # checked when they were made; long lists are not looked through again
+    filled.__dict__.update(vars(params))  # checked already: long lists are not walked again
     for name in OPEN:
         if getattr(params, name) is None:
             filled.__dict__[name] = defaults[name]
@@ -88,7 +88,7 @@ def defaults_of(metadata: Mapping[str, str]) -> Defaults:
         try:
             value = float(metadata[key])
             if name in ("temperature", "top_k"):
-                value = max(value, 0.0)  # llama.cpp takes what lies below for greedy, and for no cut
+                value = max(value, 0.0)  # in llama.cpp a lower value is greedy, or no cut
             found[name] = int(value) if name in _WHOLE else value
             SamplingParams(**{name: found[name]})  # type: ignore[arg-type]
         except (ValueError, OverflowError) as error:  # SamplingError is a ValueError

@@ -1,7 +1,7 @@
-"""How long a run each token would repeat if it came next: what DRY penalises. Pure Python.
+"""DryPenalty: the length of the run that each token would repeat if it came next. Pure Python.
 
 The rules are those of llama.cpp's sampler (llama_sampler_init_dry), which reads the whole window for each token. Here
-what is known of the text so far grows by a token: the places where its last tokens stood before can only be the places
+the knowledge of the text grows by a token: the places where its last tokens stood before can only be the places
 of its last token, each with a run one longer than that of the token before it.
 """
 
@@ -16,36 +16,13 @@ _MAX_TAIL = 20  # tokens
 Tails = Mapping[int, frozenset[tuple[int, ...]]]
 
 
-def breaker_tokens(
-    breakers: Iterable[str], n_vocab: int, token_bytes: Callable[[int], bytes], tokenize: Callable[[bytes], list[int]]
-) -> Tails:
-    """The ways to write each of these strings: the token that it begins in, and the tokens that follow, if any.
-
-    Args:
-        token_bytes: id -> its text; special tokens by their names.
-        tokenize: the tokens of the rest of a string, without special ones.
-    """
-    tails: dict[int, set[tuple[int, ...]]] = {}
-    words = [token_bytes(token_id) for token_id in range(n_vocab)]
-    for string in (breaker.encode()[:_MAX_BREAKER_BYTES] for breaker in breakers):
-        rests = {cut: tuple(tokenize(string[cut:])[:_MAX_TAIL]) for cut in range(1, len(string))}
-        for token_id, word in enumerate(words):
-            if string in word:
-                tails.setdefault(token_id, set()).add(())
-                continue
-            for cut, rest in rests.items():
-                if word.endswith(string[:cut]):
-                    tails.setdefault(token_id, set()).add(rest)
-    return {token_id: frozenset(found) for token_id, found in tails.items()}
-
-
 class DryPenalty:
-    """The text of one sequence, as far as repeats go. A function of its tokens alone.
+    """The repeated runs in the text of one sequence; a function of its tokens alone.
 
     Args:
         tails: of the strings that no run may cross, from breaker_tokens.
         shortest: runs of fewer tokens count for nothing (dry_allowed_length).
-        window: how many of the last tokens are looked at; -1: all.
+        window: number of last tokens to look at; -1: all.
     """
 
     def __init__(self, tails: Tails, shortest: int, window: int = -1) -> None:
@@ -54,15 +31,15 @@ class DryPenalty:
         self._shortest = shortest
         self._window = window
         self._tokens: list[int] = []
-        self._places: dict[int, deque[int]] = {}  # token -> where it stands, as far as the window goes
-        self._runs: dict[int, int] = {}  # where the last token stood before -> how many tokens to there are the last
-        self._break = (-1, -1)  # the last breaker: where it begins, and where it ends
+        self._places: dict[int, deque[int]] = {}  # token -> its places in the window
+        self._runs: dict[int, int] = {}  # earlier place of the last token -> length of the run that ends in both
+        self._break = (-1, -1)  # first and last place of the last breaker
 
     def __len__(self) -> int:
         return len(self._tokens)
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """The next tokens of the text: all of a prompt at once, or what has been sampled since."""
+        """Adds the next tokens of the text: all of a prompt at once, or those sampled since."""
         if len(token_ids) == 1:
             self._add(token_ids[0])
         elif token_ids:
@@ -94,7 +71,7 @@ class DryPenalty:
         return found is not None and tuple(self._tokens[head + 1 : head + 1 + length]) in found
 
     def lengths(self) -> dict[int, int]:
-        """token -> how many of the last tokens stood before it somewhere; only those of `shortest` or more."""
+        """token -> length of the run that it would repeat; only runs of `shortest` or more."""
         n = len(self._tokens)
         seen = n if self._window < 0 else min(n, self._window)
         head, end = self._break
@@ -111,8 +88,31 @@ class DryPenalty:
         return longest
 
 
+def breaker_tokens(
+    breakers: Iterable[str], n_vocab: int, token_bytes: Callable[[int], bytes], tokenize: Callable[[bytes], list[int]]
+) -> Tails:
+    """Spellings of each of these strings: its first token, and the tokens that follow, if any.
+
+    Args:
+        token_bytes: id -> its text; special tokens by their names.
+        tokenize: the tokens of the rest of a string, without special ones.
+    """
+    tails: dict[int, set[tuple[int, ...]]] = {}
+    words = [token_bytes(token_id) for token_id in range(n_vocab)]
+    for string in (breaker.encode()[:_MAX_BREAKER_BYTES] for breaker in breakers):
+        rests = {cut: tuple(tokenize(string[cut:])[:_MAX_TAIL]) for cut in range(1, len(string))}
+        for token_id, word in enumerate(words):
+            if string in word:
+                tails.setdefault(token_id, set()).add(())
+                continue
+            for cut, rest in rests.items():
+                if word.endswith(string[:cut]):
+                    tails.setdefault(token_id, set()).add(rest)
+    return {token_id: frozenset(found) for token_id, found in tails.items()}
+
+
 def _runs_to_the_end(tokens: Sequence[int], window: int) -> dict[int, int]:
-    """Where the last token stood before -> how many tokens up to there equal the last ones.
+    """Earlier place of the last token -> number of tokens up to there that equal the last ones.
 
     The Z function of the text read backwards (Gusfield 1997), which takes time that grows with the text alone.
     """

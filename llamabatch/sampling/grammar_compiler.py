@@ -1,4 +1,4 @@
-"""Grammars made ready for one model's vocabulary: tried out in a process of their own first, compiled, kept."""
+"""Grammars: compiled for the vocabulary of one model, after a trial in a process of its own, and kept."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from llamabatch.utils.subprogram import import_path
 logger = logging.getLogger(__name__)
 
 KEPT = 64  # compiled grammars, and verdicts on bad ones
-_REMEMBER_BAD_S = 60.0  # a machine that was too busy may do better the next time
+_REMEMBER_BAD_S = 60.0  # later, a less busy machine may compile them
 MOST_SECONDS = 1.5  # to try a grammar out; usual ones take 1 to 20 ms
 _START_SECONDS = 30.0  # for the process to start, on a machine that is busy
-_STACK = 16 * 2**20  # several times what the trial had
-_TEXTS = 4096  # forced texts whose tokens are kept: the names of a schema come again and again
+_STACK = 16 * 2**20  # several times that of the trial
+_TEXTS = 4096  # forced texts with their tokens: the names of a schema come again and again
 _YIELD_EVERY = 512  # tokens, about 1 ms
 # as a file of its own: the rest of the package would take longer to import
 _RUN = "import runpy, sys; file = sys.argv[1]; sys.path[:] = sys.argv[2:]; runpy.run_path(file, None, '__main__')"
 
 
 class Tokenizer(Protocol):
-    """What is used of a Model."""
+    """Part of a Model that is used here."""
 
     n_vocab: int
 
@@ -57,13 +57,14 @@ class Grammars:
     """The grammars of one model. Safe from any thread; nothing is started or built before the first request.
 
     Args:
-        model: stays open as long as this.
+        model: must stay open until `close`.
     """
 
     def __init__(self, model: Tokenizer) -> None:
         self._model = model
         self._lock = threading.Lock()
-        self._known: OrderedDict[Structure, tuple[Future[Compiled], float]] = OrderedDict()  # with the time of asking
+        # with the time of the request, time.monotonic()
+        self._known: OrderedDict[Structure, tuple[Future[Compiled], float]] = OrderedDict()
         self._trial = Trial(lambda: self._names)
         self._names: list[str] = []
         self._vocabulary: Any = None
@@ -71,7 +72,7 @@ class Grammars:
         self._closed = False
 
     def compile(self, structure: Structure) -> Future[Compiled]:
-        """What guides are made of; or SamplingError, which says what is wrong with it.
+        """The compiled grammar, or a SamplingError that names its fault.
 
         Raises EngineClosedError after close().
         """
@@ -92,7 +93,7 @@ class Grammars:
             return future
 
     def close(self) -> None:
-        """Ends the trial process and what is under way. Not before the last engine of the model has ended."""
+        """Ends the trial process and unfinished compilations. Only after the last engine of the model has ended."""
         with self._lock:
             self._closed = True
         self._trial.close()
@@ -140,7 +141,7 @@ class Grammars:
 
 
 class _Vocabulary:
-    """What llguidance wants to know of a tokenizer."""
+    """A tokenizer as llguidance reads it."""
 
     bos_token_id = None
 
@@ -179,7 +180,7 @@ class _Vocabulary:
         return self._greedy(text)
 
     def _greedy(self, text: bytes) -> list[int]:
-        """The longest token first; what no token begins with is left out."""
+        """Tokens of a text, the longest first, up to the first byte that begins no token."""
         tokens, at = [], 0
         while at < len(text):
             longest = min(self._longest, len(text) - at)
@@ -193,7 +194,7 @@ class _Vocabulary:
 
 
 class Trial:
-    """A process that tries grammars out, started when the first comes and again after one that killed it.
+    """A process that tries grammars out, started for the first and again after one that killed it.
 
     Args:
         names: those of the model's special tokens.
@@ -219,7 +220,7 @@ class Trial:
         return grammar
 
     def close(self) -> None:
-        """For good; whoever waits for an answer gets none."""
+        """Ends the process for good; a pending question gets no answer."""
         self._closed = True
         process = self._process
         if process is not None:
@@ -243,7 +244,7 @@ class Trial:
             raise EngineError("structured_outputs: the process that tries grammars out cannot be started")
 
     def _ask(self, question: list[str], seconds: float) -> dict[str, str] | None:
-        """None if there was no answer; then the process has ended."""
+        """The answer of the process; None if it ended without one."""
         process = self._process
         assert process is not None
         assert process.stdin is not None
@@ -294,7 +295,7 @@ def _is_stale(future: Future[Compiled], age_s: float) -> bool:
 
 
 def _is_foreign(structure: Structure) -> bool:
-    """May its author have wished us ill? Lists of words and the schema of any object are harmless."""
+    """Whether the grammar may be hostile; lists of words and the schema of any object are harmless."""
     return structure.kind != "choice" and structure != Structure("json", ANY_OBJECT)
 
 
@@ -304,7 +305,7 @@ def _refusal(structure: Structure, why: str) -> str:
 
 @contextlib.contextmanager
 def _stack(size: int) -> Iterator[None]:
-    """Threads that start inside have that much room for their calls."""
+    """A `with` block in which threads start with a stack of this size, bytes."""
     before = threading.stack_size(size)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A program that tries grammars out, so that one which crashes or never ends takes this process and nothing else.
+"""A program that tries grammars out, so that one that crashes or never ends takes this process alone with it.
 
 llguidance bounds most of what a grammar can cost, but not all: a chain of some thousand `$ref`s overflows the stack,
 `multipleOf: 1234577` takes many seconds. It is started as a file, without the rest of llamabatch, in 0.1 s.
@@ -37,7 +37,7 @@ ESCAPES = 'nrbtf\\"'
 
 
 def limits() -> Any:
-    """What one grammar may cost; llguidance's own, but for the states of its lexer."""
+    """Bounds of the cost of one grammar; llguidance's own, but for the states of its lexer."""
     return llguidance.LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
 
 
@@ -76,8 +76,8 @@ def _plain(escape: re.Match[str]) -> str:
 def _check_sound(schema: Any) -> None:
     """Refuses a schema that a text could break, and llguidance would let it.
 
-    Whole numbers are read as floats there: above 2**53 one would do for its neighbour. Where names beside the required
-    ones count, one that comes twice would count as two, and be one when the text is read.
+    Whole numbers are read as floats there: above 2**53 one would do for its neighbour. Where optional names
+    count, one that comes twice would count as two, and be one when the text is read.
     """
     left = [(schema, True)]
     while left:
@@ -98,12 +98,12 @@ def _check_sound(schema: Any) -> None:
 
 
 def reason(error: str) -> str:
-    """The part of llguidance's message that is not about its insides."""
+    """The part of llguidance's message that a user of the grammar understands."""
     lines = [line.strip() for line in error.strip().split("\n")]
     if lines[0].startswith("NoExtensionBias"):
         return "no text can match it"
     for line in lines[1:]:
-        if line.startswith("error: "):  # what the parser of regular expressions says, below the expression
+        if line.startswith("error: "):  # of the parser of regular expressions, below the expression
             return line[:_MOST_SHOWN]
     return lines[0] if len(lines[0]) <= _MOST_SHOWN else lines[0][:_MOST_SHOWN] + "…"
 
@@ -123,7 +123,7 @@ class Bytes:
 
 
 def check(tokenizer: Any, kind: str, text: str) -> dict[str, str]:
-    """Compiles it, and looks for its first token."""
+    """Compiles a grammar and makes the mask of its first token; the grammar in llguidance's form, or an error."""
     try:
         grammar = to_llguidance(kind, text)
     except (ValueError, RecursionError) as error:
@@ -137,7 +137,7 @@ def check(tokenizer: Any, kind: str, text: str) -> dict[str, str]:
 
 
 def _alarm(seconds: float) -> None:
-    """Ends this process when the time is up, also where whoever started it is no longer there to do so."""
+    """Ends this process when the time is up, also without the process that started it."""
     if hasattr(signal, "setitimer"):  # not on Windows
         signal.setitimer(signal.ITIMER_REAL, seconds)
 

@@ -1,7 +1,7 @@
 """The compiled helper, native_patches/native/sampler.cpp: finds it, checks it, calls it. Nothing is loaded at import.
 
-hatch_build.py compiles it beside this file when llamabatch is installed. Where it is missing, everything works with
-numpy. `LLAMABATCH_NATIVE=0` in the environment leaves it out on purpose; it is read when a model is loaded.
+hatch_build.py compiles it into the folder of this file when llamabatch is installed. Where it is missing, everything
+works with numpy. `LLAMABATCH_NATIVE=0` in the environment leaves it out on purpose; it is read when a model is loaded.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class RowState(Protocol):
 
 @dataclass(frozen=True)
 class _Helper:
-    """The loaded library, or why there is none."""
+    """The loaded library, or the reason why there is none."""
 
     library: Any
     reason: str
@@ -138,12 +138,12 @@ def available() -> bool:
 
 
 def why_not() -> str:
-    """Why the helper is not used; empty if it is."""
+    """Reason why the helper is not used; empty if it is."""
     return _helper().reason
 
 
 def forget() -> None:
-    """Lets the next call look again, for those who changed the environment or the file."""
+    """Lets the next call look for the helper again, after a change of the environment or the file."""
     _helper.cache_clear()
 
 
@@ -191,7 +191,7 @@ def sample_rows(logits: Floats, states: Sequence[RowState], n_threads: int) -> l
 
 
 def candidates(row: Floats, state: RowState) -> tuple[array[int], array[float]]:
-    """What one row may draw: token ids, rising, and their weights; empty where the logits are no numbers."""
+    """Token ids that one row may draw, rising, and their weights; empty where the logits are no numbers."""
     ids, weights = array("i", bytes(4 * len(row))), array("d", bytes(8 * len(row)))
     history = None if state.counts is None else array("Q", _history(state.counts))
     count = _helper().library.lb_candidates(
@@ -241,7 +241,7 @@ def row_logprobs(
 
 
 def _can_read(logits: Floats) -> bool:
-    """Are these rows without gaps, which the helper reads in place?"""
+    """Whether the helper can read these rows in place: float32, without gaps."""
     return logits.itemsize == 4 and logits.dtype.kind == "f" and logits.strides[1] == 4
 
 

@@ -1,7 +1,7 @@
-"""The sampler in numpy, for installations without the compiled helper. It gives the same tokens.
+"""The sampler in numpy, for installations without the compiled helper; it gives the same tokens.
 
-native_patches/native/sampler.cpp has the same steps and says why weights are whole numbers. The chain and its order
-are llama.cpp's: bias, penalties, mask, top_k, top_p, min_p on the untempered probabilities, temperature, one draw.
+native_patches/native/sampler.cpp has the same steps, and the reason for weights in whole numbers. The chain is
+llama.cpp's: bias, penalties, mask, top_k, top_p, min_p on the untempered probabilities, temperature, one draw.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.uint32]
 
 NO_TOKEN = -1
-# Columns whose maxima bound the k-th largest logit from below; 64 to 256 are equally fast at 152k tokens.
+# Columns of a chunk; the maxima of chunks bound the k-th largest logit from below. At 152k tokens 64 to 256 are equally
+# fast.
 _CHUNK = 128
 # Candidates that top_p looks at before it falls back on the whole vocabulary.
 _FIRST_LOOK = 1024
@@ -109,7 +110,7 @@ def _edited(row: Floats, params: FilledParams, counts: TokenCounts | None) -> Fl
 
 
 def nucleus(values: Floats, top: Any, top_p: float) -> Ids:
-    """The fewest likeliest tokens whose weights reach top_p of all."""
+    """The fewest likeliest tokens with weights that reach top_p of all."""
     target = top_p * weights_of(values, top).sum()
     for look in (_FIRST_LOOK, len(values)):
         ids = top_of(values, look)

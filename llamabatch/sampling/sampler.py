@@ -1,9 +1,9 @@
-"""Samples all output rows of a call: with the compiled helper, or with numpy where there is none. Same tokens.
+"""Samples all output rows of a call, with the compiled helper or with numpy, which give the same tokens.
 
-Requests for uncommon samplers go through numpy in either case (chain.py).
+Rows with uncommon samplers go through numpy in either case (sampler_chain.py).
 
 A row's token depends on its logits, its parameters, the tokens before it (penalties only), its mask, and
-(seed, index). Each row is worked on alone, in place and unchanged, so that company cannot change a token.
+(seed, index). Each row is read alone, in place, so that other rows of the call cannot change a token.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOTHING_MAY_COME = "no token may come: the masks forbid all, or the logits are n
 
 
 class SamplerState:
-    """Everything that sampling a sequence needs beside the logits. Made once for a sequence; `advance` moves it on.
+    """The state of sampling one sequence: everything but the logits. Made once; `advance` moves it on.
 
     Attributes:
         params: how to sample.

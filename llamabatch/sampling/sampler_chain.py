@@ -1,10 +1,10 @@
-"""The samplers that few requests ask for, one row at a time in numpy, whether or not the compiled helper is there.
+"""Chain: the samplers that few requests ask for, one row at a time in numpy, with or without the compiled helper.
 
 Order and meaning are llama.cpp's (common/sampling.cpp, src/llama-sampler.cpp): bias, penalties, DRY, masks,
 top_n_sigma, top_k, typical_p, top_p, min_p, XTC, temperature, one draw; or with mirostat: temperature, then mirostat in
-place of all cuts. Logits processors come before all of it. Four things differ on purpose. Temperature 0 is greedy
-whatever else is asked. A token that cannot come counts nowhere, not for an entropy either. Mirostat keeps the
-penalties, which llama.cpp then leaves out. And the weights of the draw are the whole numbers of numpy_sampler, so that
+place of all cuts. Logits processors come before all of it. Four things differ on purpose. Temperature 0 is greedy with
+any other option. A token that cannot come counts nowhere, not for an entropy either. Mirostat keeps the penalties,
+which llama.cpp then leaves out. And the weights of the draw are the whole numbers of numpy_sampler, so that
 one seed gives one text.
 """
 
@@ -24,143 +24,16 @@ from llamabatch.sampling.dry import DryPenalty
 from llamabatch.sampling.numpy_sampler import NO_TOKEN, Floats, Ids, RowState, top_of, uniform, weights_of
 from llamabatch.utils.checks import show
 
-# ----------------------------------------------------------------------------------------------------
-# What top_n_sigma, typical_p, XTC, mirostat and dynamic temperature do to a row, each a function of its values.
-
-
 _MIROSTAT_M = 100  # the likeliest tokens, from which mirostat 1 estimates how steep the distribution is
 _LOOKS = (512, 8192)  # tokens that typical_p sorts before it sorts them all
 _UNIT = 2.0**33  # the weight of the likeliest token
-
-
-def top_n_sigma(values: Floats, n: float) -> Ids:
-    """Values within n standard deviations of the largest (Tang et al. 2024)."""
-    return np.flatnonzero(values >= float(values.max()) - n * float(values.std(dtype=np.float64)))
-
-
-def typical(values: Floats, mass: float) -> Ids:
-    """The fewest tokens whose surprise is nearest to the entropy and whose probabilities exceed `mass` (Meister et al.
-    2022)."""
-    weights = weights_of(values, values.max())
-    places = np.flatnonzero(weights)
-    probabilities = weights[places] / weights.sum()
-    surprise = -np.log(probabilities)
-    distance = np.abs(surprise - (probabilities * surprise).sum())
-    near = np.arange(len(places))
-    for look in _LOOKS:  # sorting a whole vocabulary takes its time
-        if look < len(places):
-            close = np.flatnonzero(distance <= np.partition(distance, look)[look])
-            if probabilities[close].sum() > mass:
-                near = close
-                break
-    near = near[np.argsort(distance[near], kind="stable")]
-    reach = int(np.searchsorted(np.cumsum(probabilities[near]), mass, side="right")) + 1
-    return np.sort(places[near[:reach]])
-
-
-def xtc(values: Floats, threshold: float) -> Ids:
-    """All but the tokens at least as probable as the threshold; of those the least likely stays."""
-    weights = weights_of(values, values.max())
-    above = np.flatnonzero(weights >= threshold * weights.sum())
-    if len(above) < 2:
-        return np.arange(len(values))
-    lowest = values[above].min()
-    stays = above[values[above] == lowest][-1]  # where two are equal, the higher id counts as less likely
-    return np.delete(np.arange(len(values)), above[above != stays])
-
-
-def dynamic_temperature(values: Floats, params: FilledParams) -> float:
-    """Between temperature - range, where one token is certain, and + range, where all are equally likely."""
-    if params.dynatemp_range <= 0 or len(values) < 2:
-        return params.temperature
-    low = max(0.0, params.temperature - params.dynatemp_range)
-    high = params.temperature + params.dynatemp_range
-    share = entropy(values) / math.log(len(values))
-    return low + (high - low) * float(share**params.dynatemp_exponent)
-
-
-def entropy(values: Floats) -> float:
-    """In nats."""
-    weights = weights_of(values, values.max())
-    probabilities = weights[weights > 0] / weights.sum()
-    return max(0.0, -float((probabilities * np.log(probabilities)).sum()))
-
-
-def mirostat(values: Floats, params: FilledParams, mu: float) -> Ids:
-    """Tokens of a whole row that mirostat leaves, at least one (Basu et al. 2021): as many of the likeliest as version
-    1 estimates to hold mu bits of surprise, or with version 2 those of at most mu bits each."""
-    if params.mirostat == 2:
-        weights = weights_of(values, values.max(), params.temperature)
-        bound = max(1.0, weights.sum() * 2.0**-mu)
-        return np.flatnonzero(weights >= bound) if bound <= _UNIT else np.array([values.argmax()])
-    tempered = values[top_of(values, _MIROSTAT_M)].astype(np.float64) / params.temperature
-    return np.sort(top_of(values, mirostat_k(tempered, mu, len(values))))
-
-
-def mirostat_k(likeliest: Floats, mu: float, n_vocab: int) -> int:
-    """How many tokens mirostat 1 keeps, 1 to n_vocab, if probabilities fall as those of Zipf's law.
-
-    Args:
-        likeliest: the logits of the _MIROSTAT_M likeliest tokens, falling.
-    """
-    if len(likeliest) < 2:
-        return 1
-    ranks = np.arange(1, len(likeliest), dtype=np.float64)
-    steps = np.log((ranks + 1) / ranks)
-    slope = float((steps * -np.diff(likeliest)).sum() / (steps * steps).sum())
-    excess = slope - 1
-    try:
-        scale = excess / (1 - float(n_vocab) ** -excess) if excess else 1 / math.log(n_vocab)
-        k = (scale * 2.0**mu) ** (1 / slope)
-    except (OverflowError, ZeroDivisionError):  # nearly flat
-        k = math.inf
-    return max(1, int(min(k, n_vocab)))
-
-
-# ----------------------------------------------------------------------------------------------------
-# Logits processors: Python functions of a request, called for each of its tokens. What they do wrong is its
-# own.
-
-
-class ProcessorError(Exception):
-    """A logits processor raised something, or gave what is no row of logits; the message names it."""
-
-
-def processed(row: Floats, processors: Sequence[LogitsProcessor], output: Sequence[int]) -> Floats:
-    """What the functions make of a row, one after another; the row itself stays as it is.
-
-    Args:
-        output: the output tokens so far. Each function gets a list of its own, and a row of its own.
-
-    Raises:
-        ProcessorError.
-    """
-    for process in processors:
-        name = getattr(process, "__qualname__", type(process).__qualname__)
-        try:
-            given = process(list(output), row.copy())
-            made = np.asarray(given)
-        except BaseException as error:  # SystemExit, too: it is raised on the engine's thread
-            raise ProcessorError(
-                f"logits_processors: {name} raised {type(error).__name__}: {show(str(error))}"
-            ) from error
-        if made.shape != row.shape or made.dtype.kind not in "fiu":
-            what = show(given) if made.shape == () else f"an array of shape {made.shape}, {made.dtype}"
-            raise ProcessorError(f"logits_processors: {name} gave {what}; give numbers of shape {row.shape}")
-        with np.errstate(over="ignore", invalid="ignore"):
-            row = made.astype(np.float32)
-        if not row.max() <= np.finfo(np.float32).max:  # a NaN or +inf; `max` hands a NaN on
-            raise ProcessorError(f"logits_processors: {name} gave NaN or +inf; give finite numbers or -inf")
-    return row
-
-
 _XTC_SALT = 0x9E6C63D0876A9A47  # makes XTC's chance another number than the draw's
 _FLOAT_MAX = float(np.finfo(np.float32).max)
 _FLOAT_MAX_LOG = 88.7228391  # dry_base ** run stays below the largest float32
 
 
 class Chain:
-    """One sequence's samplers, and what they remember of its tokens.
+    """The samplers of one sequence, with their memory of its tokens.
 
     Args:
         dry: the repetitions that DRY penalises; None: it penalises none.
@@ -169,12 +42,12 @@ class Chain:
     def __init__(self, params: FilledParams, dry: DryPenalty | None = None) -> None:
         self._params = params
         self._dry = dry
-        self._num_known: int | None = None  # output tokens that DRY has seen; None: not even the prompt
-        self._is_torn = False  # of some tokens it has seen a part
+        self._num_known: int | None = None  # output tokens that DRY knows; None: not even the prompt
+        self._is_torn = False  # an exception came while DRY took in tokens
         self._mus = [2 * params.mirostat_tau]  # mirostat's bound before each output token
 
     def sample(self, row: Floats, state: RowState) -> int:
-        """The token of one row, or NO_TOKEN. Asked again for the same output token, it answers the same."""
+        """The token of one row, or NO_TOKEN; the same for each call with the same output token."""
         if self._params.greedy:
             values = self._edited(row, state)
             return NO_TOKEN if values is None else int(values.argmax())
@@ -206,8 +79,8 @@ class Chain:
         return self._mus[min(index, len(self._mus) - 1)]
 
     def learn(self, index: int, probability: float) -> None:
-        """Output token `index` came, which had this probability among the candidates. What is known of later ones is
-        forgotten, so that a token that is sampled anew counts once."""
+        """Takes in the probability that output token `index` had among the candidates. The memory of later tokens is
+        dropped, so that a token that is sampled anew counts once."""
         params = self._params
         mu = self.mu(index)
         del self._mus[index + 1 :]
@@ -265,3 +138,119 @@ class Chain:
         if params.xtc_probability > 0 and uniform(state.seed ^ _XTC_SALT, state.index) <= params.xtc_probability:
             kept = kept[xtc(values[kept], params.xtc_threshold)]
         return kept
+
+
+def top_n_sigma(values: Floats, n: float) -> Ids:
+    """Values within n standard deviations of the largest (Tang et al. 2024)."""
+    return np.flatnonzero(values >= float(values.max()) - n * float(values.std(dtype=np.float64)))
+
+
+def typical(values: Floats, mass: float) -> Ids:
+    """The fewest tokens whose surprise is nearest to the entropy and whose probabilities exceed `mass` (Meister et al.
+    2022)."""
+    weights = weights_of(values, values.max())
+    places = np.flatnonzero(weights)
+    probabilities = weights[places] / weights.sum()
+    surprise = -np.log(probabilities)
+    distance = np.abs(surprise - (probabilities * surprise).sum())
+    near = np.arange(len(places))
+    for look in _LOOKS:  # sorting a whole vocabulary takes its time
+        if look < len(places):
+            close = np.flatnonzero(distance <= np.partition(distance, look)[look])
+            if probabilities[close].sum() > mass:
+                near = close
+                break
+    near = near[np.argsort(distance[near], kind="stable")]
+    reach = int(np.searchsorted(np.cumsum(probabilities[near]), mass, side="right")) + 1
+    return np.sort(places[near[:reach]])
+
+
+def xtc(values: Floats, threshold: float) -> Ids:
+    """All but the tokens at least as probable as the threshold; of those the least likely stays."""
+    weights = weights_of(values, values.max())
+    above = np.flatnonzero(weights >= threshold * weights.sum())
+    if len(above) < 2:
+        return np.arange(len(values))
+    lowest = values[above].min()
+    stays = above[values[above] == lowest][-1]  # where two are equal, the higher id counts as less likely
+    return np.delete(np.arange(len(values)), above[above != stays])
+
+
+def dynamic_temperature(values: Floats, params: FilledParams) -> float:
+    """Between temperature - range, where one token is certain, and + range, where all are equally likely."""
+    if params.dynatemp_range <= 0 or len(values) < 2:
+        return params.temperature
+    low = max(0.0, params.temperature - params.dynatemp_range)
+    high = params.temperature + params.dynatemp_range
+    share = entropy(values) / math.log(len(values))
+    return low + (high - low) * float(share**params.dynatemp_exponent)
+
+
+def entropy(values: Floats) -> float:
+    """Entropy of the softmax of a row, in nats."""
+    weights = weights_of(values, values.max())
+    probabilities = weights[weights > 0] / weights.sum()
+    return max(0.0, -float((probabilities * np.log(probabilities)).sum()))
+
+
+def mirostat(values: Floats, params: FilledParams, mu: float) -> Ids:
+    """Tokens of a whole row that mirostat leaves, at least one (Basu et al. 2021): as many of the likeliest as version
+    1 estimates to hold mu bits of surprise, or with version 2 those of at most mu bits each."""
+    if params.mirostat == 2:
+        weights = weights_of(values, values.max(), params.temperature)
+        bound = max(1.0, weights.sum() * 2.0**-mu)
+        return np.flatnonzero(weights >= bound) if bound <= _UNIT else np.array([values.argmax()])
+    tempered = values[top_of(values, _MIROSTAT_M)].astype(np.float64) / params.temperature
+    return np.sort(top_of(values, mirostat_k(tempered, mu, len(values))))
+
+
+def mirostat_k(likeliest: Floats, mu: float, n_vocab: int) -> int:
+    """Number of tokens that mirostat 1 keeps, 1 to n_vocab, if probabilities fall as those of Zipf's law.
+
+    Args:
+        likeliest: the logits of the _MIROSTAT_M likeliest tokens, falling.
+    """
+    if len(likeliest) < 2:
+        return 1
+    ranks = np.arange(1, len(likeliest), dtype=np.float64)
+    steps = np.log((ranks + 1) / ranks)
+    slope = float((steps * -np.diff(likeliest)).sum() / (steps * steps).sum())
+    excess = slope - 1
+    try:
+        scale = excess / (1 - float(n_vocab) ** -excess) if excess else 1 / math.log(n_vocab)
+        k = (scale * 2.0**mu) ** (1 / slope)
+    except (OverflowError, ZeroDivisionError):  # nearly flat
+        k = math.inf
+    return max(1, int(min(k, n_vocab)))
+
+
+class ProcessorError(Exception):
+    """A logits processor raised an exception, or returned no row of logits; the message names it."""
+
+
+def processed(row: Floats, processors: Sequence[LogitsProcessor], output: Sequence[int]) -> Floats:
+    """The result of the functions, one after another, on a row; the row itself stays as it is.
+
+    Args:
+        output: the output tokens so far. Each function gets a list of its own, and a row of its own.
+
+    Raises:
+        ProcessorError.
+    """
+    for process in processors:
+        name = getattr(process, "__qualname__", type(process).__qualname__)
+        try:
+            given = process(list(output), row.copy())
+            made = np.asarray(given)
+        except BaseException as error:  # SystemExit, too: the function runs on the engine's thread
+            raise ProcessorError(
+                f"logits_processors: {name} raised {type(error).__name__}: {show(str(error))}"
+            ) from error
+        if made.shape != row.shape or made.dtype.kind not in "fiu":
+            what = show(given) if made.shape == () else f"an array of shape {made.shape}, {made.dtype}"
+            raise ProcessorError(f"logits_processors: {name} gave {what}; give numbers of shape {row.shape}")
+        with np.errstate(over="ignore", invalid="ignore"):
+            row = made.astype(np.float32)
+        if not row.max() <= np.finfo(np.float32).max:  # a NaN or +inf; `max` hands a NaN on
+            raise ProcessorError(f"logits_processors: {name} gave NaN or +inf; give finite numbers or -inf")
+    return row

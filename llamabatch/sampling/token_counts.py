@@ -1,4 +1,4 @@
-"""The distinct tokens of a sequence, and how often each is in its output: what penalties need."""
+"""TokenCounts: the distinct tokens of a sequence and their number in its output, for the penalties."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 
 class TokenCounts:
-    """Two arrays side by side, which the sampler reads where they lie; adding does not grow with the text.
+    """Two parallel arrays, which the sampler reads in place; the cost of an addition does not grow with the text.
 
     Attributes:
         ids: the distinct tokens of prompt and output, in order of their first appearance; int32.
-        counts: how often each is in the output; int32. 0 for tokens of the prompt alone.
+        counts: number of each in the output; int32. 0 for tokens of the prompt alone.
         num_output: tokens of the output that are counted.
     """
 
@@ -22,7 +22,7 @@ class TokenCounts:
         self.num_output = 0
 
     def add(self, token_id: int) -> None:
-        """One more token of the output."""
+        """Counts one more token of the output."""
         place = self._places.setdefault(token_id, len(self.ids))
         if place == len(self.ids):
             self.ids.append(token_id)

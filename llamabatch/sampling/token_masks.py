@@ -1,7 +1,7 @@
-"""Which tokens may come next in a sequence: several sources, each with its own say, and one mask for the sampler.
+"""Masks: the tokens that may come next in a sequence, from several sources combined into one mask for the sampler.
 
 A mask is llguidance's: bit i of word i / 32 allows token i; uint32, one word for 32 tokens of the vocabulary. A source
-that allows everything says None, and a sequence without sources has no Masks at all, so that nobody else pays.
+that allows everything gives None, and a sequence without sources has no Masks at all, so that it costs nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ALL = np.uint32(0xFFFFFFFF)
 
 class MaskSource(Protocol):
     def words(self, index: int, token_ids: Sequence[int]) -> Words | None:
-        """What may come as output token `index`, or None for all. What is returned is read before the next call.
+        """The mask for output token `index`, or None for all tokens. It is read before the next call.
 
         Args:
             token_ids: prompt and output so far, which ends with output token index - 1; not to be changed.
@@ -66,10 +66,11 @@ def forbid(words: Words, token_id: int) -> None:
 
 
 class NotBefore:
-    """Forbids tokens until so many others have come: what min_tokens does to those that would end the text.
+    """Forbids tokens in the first part of the output: with min_tokens those that would end the text.
 
     Args:
-        words: what is allowed until then.
+        min_tokens: length of that part.
+        words: the mask for it.
     """
 
     def __init__(self, min_tokens: int, words: Words) -> None:
