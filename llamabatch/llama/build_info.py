@@ -18,12 +18,17 @@ def library_dir(module: ModuleType) -> Path:
 
 
 def build_marker(module: ModuleType) -> Mapping[str, Any] | None:
-    """The marker of this build: patches, flags, compiler. None: a stock build, or libraries from another folder."""
-    package = Path(str(module.__file__)).resolve().parent
-    if library_dir(module) != package / "lib":
-        return None
-    try:
-        marker = json.loads((package / MARKER).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return marker if isinstance(marker, dict) else None
+    """The marker of the libraries in use: patches, flags, compiler. None: a stock build.
+
+    It stands beside the libraries, or in the package whose `lib` folder they are in, also where `LLAMA_CPP_LIB_PATH`
+    names the folder.
+    """
+    folder = library_dir(module)
+    for place in (folder, folder.parent) if folder.name == "lib" else (folder,):
+        try:
+            marker = json.loads((place / MARKER).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(marker, dict):
+            return marker
+    return None

@@ -126,6 +126,27 @@ def test_a_default_out_of_its_range_is_named(n_batch, words, monkeypatch):
             abi_check._check_defaults(*check)
 
 
+@pytest.mark.parametrize(
+    ("libraries", "marker", "found"),
+    [
+        ("site/llama_cpp/lib", "site/llama_cpp", True),
+        ("elsewhere/llama_cpp/lib", "elsewhere/llama_cpp", True),  # named by LLAMA_CPP_LIB_PATH
+        ("built", "built", True),
+        ("built", "", False),
+        ("site/llama_cpp/lib", None, False),
+    ],
+)
+def test_the_marker_of_a_build_stands_with_its_libraries(libraries, marker, found, tmp_path):
+    (tmp_path / libraries).mkdir(parents=True)
+    if marker is not None:
+        (tmp_path / marker / build_info.MARKER).write_text('{"patches": {"0001": "hash"}}')
+    binding = SimpleNamespace(
+        __file__=str(tmp_path / "site" / "llama_cpp" / "__init__.py"),
+        llama_cpp=SimpleNamespace(_lib=SimpleNamespace(_name=str(tmp_path / libraries / "libllama.so"))),
+    )
+    assert (build_info.build_marker(binding) is not None) == found
+
+
 @pytest.fixture
 def amx_machine(tmp_path, monkeypatch):
     """A stock build on a CPU with AMX. `runs` collects the probes; `ends_with` says how they end."""
