@@ -25,10 +25,10 @@ class ParentLink:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # what an interrupt means is the parent's to decide
         end_with_parent()  # where this process is stopped, or never comes to read
         self._wire = Wire(socket.socket(fileno=fd))
-        self._messages: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="llamabatch-parent", daemon=True).start()
 
-    def receive(self) -> list[Any]:
+    def receive(self) -> tuple[Any, ...]:
         """The next message."""
         return self._messages.get()
 

@@ -199,7 +199,7 @@ class Child:
             finally:
                 self._listener.on_exit(self)
 
-    def _dispatch(self, message: list[Any]) -> None:
+    def _dispatch(self, message: tuple[Any, ...]) -> None:
         kind = message[0]
         if kind == "outputs":
             self._listener.on_outputs(self, message[1])

@@ -1,7 +1,8 @@
-"""What crosses between a client and its child process: length-prefixed msgpack messages on a socket pair.
+"""Messages between a client and its child process: length-prefixed msgpack on a socket pair.
 
-A message is a list, its kind first. Parent to child: init, submit, abort, close; with a number for the answer: stats,
-load_adapter, unload_adapter. Child to parent: ready, failed, outputs, answer, refused.
+A message is an array, its kind first. Parent to child: init, submit, abort, close; with a number for the answer: stats
+and the methods of EngineClient.call. Child to parent: ready, failed, admitted, outputs, beat, stats, dying, answer,
+refused.
 """
 
 from __future__ import annotations
@@ -15,12 +16,10 @@ import weakref
 from array import array
 from typing import Any
 
-import msgpack
-
+from llamabatch.client.codec import Codec, pack, unpack
 from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineError, SamplingError
-from llamabatch.request.logprobs import Logprob, TokenLogprobs
-from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, Timings
+from llamabatch.request.outputs import CompletionOutput, RequestOutput, SequenceOutput, Timings
 from llamabatch.request.request import Request, ResumedOutput
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.request.structured_outputs import Structure
@@ -31,7 +30,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class Wire:
-    """One end of the socket pair. Sending is safe from several threads; receiving is for one."""
+    """One end of a socket pair. Any thread may send; one may receive."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -44,8 +43,10 @@ class Wire:
 
     @staticmethod
     def pack(*message: Any) -> bytes:
-        """Raises EngineError for a message above the limit, and what msgpack raises for what it cannot write."""
-        data: bytes = msgpack.packb(message, unicode_errors="surrogatepass")
+        """A message with its length. Raises EngineError above the limit, and what msgpack raises for what it cannot
+        write.
+        """
+        data = pack(message)
         if len(data) > MAX_MESSAGE:
             raise EngineError(f"a message of {len(data)} bytes is too large; allowed are {MAX_MESSAGE}")
         return _LENGTH.pack(len(data)) + data
@@ -61,8 +62,10 @@ class Wire:
                 self.close()
                 raise
 
-    def receive(self) -> list[Any] | None:
-        """The next message; None at the end of the stream, be it in the middle of a message."""
+    def receive(self) -> tuple[Any, ...] | None:
+        """The next message; None at the end of the stream, be it in the middle of a message. Raises EngineError for a
+        damaged one.
+        """
         head = self._exactly(_LENGTH.size)
         if head is None:
             return None
@@ -72,7 +75,7 @@ class Wire:
         data = self._exactly(length)
         if data is None:
             return None
-        message: list[Any] = msgpack.unpackb(data, unicode_errors="surrogatepass")
+        message: tuple[Any, ...] = unpack(data)
         return message
 
     def close(self) -> None:
@@ -82,7 +85,7 @@ class Wire:
         self._sock.close()
 
     def leave(self) -> None:
-        """Closes this process's copy alone; the stream goes on for who shares it."""
+        """Closes this process's copy alone; the stream goes on in the process that shares it."""
         self._sock.close()
 
     def _exactly(self, n_bytes: int) -> bytes | None:
@@ -117,6 +120,19 @@ def unpack_config(packed: dict[str, Any]) -> EngineConfig:
     return EngineConfig.from_options(model, packed)
 
 
+_SEVERAL_TYPES = ("dry_sequence_breakers", "stop", "stop_token_ids", "bad_words", "logit_bias", "allowed_token_ids")
+_CHECKED_BY_PARAMS: dict[str, Any] = dict.fromkeys((*_SEVERAL_TYPES, "logits_processors"), Any)
+
+Codec(ResumedOutput)
+Codec(SamplingParams, _CHECKED_BY_PARAMS | {"structured_outputs": Structure | None})
+_REQUEST = Codec(Request, left_out=["prompt"])  # the child has no use for the text
+Codec(CompletionOutput)
+Codec(Timings)
+# the parent knows these of a request
+Codec(RequestOutput, {"embedding": array | None}, left_out=["request_id", "prompt", "prompt_token_ids"])
+_OUTPUT = Codec(SequenceOutput)
+
+
 def check_crosses(request: Request) -> None:
     """Refuses what cannot go to another process. Raises SamplingError."""
     if request.params.logits_processors:
@@ -126,104 +142,24 @@ def check_crosses(request: Request) -> None:
         )
 
 
-def pack_request(request: Request) -> list[Any]:
-    """Without the prompt's text: the child has no use for it, and the parent puts it into the result."""
+def pack_request(request: Request) -> Any:
+    """Raises SamplingError for what cannot go to another process."""
     check_crosses(request)
-    params = vars(request.params)
-    return [
-        request.request_id,
-        request.prompt_token_ids,
-        params,
-        request.arrival_s,
-        request.group,
-        request.seed,
-        request.adapters,
-        request.score_from,
-        request.embed,
-        request.num_truncated,
-        _pack_known(request.known),
-    ]
+    return _REQUEST.encode(request)
 
 
-def unpack_request(packed: list[Any]) -> Request:
-    request_id, ids, params, arrival_s, group, seed, adapters, score_from, embed, num_truncated, known = packed
-    if params["structured_outputs"] is not None:  # a named tuple came as a list
-        params["structured_outputs"] = Structure(*params["structured_outputs"])
-    sampling, pairs = SamplingParams(**params), tuple((name, scale) for name, scale in adapters)
-    more = {"adapters": pairs, "score_from": score_from, "embed": embed, "num_truncated": num_truncated}
-    more["known"] = _unpack_known(known)
-    return Request(request_id, tuple(ids), sampling, None, arrival_s, group, seed, **more)
+def unpack_request(packed: Any) -> Request:
+    """A request without its prompt's text. Raises EngineError for other fields, SamplingError for wrong parameters."""
+    return _REQUEST.decode(packed)
 
 
-def _pack_known(known: ResumedOutput | None) -> list[Any] | None:
-    if known is None:
-        return None
-    return [known.token_ids, known.times_s, _pack_logprobs(known.logprobs), known.admitted_s]
+pack_output = _OUTPUT.encode
 
 
-def _unpack_known(packed: list[Any] | None) -> ResumedOutput | None:
-    if packed is None:
-        return None
-    token_ids, times_s, told, admitted_s = packed
-    return ResumedOutput(tuple(token_ids), tuple(times_s), _known(_unpack_logprobs(told)), admitted_s)
-
-
-def pack_output(output: SequenceOutput) -> list[Any]:
-    finished = output.finished
-    packed = None
-    if finished is not None:
-        completions = [
-            [
-                *[c.index, c.text, c.token_ids, c.finish_reason.value, c.stop_reason],
-                *[_pack_logprobs(c.logprobs), c.cumulative_logprob],
-            ]
-            for c in finished.outputs
-        ]
-        timings = finished.timings
-        packed = [
-            completions,
-            finished.error,
-            [timings.queued_s, timings.ttft_s, timings.total_s, timings.token_times_s],
-            _pack_logprobs(finished.prompt_logprobs),
-            None if finished.embedding is None else finished.embedding.tobytes(),
-            finished.num_truncated,
-        ]
-    logprobs = _pack_logprobs(output.logprobs)
-    return [output.request_id, output.token_ids, output.text, packed, output.index, logprobs]
-
-
-def unpack_output(packed: list[Any], request: Request) -> SequenceOutput:
-    """The other side of pack_output; what the parent knows already (the prompt) did not travel."""
-    request_id, token_ids, text, finished, number, packed_logprobs = packed
-    logprobs = _known(_unpack_logprobs(packed_logprobs))
-    if finished is None:
-        return SequenceOutput(request_id, tuple(token_ids), text, index=number, logprobs=logprobs)
-    completions, error, (queued_s, ttft_s, total_s, times), of_prompt, vector, num_truncated = finished
-    outputs = tuple(
-        CompletionOutput(
-            index, text_, tuple(ids), FinishReason(reason), stop, _known(_unpack_logprobs(told)), cumulative
-        )
-        for index, text_, ids, reason, stop, told, cumulative in completions
-    )
-    timings = Timings(queued_s, ttft_s, total_s, tuple(times))
-    prompt_ids, prompt_logprobs = request.prompt_token_ids, _unpack_logprobs(of_prompt)
-    told = (prompt_logprobs, None if vector is None else array("f", vector), num_truncated)
-    whole = RequestOutput(request_id, request.prompt, prompt_ids, outputs, error, timings, *told)
-    return SequenceOutput(request_id, tuple(token_ids), text, whole, number, logprobs=logprobs)
-
-
-def _pack_logprobs(told: tuple[TokenLogprobs | None, ...] | None) -> list[Any] | None:
-    if told is None:
-        return None
-    return [None if one is None else [(token_id, *logprob) for token_id, logprob in one.items()] for one in told]
-
-
-def _unpack_logprobs(packed: list[Any] | None) -> tuple[TokenLogprobs | None, ...] | None:
-    if packed is None:
-        return None
-    return tuple(None if one is None else {token_id: Logprob(*logprob) for token_id, *logprob in one} for one in packed)
-
-
-def _known(told: tuple[TokenLogprobs | None, ...] | None) -> tuple[TokenLogprobs, ...] | None:
-    """Of output tokens: none is missing."""
-    return None if told is None else tuple(one for one in told if one is not None)
+def unpack_output(packed: Any, request: Request) -> SequenceOutput:
+    """An output, with what the parent knows of its request. Raises EngineError for other fields."""
+    output = _OUTPUT.decode(packed)
+    if output.finished is not None:  # made here and not shared yet, so that no copy is needed
+        known = {"prompt": request.prompt, "prompt_token_ids": request.prompt_token_ids}
+        vars(output.finished).update(known, request_id=request.request_id)
+    return output

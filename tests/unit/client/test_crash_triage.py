@@ -3,9 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llamabatch.client.codec import pack, unpack
 from llamabatch.client.crash_triage import MOST_DEATHS, CrashTriage, TrackedRequest
 from llamabatch.client.restart_policy import RestartPolicy, Restarts, Silence
-from llamabatch.client.wire import pack_output
 from llamabatch.request.logprobs import Logprob
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
 from llamabatch.request.request import Request
@@ -41,7 +41,7 @@ class Triage(CrashTriage):
         """A good end."""
         done = CompletionOutput(0, "", (), FinishReason.STOP)
         output = SequenceOutput(request_id, (), "", RequestOutput(request_id, None, (1,), (done,)))
-        assert self.deliver([pack_output(output)])
+        assert self.deliver(unpack(pack([output])))
 
     def die(self, now, from_outside=False):
         """The ids of the requests that this ends, culprits and aborted."""

@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 
 from llamabatch.client.base import Heartbeat
+from llamabatch.client.codec import pack, unpack
 from llamabatch.client.restart_policy import RestartPolicy
 from llamabatch.client.router import Router
 from llamabatch.client.supervisor import Supervisor
-from llamabatch.client.wire import pack_output
 from llamabatch.config import EngineConfig
 from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import AdapterError, EngineClosedError, EngineError
@@ -92,7 +92,7 @@ class FakeChild:
     def tell(self, request_id, *token_ids, error=None, done=True):
         completion = CompletionOutput(0, "", token_ids, FinishReason.ERROR if error else FinishReason.LENGTH)
         whole = RequestOutput(request_id, None, (1,), (completion,), error) if done else None
-        self.listener.on_outputs(self, [pack_output(SequenceOutput(request_id, token_ids, "", whole))])
+        self.listener.on_outputs(self, unpack(pack([SequenceOutput(request_id, token_ids, "", whole)])))
 
 
 class World:
@@ -577,7 +577,7 @@ def test_an_output_that_cannot_be_read_is_the_error_of_its_request(world):
     child = world.child()
     world.submit("a", "b")
     child.got("submit", "submit")
-    child.listener.on_outputs(child, [["a", "not numbers", None, 5, 0, None]])
+    child.listener.on_outputs(child, (("a", "not numbers", "", 5, 0, 0, None),))
     assert "its output could not be read: " in world.end_of("a").error
     assert child.got("abort") == [("a",)]
     child.tell("b", 1)
@@ -597,7 +597,7 @@ def test_a_sink_that_raises_ends_its_request_and_no_other(world, error):
 
     world.supervisor.submit([Request(name, (1,)) for name in "ab"], sink, stream=True)
     child.got("submit", "submit")
-    both = [pack_output(SequenceOutput(name, (5,), "x")) for name in "ab"]
+    both = unpack(pack([SequenceOutput(name, (5,), "x") for name in "ab"]))
     child.listener.on_outputs(child, both)
     assert told.get(timeout=5).request_id == "b"
     last = told.get(timeout=5)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamabatch.client.wire import pack_output, pack_request, unpack_output, unpack_request
+from llamabatch.client.codec import pack, unpack
+from llamabatch.client.wire import unpack_output, unpack_request
 from llamabatch.engine.validation import RequestLimits, check_prompt, check_shift, fitted
 from llamabatch.errors import PromptError, SamplingError
 from llamabatch.request.request import Request
@@ -59,7 +60,7 @@ def test_others_are_refused_as_ever():
 
 def test_how_much_was_cut_crosses_the_wire_and_stands_in_the_output():
     request = fitted(Request("r", (5,) * 80, SamplingParams(max_tokens=10, overflow="truncate")), N_CTX, None)
-    assert unpack_request(pack_request(request)).num_truncated == request.num_truncated == 25
+    assert unpack_request(unpack(pack(request))).num_truncated == request.num_truncated == 25
     item = sequence("r", (5,) * 55, 10)
     item.request = request
     item.fail("over")
@@ -68,7 +69,7 @@ def test_how_much_was_cut_crosses_the_wire_and_stands_in_the_output():
     scheduler = Scheduler(policy("batched"), LIMITS)
     scheduler.add(sequence("s", (5,) * 5))
     event = replace(scheduler.abort("s"), request_id="r", finished=output)
-    assert unpack_output(pack_output(event), request).finished.num_truncated == 25
+    assert unpack_output(unpack(pack(event)), request).finished.num_truncated == 25
 
 
 def test_what_cannot_shift_says_why():
