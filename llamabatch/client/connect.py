@@ -1,3 +1,5 @@
+"""The client that a config asks for: connect() stands on top of the room."""
+
 from __future__ import annotations
 
 from dataclasses import replace

@@ -2,8 +2,9 @@
 
 A child names the requests that it admits before it computes them. Those are the suspects when it dies: the next child
 gets them one at a time, the last admitted first, and all others wait. A request that is alone to blame for two deaths
-is the culprit and ends as an error. One death is forgiven, as it may have come from outside, and one that does seem to
-have come from there counts half. Once the culprit is found, or all suspects have been tried, the others go on together.
+is the culprit and ends as an error. A first death is forgiven, since its cause may be outside the process; a death
+whose cause seems to be outside counts half. Once the culprit is found, or all suspects have been tried, the others go
+on together.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ logger = logging.getLogger(__name__)
 
 MOST_DEATHS = 2
 FROM_OUTSIDE = 0.5  # how much a death counts that something outside seems to have brought about
-# A suspect is through when it has computed alone for so many times as long as it had when the child died, and this many
-# seconds more: alone it is no slower, so that it has passed the token at which that happened.
+# A suspect is cleared once it has run alone for _CLEAR_FACTOR times as long as it had run when the child died, plus
+# _CLEAR_S seconds: alone it is no slower, so that it has passed the token at which the child died.
 _CLEAR_FACTOR = 2.0
 _CLEAR_S = 1.0
 _LOST = "an exception in this process has lost the request"

@@ -1,4 +1,6 @@
-"""The counts of requests, in front of all engines: right whatever became of an engine, or of a child process."""
+"""Clients in front of another client: PassingClient hands calls on, CountingClient counts requests by how they end,
+BoundedClient holds max_queue. Counts are taken here, in front of all engines, so that no death of an engine loses any.
+"""
 
 from __future__ import annotations
 

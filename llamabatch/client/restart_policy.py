@@ -12,10 +12,11 @@ class RestartPolicy:
     Attributes:
         most: deaths in a row, without a request that came to a good end between them, after which there is no other
             child. 0: the first death is the last.
-        first_s: how long the second restart in a row waits, seconds, the first waits for nothing; each one doubles it.
-        longest_s: the longest of these waits.
-        retry_s: after the last of them a call may have one more child tried, not before so many seconds have passed;
-            each such child that dies without a result doubles it, up to longest_s. Not with `most` 0.
+        first_s: delay before the second restart in a row, seconds. The first restart is immediate; each later delay is
+            twice the one before.
+        longest_s: the longest of these delays, seconds.
+        retry_s: after the last of them, a call may start one more child, but only so many seconds later. Each further
+            death without a result doubles this delay, up to longest_s. Unused if `most` is 0.
         hang_s: a child that gives no sign of life for so long is killed and replaced.
         start_s: the same, before its first sign of life: programs and libraries come from slow disks, too.
     """

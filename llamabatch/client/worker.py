@@ -1,4 +1,4 @@
-"""The child process: an engine behind a socket. Started as a program, `python -m llamabatch.worker FD`."""
+"""The child process: an engine behind a socket. Started as a program, `python -m llamabatch.client.worker FD`."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from llamabatch.request.outputs import SequenceOutput
 from llamabatch.request.request import Request
 
-# Receives the outputs of each step.
+# Receives outputs: of each step where tokens are streamed, else of finished requests.
 Sink = Callable[[list[SequenceOutput]], None]
 # Takes over requests of an engine that is gone: requests, sink, stream, reason. Never raises.
 Failover = Callable[[list[Request], Sink, bool, str], None]

@@ -301,8 +301,9 @@ class ModelRunner:
         return results
 
     def _recover(self, call: Call, code: DecodeCode) -> list[SpanOutput]:
-        """The results of a failed call. Each slot is cut back, since earlier passes may stand, and the spans
-        are tried one by one.
+        """The results of a failed call. Its spans are tried one by one.
+
+        llama.cpp may have completed some passes of the call, so that each slot is first cut back to its span's start.
 
         NO_ROOM changes nothing in the context; the scheduler makes room.
         """

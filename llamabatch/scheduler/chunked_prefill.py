@@ -17,8 +17,8 @@ STEPS_BETWEEN = 29
 SHORT = 64
 # Prompt tokens of background sequences in a step that they share with others.
 BACKGROUND_CHUNK = 128
-# Steps between two that they share: every second turn, 1 gap in 60, which leaves room in the p95 for what else delays
-# a step now and then. Each turn, until it is known what their rows cost.
+# Steps between two that background sequences share, once the cost of their rows is known: every second turn, so that
+# 1 gap in 60 is long, which leaves room in the p95 for other delays. Until then they share every turn.
 BACKGROUND_STEPS_BETWEEN = 2 * STEPS_BETWEEN + 1
 # Where rows cost next to nothing, background sequences join in all steps but one in so many, which shows what a step
 # without them takes. "Next to nothing": the median of the last steps with them is at most so much longer.

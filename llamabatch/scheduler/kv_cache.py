@@ -1,8 +1,8 @@
 """The slots of a context: leases, cells that finished sequences have left in free slots, copies and cuts.
 
 Pure Python. The cells of a finished sequence stay in its slot until another sequence needs the slot; a request that
-begins with the same tokens starts from them. Only free slots hold such cells, so that running ids stay as dense as they
-would be without.
+begins with the same tokens starts from them. Only free slots hold such cells, so that caching never spreads
+the running ids apart.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The strategies: policies of one step loop, each with an order of admission and a choice of rows to compute.
 
-To add one, add its row to POLICIES.
+To add one, add its row to POLICIES. `llamabatch compare` then takes it for the most complex one and draws it in ink:
+tools/compare/advice.py and plot.py have an order and colors for those they know.
 """
 
 from __future__ import annotations

@@ -121,8 +121,8 @@ class PrefixCache:
         self._restoring.pop(sequence.request.request_id, None)
 
     def on_preempted(self, sequence: Sequence) -> None:
-        """`sequence` was preempted. Invalidates copies that wait for it; otherwise, once it is back behind them, two
-        sequences could wait for each other."""
+        """`sequence` was preempted. Cancels copies that wait for it: admitted again after their sequences, it could
+        wait for one of them, and neither would ever run."""
         self.forget(sequence)
         for request_id, (source, count) in self._sources.items():
             if source is sequence:

@@ -373,8 +373,10 @@ class Scheduler:
         return outputs
 
     def _make_room(self, results: abc.Sequence[SpanOutput]) -> bool:
-        """Frees cells if a span found none: cached ones, or those of a victim. False if the next step would find no
-        more room than this one: a sequence was alone with all cells."""
+        """Frees cells if a span found none: cached ones, or those of a victim.
+
+        Returns True if a retry can succeed. False: the sequence that found no room had every cell to itself.
+        """
         alone = len(self.running) == 1
         if all(result.status is not DecodeStatus.NO_ROOM for result in results):
             return not alone

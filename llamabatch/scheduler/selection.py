@@ -54,8 +54,8 @@ class Selection:
     def decoding(self) -> list[Sequence]:
         """Sequences that compute one row each.
 
-        Foreground ones wait for the prompts where no token is awaited: each later pass then serves as many rows as
-        there are slots.
+        While no caller waits for a token, foreground sequences pause until all prompts are computed, so that each later
+        pass serves as many rows as there are slots.
         """
         decoding = [s for s in self.runnable if s.num_pending == 1 and not s.scores]
         if self.prompts and not self.token_is_awaited:

@@ -74,7 +74,7 @@ def check(name: str, stream: BinaryIO, *, named: bool) -> None:
     if not line.startswith(b"{"):
         text = show(line[:40].decode(errors="replace"))
         raise InputError(
-            f"{name} is read as lines of JSON, as its name says nothing else, and begins with {text}, which is no JSON "
+            f"{name} is read as lines of JSON, since its name has no known ending, but begins with {text}, no JSON "
             'object; write each row as {"prompt": "..."}, or name it .csv, .tsv or .parquet if it is a table'
         )
 

@@ -278,7 +278,7 @@ def test_a_file_that_is_not_named_as_lines_of_json_must_begin_as_such(name, tmp_
         rows = list(read(find([path])))
         assert len(rows) == 3 * bool(content)
     for content, message in (
-        ("Tell me a story\nAnd another\n", r"begins with 'Tell me a story', which is no JSON object; write each row"),
+        ("Tell me a story\nAnd another\n", r"begins with .*, no JSON object; write each row"),
         ("[\n1]", "is a JSON list; write one object a line"),
         ('{\n"prompt": "a"\n}', "is JSON over several lines; write one object a line"),
     ):
