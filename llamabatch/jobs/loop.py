@@ -37,7 +37,7 @@ class RowSink(Protocol):
 
 
 class Loop:
-    """One thread reads, tokenizes and writes; the engine computes elsewhere, from a queue of rows that never runs dry.
+    """One thread reads, tokenizes and writes; the engine computes elsewhere, with a queue of rows to go on with.
 
     Args:
         tick: called after each iteration, several times a second.

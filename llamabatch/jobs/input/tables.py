@@ -45,8 +45,8 @@ class _Csv:
 
     def __init__(self, source: Source, stream: BinaryIO, options: ReadOptions) -> None:
         csv.field_size_limit(max(csv.field_size_limit(), options.max_line_bytes))  # our own limit is for the whole row
-        self._feed = _Feed(source.name, stream, options.max_line_bytes)
-        self._records = csv.reader(self._feed, delimiter=_DELIMITERS[source.kind], strict=True)
+        self._lines = _CsvLines(source.name, stream, options.max_line_bytes)
+        self._records = csv.reader(self._lines, delimiter=_DELIMITERS[source.kind], strict=True)
         header = self.next_record()
         if isinstance(header, Problem):
             raise InputError(f"{source.name}, the row with the columns' names: {header.error}")
@@ -56,11 +56,11 @@ class _Csv:
         for name in self._header:
             if self._header.count(name) > 1:
                 raise InputError(f"{source.name} has two columns {show(name)}")
-        self._rows = _Rows(source.name, self._header, options)
+        self._rows = _RowLines(source.name, self._header, options)
 
     def next_record(self) -> list[str] | Problem | None:
         """The values of the next row; None at the end."""
-        self._feed.start()
+        self._lines.start()
         try:
             return next(self._records, None)
         except (csv.Error, _BadText) as error:
@@ -77,7 +77,7 @@ class _BadText(Exception):
     """A line that must not reach the parser."""
 
 
-class _Feed(Iterator[str]):
+class _CsvLines(Iterator[str]):
     """Lines for the CSV parser, with an error for a row that becomes too long. It goes on after an error."""
 
     def __init__(self, name: str, stream: BinaryIO, limit: int) -> None:
@@ -112,7 +112,7 @@ class _Feed(Iterator[str]):
 def parquet(source: Source, options: ReadOptions) -> Iterator[Record]:
     """The rows of a Parquet file, a few hundred at a time, with the wanted columns alone."""
     with _parquet_file(source) as file:
-        rows = _Rows(source.name, file.schema_arrow.names, options)
+        rows = _RowLines(source.name, file.schema_arrow.names, options)
         batches = file.iter_batches(batch_size=_BATCH_ROWS, columns=list(rows.columns))
         while True:
             try:
@@ -148,7 +148,7 @@ def check_csv(source: Source, stream: BinaryIO, options: ReadOptions) -> None:
 def check_parquet(source: Source, options: ReadOptions) -> None:
     """Reads the schema. Raises as check_csv; SetupError without pyarrow."""
     with _parquet_file(source) as file:
-        _Rows(source.name, file.schema_arrow.names, options)
+        _RowLines(source.name, file.schema_arrow.names, options)
 
 
 def check_template(options: ReadOptions) -> Template:
@@ -156,7 +156,7 @@ def check_template(options: ReadOptions) -> Template:
     return Template(DEFAULT_TEMPLATE if options.template is None else options.template)
 
 
-class _Rows:
+class _RowLines:
     """The values of a row, and the plain line that is made of them."""
 
     def __init__(self, name: str, columns: Sequence[str], options: ReadOptions) -> None:

@@ -66,8 +66,8 @@ class Files:
         return int(self._patiently("write", path, os.write, fd, data))
 
     def sync(self, fd: int, path: Path) -> None:
-        """Raises OutputError at once: after a failed fsync the system may have dropped data, and a later fsync that
-        succeeds does not report it."""
+        """Syncs a file to the disk. Raises OutputError at the first failure: the system may have dropped data then, and
+        a later fsync that succeeds does not report it."""
         self._once("fsync", path, os.fsync, fd)
 
     def truncate(self, fd: int, size: int, path: Path) -> None:

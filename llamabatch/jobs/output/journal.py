@@ -129,7 +129,7 @@ class AsFinished:
             raise
 
     def _append_waiting(self, own: OwnFiles, ahead: Path, shard: ShardIndex) -> None:
-        """Appends what waits in the side file of an output that was begun in the order of the input, or rewritten."""
+        """Appends the lines of the side file, which an output has that was in the order of the input, or rewritten."""
         if not own.exists(ahead, "ahead"):
             return
         for line in waiting_lines(ahead):

@@ -157,7 +157,7 @@ def read(path: Path) -> FoundManifest | None:
 
 
 def _content(path: Path) -> bytes:
-    """Raises OSError, also for a link, for what is no regular file, and for what is too large."""
+    """The bytes of a manifest. Raises OSError, also for a link, a special file and one that is too large."""
     if stat.S_ISLNK(os.lstat(path).st_mode):
         raise OSError(0, "it is a link")
     flags = os.O_RDONLY | NO_FOLLOW | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
