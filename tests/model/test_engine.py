@@ -3,10 +3,20 @@
 import ctypes
 import random
 import threading
+from dataclasses import replace
 
 import pytest
 
-from llamabatch import Engine, EngineClosedError, EngineConfig, FinishReason, PromptError, Request, SamplingParams
+from llamabatch import (
+    Engine,
+    EngineClosedError,
+    EngineConfig,
+    FinishReason,
+    PromptError,
+    Request,
+    SamplingError,
+    SamplingParams,
+)
 from llamabatch.gguf.resolve import resolve
 from llamabatch.llama.batch import Batch, count_passes
 from llamabatch.llama.context import Context
@@ -59,6 +69,30 @@ def test_prompts_that_do_not_fit_are_refused_before_anything_native(engine):
         with pytest.raises(PromptError, match=message):
             engine.add(Request("bad", prompt))
     assert not engine.has_work
+
+
+def test_a_sampler_state_lives_as_long_as_its_sequence(engine):
+    def in_flight():
+        engine.check_integrity()
+        return len(engine._runner.request_ids)
+
+    long = SamplingParams(max_tokens=30, seed=1, repetition_penalty=1.1, ignore_eos=True)
+    with pytest.raises(SamplingError, match="token id"):
+        engine.add(Request("bad", (500,), replace(long, allowed_token_ids=[2**20 - 1])))
+    assert in_flight() == 0
+    engine.add(Request("several", ids(engine, 9), replace(long, n=3)))
+    engine.add(Request("formed", ids(engine, 9), SamplingParams(structured_outputs={"regex": "[a-z]{5,40}"})))
+    for number in range(4):
+        engine.add(Request(f"r{number}", ids(engine, 9, seed=number), long))
+    assert in_flight() == 8
+    for _ in range(5):
+        engine.step()
+        in_flight()
+    for request_id in ("several", "r3", "unknown"):  # one runs with copies, one waits
+        engine.abort(request_id)
+        in_flight()
+    assert set(finish(engine)) == {"formed", "r0", "r1", "r2"}
+    assert in_flight() == 0
 
 
 def test_generation_ends_where_n_ctx_does(engine):

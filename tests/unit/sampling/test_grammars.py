@@ -21,7 +21,7 @@ from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.request.sequence import Sequence
 from llamabatch.request.structured_outputs import MAX_CHARS, Structure, structure
 from llamabatch.sampling import grammar_compiler as grammars_module
-from llamabatch.sampling import grammar_matcher as guide_module
+from llamabatch.sampling import grammar_matcher as matcher_module
 from llamabatch.sampling import grammar_sandbox
 from llamabatch.sampling.grammar_compiler import Grammars
 from llamabatch.sampling.grammar_matcher import GrammarMasks, GrammarMatcher
@@ -450,7 +450,7 @@ def test_what_many_texts_have_cost_is_no_error_of_the_next(monkeypatch):
 def test_what_takes_long_to_compile_is_not_compiled_again_within_a_step(monkeypatch):
     compiler = Grammars(Bytes())
     monkeypatch.setattr(grammar_sandbox, "MAX_LEXER_STATES", 20)
-    monkeypatch.setattr(guide_module, "_MOST_SECONDS", 0.0)
+    monkeypatch.setattr(matcher_module, "_MOST_SECONDS", 0.0)
     asked = {"regex": "[a-z]{1,100}"}
     matcher, rows = GrammarMatcher(compiled(compiler, **asked)), GrammarMasks(302, 1)
     for index in range(40):
@@ -462,7 +462,7 @@ def test_what_takes_long_to_compile_is_not_compiled_again_within_a_step(monkeypa
     compiler.close()
 
 
-def test_a_guide_follows_a_text_that_was_cut_back(compiler):
+def test_a_matcher_follows_a_text_that_was_cut_back(compiler):
     matcher = GrammarMatcher(compiled(compiler, regex="abc"))
     rows = GrammarMasks(302, 1)
     for tokens in ([1], [1, 97], [1, 97, 98], [1, 97], [1, 97, 98]):
