@@ -130,8 +130,11 @@ class Engine:
         """Takes a request in. Whatever it raises, the engine goes on without that request.
 
         Raises:
-            ConfigError, PromptError, AdapterError, SamplingError: as validation.validate; SamplingError also for words
-                that the vocabulary cannot write, and for a grammar that is known to be bad.
+            ConfigError: the model cannot generate, or gives no embeddings.
+            PromptError: the prompt is empty, longer than n_ctx, or holds ids outside the vocabulary.
+            AdapterError: an adapter is not loaded.
+            SamplingError: the parameters name token ids outside the vocabulary or words that it cannot write, ask for
+                too many logprobs or an impossible overflow="shift", or hold a grammar that is known to be bad.
             InputError: a request of that id is in flight.
         """
         self._check_open()
