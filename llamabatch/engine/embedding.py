@@ -68,7 +68,7 @@ class Embeddings:
         return [_finished(r, FinishReason.STOP, vector) for r, vector in zip(requests, vectors, strict=True)]
 
     def uses_adapter(self, name: str) -> bool:
-        """Whether a waiting request uses this adapter."""
+        """True if a waiting request uses this adapter."""
         return self._queue.uses(name)
 
     def forget_adapter(self, name: str) -> None:
@@ -110,7 +110,7 @@ class EmbedQueue:
         return found
 
     def uses(self, name: str) -> bool:
-        """Whether a waiting request uses this adapter."""
+        """True if a waiting request uses this adapter."""
         return any(name == used for request in self._waiting for used, _ in request.adapters)
 
     def take(self, generating: bool) -> list[Request]:

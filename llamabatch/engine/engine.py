@@ -112,7 +112,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is unfinished."""
+        """True if any request is unfinished."""
         return self._damage is not None or self._scheduler.has_work or bool(self._pending) or bool(self._embeddings)
 
     def wait_s(self) -> float | None:
@@ -340,7 +340,7 @@ class Engine:
         unload_adapter([self], name)
 
     def uses_adapter(self, name: str) -> bool:
-        """Whether a request in flight uses this adapter."""
+        """True if a request in flight uses this adapter."""
         pending = any(name == used for s in self._pending.sequences for used, _ in s.request.adapters)
         return pending or self._embeddings.uses_adapter(name) or self._scheduler.uses_adapter(name)
 

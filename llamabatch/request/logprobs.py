@@ -102,7 +102,7 @@ class LogprobRecord:
 
     @property
     def prompt_is_read(self) -> bool:
-        """Whether all rows inside the prompt have been read."""
+        """True if all rows inside the prompt have been read."""
         return self.next_row >= len(self._prompt) - 1
 
     def rows_of(self, start: int, end: int) -> int:

@@ -61,7 +61,7 @@ class Request:
         return self.params.background, self.params.priority
 
     def is_late(self, now: float) -> bool:
-        """Whether the deadline has passed at `now`, a time.perf_counter()."""
+        """True if the deadline has passed at `now`, a time.perf_counter()."""
         return self.params.deadline_s is not None and now > self.arrival_s + self.params.deadline_s
 
     @property

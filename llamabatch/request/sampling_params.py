@@ -267,17 +267,17 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
+        """True if the likeliest token is always taken."""
         return self.temperature == 0
 
     @property
     def penalised(self) -> bool:
-        """Whether the logit of a token depends on the tokens before it."""
+        """True if the logit of a token depends on the tokens before it."""
         return self.repetition_penalty not in (None, 1) or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @property
     def dry(self) -> bool:
-        """Whether repeated runs of tokens are penalised."""
+        """True if repeated runs of tokens are penalised."""
         return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
 
     @property

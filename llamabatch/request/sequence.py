@@ -134,7 +134,7 @@ class Sequence:
 
     @property
     def was_admitted(self) -> bool:
-        """Whether the sequence has ever had a slot."""
+        """True if the sequence has ever had a slot."""
         return self._admitted_s is not None
 
     def admit(self, slot: int) -> None:
@@ -190,7 +190,7 @@ class Sequence:
         return text
 
     def ends_at(self, token_id: int) -> bool:
-        """Whether this token, as output, would end the text."""
+        """True if this token, as output, would end the text."""
         if token_id in self._stop_ids:
             return True
         return self._vocabulary.is_eog(token_id) and not self.request.params.ignore_eos

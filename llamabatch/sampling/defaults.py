@@ -55,7 +55,7 @@ class FilledParams(SamplingParams):
 
     @property
     def uncommon(self) -> bool:
-        """Whether a sampler other than bias, penalties, masks, top_k, top_p, min_p and temperature is needed."""
+        """True if a sampler other than bias, penalties, masks, top_k, top_p, min_p and temperature is needed."""
         if self.dry or self.logits_processors:
             return True
         if self.greedy:

@@ -295,7 +295,7 @@ def _is_stale(future: Future[Compiled], age_s: float) -> bool:
 
 
 def _is_foreign(structure: Structure) -> bool:
-    """Whether the grammar may be hostile; lists of words and the schema of any object are harmless."""
+    """True if the grammar may be hostile; lists of words and the schema of any object are harmless."""
     return structure.kind != "choice" and structure != Structure("json", ANY_OBJECT)
 
 

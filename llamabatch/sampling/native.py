@@ -133,7 +133,7 @@ def _helper() -> _Helper:
 
 
 def available() -> bool:
-    """Whether the helper is used; the first call loads it."""
+    """True if the helper is used; the first call loads it."""
     return _helper().library is not None
 
 
@@ -241,7 +241,7 @@ def row_logprobs(
 
 
 def _can_read(logits: Floats) -> bool:
-    """Whether the helper can read these rows in place: float32, without gaps."""
+    """True if the helper can read these rows in place: float32, without gaps."""
     return logits.itemsize == 4 and logits.dtype.kind == "f" and logits.strides[1] == 4
 
 
