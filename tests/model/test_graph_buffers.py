@@ -9,7 +9,7 @@ import pytest
 
 from llamabatch.gguf.header import read_header
 from llamabatch.gguf.resolve import resolve
-from llamabatch.llama import library
+from llamabatch.llama import library, log
 from llamabatch.planning.compute_buffers import graph_bytes
 from llamabatch.planning.memory import weights
 from llamabatch.planning.model_facts import ModelFacts
@@ -26,7 +26,7 @@ GRID = [(1024, 1, 512, True, 1), (1024, 8, 512, True, 64), (2048, 8, 512, False,
 def told():
     """Lines of llama.cpp's log."""
     lines = []
-    handler, logger = logging.Handler(), library.llama_logger
+    handler, logger = logging.Handler(), log.llama_logger
     handler.emit = lambda record: lines.append(record.getMessage())
     level = logger.level
     library.load()
