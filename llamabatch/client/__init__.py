@@ -1,3 +1,3 @@
-"""How others reach an engine: a thread, a router, a child process, a supervisor, and `connect()` on top of them.
+"""The ways to an engine: a thread, a child process under a supervisor, a router over several, and `connect()` on top.
 Imports `engine` and what stands below it.
 """

@@ -1,7 +1,8 @@
-"""What LLM and its kin talk to: an engine behind a thread, in a child process, or several behind a router.
+"""The interface of an engine to its callers, and how outputs reach their sinks.
 
-All three take requests by queue and give results through a sink, a function that is called with a list of
-SequenceOutputs after each step that brought some, from a thread of the client's own.
+Three kinds of client have it: an engine behind a thread, an engine in a child process, and several engines behind a
+router. All take requests by queue and emit outputs through sinks, after each step that brought some, on a thread of the
+client's own.
 """
 
 from __future__ import annotations
@@ -21,36 +22,9 @@ from llamabatch.planning.capacity import Plan
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
 from llamabatch.request.request import Request
 
-# ----------------------------------------------------------------------------------------------------
-# How a child process is, as its parent sees it.
-
-
-@dataclass(frozen=True)
-class Heartbeat:
-    """One child process.
-
-    Attributes:
-        pid: of the present process; None while there is none.
-        up: it takes requests; False while one that died is being replaced.
-        silent_s: seconds since it last gave a sign of life; it gives one a second at least. None before the first.
-        last_token_s: seconds since its engine last brought a token; None before the first.
-        restarts: processes that took the place of one that died.
-    """
-
-    pid: int | None
-    up: bool
-    silent_s: float | None
-    last_token_s: float | None
-    restarts: int
-
-
-EngineMethod = Literal["save_prefix", "load_prefix", "unload_prefix", "load_adapter", "unload_adapter"]
-
 logger = logging.getLogger(__name__)
 
-_CLOSED = "the engine is closed"
-_UNTIDY = "the engine could not be ended in good order"
-_TRIES = 2  # to answer what is left when an engine ends
+EngineMethod = Literal["save_prefix", "load_prefix", "unload_prefix", "load_adapter", "unload_adapter"]
 
 
 class EngineClient(Protocol):
@@ -65,41 +39,29 @@ class EngineClient(Protocol):
     model: Model
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
-        """Takes requests in. Each ends in exactly one output with `finished` set, be it an error.
+        """Queues requests. Each ends in exactly one output with `finished` set, be it an error.
 
         Args:
             sink: must not raise. One that does gets the same outputs again, each alone, and the request whose output
-                makes it raise alone ends with that error, of which the sink is told once.
-            stream: tell the sink of every token; otherwise of finished requests only.
+                makes it raise alone ends with that error, which the sink gets once.
+            stream: emit every token; otherwise finished requests only.
 
         Raises:
             EngineClosedError: the client was closed, or its engine died.
-            QueueFull: more than max_queue would wait; nothing was taken in.
+            QueueFull: more than max_queue would wait; no request was queued.
         """
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Ends these requests; their outputs come through their sinks. Unknown and finished ids are ignored."""
 
     def stats(self) -> EngineStats:
-        """Counts since the start, as they are now: no step is waited for, and sinks may ask, too.
+        """Counts since the start, as they are now: no step is waited for, and sinks may call it, too.
 
-        Of an engine in a child process a sink gets what was last asked for elsewhere.
+        In a sink, the figures of an engine in a child process are the last that came.
 
         Raises:
             EngineClosedError: the client was closed, or its engine died.
         """
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the children that have engines; none where they are in this process."""
-
-    @property
-    def heartbeats(self) -> list[Heartbeat]:
-        """How each child is that has an engine; none where they are in this process."""
-
-    @property
-    def adapters(self) -> list[str]:
-        """Names of the loaded adapters."""
 
     def call(self, method: EngineMethod, *arguments: Any) -> Any:
         """Calls a method of Engine between two steps and returns its answer; paths among the arguments are absolute.
@@ -110,6 +72,18 @@ class EngineClient(Protocol):
             As the method of Engine; EngineClosedError: the client was closed, or its engine died.
         """
 
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the children that have engines; empty if the engines are in this process."""
+
+    @property
+    def heartbeats(self) -> list[Heartbeat]:
+        """One for each child that has an engine; empty if the engines are in this process."""
+
+    @property
+    def adapters(self) -> list[str]:
+        """Names of the loaded adapters."""
+
     def close(self) -> None:
         """Ends all requests with finish_reason "abort" (in a child: "error") and frees everything. May be called twice.
 
@@ -117,35 +91,36 @@ class EngineClient(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class Heartbeat:
+    """State of one child process.
+
+    Attributes:
+        pid: of the present process; None while there is none.
+        up: it takes requests; False while one that died is being replaced.
+        silent_s: seconds since its last sign of life, of which it sends one a second at least. None before the first.
+        last_token_s: seconds since its engine last brought a token; None before the first.
+        restarts: processes that took the place of one that died.
+    """
+
+    pid: int | None
+    up: bool
+    silent_s: float | None
+    last_token_s: float | None
+    restarts: int
+
+
 def failure(request: Request, error: str) -> SequenceOutput:
-    """The event that ends a request which never ran."""
+    """The output that ends a request which never ran."""
     return SequenceOutput(request.request_id, (), "", RequestOutput.failed(request, error))
 
 
-@contextlib.contextmanager
-def said_only(what: str) -> Iterator[None]:
-    """Logs an exception and keeps it from what comes after, because requests are still to be answered there."""
-    try:
-        yield
-    except Exception:
-        with contextlib.suppress(Exception):
-            logger.exception(what)
-
-
-class _Depth(threading.local):
-    now = 0
-
-
-_depth = _Depth()  # of the sinks that this thread is in
-
-
-def tell(sink: Sink, outputs: list[SequenceOutput]) -> dict[str, str]:
-    """Hands outputs to a sink.
-
-    One that raises gets each output once more, alone, so that the outputs of a call do not suffer from one of them.
+def emit(sink: Sink, outputs: list[SequenceOutput]) -> dict[str, str]:
+    """Calls a sink with outputs. One that raises gets each output once more, alone, so that one output does not hold up
+    the others.
 
     Returns:
-        Of each request whose output alone makes the sink raise: its id, and the error that it ends with.
+        The errors of the requests whose output alone makes the sink raise, by request id.
     """
     if not outputs or (error := _call(sink, outputs)) is None:
         return {}
@@ -158,27 +133,44 @@ def tell(sink: Sink, outputs: list[SequenceOutput]) -> dict[str, str]:
     return failed
 
 
-def tell_end(sink: Sink, output: SequenceOutput) -> None:
-    """Hands a sink the error or abort that ends a request, and once more if the sink raises."""
+def emit_last(sink: Sink, output: SequenceOutput) -> None:
+    """Calls a sink with the error or abort that ends a request, and once more if the sink raises."""
     if _call(sink, [output]) is not None:
         _call(sink, [output])
 
 
+def in_a_sink() -> bool:
+    """This thread is calling a sink, and must not wait for an answer that such a thread brings."""
+    return _depth.now > 0
+
+
+@contextlib.contextmanager
+def errors_logged(message: str) -> Iterator[None]:
+    """Logs an exception instead of raising it, as requests are still to be answered after it."""
+    try:
+        yield
+    except Exception:
+        with contextlib.suppress(Exception):
+            logger.exception(message)
+
+
+class _Depth(threading.local):
+    now = 0
+
+
+_depth = _Depth()  # of sinks that this thread is in
+
+
 def _call(sink: Sink, outputs: list[SequenceOutput]) -> str | None:
-    """None, or the error of a sink that raised, which must not take the engine and other requests down."""
+    """None, or the error of a sink that raised, which must not end the engine and other requests."""
     _depth.now += 1
     try:
         sink(outputs)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-            raise  # Ctrl-C, in a call whose own requests these are
+            raise  # Ctrl-C, in the call that submitted these requests
         logger.exception("a result could not be delivered")
         return f"the result could not be delivered: {describe(error)}"
     finally:
         _depth.now -= 1
     return None
-
-
-def in_a_sink() -> bool:
-    """Is this thread telling somebody of results? Then it must not wait for an answer that such a thread brings."""
-    return _depth.now > 0

@@ -1,4 +1,4 @@
-"""The client that a config asks for: connect() stands on top of the room."""
+"""The client that a config asks for: connect() in the program of the user, connect_here() in a child process."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from llamabatch.utils.lifetime import reap_collected
 if TYPE_CHECKING:
     from llamabatch.client.middleware import CountingClient
 
-# --- which kind -------------------------------------------------------------------------------------------------
-
 
 def connect(config: EngineConfig) -> CountingClient:
-    """The client that a config asks for."""
+    """Starts the engines of a config, in this process or in children, and returns the client of all of them."""
     from llamabatch.client.middleware import BoundedClient, CountingClient
 
     client = _connect(config)
@@ -32,17 +30,15 @@ def _connect(config: EngineConfig) -> EngineClient:
     config = replace(config, model=local(config.model), draft_model=draft)
     if config.strategy != "multi-instance" and not config.isolate:
         return connect_here(config)
-    from llamabatch.client.process_client import (  # they start programs; most users need neither
-        ChildClient,
-        RouterClient,
-    )
+    # late: these start programs, and most users need neither
+    from llamabatch.client.process_client import ChildClient, RouterClient
 
     return RouterClient(config) if config.strategy == "multi-instance" else ChildClient(config)
 
 
-def connect_here(config: EngineConfig, watch: EngineHooks | None = None) -> EngineClient:
-    """One engine in this process, or as many as the plan says, which share the weights."""
-    from llamabatch.client.multi_engine_client import ThreadsClient
+def connect_here(config: EngineConfig, hooks: EngineHooks | None = None) -> EngineClient:
+    """One engine in this process, or as many as its plan says, which share the weights."""
+    from llamabatch.client.multi_engine_client import MultiEngineClient
 
-    first = ThreadClient(config, alone=False, watch=watch)
-    return first if first.plan.config.instances == 1 else ThreadsClient(first, watch)
+    first = ThreadClient(config, alone=False, hooks=hooks)
+    return first if first.plan.config.instances == 1 else MultiEngineClient(first, hooks)

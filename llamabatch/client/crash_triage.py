@@ -13,11 +13,11 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from llamabatch.client.base import failure, tell, tell_end
+from llamabatch.client.base import emit, emit_last, failure
 from llamabatch.client.spawn import Child
 from llamabatch.client.wire import check_crosses, unpack_output
 from llamabatch.engine.hooks import Failover, Sink
@@ -291,7 +291,7 @@ class CrashTriage:
                 if tracked is not None and tracked.admitted_s is None:
                     tracked.admit(now)
 
-    def deliver(self, packed: list[list[Any]]) -> bool:
+    def deliver(self, packed: Sequence[Any]) -> bool:
         """Emits outputs of the child; True if one of them ended a request well."""
         outputs: list[tuple[TrackedRequest, SequenceOutput]] = []
         ended_well = False
@@ -312,7 +312,7 @@ class CrashTriage:
             self._emit(outputs)
         return ended_well
 
-    def _unpacked(self, item: list[Any], tracked: TrackedRequest) -> SequenceOutput | None:
+    def _unpacked(self, item: Any, tracked: TrackedRequest) -> SequenceOutput | None:
         try:
             return tracked.new_part(unpack_output(item, tracked.request))
         except Exception as error:
@@ -473,11 +473,11 @@ class CrashTriage:
             by_sink.setdefault(id(tracked.sink), (tracked.sink, []))[1].append(output)
         failed: dict[str, str] = {}
         for sink, of_sink in by_sink.values():
-            failed |= tell(sink, of_sink)
+            failed |= emit(sink, of_sink)
         for tracked, output in outputs:
             error = failed.pop(tracked.request_id, None)
             if error is not None:
-                tell_end(tracked.sink, failure(tracked.request, error))
+                emit_last(tracked.sink, failure(tracked.request, error))
                 with self._lock:
                     self._unwanted.append(tracked.request_id)
             if error is not None or output.finished is not None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from llamabatch.client.base import EngineClient, EngineMethod, Heartbeat, said_only
+from llamabatch.client.base import EngineClient, EngineMethod, Heartbeat, errors_logged
 from llamabatch.config import ResolvedConfig
 from llamabatch.engine.hooks import Sink
 from llamabatch.engine.stats import EngineStats, RequestCounts
@@ -20,12 +20,9 @@ from llamabatch.request.request import Request
 from llamabatch.scheduler.policies import policy
 from llamabatch.utils.lifetime import ForkGuard
 
-# ----------------------------------------------------------------------------------------------------
-# A client that stands in front of another one, be it a thread, a child or a router, and passes everything on.
-
 
 class PassingClient:
-    """An EngineClient; those made of it change a part."""
+    """An EngineClient that passes every call to the one behind it; subclasses change a part."""
 
     def __init__(self, client: EngineClient) -> None:
         self.plan = client.plan
@@ -60,22 +57,18 @@ class PassingClient:
         self.behind.close()
 
 
-# ----------------------------------------------------------------------------------------------------
-# max_queue: a client that takes in no more than its engines can run, and so many that wait.
-
-
 class BoundedClient(PassingClient):
-    """Refuses what goes beyond.
+    """Refuses requests that would make the queue longer than max_queue.
 
     Args:
-        max_queue: continuations that may wait for a slot.
+        max_queue: continuations that may wait for a slot, beyond those that run.
     """
 
     def __init__(self, client: EngineClient, max_queue: int) -> None:
         super().__init__(client)
         self._max_queue = max_queue
         self._n_slots = slots_of(client.plan.config)
-        self._sizes: dict[str, int] = {}  # of what is in flight: continuations
+        self._sizes: dict[str, int] = {}  # continuations of each request in flight
         self._n_in_flight = 0
         self._n_rejected = 0
         self._lock = threading.Lock()
@@ -95,13 +88,13 @@ class BoundedClient(PassingClient):
                 self._sizes[request.request_id] = request.params.n_copies
                 self._n_in_flight += request.params.n_copies
 
-        def tell(outputs: list[SequenceOutput]) -> None:
-            with said_only("the length of the queue is wrong from here on"):
+        def counted(outputs: list[SequenceOutput]) -> None:
+            with errors_logged("the length of the queue is wrong from here on"):
                 self._forget(output.request_id for output in outputs if output.finished is not None)
             sink(outputs)
 
         try:
-            self.behind.submit(requests, tell, stream=stream)
+            self.behind.submit(requests, counted, stream=stream)
         except BaseException:
             self._forget(request.request_id for request in fresh)
             raise
@@ -116,7 +109,7 @@ class BoundedClient(PassingClient):
 
 
 def slots_of(config: ResolvedConfig) -> int:
-    """How many can run at once, in all engines together."""
+    """Continuations that can run at once, in all engines together."""
     is_multi = config.strategy == "multi-instance"
     if policy(config.instance_strategy if is_multi else config.strategy).one_slot:
         return config.instances
@@ -124,54 +117,56 @@ def slots_of(config: ResolvedConfig) -> int:
 
 
 class CountingClient(PassingClient):
-    """Counts what is submitted, and each request once when it ends, before its caller knows of it."""
+    """Counts requests when they are submitted, and once when they end, before their caller has the output. The counts
+    outlive engines and child processes.
+    """
 
     def __init__(self, client: EngineClient) -> None:
         super().__init__(client)
         self._counts = RequestCounts()
         self._at_close: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._lock = threading.Lock()
-        self._home = ForkGuard()
+        self._fork_guard = ForkGuard()
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
-        self._home.check()
-        left = len(requests)  # of this call
+        self._fork_guard.check()
+        left = len(requests)  # of this call, not ended
         with self._lock:
             self._counts.submitted += left
 
-        def tell(outputs: list[SequenceOutput]) -> None:
+        def counted(outputs: list[SequenceOutput]) -> None:
             nonlocal left
             ended = [output for output in outputs if output.finished is not None]
             if ended:
-                with said_only("the counts of requests are off from here on"), self._lock:
+                with errors_logged("the counts of requests are off from here on"), self._lock:
                     if left:
                         self._counts.note(ended)
                         left -= len(ended)
             sink(outputs)
 
         try:
-            self.behind.submit(requests, tell, stream=stream)
-        except BaseException:  # nothing was taken in; interrupted, some may have ended already
+            self.behind.submit(requests, counted, stream=stream)
+        except BaseException:  # nothing was queued; interrupted, some may have ended already
             with self._lock:
                 self._counts.submitted -= left
                 left = 0
             raise
 
     def note_refused(self, outputs: list[SequenceOutput]) -> None:
-        """Prompts of a call that were wrong, and ended before they were requests: submitted, and ended by an error."""
+        """Counts prompts that were refused before they were requests: as submitted, and ended by an error."""
         with self._lock:
             self._counts.submitted += len(outputs)
             self._counts.note(outputs)
 
     def stats(self) -> EngineStats:
         """As EngineClient.stats; may be called from a sink."""
-        self._home.check()
+        self._fork_guard.check()
         with self._lock:
-            counts = self._counts.figures()  # first, so that nothing that has ended still runs by what an engine says
+            counts = self._counts.figures()  # before the engine's, in which a request that has ended must not still run
         return replace(self.behind.stats(), **counts)
 
     def at_close(self, action: Callable[[], None]) -> None:
-        """Has this method of an object called before the engines are closed, once; the object is not kept alive."""
+        """Registers a method to call once before the engines are closed. Its object is not kept alive."""
         self._at_close = [other for other in self._at_close if other() is not None]
         self._at_close.append(weakref.WeakMethod(action))
 

@@ -9,28 +9,31 @@ from typing import Any
 
 from llamabatch.client.base import EngineMethod
 from llamabatch.client.router import Router
-from llamabatch.client.thread_client import InThisProcess, ThreadClient
+from llamabatch.client.thread_client import LocalClient, ThreadClient
 from llamabatch.engine.engine import Engine, unload_adapter
 from llamabatch.engine.hooks import EngineHooks
 from llamabatch.errors import EngineClosedError
 
 
-class ThreadsClient(InThisProcess, Router):
+class MultiEngineClient(LocalClient, Router):
     """As many engines as the plan of the first says. In a small model the threads of one engine mostly wait for each
     other; engines of one thread each do not.
+
+    Args:
+        first: an engine that has loaded the weights.
 
     Raises:
         EngineError: there is no memory for another context.
     """
 
-    def __init__(self, first: ThreadClient, watch: EngineHooks | None = None) -> None:
+    def __init__(self, first: ThreadClient, hooks: EngineHooks | None = None) -> None:
         self.plan = first.plan
         self.model = first.model
         self._clients = [first]
-        self._holding = threading.Lock()
+        self._pausing = threading.Lock()
         try:
             for _ in range(self.plan.config.instances - 1):
-                self._clients.append(ThreadClient(self.plan.config.asked(), model=self.model, alone=False, watch=watch))
+                self._clients.append(ThreadClient(self.plan.config.asked(), model=self.model, alone=False, hooks=hooks))
         except BaseException:
             self.close()
             raise
@@ -38,13 +41,13 @@ class ThreadsClient(InThisProcess, Router):
 
     def call(self, method: EngineMethod, *arguments: Any) -> Any:
         if method == "load_adapter":
-            return self._hold(lambda engines: engines[0].load_adapter(*arguments))
+            return self._while_paused(lambda engines: engines[0].load_adapter(*arguments))
         if method == "unload_adapter":
-            return self._hold(lambda engines: unload_adapter(engines, *arguments))
+            return self._while_paused(lambda engines: unload_adapter(engines, *arguments))
         return super().call(method, *arguments)
 
-    def _hold(self, action: Callable[[list[Engine]], None]) -> None:
-        """Has one engine's thread do something with the weights that all share, while the others stand still.
+    def _while_paused(self, action: Callable[[list[Engine]], None]) -> None:
+        """Runs an action on one engine's thread, on the weights that all share, while the other threads are paused.
 
         Raises:
             EngineClosedError: one of the engines is gone.
@@ -60,21 +63,21 @@ class ThreadsClient(InThisProcess, Router):
             finally:
                 barrier.wait()
 
-        def stand_still(engine: Engine) -> None:
+        def pause(engine: Engine) -> None:
             engines.append(engine)
             barrier.wait()
             barrier.wait()
 
-        def give_up(done: Future[Any]) -> None:
-            if isinstance(done.exception(), EngineClosedError):  # it never came to the barrier
+        def on_answer(done: Future[Any]) -> None:
+            if isinstance(done.exception(), EngineClosedError):  # it will never come to the barrier
                 barrier.abort()
 
-        with self._holding:  # two that hold the engines in different orders would wait for each other
+        with self._pausing:  # two calls that pause the engines in different orders would wait for each other
             answers: list[Future[Any]] = []
             try:
                 for client in self._clients:
-                    answers.append(client.ask(stand_still if answers else act))
-                    answers[-1].add_done_callback(give_up)
+                    answers.append(client.ask(pause if answers else act))
+                    answers[-1].add_done_callback(on_answer)
             except EngineClosedError:
                 barrier.abort()
                 raise

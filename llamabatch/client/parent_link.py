@@ -1,4 +1,4 @@
-"""The parent, seen from a child program: its messages, and an end of this process when the parent ends."""
+"""The link of a child program to its parent: messages, and the end of this process when the parent ends."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from llamabatch.utils.lifetime import end_with_parent
 
 
 class ParentLink:
-    """Reads in a thread of its own, so that the end of the parent is seen at once, also in the middle of a load or of a
-    step: then this process ends without any care for what it was doing.
+    """The child's end of the wire, read on a thread of its own, so that the end of the parent is seen at once, also
+    during a load or a step: this process then ends without any care for its work.
 
-    What comes in is kept until `receive` asks for it: a parent that sends is never held up, and never holds up what is
-    sent to it.
+    Messages wait here until `receive`, so that a parent is never held up by a child that it sends to.
     """
 
     def __init__(self, fd: int) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what an interrupt means is the parent's to decide
-        end_with_parent()  # where this process is stopped, or never comes to read
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent alone decides on an interrupt
+        end_with_parent()  # for a process that is stopped, or never comes to read
         self._wire = Wire(socket.socket(fileno=fd))
         self._messages: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="llamabatch-parent", daemon=True).start()

@@ -1,4 +1,4 @@
-"""When a child that died is replaced, and when one that still runs counts as dead. Pure Python."""
+"""The rules for replacing a child that died, and for one that still runs to count as dead. Pure Python."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """How often a child is replaced.
+    """Limits and waits for replacing a child.
 
     Attributes:
-        most: deaths in a row, without a request that came to a good end between them, after which there is no other
-            child. 0: the first death is the last.
+        most: deaths in a row, without a request that ended well between them, after which no other child starts. 0:
+            the first death is the last.
         first_s: delay before the second restart in a row, seconds. The first restart is immediate; each later delay is
             twice the one before.
         longest_s: the longest of these delays, seconds.
         retry_s: after the last of them, a call may start one more child, but only so many seconds later. Each further
             death without a result doubles this delay, up to longest_s. Unused if `most` is 0.
-        hang_s: a child that gives no sign of life for so long is killed and replaced.
+        hang_s: seconds without a sign of life after which a child is killed and replaced.
         start_s: the same, before its first sign of life: programs and libraries come from slow disks, too.
     """
 
@@ -34,11 +34,11 @@ NO_RESTART = RestartPolicy(most=0)
 
 
 class Restarts:
-    """Counts deaths.
+    """The count of deaths of one supervisor's children.
 
     Attributes:
         total: children that were replaced.
-        in_a_row: deaths since a request last came to a good end.
+        in_a_row: deaths since a request last ended well.
     """
 
     def __init__(self, policy: RestartPolicy) -> None:
@@ -48,16 +48,16 @@ class Restarts:
         self._retry_at: float | None = None
 
     def worked(self) -> None:
-        """A request has come to a good end."""
+        """A request has ended well."""
         self.in_a_row = 0
 
     def given_up(self, now: float) -> None:
-        """There is no child until a call asks for one."""
+        """The last child is gone, and none starts until a call asks for one."""
         wait_s = self._policy.retry_s * 2.0 ** min(self.in_a_row - self._policy.most - 1, 32)
         self._retry_at = now + min(wait_s, self._policy.longest_s) if self._policy.most else None
 
     def retry_in(self, now: float) -> float | None:
-        """Seconds until a call may have another child tried; None: never."""
+        """Seconds until a call may start another child; None: never."""
         return None if self._retry_at is None else max(0.0, self._retry_at - now)
 
     def retried(self) -> None:
@@ -65,7 +65,7 @@ class Restarts:
         self.total += 1
 
     def after_death(self) -> float | None:
-        """How long to wait before the next child starts, seconds; None: there is none."""
+        """Seconds to wait before the next child starts; None: none does."""
         self.in_a_row += 1
         if self.in_a_row > self._policy.most:
             return None
@@ -75,18 +75,16 @@ class Restarts:
         wait_s: float = self._policy.first_s * 2 ** (self.in_a_row - 2)
         return min(wait_s, self._policy.longest_s)
 
-    def too_often(self, how: str) -> str:
-        """What everybody is told who still waits; `how` the last child ended."""
+    def too_often(self, exit_reason: str) -> str:
+        """The error of all requests that still wait, with the exit reason of the last child."""
         if self._policy.most == 0:
-            return f"the engine process ended: {how}"
-        return f"the engine process ended {self.in_a_row} times in a row without a result, at last with {how}"
+            return f"the engine process ended: {exit_reason}"
+        return f"the engine process ended {self.in_a_row} times in a row without a result, at last with {exit_reason}"
 
 
 class Silence:
-    """How long a child has given no sign of life, by a clock that stands still where this process does.
-
-    Each look counts for a second and a half at most, so that a machine that was asleep does not look like a child that
-    hangs.
+    """Seconds without a sign of life of a child, by a clock that stands still while this process does: each look counts
+    for a second and a half at most, so that a machine that was asleep does not look like a child that hangs.
     """
 
     def __init__(self) -> None:
@@ -94,15 +92,15 @@ class Silence:
         self._seen = -1
         self._last_s: float | None = None
 
-    def look(self, heard: int, is_busy: bool, now: float) -> float:
+    def look(self, n_received: int, reader_is_busy: bool, now: float) -> float:
         """The silence so far, seconds.
 
         Args:
-            heard: messages that came in all.
-            is_busy: this process has not come to read; then what is silent is not the child.
+            n_received: messages that came in all.
+            reader_is_busy: this process has not come to read, so that the child may not be silent at all.
         """
         passed = 0.0 if self._last_s is None else min(max(0.0, now - self._last_s), 1.5)
         self._last_s = now
-        self.seconds = 0.0 if heard != self._seen or is_busy else self.seconds + passed
-        self._seen = heard
+        self.seconds = 0.0 if n_received != self._seen or reader_is_busy else self.seconds + passed
+        self._seen = n_received
         return self.seconds

@@ -1,4 +1,4 @@
-"""Sends requests to the least loaded of several engines, or to the one that holds their beginning."""
+"""A router over several engines: a request goes to the least loaded, or to the one that has computed its beginning."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from llamabatch.client.base import EngineMethod, failure, said_only, tell_end
+from llamabatch.client.base import EngineMethod, emit_last, errors_logged, failure
 from llamabatch.engine.hooks import Sink
 from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import EngineClosedError, LlamaBatchError, describe
@@ -17,58 +17,23 @@ from llamabatch.request.request import Request
 from llamabatch.scheduler.common_prefix import MIN_SHARED
 from llamabatch.utils.lifetime import ForkGuard
 
-# ----------------------------------------------------------------------------------------------------
-# Which of several engines may still hold the beginning of a prompt. Pure Python.
-
-
 MAX_KNOWN = 8192  # beginnings; the oldest is forgotten first
 _LENGTHS = tuple(itertools.takewhile(lambda n: n < 2**24, (round(MIN_SHARED * 1.25**i) for i in range(100))))
 
 
-class Affinity:
-    """Remembers where prompts went."""
-
-    def __init__(self) -> None:
-        self._members: dict[int, int] = {}
-
-    def add(self, token_ids: Sequence[int], member: int) -> None:
-        """This text has been computed there."""
-        for key, _ in _keys(token_ids):
-            self._members.pop(key, None)  # so that it stands at the end, as the youngest
-            self._members[key] = member
-        while len(self._members) > MAX_KNOWN:
-            del self._members[next(iter(self._members))]
-
-    def find(self, token_ids: Sequence[int]) -> tuple[int, int] | None:
-        """Who has computed the longest beginning known, and its length in tokens, at least."""
-        found = None
-        for key, length in _keys(token_ids):
-            member = self._members.get(key)
-            if member is None:
-                break
-            found = member, length
-        return found
-
-
-def _keys(token_ids: Sequence[int]) -> list[tuple[int, int]]:
-    """(hash, length) of the beginnings that are remembered, shortest first."""
-    lengths = itertools.takewhile(lambda n: n <= len(token_ids), _LENGTHS)
-    return [(hash(tuple(token_ids[:n])), n) for n in lengths]
-
-
 class Member(Protocol):
-    """An engine somewhere; the methods are those of EngineClient."""
+    """One engine of a router; methods without a docstring are those of EngineClient."""
 
     @property
     def alive(self) -> bool:
-        """Does it take requests?"""
+        """It accepts requests."""
 
     @property
     def up(self) -> bool:
-        """Does it compute them, or does it wait for an engine to take the place of one that died?"""
+        """It computes requests; False while an engine that died is being replaced."""
 
     def revive(self) -> None:
-        """Tries for a new engine where it has none and has given up, if it is time for that; returns at once."""
+        """Starts another engine where it has given up, if it is time for one; returns at once."""
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None: ...
 
@@ -80,7 +45,7 @@ class Member(Protocol):
 
 
 class Router:
-    """What an EngineClient does, over several engines. Safe to call from any thread.
+    """Several engines with the methods of one EngineClient. Safe to call from any thread.
 
     Args:
         keeps_prefixes: the engines keep the cells of finished requests: the next turn of a chat goes where the last one
@@ -90,18 +55,18 @@ class Router:
     def __init__(self, members: Sequence[Member], keeps_prefixes: bool = False) -> None:
         self._members = list(members)
         self._loads = [0] * len(self._members)  # tokens expected of what is in flight
-        self._told = [EngineStats()] * len(self._members)  # the figures of those that are gone stay
-        self._owners: dict[str, tuple[int, int]] = {}  # who has a request, and how much it adds to its load
-        self._moving: set[str] = set()  # from one that is gone to another
-        self._taken_back: set[str] = set()  # while they moved
+        self._last_stats = [EngineStats()] * len(self._members)  # the figures of those that are gone stay
+        self._owners: dict[str, tuple[int, int]] = {}  # of each request: the number of its member, its part of the load
+        self._moving: set[str] = set()  # from a member that is gone to another
+        self._aborted_on_move: set[str] = set()
         self._lock = threading.Lock()
-        self._home = ForkGuard()
+        self._fork_guard = ForkGuard()
         self._affinity = Affinity() if keeps_prefixes and len(self._members) > 1 else None
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
-        self._home.check()
+        self._fork_guard.check()
         shares: dict[int, list[Request]] = {}
-        homes: dict[tuple[int, ...], int] = {}  # a prompt whose continuations are scored -> who computes it
+        scored: dict[tuple[int, ...], int] = {}  # by prompt: the member that scores all its continuations
         for member in self._members:
             if not member.up:
                 member.revive()
@@ -113,13 +78,13 @@ class Router:
                     number = self._choose(request, best)
                 else:
                     prompt = request.prompt_token_ids[: request.score_from]
-                    number = homes[prompt] = homes[prompt] if prompt in homes else self._choose(request, best)
+                    number = scored[prompt] = scored[prompt] if prompt in scored else self._choose(request, best)
                 self._loads[number] += request.expected_tokens
                 self._owners[request.request_id] = (number, request.expected_tokens)
                 shares.setdefault(number, []).append(request)
 
-        def tell(outputs: list[SequenceOutput]) -> None:
-            with said_only("the load of an engine is wrong from here on"):
+        def counted(outputs: list[SequenceOutput]) -> None:
+            with errors_logged("the load of an engine is wrong from here on"):
                 self._account(outputs)
             sink(outputs)
 
@@ -127,14 +92,14 @@ class Router:
         try:
             for number, share in shares.items():
                 try:
-                    self._members[number].submit(share, tell, stream=stream)
+                    self._members[number].submit(share, counted, stream=stream)
                 except EngineClosedError as error:  # it died a moment ago
                     self.take_over(share, sink, stream, str(error))
                 except Exception as error:  # the other shares go on
                     for request in share:
-                        tell_end(tell, failure(request, describe(error)))
+                        emit_last(counted, failure(request, describe(error)))
                 sent.update(request.request_id for request in share)
-        except BaseException:  # interrupted: its caller waits for none of them
+        except BaseException:  # interrupted: the caller waits for none of them
             self.abort(sent)
             self._account([failure(r, "interrupted") for r in requests if r.request_id not in sent])
             raise
@@ -151,21 +116,21 @@ class Router:
             self.submit(requests, sink, stream=stream)
         except LlamaBatchError:  # there is no other
             for request in requests:
-                tell_end(sink, failure(request, reason))
+                emit_last(sink, failure(request, reason))
         with self._lock:
             self._moving -= ids
-            taken_back = self._taken_back & ids
-            self._taken_back -= ids
-        self.abort(taken_back)
+            aborted = self._aborted_on_move & ids
+            self._aborted_on_move -= ids
+        self.abort(aborted)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        if not self._home.is_here:
+        if not self._fork_guard.is_here:
             return
         by_member: dict[int, list[str]] = {}
         with self._lock:
             for request_id in request_ids:
                 if request_id in self._moving:  # the next one may not have it yet
-                    self._taken_back.add(request_id)
+                    self._aborted_on_move.add(request_id)
                 elif request_id in self._owners:
                     by_member.setdefault(self._owners[request_id][0], []).append(request_id)
         for number, ids in by_member.items():
@@ -174,10 +139,9 @@ class Router:
     def stats(self) -> EngineStats:
         for number in self._alive():
             with contextlib.suppress(EngineClosedError):  # it has given up, and takes a call to try again
-                self._told[number] = self._members[number].stats()
-        dead = (told.of_the_past() for told, member in zip(self._told, self._members, strict=True) if not member.alive)
-        alive = (told for told, member in zip(self._told, self._members, strict=True) if member.alive)
-        return sum((*dead, *alive), EngineStats())
+                self._last_stats[number] = self._members[number].stats()
+        figures = zip(self._members, self._last_stats, strict=True)
+        return sum((stats if member.alive else stats.of_the_past() for member, stats in figures), EngineStats())
 
     def call(self, method: EngineMethod, *arguments: Any) -> Any:
         answers = (self._members[number].call(method, *arguments) for number in self._alive())
@@ -196,9 +160,9 @@ class Router:
         found = self._affinity.find(request.prompt_token_ids) if self._affinity is not None else None
         if found is None or found[0] not in alive:
             return number
-        home, saved = found
-        more = self._loads[home] - self._loads[number]
-        return home if more <= saved + request.expected_tokens else number
+        last, saved = found
+        more = self._loads[last] - self._loads[number]
+        return last if more <= saved + request.expected_tokens else number
 
     def _account(self, outputs: list[SequenceOutput]) -> None:
         with self._lock:
@@ -209,3 +173,34 @@ class Router:
                     if self._affinity is not None and output.finished.error is None:
                         text = (*output.finished.prompt_token_ids, *output.finished.token_ids)
                         self._affinity.add(text, number)
+
+
+class Affinity:
+    """The members that have computed the beginnings of prompts, which they may still hold. Pure Python."""
+
+    def __init__(self) -> None:
+        self._members: dict[int, int] = {}
+
+    def add(self, token_ids: Sequence[int], member: int) -> None:
+        """Remembers that this member has computed these tokens."""
+        for key, _ in _keys(token_ids):
+            self._members.pop(key, None)  # so that it stands at the end, as the youngest
+            self._members[key] = member
+        while len(self._members) > MAX_KNOWN:
+            del self._members[next(iter(self._members))]
+
+    def find(self, token_ids: Sequence[int]) -> tuple[int, int] | None:
+        """The member that has computed the longest known beginning, and a lower bound of its length in tokens."""
+        found = None
+        for key, length in _keys(token_ids):
+            member = self._members.get(key)
+            if member is None:
+                break
+            found = member, length
+        return found
+
+
+def _keys(token_ids: Sequence[int]) -> list[tuple[int, int]]:
+    """(hash, length) of the beginnings to remember, shortest first."""
+    lengths = itertools.takewhile(lambda n: n <= len(token_ids), _LENGTHS)
+    return [(hash(tuple(token_ids[:n])), n) for n in lengths]

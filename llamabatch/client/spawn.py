@@ -11,6 +11,7 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,7 +38,7 @@ class Listener(Protocol):
     def on_ready(self, child: Child) -> None:
         """The child has started."""
 
-    def on_outputs(self, child: Child, packed: list[list[Any]]) -> None: ...
+    def on_outputs(self, child: Child, packed: Sequence[Any]) -> None: ...
 
     def on_admitted(self, child: Child, request_ids: list[str]) -> None: ...
 
@@ -157,9 +158,7 @@ class Child:
         return Heartbeat(self.pid, up, silent_s, last_token_s, restarts)
 
     def ask_to_end(self) -> None:
-        """Has the child close its engine and end. Returns at once, as a child that hangs with a full pipe would block
-        the sender.
-        """
+        """Sends the child a close. Returns at once, as a child that hangs with a full pipe would block the sender."""
 
         def send() -> None:
             with contextlib.suppress(OSError):  # it may have ended already

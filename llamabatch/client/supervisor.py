@@ -13,12 +13,12 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from llamabatch.client.base import EngineMethod, Heartbeat, in_a_sink, tell
+from llamabatch.client.base import EngineMethod, Heartbeat, emit, in_a_sink
 from llamabatch.client.crash_triage import CrashTriage, TrackedRequest
 from llamabatch.client.restart_policy import RESTARTS, RestartPolicy, Restarts, Silence
 from llamabatch.client.spawn import WORKER, Child, Listener
@@ -125,7 +125,7 @@ class Supervisor:
                 self._revive()
                 refused = self._requests.add(requests, sink, stream, own)
                 child, sendable = self._pop_sendable(own)
-            tell(sink, refused)
+            emit(sink, refused)
             self._requests.send(child, sendable)
         except BaseException:
             self._requests.forget(own)
@@ -189,7 +189,7 @@ class Supervisor:
         return answer
 
     def ask_to_end(self) -> None:
-        """Has the child end in good order, and no other one start; returns at once."""
+        """Lets the child end in good order, and no other one start; returns at once."""
         self._closing = True
         child = self._child
         if child is not None:
@@ -238,7 +238,7 @@ class Supervisor:
         with self._lock:
             self._child_stats = stats
 
-    def on_outputs(self, child: Child, packed: list[list[Any]]) -> None:
+    def on_outputs(self, child: Child, packed: Sequence[Any]) -> None:
         was_trying = self._requests.is_trying
         if self._requests.deliver(packed):
             with self._lock:
@@ -406,7 +406,7 @@ class Supervisor:
         return None if self._closing or self._has_ended else self._restarts.retry_in(time.monotonic())
 
     def _revive(self) -> None:
-        """Has another child started where the supervisor has given up and it is time for one.
+        """Lets the thread start another child where it has given up and it is time for one.
 
         Raises:
             EngineClosedError: there is no child, and it is not time for one.

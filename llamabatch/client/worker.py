@@ -19,50 +19,9 @@ from llamabatch.errors import EngineClosedError, describe
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
 from llamabatch.request.request import Request
 
-# ----------------------------------------------------------------------------------------------------
-# Signs of life of a child program, once a second, whatever its engine does meanwhile.
-
-
 logger = logging.getLogger(__name__)
 
 BEAT_S = 1.0
-
-
-class HeartbeatThread:
-    """Tells the parent how long ago the last token came, and what the engine has counted since it was last told, so
-    that its figures outlive it. A thread of its own, which no step holds up.
-
-    Args:
-        watch: of the engine that is or will be here.
-    """
-
-    def __init__(self, parent: ParentLink, watch: EngineHooks) -> None:
-        self.client: EngineClient | None = None  # whose figures are told, once it is there
-        self._parent = parent
-        self._watch = watch
-        self._telling = threading.Lock()  # figures go out in the order in which they were taken
-        threading.Thread(target=self._beat, name="llamabatch-heart", daemon=True).start()
-
-    def tell_stats(self) -> None:
-        """Sends the engine's figures. Raises EngineClosedError."""
-        if self.client is not None:
-            with self._telling:
-                self._parent.send("stats", self.client.stats().to_wire())
-
-    def _beat(self) -> None:
-        told = None
-        while True:
-            try:
-                last = self._watch.last_token_s
-                self._parent.send("beat", None if last is None else time.perf_counter() - last)
-                if last != told:
-                    self.tell_stats()
-                    told = last
-            except (OSError, EngineClosedError):
-                return  # the parent is gone, or the engine
-            except Exception:  # without a beat the parent takes a healthy engine for one that hangs
-                logger.exception("a beat failed")
-            time.sleep(BEAT_S)
 
 
 def main(fd: int) -> None:
@@ -71,45 +30,45 @@ def main(fd: int) -> None:
     first = parent.receive()
 
     def fail(reason: str) -> None:
-        """The parent tries its requests again in another process."""
+        """Ends this process; the parent tries its requests again in another one."""
         with contextlib.suppress(OSError):
             parent.send("dying", reason)
         os._exit(1)
 
-    watch = EngineHooks(lambda request_ids: parent.send("admitted", request_ids), fail)
-    heart = HeartbeatThread(parent, watch)
+    hooks = EngineHooks(lambda request_ids: parent.send("admitted", request_ids), fail)
+    heartbeat = HeartbeatThread(parent, hooks)
     try:
-        client = connect_here(unpack_config(first[1]).for_child(), watch)
+        client = connect_here(unpack_config(first[1]).for_child(), hooks)
     except Exception as error:
         parent.send("failed", type(error).__name__, describe(error))
         return
     parent.send("ready")
-    heart.client = client
-    _serve(parent, client, heart)
+    heartbeat.client = client
+    _serve(parent, client, heartbeat)
     client.close()
 
 
-def _serve(parent: ParentLink, client: EngineClient, heart: HeartbeatThread) -> None:
-    """Carries out messages until told to close."""
+def _serve(parent: ParentLink, client: EngineClient, heartbeat: HeartbeatThread) -> None:
+    """Obeys messages until the parent says close."""
 
-    def tell(outputs: list[SequenceOutput]) -> None:
-        tell_all(parent, outputs)
+    def sink(outputs: list[SequenceOutput]) -> None:
+        _send_outputs(parent, outputs)
 
     while True:
         kind, *rest = parent.receive()
         if kind == "submit":
             packed, stream = rest
             try:
-                client.submit(_unpacked(parent, packed), tell, stream=stream)
+                client.submit(_unpacked(parent, packed), sink, stream=stream)
             except EngineClosedError:
-                return  # the engine failed; the end of this process tells those who wait
+                return  # the engine failed; the end of this process ends its requests, too
         elif kind == "abort":
             client.abort(rest[0])
-        elif kind == "close" or not _answer(parent, client, heart, kind, *rest):
+        elif kind == "close" or not _answer(parent, client, heartbeat, kind, *rest):
             return
 
 
-def _unpacked(parent: ParentLink, packed: list[list[Any]]) -> list[Request]:
+def _unpacked(parent: ParentLink, packed: tuple[Any, ...]) -> list[Request]:
     """The requests of a message; one that cannot be read ends as an error."""
     requests = []
     for each in packed:
@@ -118,13 +77,14 @@ def _unpacked(parent: ParentLink, packed: list[list[Any]]) -> list[Request]:
         except Exception as error:
             nothing = CompletionOutput(0, "", (), FinishReason.ERROR)
             whole = RequestOutput(each[0], None, (), (nothing,), f"the request cannot be read: {describe(error)}")
-            tell_all(parent, [SequenceOutput(each[0], (), "", whole)])
+            _send_outputs(parent, [SequenceOutput(each[0], (), "", whole)])
     return requests
 
 
-def tell_all(parent: ParentLink, outputs: list[SequenceOutput]) -> None:
-    """Sends outputs. What cannot be packed, or is too large for a message, is raised: client.tell then tries each alone
-    and ends as an error what cannot be sent alone."""
+def _send_outputs(parent: ParentLink, outputs: list[SequenceOutput]) -> None:
+    """Sends outputs. Raises what packing raises, also for a message that is too large: emit() then sends each alone and
+    ends as an error what cannot be sent alone.
+    """
     parent.send("outputs", [pack_output(output) for output in outputs])
 
 
@@ -132,13 +92,13 @@ _CALLS = get_args(EngineMethod)
 
 
 def _answer(
-    parent: ParentLink, client: EngineClient, heart: HeartbeatThread, kind: str, number: int, *arguments: Any
+    parent: ParentLink, client: EngineClient, heartbeat: HeartbeatThread, kind: str, number: int, *arguments: Any
 ) -> bool:
     """Answers a question; False if the engine is gone."""
     try:
         answer: Any = None
         if kind == "stats":
-            heart.tell_stats()
+            heartbeat.send_stats()
         elif kind in _CALLS:
             answer = client.call(cast(EngineMethod, kind), *arguments)
         parent.send("answer", number, answer)
@@ -147,6 +107,46 @@ def _answer(
     except Exception as error:
         parent.send("refused", number, type(error).__name__, describe(error))
     return True
+
+
+class HeartbeatThread:
+    """Sends signs of life to the parent once a second, on a thread of its own, which no step holds up: the time since
+    the last token, and after new tokens the engine's figures, so that they outlive this process.
+
+    Args:
+        hooks: of the engine that is or will be here.
+
+    Attributes:
+        client: has the figures; None until the engine is ready.
+    """
+
+    def __init__(self, parent: ParentLink, hooks: EngineHooks) -> None:
+        self.client: EngineClient | None = None
+        self._parent = parent
+        self._hooks = hooks
+        self._sending = threading.Lock()  # figures go out in the order in which they were read
+        threading.Thread(target=self._beat, name="llamabatch-heartbeat", daemon=True).start()
+
+    def send_stats(self) -> None:
+        """Sends the engine's figures. Raises EngineClosedError."""
+        if self.client is not None:
+            with self._sending:
+                self._parent.send("stats", self.client.stats().to_wire())
+
+    def _beat(self) -> None:
+        sent = None
+        while True:
+            try:
+                last = self._hooks.last_token_s
+                self._parent.send("beat", None if last is None else time.perf_counter() - last)
+                if last != sent:
+                    self.send_stats()
+                    sent = last
+            except (OSError, EngineClosedError):
+                return  # the parent is gone, or the engine
+            except Exception:  # without a beat the parent takes a healthy engine for one that hangs
+                logger.exception("a beat failed")
+            time.sleep(BEAT_S)
 
 
 if __name__ == "__main__":

@@ -222,8 +222,8 @@ def test_an_llm_in_a_fork_says_so(options):
         next(pieces)
         locks = [llm._client.model._lock]
         behind = llm._client.behind
-        mailboxes = [c._mailbox for c in getattr(behind, "_clients", [behind]) if hasattr(c, "_mailbox")]
-        locks += [m._lock for m in mailboxes]
+        queues = [c._commands for c in getattr(behind, "_clients", [behind]) if hasattr(c, "_commands")]
+        locks += [q._lock for q in queues]
         locks += [c._lock for c in (llm._client, behind) if hasattr(c, "_lock")]
         held, go_on = threading.Event(), threading.Event()
         def hold():

@@ -161,7 +161,7 @@ def test_a_failed_engine_answers_all_and_says_so(client, monkeypatch, error):
 
 
 def test_a_command_that_is_under_way_is_answered(client, monkeypatch):
-    """The exception comes between the mailbox and the engine."""
+    """The exception comes between the queue of commands and the engine."""
     told = queue.SimpleQueue()
 
     def fail(request):

@@ -6,7 +6,7 @@ import time
 from llamabatch.client import worker
 
 
-def load(config, watch):
+def load(config, hooks):
     print("loading", file=sys.stderr, flush=True)
     time.sleep(600)
 

@@ -57,7 +57,7 @@ def test_what_would_wait_too_many_is_refused_as_a_whole():
     assert issubclass(QueueFull, LlamaBatchError)
 
 
-def test_whoever_ends_makes_room_before_its_caller_knows():
+def test_a_request_that_ends_makes_room_before_its_caller_has_the_output():
     client, behind = bounded(0)
     retried = []
 

@@ -61,7 +61,7 @@ def went_to(engines: list[Engine]) -> dict[str, int]:
 
 
 def rounds(keeps_prefixes: bool) -> tuple[dict[str, int], dict[str, int]]:
-    """Where 12 chats went in their first turn, and, in another order, in their second."""
+    """The engines of 12 chats in their first turn and, in another order, in their second."""
     engines = [Engine() for _ in range(4)]
     router = Router(engines, keeps_prefixes)
     chats = {f"{i}": text(i, 300) for i in range(12)}

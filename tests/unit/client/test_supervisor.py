@@ -1,4 +1,4 @@
-"""A supervisor over children that are made of nothing: what becomes of requests, questions and ends."""
+"""A supervisor over fake children: every request, question and end comes to its conclusion."""
 
 import itertools
 import queue
@@ -25,7 +25,7 @@ QUICK = RestartPolicy(most=3, first_s=0.01, longest_s=0.02, hang_s=0.5)
 
 
 class FakeChild:
-    """Does what a test says; the methods in front are those of Child."""
+    """A child under the control of a test; the methods in front are those of Child."""
 
     def __init__(self, config, listener, number):
         self.config, self.listener, self.pid = config, listener, number
@@ -89,7 +89,7 @@ class FakeChild:
     def admit(self, *request_ids):
         self.listener.on_admitted(self, list(request_ids))
 
-    def tell(self, request_id, *token_ids, error=None, done=True):
+    def emit(self, request_id, *token_ids, error=None, done=True):
         completion = CompletionOutput(0, "", token_ids, FinishReason.ERROR if error else FinishReason.LENGTH)
         whole = RequestOutput(request_id, None, (1,), (completion,), error) if done else None
         self.listener.on_outputs(self, unpack(pack([SequenceOutput(request_id, token_ids, "", whole)])))
@@ -150,13 +150,13 @@ def test_requests_of_a_child_that_dies_go_to_the_next_one(world):
     first = world.child()
     world.submit("a", "b", "c")
     assert first.got("submit", "submit", "submit") == ["a", "b", "c"]
-    first.tell("a", 5)
+    first.emit("a", 5)
     assert world.end_of("a").token_ids == (5,)
     first.die()
     second = world.child()
     assert second.got("submit", "submit") == ["b", "c"]
-    second.tell("a", 6)  # nobody waits for it any more
-    second.tell("b", 7)
+    second.emit("a", 6)  # its caller has the output already
+    second.emit("b", 7)
     assert world.end_of("b").token_ids == (7,)
     assert world.supervisor.heartbeat == Heartbeat(2, True, None, None, 1)
 
@@ -177,7 +177,7 @@ def test_suspects_are_tried_alone_and_the_culprit_ends(world):
     child = world.child()
     assert child.got("submit", "submit") == ["a", "c"]
     for name in "ac":
-        child.tell(name, 1)
+        child.emit(name, 1)
         assert world.end_of(name).error is None
     assert world.supervisor.heartbeat.restarts == 3
 
@@ -187,14 +187,14 @@ def test_a_stream_is_taken_up_with_its_tokens(world):
     world.submit("a", stream=True)
     first.got("submit")
     first.admit("a")
-    first.tell("a", 3, 4, done=False)
+    first.emit("a", 3, 4, done=False)
     assert world.told.get(timeout=5)[0].token_ids == (3, 4)
     first.die()
     second = world.child()
     _, request, stream = second.sent.get(timeout=5)
     assert stream
     assert request.known.token_ids == (3, 4)
-    second.tell("a", 5)
+    second.emit("a", 5)
     assert world.told.get(timeout=5)[0].token_ids == (5,)
 
 
@@ -218,7 +218,7 @@ def test_a_result_sets_the_limit_back(world):
     for number in range(8):
         world.submit(str(number))
         child.got("submit")
-        child.tell(str(number), 1)
+        child.emit(str(number), 1)
         world.end_of(str(number))
         child.die()
         child = world.child()
@@ -341,7 +341,7 @@ def test_figures_of_dead_children_stay(world):
     assert (stats.running, stats.decode_calls, stats.restarts) == (1, 15, 1)
 
 
-def test_the_router_keeps_the_figures_of_who_on_exit_and_gives_nothing_to_who_is_down():
+def test_the_router_keeps_the_figures_of_a_member_that_is_gone_and_sends_nothing_to_one_that_is_down():
     class Member:
         alive = up = True
         given = 0
@@ -361,7 +361,7 @@ def test_the_router_keeps_the_figures_of_who_on_exit_and_gives_nothing_to_who_is
     one.up = False
     router.submit([Request(str(number), (1,)) for number in range(4)], lambda outputs: None)
     assert (one.given, other.given) == (0, 4)
-    other.up = False  # then whoever is there has to do
+    other.up = False  # both are down: the one that is alive has to do
     router.submit([Request(str(number), (1,)) for number in range(4, 8)], lambda outputs: None)
     assert (one.given, other.given) == (4, 4)
     one.alive = False
@@ -400,7 +400,7 @@ def test_what_no_child_had_begun_goes_to_another_instance():
     router.abort(["4"])
     assert second.got("abort") == [("4",)]
     for name in "24135":
-        second.tell(name, 5)
+        second.emit(name, 5)
         [output] = told.get(timeout=5)
         assert (output.request_id, output.finished.error) == (name, None)
     assert router._loads == [0, 0]
@@ -459,16 +459,16 @@ def test_a_call_brings_another_child_when_it_is_time_for_one():
         world.submit("early")
     until(lambda: world.supervisor.alive)
     assert not world.supervisor.up
-    assert world.children.empty()  # nobody has asked for one
+    assert world.children.empty()  # no call has asked for one
     world.submit("b", "c")
     child = world.child()
     assert child.got("submit", "submit") == ["b", "c"]
-    child.tell("b", 5)
+    child.emit("b", 5)
     assert world.end_of("b").token_ids == (5,)
     child.die()  # counts from one again
     child = world.child()
     assert child.got("submit") == ["c"]
-    child.tell("c", 6)
+    child.emit("c", 6)
     assert world.end_of("c").error is None
     world.supervisor.end()
 
@@ -547,7 +547,7 @@ def test_a_child_that_cannot_be_started_counts_as_one_that_died(error):
     world.submit("b")
     child = world.child()
     assert child.got("submit") == ["b"]
-    child.tell("b", 1)
+    child.emit("b", 1)
     assert world.end_of("b").error is None
     world.supervisor.end()
 
@@ -569,7 +569,7 @@ def test_what_cannot_be_sent_is_the_error_of_its_request(world, monkeypatch):
     monkeypatch.setattr(child, "submit", lambda requests, *, stream: {"b": "TypeError: no"})
     world.submit("a", "b")
     assert world.end_of("b").error == "TypeError: no"
-    child.tell("a", 1)
+    child.emit("a", 1)
     assert world.end_of("a").error is None
 
 
@@ -580,7 +580,7 @@ def test_an_output_that_cannot_be_read_is_the_error_of_its_request(world):
     child.listener.on_outputs(child, (("a", "not numbers", "", 5, 0, 0, None),))
     assert "its output could not be read: " in world.end_of("a").error
     assert child.got("abort") == [("a",)]
-    child.tell("b", 1)
+    child.emit("b", 1)
     assert world.end_of("b").error is None
 
 
@@ -604,7 +604,7 @@ def test_a_sink_that_raises_ends_its_request_and_no_other(world, error):
     assert last.request_id == "a"
     assert f"the result could not be delivered: {type(error).__name__}" in last.finished.error
     assert child.got("abort") == [("a",)]
-    child.tell("b", 6)
+    child.emit("b", 6)
     assert told.get(timeout=5).finished.error is None
 
 
@@ -614,11 +614,11 @@ def test_what_an_exception_has_lost_is_answered_when_its_child_has_gone(world, m
     child.got("submit", "submit")
     monkeypatch.setattr("llamabatch.client.crash_triage.CrashTriage._emit", lambda self, outputs: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        child.tell("a", 1)
+        child.emit("a", 1)
     monkeypatch.undo()
     child.die()
     assert "has lost the request" in world.end_of("a").error
     child = world.child()
     assert child.got("submit") == ["b"]
-    child.tell("b", 1)
+    child.emit("b", 1)
     assert world.end_of("b").error is None
