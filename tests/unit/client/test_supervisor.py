@@ -64,7 +64,7 @@ class FakeChild:
     def end(self):
         self.die("SIGKILL")
 
-    # --- what a test says
+    # The controls of a test.
 
     def start(self):
         self.ready.set_result(None)
@@ -427,14 +427,14 @@ def test_an_abort_reaches_a_request_that_is_moving():
     router.take_over([Request("a", (1,))], print, False, "why")
     assert member.aborted == ("a",)
     assert not router._moving
-    assert not router._taken_back
+    assert not router._aborted_on_move
     member.alive = False
     told = []
     router.take_over([Request("b", (1,))], told.extend, False, "why")
     assert told[0].finished.error == "why"
 
 
-# --- giving up is not for ever ------------------------------------------------------------------------------------
+# Giving up is not for ever.
 
 
 AGAIN = replace(QUICK, retry_s=0.2, longest_s=2.0)
@@ -552,7 +552,7 @@ def test_a_child_that_cannot_be_started_counts_as_one_that_died(error):
     world.supervisor.end()
 
 
-# --- what raises on the way ---------------------------------------------------------------------------------------
+# Errors on the way.
 
 
 def ends_of(world, n):
