@@ -85,6 +85,8 @@ class Model:
         self.is_recurrent = bool(
             self._lib.llama_model_is_recurrent(self.handle) or self._lib.llama_model_is_hybrid(self.handle)
         )
+        # read at once, as the front asks for it also when the engine has failed and freed the model
+        self._rotates = int(self._lib.llama_model_rope_type(self.handle)) not in _SEVERAL_POSITIONS
         # some layers attend over a sliding window only
         self.has_window = self._window_in_file() if config is None else self._lib.llama_model_n_swa(self.handle) > 0
         self.cannot_generate = self._kind_without_generation()
@@ -108,9 +110,8 @@ class Model:
         Args:
             type_k: type of the K cache.
         """
-        rotates = int(self._lib.llama_model_rope_type(self.handle)) not in _SEVERAL_POSITIONS
         plain = not self.is_recurrent and not self.has_window and not self.scales_rope
-        return rotates and plain and type_k in ("f32", "f16", "bf16")
+        return self._rotates and plain and type_k in ("f32", "f16", "bf16")
 
     @property
     def scales_rope(self) -> bool:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from llamabatch import LLM, EngineClosedError, SamplingParams
+from llamabatch import LLM, EngineClosedError, EngineError, SamplingParams
 from llamabatch.client.thread_client import ThreadClient
 from llamabatch.config import EngineConfig
 from llamabatch.request.request import Request
@@ -158,6 +158,19 @@ def test_a_failed_engine_answers_all_and_says_so(client, monkeypatch, error):
     for call in (lambda: client.submit(late, told.put), client.stats, lambda: client.ask(id)):
         with pytest.raises(EngineClosedError, match="the engine failed"):
             call()
+
+
+def test_a_call_after_the_engine_has_failed_is_refused(monkeypatch):
+    def fail():
+        raise OSError("no")
+
+    with LLM("tiny", n_slots=2, n_ctx=256) as llm:
+        monkeypatch.setattr(llm._client.behind._engine, "step", fail)
+        with pytest.raises(EngineError, match="the engine failed: OSError: no"):
+            llm.generate("Once", SHORT)
+        for _ in range(2):
+            with pytest.raises(EngineClosedError, match="the engine failed: OSError: no"):
+                llm.generate("Once", SHORT)
 
 
 def test_a_command_that_is_under_way_is_answered(client, monkeypatch):
