@@ -85,11 +85,13 @@ class Model:
         self.is_recurrent = bool(
             self._lib.llama_model_is_recurrent(self.handle) or self._lib.llama_model_is_hybrid(self.handle)
         )
-        # read at once, as the front asks for it also when the engine has failed and freed the model
+        # these are read at once, as the front asks for them also when the engine has failed and freed the model
         self._rotates = int(self._lib.llama_model_rope_type(self.handle)) not in _SEVERAL_POSITIONS
         # some layers attend over a sliding window only
         self.has_window = self._window_in_file() if config is None else self._lib.llama_model_n_swa(self.handle) > 0
         self.cannot_generate = self._kind_without_generation()
+        # the reason for which the model gives no embeddings, for a message; None if it gives them
+        self.cannot_embed = self._kind_without_embedding()
         self.n_ctx_train = int(self._lib.llama_model_n_ctx_train(self.handle))
         self.n_embd_out = int(self._lib.llama_model_n_embd_out(self.handle))
         # what makes one vector of a text: mean (1), cls (2) or last (3); the mean where the model does not say
@@ -133,19 +135,6 @@ class Model:
         causal = self.metadata.get(f"{self.metadata.get('general.architecture')}.attention.causal", "true")
         return causal == "false" and self.cannot_embed is None
 
-    @property
-    def cannot_embed(self) -> str | None:
-        """The reason for which the model gives no embeddings, for a message; None if it gives them."""
-        if self._lib.llama_model_has_encoder(self.handle):
-            return "an encoder that needs llama_encode, which is not supported"
-        if self._lib.llama_model_is_diffusion(self.handle):
-            return "a diffusion model"
-        if self.is_recurrent:
-            return "a model with recurrent state, for which they are not supported"
-        if self._pooling_type == _RANK:
-            return "a model that ranks texts, whose scores are no embeddings"
-        return None
-
     def share(self) -> Model:
         """The same model for one more owner; each owner must close it."""
         with self._lock:
@@ -183,6 +172,18 @@ class Model:
     def _check_open(self) -> None:
         if not self.handle:
             raise EngineClosedError("the model is closed")
+
+    def _kind_without_embedding(self) -> str | None:
+        """The reason for which the model gives no embeddings, for a message; None if it gives them."""
+        if self._lib.llama_model_has_encoder(self.handle):
+            return "an encoder that needs llama_encode, which is not supported"
+        if self._lib.llama_model_is_diffusion(self.handle):
+            return "a diffusion model"
+        if self.is_recurrent:
+            return "a model with recurrent state, for which they are not supported"
+        if self._pooling_type == _RANK:
+            return "a model that ranks texts, whose scores are no embeddings"
+        return None
 
     def _kind_without_generation(self) -> str | None:
         """The kind of a model that cannot generate, for a message; None for a decoder-only text model."""

@@ -377,10 +377,24 @@ def test_after_close():
     llm = LLM("tiny", n_slots=1)
     llm.close()
     llm.close()
-    with pytest.raises(EngineClosedError):
-        llm.generate("x")
-    with pytest.raises(EngineClosedError):
-        llm.stats()
+    conversation = [{"role": "user", "content": "x"}]
+    calls = [
+        lambda: llm.generate("x"),
+        lambda: llm.generate([[1, 2]], SamplingParams(overflow="shift")),
+        lambda: llm.chat(conversation),
+        lambda: list(llm.stream("x")),
+        lambda: list(llm.as_completed(["x"])),
+        lambda: llm.embed("x"),
+        lambda: llm.score("x", ["y"]),
+        lambda: llm.tokenize("x"),
+        lambda: llm.detokenize([2000]),
+        lambda: llm.save_prefix("x", "x.prefix"),
+        lambda: llm.load_adapter("a", "a.gguf"),
+        llm.stats,
+    ]
+    for call in calls:  # none of them may touch what is freed
+        with pytest.raises(EngineClosedError):
+            call()
 
 
 def test_close_ends_what_runs():
