@@ -88,7 +88,7 @@ class Supervisor:
         self._thread.start()
 
     def wait_until_ready(self) -> None:
-        """Raises what the first child raised while it started."""
+        """Returns when the first child is ready. Raises the error with which it could not start."""
         self._started.result()
 
     @property
@@ -143,7 +143,7 @@ class Supervisor:
         if not self._fork_guard.is_here:
             return
         inside, child = self._requests.abort(request_ids), self._child
-        if inside and child is not None:  # another child by now? then they have ended with the one before
+        if inside and child is not None:  # if it is another one by now, they ended with the one before
             child.abort(inside)
 
     def stats(self) -> EngineStats:

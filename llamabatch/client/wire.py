@@ -38,7 +38,7 @@ class Wire:
         _open.add(self)
 
     def send(self, *message: Any) -> None:
-        """Raises OSError when the other side is gone, and what `pack` raises."""
+        """Sends a message. Raises OSError when the other side is gone, and what `pack` raises."""
         self.send_packed(self.pack(*message))
 
     @staticmethod
@@ -52,7 +52,7 @@ class Wire:
         return _LENGTH.pack(len(data)) + data
 
     def send_packed(self, data: bytes) -> None:
-        """Sends what `pack` gave. Raises OSError when the other side is gone."""
+        """Sends the result of `pack`. Raises OSError when the other side is gone."""
         with self._lock:
             try:
                 self._sock.sendall(data)
