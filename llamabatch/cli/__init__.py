@@ -87,7 +87,8 @@ def main() -> None:
 
 
 def _interrupted() -> int:
-    click.echo(interrupts.LINE, err=True)
+    if interrupts.acknowledge():
+        click.echo(interrupts.LINE, err=True)
     return 128 + (interrupts.came() or signal.SIGINT)
 
 

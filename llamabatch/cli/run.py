@@ -20,6 +20,7 @@ from llamabatch.jobs.rows import ReadOptions
 from llamabatch.jobs.settings import Settings
 from llamabatch.jobs.summary import Summary
 from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.utils import interrupts
 from llamabatch.utils.console import check_targets, write_json
 
 
@@ -89,6 +90,7 @@ def run(
             summary = run_job(settings, progress)
         except JobInterrupted as interruption:
             summary = interruption.summary
+            interrupts.acknowledge()
             again = "the same command begins anew" if output == "-" else "the same command goes on from there"
             progress.say(f"Interrupted: what had finished is written; {again}.")
         except OutputError as error:

@@ -26,12 +26,14 @@ SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )  # Windows has no SIGHUP
 LINE = "Interrupted."
+_DELICATE = ("importlib._bootstrap", "llamabatch.llama.log")  # modules whose callers lose or change an exception
 _AGAIN_S = 0.02
 
 _guarded: list[int] = []
 _leaving = _thread.allocate_lock()
 _leaver = 0
 _came: int | None = None
+_acknowledged = False
 
 
 def guard() -> None:
@@ -60,6 +62,17 @@ def came() -> int | None:
     return _came
 
 
+def acknowledge() -> bool:
+    """Notes that the command tells of the signal: a second one, or the same sent again, prints no second line.
+
+    Returns:
+        False if it was noted before.
+    """
+    global _acknowledged
+    before, _acknowledged = _acknowledged, True
+    return not before
+
+
 def is_delicate(frame: FrameType | None, within: str) -> bool:
     """True where an exception would be lost or changed: inside an import, a finalizer or llama.cpp's log.
 
@@ -70,7 +83,7 @@ def is_delicate(frame: FrameType | None, within: str) -> bool:
         module = frame.f_globals.get("__name__")
         if module == within:
             return False
-        if module in ("importlib._bootstrap", "llamabatch.llama.library") or frame.f_code.co_name == "__del__":
+        if module in _DELICATE or frame.f_code.co_name == "__del__":
             return True
         frame = frame.f_back
     return False
@@ -108,7 +121,8 @@ def _leave(signum: int, frame: FrameType | None) -> None:
         with suppress(OSError, RuntimeError, ValueError, AttributeError):  # closed, or in the middle of a write
             sys.stdout.flush()
         with suppress(OSError):
-            os.write(2, f"{LINE}\n".encode())
+            if not _acknowledged:
+                os.write(2, f"{LINE}\n".encode())
     os._exit(128 + signum)
 
 

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from llamabatch.llama.log import LogForwarder
+from llamabatch.utils import interrupts
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells when the handlers are there")
 
 COMMAND = [sys.executable, "-m", "llamabatch"]
@@ -134,3 +137,17 @@ def test_the_command_line_may_be_called_from_a_program_that_has_signals_of_its_o
         "try:\n    main()\nexcept SystemExit:\n    print('ready', flush=True); time.sleep(2)"
     )
     assert run_code(code, tmp_path, signal.SIGTERM)[1] == "mine\n"
+
+
+def test_the_module_that_llama_cpp_logs_through_is_delicate():
+    """An exception inside its callback would be lost in ctypes."""
+    assert LogForwarder.__module__ in interrupts._DELICATE
+
+
+def test_a_signal_that_comes_again_prints_no_second_line(tmp_path):
+    code = (
+        "from llamabatch.utils import interrupts; interrupts.guard()\n"
+        "import time; assert interrupts.acknowledge() and not interrupts.acknowledge()\n"
+        "print('ready', flush=True); time.sleep(20)"
+    )
+    assert run_code(code, tmp_path, signal.SIGTERM)[:3] == (143, "", "")
