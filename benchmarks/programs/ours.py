@@ -63,7 +63,9 @@ def start(options: dict[str, Any]) -> tuple[dict[str, Any], Handler]:
         jobs = message["jobs"]
         return streamed(jobs) if message["streamed"] else together(jobs)
 
-    config = {name: value for name, value in vars(llm.plan.config.asked()).items() if name != "model"}
+    resolved = llm.plan.config  # an older revision has no other form of it
+    asked = resolved.asked() if hasattr(resolved, "asked") else resolved
+    config = {name: value for name, value in vars(asked).items() if name != "model"}
     facts = {"import_s": imported - began, "load_s": loaded - imported, "options": config}
     return {**facts, "folder": llamabatch.__path__[0]}, handle
 

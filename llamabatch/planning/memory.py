@@ -23,7 +23,7 @@ MIB = 2**20
 CELL_PADDING = 256  # llama.cpp rounds the cells of a slot up to this
 # Measured with CPython 3.11 on Linux, x86-64, tests/long/memory_prediction.py holds the sum against more of them:
 PROCESS_BYTES = 51 * MIB  # a process that has imported llamabatch, numpy and llama.cpp's libraries, and loaded nothing
-ENGINE_BYTES = 6 * MIB  # a thread with its stack and heap, graphs, batches, Python's objects
+ENGINE_BYTES = 9 * MIB  # a thread with its stack and heap, graphs, batches, llguidance, Python's objects
 _TOKEN_BYTES = 180  # of llama.cpp's vocabulary: texts, ids, merges
 # Virtual memory, which counts where RLIMIT_AS is set: a thread reserves its stack and an arena of glibc's malloc.
 _THREAD_SPACE = (8 + 64) * MIB
