@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from llamabatch import LLM, EngineConfig, RequestOutput, SamplingParams
+from llamabatch.chat.conversation import Conversation, to_tokens
 from llamabatch.engine.resolve_config import plan
 from llamabatch.gguf.resolve import resolve
 from llamabatch.llama.batch import Batch
@@ -29,7 +30,6 @@ from llamabatch.llama.context import Context, DecodeCode
 from llamabatch.llama.library import load
 from llamabatch.llama.model import Model
 from llamabatch.request.adapters import AdapterSet
-from llamabatch.request.chat import Conversation, to_tokens
 from llamabatch.request.request import Request
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.output import Call, ScheduledSpan

@@ -30,12 +30,12 @@ from benchmarks.facts import command_line, facts
 from benchmarks.kernels_plot import NO_AMX, PATCHED, STOCK, STOCK_OFF, Point
 from benchmarks.places import ROOT, installed_build, log_folder, synth_model
 from benchmarks.process import Program, ended_by_signals, environment
+from llamabatch.chat.conversation import to_tokens
 from llamabatch.gguf.resolve import resolve
 from llamabatch.llama import library
 from llamabatch.llama.environment import OnLoad, environment_defaults
 from llamabatch.llama.model import Model
 from llamabatch.planning.model_facts import ModelFacts
-from llamabatch.request import chat
 from native_patches import build, stock
 from native_patches.tools import main_guard
 
@@ -188,7 +188,7 @@ def _texts(model: Model) -> Iterator[tuple[int, list[int]]]:
     """Length of the question, and question with answer: the model was trained on answers alone."""
     for line in HELDOUT.read_text(encoding="utf-8").splitlines():
         question = json.loads(line)
-        tokens = chat.to_tokens(model, question["messages"])[1]
+        tokens = to_tokens(model, question["messages"])[1]
         answer = model.tokenize(question["answer"], add_special=False)
         yield len(tokens), [*tokens, *answer]
 

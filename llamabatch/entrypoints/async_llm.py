@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+from llamabatch.chat.conversation import ChatOptions, Conversation
 from llamabatch.client.base import Heartbeat
 from llamabatch.client.connect import connect
 from llamabatch.client.middleware import CountingClient
@@ -27,7 +28,6 @@ from llamabatch.errors import EngineClosedError, EngineError, LlamaBatchError
 from llamabatch.gguf.resolve import fetch
 from llamabatch.planning.capacity import Plan
 from llamabatch.request.adapters import adapter_path
-from llamabatch.request.chat import ChatOptions, Conversation
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
 from llamabatch.utils import paths
 

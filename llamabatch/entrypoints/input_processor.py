@@ -12,13 +12,13 @@ from functools import partial
 from numbers import Integral, Real
 from typing import Any, Protocol, TypeGuard
 
+from llamabatch.chat.conversation import ChatOptions, Conversation, to_tokens
 from llamabatch.engine.validation import RequestLimits, check_kind, validate
 from llamabatch.entrypoints.submission import ErrorPolicy, Refused, Submission
 from llamabatch.errors import AdapterError, InputError, PromptError, SamplingError
 from llamabatch.llama.model import Model
 from llamabatch.planning.capacity import Plan
 from llamabatch.request.adapters import AdapterSet, adapter_sets, check_known
-from llamabatch.request.chat import ChatOptions, Conversation, to_tokens
 from llamabatch.request.request import Request, new_group
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils.checks import counted, items, show

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from llamabatch.chat.conversation import ChatOptions, Conversation
 from llamabatch.client.base import Heartbeat
 from llamabatch.client.connect import connect
 from llamabatch.client.middleware import CountingClient
@@ -23,7 +24,6 @@ from llamabatch.errors import EngineError, LlamaBatchError
 from llamabatch.gguf.resolve import fetch
 from llamabatch.planning.capacity import Plan
 from llamabatch.request.adapters import adapter_path
-from llamabatch.request.chat import ChatOptions, Conversation
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
 from llamabatch.utils.lifetime import ForkGuard
 from llamabatch.utils.paths import absolute
@@ -137,7 +137,7 @@ class LLM:
             conversations: one conversation, a list of {"role": …, "content": …}, or a list of conversations.
             tools: functions that the model may call, as OpenAI's API describes them, for the template.
             chat_template_kwargs: variables of the template, such as {"enable_thinking": False}, of those in
-                llamabatch.request.chat.TEMPLATE_KWARGS. One that the model's template does not read is refused.
+                llamabatch.chat.conversation.TEMPLATE_KWARGS. One that the model's template does not read is refused.
 
         Raises:
             ConfigError: the model has no chat template.

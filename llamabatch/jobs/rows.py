@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from llamabatch.chat.conversation import ChatOptions, Conversation
 from llamabatch.errors import ConfigError
-from llamabatch.request.chat import ChatOptions, Conversation
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils.checks import choice, integer, show
 

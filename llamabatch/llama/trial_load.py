@@ -93,8 +93,8 @@ def _template_refusal(llama: Any, model: Any) -> str | None:
         return None
     text = ctypes.create_string_buffer(n_bytes + 1)
     llama.llama_model_meta_val_str(model, key, text, len(text))
-    from llamabatch.request.chat import render  # with jinja2: not for models without one
-    from llamabatch.request.chat_template import TemplateLimit, describe
+    from llamabatch.chat.conversation import render  # with jinja2: not for models without one
+    from llamabatch.chat.template import TemplateLimit, describe
 
     for conversation in _CONVERSATIONS:
         try:

@@ -7,8 +7,8 @@ import threading
 import zlib
 from pathlib import Path
 
+from llamabatch.chat.conversation import TEMPLATE_KWARGS
 from llamabatch.errors import PromptError
-from llamabatch.request.chat import TEMPLATE_KWARGS
 from llamabatch.request.detokenizer import Vocabulary
 
 N_VOCAB = 2**17

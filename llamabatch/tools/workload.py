@@ -10,10 +10,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
+from llamabatch.chat.conversation import to_tokens
 from llamabatch.engine.validation import check_prompt
 from llamabatch.errors import LlamaBatchError, PromptError, SetupError
 from llamabatch.llama.model import Model
-from llamabatch.request.chat import to_tokens
 from llamabatch.utils.paths import shown
 
 _JSONL = (".jsonl", ".ndjson", ".json")

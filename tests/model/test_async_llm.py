@@ -23,7 +23,7 @@ from llamabatch import (
     QueueFull,
     SamplingParams,
 )
-from llamabatch.request import chat_template
+from llamabatch.chat import template as chat_template
 
 HI = [{"role": "user", "content": "What is the capital of France?"}]
 LONG = SamplingParams(max_tokens=900, ignore_eos=True)

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from llamabatch.chat.conversation import ChatOptions, Conversation, check_conversation
 from llamabatch.errors import PromptError, SamplingError
 from llamabatch.jobs.rows import MAX_ID_CHARS, Task
-from llamabatch.request.chat import ChatOptions, Conversation, check_conversation
 from llamabatch.request.sampling_params import MAX_LOGPROBS, MAX_TOKEN_ID, SamplingParams, named
 from llamabatch.utils.checks import boolean, integer, nearest, show
 

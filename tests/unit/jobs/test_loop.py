@@ -8,12 +8,12 @@ import time
 
 import pytest
 
+from llamabatch.chat import template as chat_template
 from llamabatch.errors import EngineClosedError, InputError
 from llamabatch.jobs.input.reader import ReadAhead
 from llamabatch.jobs.loop import Feed, Loop, Stop, seed_of
 from llamabatch.jobs.rows import Row
 from llamabatch.jobs.stats import Counts
-from llamabatch.request import chat_template
 from llamabatch.request.sampling_params import SamplingParams
 from tests.unit.jobs_fakes import N_CTX, FakeClient, FakeSink, rows
 

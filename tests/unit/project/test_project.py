@@ -19,6 +19,7 @@ TABLE = (
     ("errors",),
     ("utils",),
     ("request",),
+    ("chat",),
     ("gguf",),
     ("scheduler",),
     ("config",),

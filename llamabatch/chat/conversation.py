@@ -13,7 +13,7 @@ from llamabatch.errors import ConfigError, PromptError
 from llamabatch.utils.checks import nearest, show
 
 if TYPE_CHECKING:
-    from llamabatch.request.chat_template import BoundedTemplate
+    from llamabatch.chat.template import BoundedTemplate
 
 Message = Mapping[str, Any]
 Conversation = Sequence[Message]
@@ -85,7 +85,7 @@ def render(
     Raises:
         ConfigError: the model has no chat template, or none that can be compiled.
         PromptError: a message has no role or content, the template refuses the conversation or takes too much time or
-            memory for it (see chat_template.BUDGET), or it does not know a variable that was given.
+            memory for it (see template.BUDGET), or it does not know a variable that was given.
         CancelledError: `cancelled` returned True.
     """
     if template is None:
@@ -104,7 +104,7 @@ def render(
     except CancelledError:
         raise
     except Exception as error:  # a template is a program: it can raise any exception
-        from llamabatch.request.chat_template import describe
+        from llamabatch.chat.template import describe
 
         raise PromptError(f"the model's chat template refuses this conversation: {describe(error)}") from error
 
@@ -208,6 +208,6 @@ def _check_tools(tools: object) -> None:
 
 @functools.lru_cache(maxsize=8)
 def _compile(template: str) -> BoundedTemplate:
-    from llamabatch.request.chat_template import BoundedTemplate  # with jinja2, which only chats need
+    from llamabatch.chat.template import BoundedTemplate  # with jinja2, which only chats need
 
     return BoundedTemplate(template)

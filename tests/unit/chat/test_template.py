@@ -12,10 +12,10 @@ from datetime import datetime
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from llamabatch.chat import template as chat_template
+from llamabatch.chat.conversation import TEMPLATE_KWARGS, ChatOptions, render
+from llamabatch.chat.template import BoundedTemplate
 from llamabatch.errors import ConfigError, PromptError
-from llamabatch.request import chat_template
-from llamabatch.request.chat import TEMPLATE_KWARGS, ChatOptions, render
-from llamabatch.request.chat_template import BoundedTemplate
 
 TEMPLATE = r"""
 {%- if tools %}{{ "TOOLS " }}{{ tools | tojson }}{{ "\n" }}{% endif %}
@@ -313,7 +313,7 @@ BOMBS = {
 
 RUN_BOMBS = """
 import json, resource, sys, time
-from llamabatch.request.chat import render
+from llamabatch.chat.conversation import render
 
 resource.setrlimit(resource.RLIMIT_AS, (3 * 2**30,) * 2)
 for name, template in json.load(sys.stdin).items():

@@ -1,0 +1,1 @@
+"""Conversations: templates in, thinking and tool calls out."""
