@@ -16,7 +16,7 @@ help: ## this list
 
 setup: ## make .venv, build what must be built, install llamabatch
 	@test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { echo 'Set-up failed: llamabatch needs Python 3.10 or newer: install one, or name it with make PYTHON=...' >&2; exit 1; }
-	@$(PYTHON) -m native_patches.bootstrap --backend $(BACKEND)
+	@$(PYTHON) -m llamabatch.native_patches.bootstrap --backend $(BACKEND)
 
 compare: setup ## compare all strategies on the bundled model and prompts
 	@.venv/bin/llamabatch compare $(ARGS)
@@ -32,7 +32,7 @@ test-long: setup ## the figures of tests/long with their full counts: hours; goe
 	@.venv/bin/python -m tests.long $(ARGS)
 
 test-native: setup ## sanitizers, clang, other CPUs, and llama.cpp's own tests over the patches (ARGS="--only address")
-	@.venv/bin/python -m native_patches.check $(ARGS)
+	@.venv/bin/python -m llamabatch.native_patches.check $(ARGS)
 
 bench: setup ## ours and its peers on this machine (ARGS="..."; docs/benchmarks.md)
 	@.venv/bin/python -m benchmarks.bench $(ARGS)

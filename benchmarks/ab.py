@@ -23,8 +23,8 @@ import click
 from benchmarks import places
 from benchmarks.pairs import Side, compare, options
 from benchmarks.process import PeerFailure, environment
+from llamabatch.native_patches.tools import make_folder, run_logged
 from llamabatch.utils.paths import cache_dir
-from native_patches.tools import make_folder, run_logged
 
 COMPARED = ("burst", "ragged", "tiny")
 
@@ -51,8 +51,10 @@ def unpack(reference: str) -> tuple[str, Path]:
 
 def interpreter(folder: Path, log: Path) -> Path:
     """This environment, if that revision wants the same wheel; else one with its own wheel, made once."""
+    older = (folder / "native_patches" / "build.py").is_file()  # where it was before it moved into the package
+    builder = "native_patches.build" if older else "llamabatch.native_patches.build"
     asked = subprocess.run(
-        [sys.executable, "-m", "native_patches.build", "--print-wheel"], cwd=folder, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-m", builder, "--print-wheel"], cwd=folder, stdout=subprocess.PIPE, text=True,
         check=False, env=environment(os.environ),
     )  # fmt: skip
     if asked.returncode != 0:

@@ -41,7 +41,7 @@ def command_line(program: str) -> str:
 def revision() -> str:
     """The commit, and whether files were changed after it; empty where there is no repository."""
     found = _git("rev-parse", "--short=12", "HEAD")
-    changed = _git("status", "--porcelain", "--untracked-files=no", "--", "llamabatch", "native_patches")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", "llamabatch")
     return f"{found} with changes" if found and changed else found
 
 

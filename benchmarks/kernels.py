@@ -35,9 +35,9 @@ from llamabatch.gguf.resolve import resolve
 from llamabatch.llama import library
 from llamabatch.llama.environment import OnLoad, environment_defaults
 from llamabatch.llama.model import Model
+from llamabatch.native_patches import build, stock
+from llamabatch.native_patches.tools import main_guard
 from llamabatch.planning.model_facts import ModelFacts
-from native_patches import build, stock
-from native_patches.tools import main_guard
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 CONTEXTS = (64, 512, 2048)

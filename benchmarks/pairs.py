@@ -25,9 +25,9 @@ from benchmarks.peers.base import LOAD_TIMEOUT_S, SAMPLING, Setup, check_tokens
 from benchmarks.peers.child import PROGRAMS, ChildSession
 from benchmarks.process import PeerFailure, ended_by_signals, environment
 from benchmarks.workloads import N_SLOTS, WORKLOADS, Workload
+from llamabatch.native_patches.tools import SetupFailure
 from llamabatch.planning.machine import Machine
 from llamabatch.utils.format import significant
-from native_patches.tools import SetupFailure
 
 _PAIRS_A_START = 5  # then both start anew, so that a chance layout of memory does not decide
 _RESAMPLES = 10_000

@@ -13,11 +13,11 @@ from benchmarks.peers.base import Model
 from llamabatch.gguf.resolve import resolve
 from llamabatch.llama import library
 from llamabatch.llama.model import Model as LoadedModel
+from llamabatch.native_patches import build, source
+from llamabatch.native_patches.programs import PROGRAMS, folder, programs
+from llamabatch.native_patches.tools import SetupFailure, lock, make_folder, run_logged
 from llamabatch.tools import synth
 from llamabatch.utils.paths import cache_dir
-from native_patches import build, source
-from native_patches.programs import PROGRAMS, folder, programs
-from native_patches.tools import SetupFailure, lock, make_folder, run_logged
 
 ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv-bench"

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import pytest
 
+from llamabatch.native_patches import source
+
 CHECKOUT = Path(__file__).parents[2]
 PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md"))]
 SAMPLE = ("test_readme.py", "test_examples.py", "test_model_files.py", "test_saved_prefixes.py", "test_native.py")
@@ -246,7 +248,7 @@ def test_neither_the_checkout_nor_its_installation_is_seen(stranger, tmp_path):
         "import importlib.util as u, sys, pathlib, llamabatch, llama_cpp\n"
         "print(llamabatch.__file__)\n"
         "print([e for e in sys.path if (pathlib.Path(e) / 'llamabatch' / '__init__.py').exists()])\n"
-        "print([name for name in ('tests', 'benchmarks', 'native_patches') if u.find_spec(name)])\n"
+        "print([name for name in ('tests', 'benchmarks') if u.find_spec(name)])\n"
     )
     folder = tmp_path / "empty"
     folder.mkdir()
@@ -262,9 +264,19 @@ def test_the_wheel_holds_what_the_package_needs(stranger):
     [package] = stranger.environment.glob("lib/python*/site-packages/llamabatch")
     here = CHECKOUT / "llamabatch"
     wanted = {str(f.relative_to(here)) for f in here.rglob("*") if f.suffix in (".py", ".typed", ".jsonl", ".gguf")}
-    assert wanted <= {str(f.relative_to(package)) for f in package.rglob("*")}
-    if list(here.glob("libllamabatch.*")):  # there is a compiler
-        assert list(package.glob("libllamabatch.*"))
+    of_the_checkout = {"native_patches/bootstrap.py", "native_patches/check.py"}
+    found = {str(f.relative_to(package)) for f in package.rglob("*")}
+    assert wanted - of_the_checkout <= found
+    native = {f for f in found if f.startswith("native_patches/")}
+    assert {
+        "native_patches/native/sampler.cpp",
+        *(f"native_patches/kernels/{name}" for name in source.KERNELS),
+    } <= native
+    assert len([f for f in native if f.endswith(".patch")]) == len(source.patches())
+    assert not native & of_the_checkout
+    assert not [f for f in native if "/tests" in f]
+    if list(here.glob("sampling/libllamabatch.*")):  # there is a compiler
+        assert list(package.glob("sampling/libllamabatch.*"))
 
 
 def test_the_first_example_of_the_readme(stranger, folder):

@@ -10,7 +10,7 @@ import pytest
 
 from llamabatch.llama import build_info, library
 
-SOURCES = Path(__file__).parents[2] / "native_patches" / "kernels" / "tests"
+SOURCES = Path(__file__).parents[2] / "llamabatch" / "native_patches" / "kernels" / "tests"
 COMPILER = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
 
 

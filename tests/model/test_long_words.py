@@ -17,9 +17,9 @@ from llamabatch import LLM
 from llamabatch.errors import PromptError
 from llamabatch.llama import build_info, library, long_words
 from llamabatch.llama.model import Model
+from llamabatch.native_patches import source
+from llamabatch.native_patches.tools import cache_dir
 from llamabatch.utils import paths
-from native_patches import source
-from native_patches.tools import cache_dir
 
 DEADLY = (
     *("tekken", "gpt-4o", "deepseek-v3", "deepseek-llm", "deepseek-coder", "minimax-m2"),

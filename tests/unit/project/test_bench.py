@@ -12,8 +12,8 @@ from benchmarks.peers.base import Model, Result, Setup, check_tokens, gaps
 from benchmarks.peers.child import LlamaLoop
 from benchmarks.process import PeerFailure, environment
 from benchmarks.workloads import WORKLOADS, Job, Shape, Workload
-from native_patches import build, programs
-from native_patches.plan import MARKER, Plan
+from llamabatch.native_patches import build, programs
+from llamabatch.native_patches.plan import MARKER, Plan
 
 N_VOCAB = 5000
 

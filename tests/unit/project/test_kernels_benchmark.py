@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from benchmarks import kernels, kernels_plot
-from native_patches import check, source, stock
+from llamabatch.native_patches import check, source, stock
+from llamabatch.planning import cpu
 
 
 def point(rows=8, context=512, **seconds):
@@ -79,6 +80,11 @@ def test_what_is_missing_is_said_and_left_out(monkeypatch):
     neon = next(one for one in check.CHECKS if one.name == "neon")
     assert "apt install g++-aarch64-linux-gnu qemu-user" in check.missing(neon)
     assert check.missing(check.CHECKS[0]) == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the checks are for Linux")
+def test_the_cpu_of_the_checks_is_that_of_the_plan():
+    assert check.cpu_flags() == cpu.cpu_flags()
 
 
 def test_a_check_for_another_cpu_is_left_out(monkeypatch):

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from llamabatch.llama import build_info, extra_buffers, library
+from llamabatch.native_patches import bootstrap, build, source, tools
+from llamabatch.native_patches.plan import MARKER
 from llamabatch.utils import paths
-from native_patches import bootstrap, build, source, tools
-from native_patches.plan import MARKER
 
 ROOT = Path(__file__).parents[3]
 FORMATTER = shutil.which("clang-format", path=str(Path(sys.executable).parent))

@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).parents[3]
 
 # A room imports what stands in the lines above its own, and itself; docs/architecture.md has the same table.
 TABLE = (
-    ("errors",),
+    ("errors", "native_patches"),
     ("utils",),
     ("request",),
     ("chat",),
@@ -115,7 +115,7 @@ def test_imports_go_down_the_table():
 
 
 def test_no_circle_of_files():
-    known = sources("llamabatch", "native_patches", "benchmarks", "tests", "models", "docs", "examples")
+    known = sources("llamabatch", "benchmarks", "tests", "models", "docs", "examples")
     edges = {module: imported_files(path, known) - {module} for module, path in known.items()}
     assert circles(edges) == []
 
@@ -163,6 +163,14 @@ def test_reading_a_job_needs_no_engine():
         assert {module.split(".")[0] for module in named}.isdisjoint(NATIVE), path
         rooms = {room_of(module) for module in named if module.startswith("llamabatch.")}
         assert rooms.isdisjoint({"llama", "engine", "client"}), path
+
+
+def test_the_set_up_needs_the_standard_library_alone():
+    """`python -m llamabatch.native_patches.bootstrap` runs before anything is installed."""
+    allowed = {*sys.stdlib_module_names, "llamabatch"}
+    for path in (PACKAGE / "native_patches").rglob("*.py"):
+        assert top_level(path) <= allowed, path
+        assert {room_of(name) for name in imports(path) if name.startswith("llamabatch.")} <= {"native_patches"}, path
 
 
 def test_policies_and_their_names():

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llamabatch.native_patches import bootstrap, helper
 from llamabatch.planning.cpu import cpu_flags
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.sampling import native, numpy_sampler, sampler
 from llamabatch.sampling.sampler import SamplerState
 from llamabatch.sampling.token_counts import TokenCounts
-from native_patches import bootstrap, helper
 
 needs_helper = pytest.mark.skipif(not native.available(), reason=f"the compiled helper is {native.why_not()}")
 needs_compiler = pytest.mark.skipif(not helper.find_compiler(), reason="there is no C++ compiler")

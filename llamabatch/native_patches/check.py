@@ -1,6 +1,6 @@
 """Runs the checks of kernels and sampler over the patched source: with sanitizers, by clang, for older x86, for ARM.
 
-    python -m native_patches.check [--only NAME]... [--json FILE]
+    python -m llamabatch.native_patches.check [--only NAME]... [--json FILE]
 
 `make test-native` runs it. Each check builds llama.cpp for itself, in the user's cache, and takes some minutes. A check
 that lacks a compiler or an instruction set on this machine is left out, with the reason. Exit status 1 if a check
@@ -22,15 +22,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from llamabatch.planning.cpu import cpu_flags
-from native_patches import source
-from native_patches.plan import jobs
-from native_patches.tools import cache_dir, lock, main_guard, make_folder, require_space, run_logged, say
+from llamabatch.native_patches import source
+from llamabatch.native_patches.plan import jobs
+from llamabatch.native_patches.tools import cache_dir, lock, main_guard, make_folder, require_space, run_logged, say
 
 _HERE = Path(__file__).parent
 TESTS = (_HERE / "kernels" / "tests", _HERE / "native" / "tests")
 """The folders of the checks: of the kernels, and of the sampler."""
-MODEL = Path(__file__).parents[1] / "llamabatch" / "models" / "tiny.gguf"
+MODEL = Path(__file__).parents[1] / "models" / "tiny.gguf"
 GIGABYTES = 4.0
 TIMEOUT_S = 3600
 
@@ -131,6 +130,16 @@ class Result:
 def check_source(program: str) -> Path:
     """The source file of a check."""
     return next(path for folder in TESTS if (path := folder / f"{program}.cpp").is_file())
+
+
+def cpu_flags() -> frozenset[str]:
+    """The instruction sets of this CPU, in Linux's names (`planning/cpu.py` has those of other systems, too)."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return frozenset()
+    first = re.search(r"^(?:flags|Features)\s*:(.*)$", text, flags=re.MULTILINE)
+    return frozenset(first[1].split() if first else ())
 
 
 def missing(check: Check) -> str:
@@ -282,7 +291,7 @@ def verdict(output: str, log: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m native_patches.check", description=(__doc__ or "").split("\n\n")[0]
+        prog="python -m llamabatch.native_patches.check", description=(__doc__ or "").split("\n\n")[0]
     )
     names = [check.name for check in CHECKS]
     parser.add_argument("--only", action="append", choices=names, help="this check; repeatable; default: all")

@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from native_patches.tools import SetupFailure, cache_dir, explain, make_folder, run_logged, say
+from llamabatch.native_patches.tools import SetupFailure, cache_dir, explain, make_folder, run_logged, say
 
 VERSION = "0.3.36"
 SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"

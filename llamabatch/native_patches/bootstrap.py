@@ -1,6 +1,6 @@
 """Makes the checkout ready to use: .venv, the patched llama-cpp-python, llamabatch itself. `make setup` calls it.
 
-    python -m native_patches.bootstrap [--backend auto|cpu|cuda|metal]
+    python -m llamabatch.native_patches.bootstrap [--backend auto|cpu|cuda|metal]
 
 A second run finds everything in place and returns at once.
 """
@@ -17,10 +17,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from native_patches import build, helper
-from native_patches.tools import SetupFailure, cache_dir, explain, main_guard, make_folder, run_logged, say
+from llamabatch.native_patches import build, helper
+from llamabatch.native_patches.tools import SetupFailure, cache_dir, explain, main_guard, make_folder, run_logged, say
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "llamabatch-setup.json"
@@ -28,7 +28,7 @@ STAMP = VENV / "llamabatch-setup.json"
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m native_patches.bootstrap", description=__doc__.split("\n\n", maxsplit=1)[0]
+        prog="python -m llamabatch.native_patches.bootstrap", description=__doc__.split("\n\n", maxsplit=1)[0]
     )
     parser.add_argument("--backend", choices=("auto", *build.BACKENDS), default="auto", help="default: what is here")
     options = parser.parse_args()

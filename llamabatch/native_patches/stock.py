@@ -11,10 +11,19 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from native_patches import source
-from native_patches.plan import MARKER, Plan, jobs
-from native_patches.programs import with_cmake
-from native_patches.tools import SetupFailure, cache_dir, explain, lock, make_folder, require_space, run_logged, say
+from llamabatch.native_patches import source
+from llamabatch.native_patches.plan import MARKER, Plan, jobs
+from llamabatch.native_patches.programs import with_cmake
+from llamabatch.native_patches.tools import (
+    SetupFailure,
+    cache_dir,
+    explain,
+    lock,
+    make_folder,
+    require_space,
+    run_logged,
+    say,
+)
 
 NEEDED = ("0001-amx-tile-config.patch", "0002-common-is-optional.patch")
 GIGABYTES = 3.0

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from native_patches import source
-from native_patches.tools import cache_dir
+from llamabatch.native_patches import source
+from llamabatch.native_patches.tools import cache_dir
 
 RECIPE = 1
 """Version of the way of building. Raise it when build.py changes, so that no old wheel is used for a new one."""

@@ -1,6 +1,6 @@
 """Builds llama-cpp-python from its source package with our patches and this CPU's instructions, once.
 
-    python -m native_patches.build [--backend auto|cpu|cuda|metal] [--force] [--print-wheel] [--programs]
+    python -m llamabatch.native_patches.build [--backend auto|cpu|cuda|metal] [--force] [--print-wheel] [--programs]
 
 The wheel goes to the user's cache, in a folder named by everything that shapes it: the source, the patches, the
 flags, the compiler, what the compiler knows about this CPU, and the backend.
@@ -21,10 +21,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from native_patches import source
-from native_patches.plan import MARKER, Plan, jobs
-from native_patches.programs import programs
-from native_patches.tools import (
+from llamabatch.native_patches import source
+from llamabatch.native_patches.plan import MARKER, Plan, jobs
+from llamabatch.native_patches.programs import programs
+from llamabatch.native_patches.tools import (
     SetupFailure,
     cache_dir,
     explain,
@@ -195,7 +195,9 @@ def _output(command: list[str]) -> str | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m native_patches.build", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m llamabatch.native_patches.build", description=__doc__.split("\n\n")[0]
+    )
     parser.add_argument("--backend", choices=("auto", *BACKENDS), default="auto", help="default: what this machine has")
     parser.add_argument("--force", action="store_true", help="build even where the cache has the wheel")
     parser.add_argument("--print-wheel", action="store_true", help="print the path of the wheel to standard output")

@@ -1,6 +1,6 @@
 """Builds llama-server and llama-batched-bench from the same patched source and with the same flags as the wheel.
 
-    python -m native_patches.build --programs [--backend auto|cpu|cuda|metal] [--force]
+    python -m llamabatch.native_patches.build --programs [--backend auto|cpu|cuda|metal] [--force]
 
 The benchmarks compare with these programs. They go to the user's cache, under the key of the wheel; they are linked
 statically, so that they run from there.
@@ -15,9 +15,18 @@ import tempfile
 import time
 from pathlib import Path
 
-from native_patches import source
-from native_patches.plan import MARKER, Plan, jobs
-from native_patches.tools import SetupFailure, cache_dir, explain, lock, make_folder, require_space, run_logged, say
+from llamabatch.native_patches import source
+from llamabatch.native_patches.plan import MARKER, Plan, jobs
+from llamabatch.native_patches.tools import (
+    SetupFailure,
+    cache_dir,
+    explain,
+    lock,
+    make_folder,
+    require_space,
+    run_logged,
+    say,
+)
 
 PROGRAMS = ("llama-server", "llama-batched-bench")
 GIGABYTES = 3.0
