@@ -44,7 +44,7 @@ def safe(module: ModuleType) -> bool:
     """True if `use_extra_bufts` may be true here. The first call on a machine may take seconds."""
     if not at_risk(module):
         return True
-    cpu_library = _cpu_library(module)
+    cpu_library = build_info.cpu_library(module)
     with _lock:
         if cpu_library not in _verdicts:
             _verdicts[cpu_library] = _kept_or_probed(cpu_library)
@@ -112,13 +112,6 @@ def _keep(cpu_library: Path, verdict: bool) -> None:
 def _key(cpu_library: Path) -> str:
     digest = hashlib.sha256(cpu_library.read_bytes()).hexdigest()
     return f"{digest[:16]}-{PROBE_VERSION}"
-
-
-def _cpu_library(module: ModuleType) -> Path:
-    """libggml-cpu, which holds the kernels; libllama where everything is in one file."""
-    folder = build_info.library_dir(module)
-    found = sorted(p for p in folder.iterdir() if "ggml-cpu" in p.name)
-    return (found[0] if found else Path(module.llama_cpp._lib._name)).resolve()
 
 
 def _cpu_has_amx() -> bool:

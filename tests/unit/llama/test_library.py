@@ -148,6 +148,36 @@ def test_the_marker_of_a_build_stands_with_its_libraries(libraries, marker, foun
 
 
 @pytest.fixture
+def variants(tmp_path):
+    """A folder with a ggml-cpu library for each kind of CPU, and the binding of its libllama, which has no ggml."""
+    folder = tmp_path / "lib"
+    folder.mkdir()
+    for name in ("libggml-cpu-alderlake.so", "libggml-cpu-haswell.so", "libllama.so"):
+        (folder / name).touch()
+    return SimpleNamespace(llama_cpp=SimpleNamespace(_lib=SimpleNamespace(_name=str(folder / "libllama.so"))))
+
+
+def test_the_cpu_library_is_the_mapped_one_of_its_folder(variants, tmp_path, monkeypatch):
+    folder, other = tmp_path / "lib", tmp_path / "other" / "libggml-cpu-zen4.so"
+    lines = [
+        "7f00-7f01 r--p 00000000 08:01 17                         /usr/lib/libm.so.6",
+        f"7f02-7f03 r-xp 00000000 08:01 18 {other}",
+        f"7f04-7f05 r-xp 00000000 08:01 19 {folder / 'libggml-cpu-haswell.so'}",
+        "7f06-7f07 rw-p 00000000 00:00 0",
+    ]
+    monkeypatch.setattr(build_info, "_mapped_files", lambda: lines)
+    assert build_info.cpu_library(variants) == folder / "libggml-cpu-haswell.so"
+
+
+def test_where_nothing_tells_the_mapped_files_the_names_count(variants, tmp_path, monkeypatch):
+    monkeypatch.setattr(build_info, "_mapped_files", list)
+    assert build_info.cpu_library(variants).name == "libggml-cpu-alderlake.so"
+    for path in (tmp_path / "lib").glob("*cpu*"):
+        path.unlink()
+    assert build_info.cpu_library(variants).name == "libllama.so"
+
+
+@pytest.fixture
 def amx_machine(tmp_path, monkeypatch):
     """A stock build on a CPU with AMX. `runs` collects the probes; `ends_with` says how they end."""
     cpu_library = tmp_path / "libggml-cpu.so"
@@ -163,7 +193,7 @@ def amx_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(extra_buffers, "_verdicts", {})
     monkeypatch.setattr(extra_buffers, "_cpu_has_amx", lambda: True)
-    monkeypatch.setattr(extra_buffers, "_cpu_library", lambda module: cpu_library)
+    monkeypatch.setattr(build_info, "cpu_library", lambda module: cpu_library)
     monkeypatch.setattr(build_info, "build_marker", lambda module: machine.marker)
     monkeypatch.setattr(extra_buffers.paths, "bundled_model", lambda: cpu_library)
     monkeypatch.setattr(subprocess, "run", run)
