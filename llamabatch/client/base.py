@@ -24,7 +24,9 @@ from llamabatch.request.request import Request
 
 logger = logging.getLogger(__name__)
 
-EngineMethod = Literal["save_prefix", "load_prefix", "unload_prefix", "load_adapter", "unload_adapter"]
+EngineMethod = Literal[
+    "save_prefix", "load_prefix", "unload_prefix", "reset_prefix_cache", "load_adapter", "unload_adapter"
+]
 
 
 class EngineClient(Protocol):

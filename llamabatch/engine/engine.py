@@ -324,6 +324,12 @@ class Engine:
         self._check_open()
         self._scheduler.unload_prefix(absolute(path))
 
+    def reset_prefix_cache(self) -> bool:
+        """Gives up the cells that finished requests have left; returns True."""
+        self._check_open()
+        self._scheduler.reset_prefix_cache()
+        return True
+
     def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
         """Loads a LoRA or a control vector for later requests.
 

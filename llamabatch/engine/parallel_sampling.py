@@ -110,6 +110,7 @@ def _whole(parent: _ParentRequest) -> RequestOutput:
         outputs=completions,
         error=next((output.error for output in outputs if output.error is not None), None),
         prompt_logprobs=outputs[0].prompt_logprobs,
+        num_cached_tokens=outputs[0].num_cached_tokens,
         timings=replace(
             first.timings,
             queued_s=min((t.queued_s for t in timings if t.queued_s is not None), default=None),

@@ -315,6 +315,12 @@ class AsyncLLM:
         client = await self._client()
         await self._on_thread(partial(client.call, "unload_prefix", absolute))
 
+    async def reset_prefix_cache(self) -> bool:
+        """As LLM.reset_prefix_cache."""
+        client = await self._client()
+        done: bool = await self._on_thread(partial(client.call, "reset_prefix_cache"))
+        return done
+
     async def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
         """As LLM.load_adapter."""
         absolute = adapter_path(name, path)

@@ -409,6 +409,19 @@ class LLM:
         """Frees a loaded prefix. Raises InputError if it is not loaded."""
         self._client.call("unload_prefix", absolute(path))
 
+    def reset_prefix_cache(self) -> bool:
+        """Gives up the cells that finished requests have left to later ones, in each engine: after it, a prompt is
+        computed as if it were the first one. Cells of running requests and loaded prefixes (load_prefix) stay.
+
+        Returns:
+            True, as vLLM does where it succeeds.
+
+        Raises:
+            EngineClosedError: after close().
+        """
+        done: bool = self._client.call("reset_prefix_cache")
+        return done
+
     def stats(self) -> EngineStats:
         """Counts since the engine started, and its state now. Waits for no step.
 

@@ -93,6 +93,9 @@ class RequestOutput:
             first token; None unless asked for, and where the request ended before.
         embedding: n_embd float32, as the model gives them; None unless the request embeds.
         num_truncated: tokens that the prompt lost at its left (overflow="truncate"); prompt_token_ids is without them.
+        num_cached_tokens: tokens of the prompt that were not computed, since the prefix cache, a loaded prefix or
+            another request had their cells; as found when the request first began, also where it was preempted later.
+            Of several continuations, those of the first.
     """
 
     request_id: str
@@ -104,6 +107,7 @@ class RequestOutput:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     embedding: array[float] | None = None
     num_truncated: int = 0
+    num_cached_tokens: int = 0
 
     def to_openai(self, *, chat: bool = False, model: str = "") -> dict[str, Any]:
         """The dictionary that OpenAI's API and llama_cpp.Llama would return.
@@ -219,6 +223,7 @@ def _ending(output: RequestOutput) -> dict[str, Any]:
             "prompt_tokens": prompt,
             "completion_tokens": generated,
             "total_tokens": prompt + generated,
+            "prompt_tokens_details": {"cached_tokens": output.num_cached_tokens},
         }
     }
     if output.error is not None:

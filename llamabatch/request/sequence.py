@@ -32,6 +32,7 @@ class Sequence:
         scores: it samples nothing and ends with the logprobs of its prompt.
         shifts: a full slot forgets its oldest tokens (overflow="shift").
         logprobs: the logprobs that the request asks for; None: it asks for none.
+        num_cached: tokens of the prompt that came from other cells when it first began to compute.
         last_token_s: time.perf_counter() of its last output token.
     """
 
@@ -40,6 +41,8 @@ class Sequence:
         self.token_ids = list(request.prompt_token_ids)
         self.num_computed = 0
         self.num_discarded = 0
+        self.num_cached = 0
+        self._began = False  # it has had cells
         self.slot: int | None = None
         self.number: int | None = None
         self.family = (request.expected_tokens, 0)
@@ -142,8 +145,18 @@ class Sequence:
         if self._admitted_s is None:
             self._admitted_s = time.perf_counter()
 
+    def begin_at(self, count: int) -> None:
+        """The first `count` tokens have their cells from elsewhere.
+
+        What a preempted sequence finds when it begins again is not counted as cached, as in vLLM.
+        """
+        self.num_computed = count
+        if not self._began:
+            self.num_cached = min(count, self._num_prompt)
+
     def preempt(self) -> None:
         """Gives up the slot; the tokens stay and are computed again later."""
+        self._began = self._began or self.num_computed > 0
         self.slot = None
         self.num_computed = self.num_discarded = 0
 
@@ -234,4 +247,5 @@ class Sequence:
         return RequestOutput(
             *(request.request_id, request.prompt, ids, (completion,), self.error, timings, prompt_logprobs),
             num_truncated=request.num_truncated,
+            num_cached_tokens=self.num_cached,
         )

@@ -107,7 +107,7 @@ class PrefixCache:
             elif source.num_computed >= count:
                 self.forget(sequence)
                 self.kv_cache.copy(source.slot, sequence.slot, count)
-                sequence.num_computed = count
+                sequence.begin_at(count)
                 self.num_shared_tokens += count
 
     def source_slots(self) -> set[int]:
@@ -127,6 +127,10 @@ class PrefixCache:
         for request_id, (source, count) in self._sources.items():
             if source is sequence:
                 self._sources[request_id] = (None, count)
+
+    def reset(self) -> None:
+        """Gives up the cells of all finished sequences. Cells of running ones and prefixes from files stay."""
+        self.kv_cache.evict_keys(lambda key: True)
 
     def evict_between(self, decoding: abc.Sequence[Sequence], occupied: set[int]) -> None:
         """Evicts cached cells between rows, unless computing them again would cost more than a second pass until the
@@ -163,7 +167,7 @@ class PrefixCache:
             self._sources[sequence.request.request_id] = source
 
     def _count_hit(self, sequence: Sequence, count: int) -> None:
-        sequence.num_computed = count
+        sequence.begin_at(count)
         self.num_prefix_hits += 1
         self.num_prefix_tokens += count
 

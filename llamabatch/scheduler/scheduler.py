@@ -194,6 +194,10 @@ class Scheduler:
         """Frees a loaded prefix. Raises InputError if it is not loaded."""
         self.prefix_cache.store.unload(path)
 
+    def reset_prefix_cache(self) -> None:
+        """Gives up the cells of finished sequences; see PrefixCache."""
+        self.prefix_cache.reset()
+
     def uses_adapter(self, name: str) -> bool:
         """True if a request in flight uses this adapter."""
         return self.adapters.uses(name)

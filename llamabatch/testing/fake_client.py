@@ -146,6 +146,9 @@ class FakeClient:
             raise InputError(f"{show(path)} is not loaded")
         self._prefixes.remove(path)
 
+    def _reset_prefix_cache(self) -> bool:
+        return True
+
     def _runs(self, request: Request, copies: ParallelSampling) -> list[_Run]:
         """The continuations of a request, each with its answer. Raises the exceptions of _OF_THE_CALL."""
         several = request.params.n_copies > 1 and not request.embed

@@ -56,3 +56,18 @@ def test_sampled_texts_are_the_same_with_and_without(greedy):
             texts.append([o.text for turn in outputs for o in turn])
             assert (llm.stats().prefix_hits > 0) is cache_prefix
     assert sum(a == b for a, b in zip(*texts, strict=True)) >= 11
+
+
+@pytest.mark.parametrize(
+    "options", [ONE, {"instances": 2, "n_slots": 4}, {**ONE, "isolate": True}], ids=["one", "two engines", "a child"]
+)
+def test_cached_tokens_are_told_and_a_reset_cache_has_none(options):
+    prompt, params = "Ada keeps three cats. Ben keeps one dog. " * 4, SamplingParams(max_tokens=2, n=2)
+    with LLM("tiny", **options) as llm:
+        [first] = llm.generate(prompt, params)
+        [again] = llm.generate(prompt, params)
+        assert llm.reset_prefix_cache() is True
+        [anew] = llm.generate(prompt, params)
+    n_prompt = len(first.prompt_token_ids)
+    assert [each.num_cached_tokens for each in (first, again, anew)] == [0, n_prompt - 1, 0]
+    assert again.to_openai()["usage"]["prompt_tokens_details"] == {"cached_tokens": n_prompt - 1}

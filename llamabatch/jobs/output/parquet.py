@@ -58,7 +58,7 @@ def schema(shape: Shape) -> pa.Schema:
             *(("row", pa.int64()), ("id", pa.string()), *continuation, *logprobs),
             ("outputs", pa.list_(pa.struct([("index", pa.int32()), *continuation, *logprobs]))),
             *(("prompt_logprobs", pa.string()), ("embedding", pa.list_(pa.float32())), ("num_truncated", pa.int64())),
-            *(*times, ("error", pa.string())),
+            *(*times, ("num_cached_tokens", pa.int64()), ("error", pa.string())),
         ]
     )
 

@@ -38,8 +38,8 @@ class RecordOptions:
     Attributes:
         shape: "flat", "openai", or "auto": lines of OpenAI's batch format are answered in kind, all others flat.
         token_ids: flat records have "token_ids".
-        times: flat records have "queued_s", "ttft_s", "total_s" and "generation_tps", those of OpenAI's format the
-            time under "created", which is 0 otherwise.
+        times: flat records have "queued_s", "ttft_s", "total_s", "generation_tps" and "num_cached_tokens"; those of
+            OpenAI's format the time under "created", which is 0 otherwise, and usage.prompt_tokens_details.
         model: the value of "model" in OpenAI's format for an input line that names none.
 
     Raises:
@@ -66,7 +66,8 @@ def record(row: Row, output: RequestOutput, options: RecordOptions) -> dict[str,
 
     Flat: row (its number), id, text, finish_reason, and error, which is None unless the row failed; further token_ids
     and times on request, outputs with more than one continuation, logprobs and prompt_logprobs where the row asks for
-    them, num_truncated of a prompt that was cut, and embedding of a text to embed.
+    them, num_truncated of a prompt that was cut, and embedding of a text to embed. Times bring num_cached_tokens, which
+    depends on the company of a row as they do.
     """
     error = _error(output)
     if options.is_openai(row):
@@ -86,6 +87,7 @@ def record(row: Row, output: RequestOutput, options: RecordOptions) -> dict[str,
         times = output.timings
         made |= {"queued_s": times.queued_s, "ttft_s": times.ttft_s, "total_s": times.total_s}
         made["generation_tps"] = times.generation_tps
+        made["num_cached_tokens"] = output.num_cached_tokens
     return made | {"error": error}
 
 
@@ -128,6 +130,7 @@ def _openai_answer(row: Row, output: RequestOutput, options: RecordOptions) -> d
     body = _body(row, replace(output, request_id=str(row.number)), row.model or options.model)
     if "created" in body and not options.times:
         body["created"] = 0
+        del body["usage"]["prompt_tokens_details"]
     response = {"status_code": 200, "request_id": f"req_{row.number}", "body": body}
     return {"id": f"batch_req_{row.number}", "custom_id": row.id, "response": response, "error": None}
 

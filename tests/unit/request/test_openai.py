@@ -12,7 +12,8 @@ LOGPROBS = (
 )
 COMPLETION = CompletionOutput(0, "Paris", (5, 9), FinishReason.STOP, 2, LOGPROBS, -3.1)
 OUTPUT = RequestOutput(
-    "request-1", "France?", (1, 2, 3), (COMPLETION, CompletionOutput(1, "x", (4,), FinishReason.LENGTH))
+    *("request-1", "France?", (1, 2, 3), (COMPLETION, CompletionOutput(1, "x", (4,), FinishReason.LENGTH))),
+    num_cached_tokens=2,
 )
 
 
@@ -22,7 +23,13 @@ def test_a_completion():
     assert [(c["index"], c["text"], c["finish_reason"]) for c in made["choices"]] == [
         (0, "Paris", "stop"), (1, "x", "length"),
     ]  # fmt: skip
-    assert made["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
+    usage = {
+        "prompt_tokens": 3,
+        "completion_tokens": 3,
+        "total_tokens": 6,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
+    assert made["usage"] == usage
     assert made["choices"][0]["logprobs"] == {
         "tokens": ["Pa", "ris"],
         "token_logprobs": [-0.1, -3.0],

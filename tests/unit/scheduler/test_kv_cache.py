@@ -58,6 +58,48 @@ def expected_output_without_end(prompt, n):
     return tokens[len(prompt) :]
 
 
+def test_cached_tokens_of_a_prompt_are_counted_where_they_come_from():
+    scheduler, runner = engine()
+    text = prompt_of(5, 100)
+    outputs, _ = ask(scheduler, runner, sequence("first", text, 1))
+    assert outputs["first"].num_cached_tokens == 0
+    outputs, _ = ask(scheduler, runner, sequence("again", text, 1), sequence("more", (*text, 7, 8), 1))
+    # one takes the slot of the finished one, the other copies from it
+    assert [outputs[name].num_cached_tokens for name in ("again", "more")] == [99, 100]
+    scheduler.load_prefix("file", prompt_of(3, 120), bytes(prompt_of(3, 120)))
+    outputs, _ = ask(scheduler, runner, sequence("loaded", (*prompt_of(3, 120), 5), 1))
+    assert outputs["loaded"].num_cached_tokens == 120
+
+
+def test_tokens_found_again_after_a_preemption_are_not_cached_ones():
+    scheduler, runner = engine()
+    text = prompt_of(5, 100)
+    scheduler.add(sequence("first", text, 3, ignore_eos=True))
+    step(scheduler, runner)
+    [first] = scheduler.running
+    scheduler._preempt(first)
+    scheduler.load_prefix("file", text, bytes(text))
+    outputs = drain(scheduler, runner)
+    assert scheduler.prefix_cache.num_prefix_tokens == 100  # computed once more, from the file
+    assert outputs["first"].num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("kv", ["split", "unified"])
+def test_a_reset_cache_gives_nothing_to_later_requests_and_touches_no_running_one(kv):
+    scheduler, runner = engine(LIMITS if kv == "split" else replace(LIMITS, n_cells=1500))
+    text = prompt_of(5, 100)
+    ask(scheduler, runner, sequence("first", text, 1))
+    scheduler.load_prefix("file", prompt_of(3, 120), bytes(prompt_of(3, 120)))
+    scheduler.add(sequence("running", prompt_of(7, 90), 40, ignore_eos=True))
+    step(scheduler, runner)
+    scheduler.reset_prefix_cache()
+    scheduler.check_integrity()
+    items = [sequence("again", text, 1), sequence("loaded", (*prompt_of(3, 120), 5), 1)]
+    outputs, _ = ask(scheduler, runner, *items, sequence("beside", (*prompt_of(7, 90), 5), 1))
+    assert [outputs[name].num_cached_tokens for name in ("again", "loaded", "beside")] == [0, 120, 90]
+    assert list(outputs["running"].token_ids) == expected_output_without_end(prompt_of(7, 90), 40)
+
+
 def test_turned_off_everything_is_computed():
     scheduler, runner = engine(Limits(8, 512, 128, 64, keeps_prefixes=False))
     text = prompt_of(5, 100)

@@ -245,6 +245,7 @@ def test_adapters_and_prefixes(tmp_path):
     n_tokens = llm.save_prefix("word " * 40, tmp_path / "prefix")
     assert llm.load_prefix(tmp_path / "prefix") == n_tokens
     llm.unload_prefix(tmp_path / "prefix")
+    assert llm.reset_prefix_cache() is True
     with pytest.raises(InputError, match="not loaded"):
         llm.unload_prefix(tmp_path / "prefix")
     with pytest.raises(InputError, match="at least 32"):

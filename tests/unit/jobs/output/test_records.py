@@ -15,7 +15,7 @@ ROW = Row(17, "a", "completion", "France?")
 CHAT = Row(18, "b", "chat", ({"role": "user", "content": "France?"},), openai=True, model="gpt")
 TIMES = Timings(0.25, 0.5, 1.0, (0.5, 0.75, 1.0))
 PARIS = CompletionOutput(0, "Paris", (5, 9), FinishReason.STOP, 2)
-OUTPUT = RequestOutput("request-123", "France?", (1, 2, 3), (PARIS,), None, TIMES)
+OUTPUT = RequestOutput("request-123", "France?", (1, 2, 3), (PARIS,), None, TIMES, num_cached_tokens=2)
 FAILED = RequestOutput("request-124", "France?", (1,), (CompletionOutput(0, "", (), FinishReason.ERROR),), "too long")
 
 
@@ -24,7 +24,7 @@ def test_a_flat_record_holds_what_was_asked_for_and_no_times():
     assert record(ROW, OUTPUT, RecordOptions()) == plain
     assert list(record(ROW, OUTPUT, RecordOptions())) == list(plain)
     asked = record(ROW, OUTPUT, RecordOptions(token_ids=True, times=True))
-    times = {"queued_s": 0.25, "ttft_s": 0.5, "total_s": 1.0, "generation_tps": 4.0}
+    times = {"queued_s": 0.25, "ttft_s": 0.5, "total_s": 1.0, "generation_tps": 4.0, "num_cached_tokens": 2}
     assert asked == {**plain, "token_ids": (5, 9), **times}
     assert list(asked)[-1] == "error"
 
@@ -70,7 +70,11 @@ def test_lines_of_openai_are_answered_in_kind():
     forced = record(ROW, OUTPUT, RecordOptions(shape="openai", model="tiny"))["response"]["body"]
     assert (forced["object"], forced["model"]) == ("text_completion", "tiny")
     assert record(CHAT, OUTPUT, RecordOptions(shape="flat"))["text"] == "Paris"
-    assert record(CHAT, OUTPUT, RecordOptions(times=True))["response"]["body"]["created"] > 1e9
+    timed = record(CHAT, OUTPUT, RecordOptions(times=True))["response"]["body"]
+    assert timed["created"] > 1e9
+    # it depends on the company of the row, as times do
+    assert timed["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+    assert list(body["usage"]) == ["prompt_tokens", "completion_tokens", "total_tokens"]
 
 
 def test_rows_that_failed():
