@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import inspect
 import re
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ def _entry(name: str, thing: Any) -> Iterator[str]:
     yield f"\n## {name}\n"
     if inspect.isclass(thing) and issubclass(thing, BaseException):
         yield f"`class {name}({', '.join(base.__name__ for base in thing.__bases__)})`\n"
+    elif typing.is_typeddict(thing):
+        yield f"`class {name}(TypedDict)`\n"
     elif inspect.isclass(thing) and not issubclass(thing, enum.Enum) and not dataclasses.is_dataclass(thing):
         yield f"```\n{name}{_signature(thing)}\n```\n"
     yield _text(inspect.getdoc(thing) or "")

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from llamabatch.engine.stats import EngineStats
     from llamabatch.entrypoints.async_llm import AsyncLLM
     from llamabatch.entrypoints.llm import LLM
+    from llamabatch.entrypoints.prompts import TextPrompt, TokensPrompt
     from llamabatch.entrypoints.scoring import Score
     from llamabatch.errors import (
         AdapterError,
@@ -67,7 +68,9 @@ __all__ = [
     "Score",
     "SequenceOutput",
     "SetupError",
+    "TextPrompt",
     "Timings",
+    "TokensPrompt",
     "__version__",
 ]
 
@@ -79,6 +82,7 @@ _NAMES = {
     "engine.stats": ("EngineStats",),
     "entrypoints.async_llm": ("AsyncLLM",),
     "entrypoints.llm": ("LLM",),
+    "entrypoints.prompts": ("TextPrompt", "TokensPrompt"),
     "entrypoints.scoring": ("Score",),
     "errors": (
         "AdapterError",

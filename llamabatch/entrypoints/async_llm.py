@@ -20,7 +20,8 @@ from llamabatch.client.connect import connect
 from llamabatch.client.middleware import CountingClient
 from llamabatch.config import EngineConfig
 from llamabatch.engine.stats import EngineStats
-from llamabatch.entrypoints.input_processor import Adapters, InputProcessor, OneAdapters, Params, Prompt
+from llamabatch.entrypoints.input_processor import Adapters, InputProcessor, OneAdapters, Params
+from llamabatch.entrypoints.prompts import Prompt
 from llamabatch.entrypoints.saved_prefix import CROWDED, ONE_TOKEN, TRIES, tokens_to_save
 from llamabatch.entrypoints.scoring import Pairs, Score, Scoring
 from llamabatch.entrypoints.submission import ErrorPolicy, Submission, Vector, vectors

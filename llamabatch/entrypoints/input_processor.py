@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import replace
 from functools import partial
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, Protocol, TypeGuard
 
 from llamabatch.chat.conversation import ChatOptions, Conversation, to_tokens
 from llamabatch.engine.validation import RequestLimits, check_kind, validate
+from llamabatch.entrypoints.prompts import FORMS, is_prompt_mapping, is_table, is_token_ids, read_mapping
 from llamabatch.entrypoints.submission import ErrorPolicy, Refused, Submission
 from llamabatch.errors import AdapterError, InputError, PromptError, SamplingError
 from llamabatch.llama.model import Model
@@ -23,7 +24,6 @@ from llamabatch.request.request import Request, new_group
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils.checks import counted, items, show
 
-Prompt = str | Sequence[int]
 OneParams = SamplingParams | Mapping[str, Any]
 Params = OneParams | Sequence[OneParams] | None
 OneAdapters = Mapping[str, float] | str | None
@@ -61,7 +61,7 @@ class InputProcessor:
     def prompts(
         self, prompts: object, params: Params, adapters: Adapters = None, errors: ErrorPolicy = "warn"
     ) -> Submission:
-        """The Submission of one prompt, or of a list of them: texts or token ids."""
+        """The Submission of one prompt, or of a list of them."""
         given, alone = _texts_or_ids("prompts", prompts, "; conversations go to chat()")
         return self._submission(given, params, adapters, self._prompt_ids, alone, errors)
 
@@ -76,7 +76,7 @@ class InputProcessor:
         """The Submission of one conversation, or of a list of them."""
         alone = is_conversation(conversations)
         given = [conversations] if alone else listed("conversations", conversations)
-        if is_token_ids(given) or all_are(given, lambda item: isinstance(item, str) or is_token_ids(item)):
+        if is_token_ids(given) or all_are(given, _is_prompt):
             raise PromptError(
                 f"conversations holds {show(first_of(given))}; give [{{'role': 'user', 'content': …}}], or a list of "
                 "such lists; texts and token ids go to generate()"
@@ -93,7 +93,7 @@ class InputProcessor:
         errors: ErrorPolicy = "warn",
     ) -> Submission:
         """The Submission of one prompt or conversation, or of a list that may hold both."""
-        alone = isinstance(prompts, str) or is_token_ids(prompts) or is_conversation(prompts)
+        alone = _is_prompt(prompts) or is_conversation(prompts)
         given = [prompts] if alone else listed("prompts", prompts)
         return self._submission(given, params, adapters, partial(self._either_ids, options), alone, errors)
 
@@ -132,7 +132,10 @@ class InputProcessor:
             return None, tuple(map(int, prompt))
         if isinstance(prompt, (list, tuple)) and not prompt:
             return None, ()  # refused below, as an empty prompt
-        raise PromptError(f"a prompt is a text or a list of token ids, not {show(prompt)}")
+        if is_prompt_mapping(prompt):
+            text, ids = read_mapping(prompt)
+            return (text, ids) if ids is not None else self._prompt_ids(text)
+        raise PromptError(f"a prompt is {FORMS}, not {show(prompt)}")
 
     def _chat_ids(self, options: ChatOptions, conversation: Any) -> _Ids:
         # a column of a Parquet file holds arrays of messages
@@ -194,25 +197,20 @@ def new_id() -> str:
     return f"request-{next(_request_numbers)}"
 
 
-def is_token_ids(prompt: object) -> TypeGuard[Sequence[int]]:
-    """True for a non-empty list, tuple or array of whole numbers, which is one prompt."""
-    if isinstance(prompt, Iterator) or _is_table(prompt):
-        return False
-    tokens = items(prompt, sys.maxsize)
-    return bool(tokens) and all(isinstance(t, Integral) and not isinstance(t, bool) for t in tokens or ())
-
-
 def is_conversation(value: object) -> TypeGuard[Conversation]:
-    """True for a list, tuple or array that begins with a mapping and holds no list."""
+    """True for a list, tuple or array that begins with a message and holds no list."""
     if isinstance(value, Iterator):
         return False
     messages = items(value, sys.maxsize) or []
-    return isinstance(first_of(messages), Mapping) and all(items(message, 0) is None for message in messages)
+    first = first_of(messages)
+    if not isinstance(first, Mapping) or is_prompt_mapping(first):
+        return False
+    return all(items(message, 0) is None for message in messages)
 
 
 def listed(name: str, values: object) -> list[Any]:
     """The items of a list, array, Series, generator or the like. Raises PromptError for anything else."""
-    if _is_table(values):
+    if is_table(values):
         raise PromptError(f"{name} is a table, a {type(values).__name__}; give one of its columns")
     if isinstance(values, (str, bytes, bytearray, Mapping)) or not isinstance(values, Iterable):
         raise PromptError(f"{name} is {show(values)}; give one, or a list of them")
@@ -222,25 +220,28 @@ def listed(name: str, values: object) -> list[Any]:
     return list(to_pylist() if callable(to_pylist) else values)
 
 
-def _is_table(values: object) -> bool:
-    """True for a DataFrame or the like: iterating it gives the names of its columns."""
-    return hasattr(type(values), "columns")
-
-
 def _texts_or_ids(name: str, values: object, elsewhere: str = "") -> tuple[list[Any], bool]:
     """The prompts of a call that takes texts or token ids; and True for a single one, given outside a list.
 
     Raises:
         PromptError: the caller gave conversations, or rows of a table.
     """
-    if isinstance(values, str) or is_token_ids(values):
+    if _is_prompt(values):
         return [values], True
     given = listed(name, values)
     if is_token_ids(given):  # token ids from a generator
         return [given], True
-    if all_are(given, lambda item: isinstance(item, Mapping) or is_conversation(item)):
+    if all_are(given, _is_no_prompt):
         raise PromptError(f"{name} holds {show(first_of(given))}; give texts or token ids{elsewhere}")
     return given, False
+
+
+def _is_prompt(value: object) -> bool:
+    return isinstance(value, str) or is_token_ids(value) or is_prompt_mapping(value)
+
+
+def _is_no_prompt(value: object) -> bool:
+    return is_conversation(value) or (isinstance(value, Mapping) and not is_prompt_mapping(value))
 
 
 def all_are(given: list[Any], are: Callable[[Any], bool]) -> bool:

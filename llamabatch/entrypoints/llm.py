@@ -16,7 +16,8 @@ from llamabatch.client.connect import connect
 from llamabatch.client.middleware import CountingClient
 from llamabatch.config import EngineConfig
 from llamabatch.engine.stats import EngineStats
-from llamabatch.entrypoints.input_processor import Adapters, InputProcessor, OneAdapters, Params, Prompt
+from llamabatch.entrypoints.input_processor import Adapters, InputProcessor, OneAdapters, Params
+from llamabatch.entrypoints.prompts import Prompt
 from llamabatch.entrypoints.saved_prefix import CROWDED, ONE_TOKEN, TRIES, tokens_to_save
 from llamabatch.entrypoints.scoring import Pairs, Score, Scoring
 from llamabatch.entrypoints.submission import ErrorPolicy, Submission, Vector, vectors
@@ -99,7 +100,8 @@ class LLM:
         """Continues prompts.
 
         Args:
-            prompts: one prompt or a list; each a text, or the token ids of one.
+            prompts: one prompt or a list; each a text, the token ids of one, {"prompt": text} or
+                {"prompt_token_ids": ids}.
             params: SamplingParams, or a mapping of their fields and aliases: one for all, or a list with one for
                 each; None: the defaults.
             adapters: {name: scale} of loaded adapters (LLM(..., adapters=…), load_adapter): one for all, or a list
@@ -279,7 +281,7 @@ class LLM:
         """A vector for each text, pooled as the model's GGUF says; the mean over its tokens if it does not say.
 
         Args:
-            texts: one text or a list; each a str, or the token ids of one.
+            texts: one text or a list; each in a form of a prompt of `generate`.
             normalize: scale each vector to length 1.
             adapters: as for `generate`.
             errors: as for generate, but "raise" unless given; with "warn" and "return" a LlamaBatchError takes the

@@ -13,13 +13,12 @@ from llamabatch.client.base import EngineClient
 from llamabatch.engine.validation import RequestLimits, validate
 from llamabatch.entrypoints.input_processor import (
     OneAdapters,
-    Prompt,
     all_are,
     first_of,
-    is_token_ids,
     listed,
     new_id,
 )
+from llamabatch.entrypoints.prompts import FORMS, Prompt, is_prompt_mapping, is_token_ids, read_mapping
 from llamabatch.entrypoints.submission import ErrorPolicy, Refused, Submission
 from llamabatch.errors import ConfigError, PromptError
 from llamabatch.request.adapters import adapter_set, check_known
@@ -136,8 +135,9 @@ class Scoring:
         self._lengths.append(1)
 
     def _add(self, prompt: object, continuations: list[Any], label: str) -> None:
+        prompt = _unwrapped(prompt)
         head = self._head(prompt)
-        for number, continuation in enumerate(continuations):
+        for number, continuation in enumerate(map(_unwrapped, continuations)):
             text = prompt + continuation if isinstance(prompt, str) and isinstance(continuation, str) else None
             self._items.append(self._item(prompt, head, continuation, text))
             self._labels.append(f"{label}continuations[{number}]")
@@ -145,6 +145,8 @@ class Scoring:
 
     def _head(self, prompt: object) -> tuple[int, ...] | PromptError:
         """The tokens of a prompt, or its error."""
+        if isinstance(prompt, PromptError):
+            return prompt
         try:
             if isinstance(prompt, str):
                 return tuple(self._model.tokenize(prompt))
@@ -152,7 +154,7 @@ class Scoring:
                 return tuple(map(int, prompt))
         except PromptError as refusal:
             return refusal
-        return PromptError(f"a prompt is a text or a list of token ids, not {show(prompt)}")
+        return PromptError(f"a prompt is {FORMS}, not {show(prompt)}")
 
     def _item(
         self, prompt: Any, head: tuple[int, ...] | PromptError, continuation: Any, text: str | None
@@ -186,14 +188,27 @@ class Scoring:
             ids = head + tuple(map(int, continuation))
         elif isinstance(continuation, (list, tuple)) and not continuation:
             ids = head
+        elif isinstance(continuation, PromptError):
+            raise continuation
         else:
-            raise PromptError(f"a continuation is a text or a list of token ids, not {show(continuation)}")
+            raise PromptError(f"a continuation is {FORMS}, not {show(continuation)}")
         first = common_length(ids, head)
         if first == len(ids):
             raise PromptError(f"the continuation {show(continuation)} has no token of its own")
         if first == 0:
             raise PromptError("no token comes before the continuation; give a longer prompt, or token ids")
         return ids, first
+
+
+def _unwrapped(value: object) -> object:
+    """The token ids or the text of a mapping, or its PromptError; anything else as it is."""
+    if not is_prompt_mapping(value):
+        return value
+    try:
+        text, ids = read_mapping(value)
+    except PromptError as error:
+        return error
+    return text if ids is None else ids
 
 
 def _pairs(given: object) -> list[Any]:

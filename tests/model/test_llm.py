@@ -1,7 +1,9 @@
 """LLM: what people call, and what they call wrongly."""
 
 import gc
+import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -55,6 +57,64 @@ def test_one_prompt_or_a_list_text_or_ids(llm, greedy):
     assert [o.text for o in both] == [one.text, one.text]
 
 
+def test_prompts_in_mappings_are_the_prompts_in_them(llm, greedy):
+    ids = llm.tokenize("Once upon a time")
+    plain = llm.generate("Once upon a time", greedy)[0]
+    forms = [
+        *({"prompt": "Once upon a time"}, {"prompt_token_ids": ids}, {"prompt_token_ids": np.array(ids)}),
+        {"prompt_token_ids": ids, "prompt": "as it was"},
+    ]
+    shown = ["Once upon a time", None, None, "as it was"]
+    for form, prompt in zip(forms, shown, strict=True):
+        [alone] = llm.generate(form, greedy)
+        assert (alone.prompt, alone.prompt_token_ids, alone.text) == (prompt, tuple(ids), plain.text)
+        assert "".join(piece.text for piece in llm.stream(form, greedy)) == plain.text
+        assert [output.text for _, output in llm.as_completed(form, greedy)] == [plain.text]
+    beside = [*forms, "Once upon a time", ids]
+    assert [output.prompt_token_ids for output in llm.generate(beside, greedy)] == [tuple(ids)] * 6
+    assert [output.prompt_token_ids for output in llm.generate(iter(beside), greedy)] == [tuple(ids)] * 6
+    pieces = list(llm.stream([*forms, HI], greedy))
+    assert {piece.prompt_index for piece in pieces if piece.finished is not None} == set(range(5))
+    assert all(np.array_equal(a, b) for a, b in itertools.pairwise(llm.embed(forms)))
+    assert np.array_equal(llm.embed({"prompt": "Once upon a time"})[0], llm.embed(ids)[0])
+    wanted = llm.score("Once upon", [" a time"])
+    assert llm.score({"prompt": "Once upon"}, [{"prompt": " a time"}]) == wanted
+    head = llm.tokenize("Once upon")
+    tail = {"prompt_token_ids": list(wanted[0].token_ids)}
+    [[one]] = llm.score([({"prompt_token_ids": head}, [tail])])
+    assert one.token_ids == wanted[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        ({"prompt": "a", "multi_modal_data": {}}, "'multi_modal_data', which is not supported yet"),
+        ({"prompt_embeds": [[0.5]]}, "'prompt_embeds', which is not supported yet"),
+        ({"prompt": "a", "promt_token_ids": [1]}, "unknown key 'promt_token_ids'; did you mean 'prompt_token_ids'"),
+        ({"prompt_token_ids": "a"}, "prompt_token_ids is 'a'; give a list of token ids"),
+        ({"prompt_token_ids": [1], "prompt": 5}, "prompt of a mapping is 5; give a text"),
+        ({"prompt_token_ids": []}, "the prompt is empty"),
+        ({"prompt_token_ids": [10**9]}, "token id 1000000000 is outside the vocabulary"),
+    ],
+)
+def test_a_mapping_that_is_no_prompt_is_its_own_error(llm, prompt, says, greedy):
+    good, bad = llm.generate(["good", prompt], greedy, errors="return")
+    assert good.error is None
+    assert says in bad.error
+    with pytest.raises(PromptError, match=re.escape(says)):
+        llm.generate(prompt)
+    with pytest.raises(PromptError, match=re.escape(says)):
+        llm.embed([prompt])
+    [one, other] = llm.score("Once", [" upon", prompt], errors="return")
+    assert one.error is None
+    assert other.error is not None
+
+
+def test_a_conversation_is_no_list_of_mappings(llm):
+    with pytest.raises(PromptError, match=r"texts and token ids go to generate\(\)"):
+        llm.chat([{"prompt": "a"}, {"prompt_token_ids": [1]}])
+
+
 def test_params_for_each(llm):
     outputs = llm.generate(["a", "b", "c"], [SamplingParams(max_tokens=n, ignore_eos=True) for n in (1, 2, 3)])
     assert [len(o.token_ids) for o in outputs] == [1, 2, 3]
@@ -100,7 +160,7 @@ def test_a_bad_prompt_in_a_list_is_one_failed_output(llm, greedy):
 
 NO_LIST_OF_PROMPTS = [
     HI, [HI], [HI, HI], tuple(HI), [None, HI], [None, *HI], [float("nan"), *HI], np.array(HI), np.array([HI]),
-    HI[0], {"prompt": ["a"]}, [{"prompt": "a"}, {"prompt": "b"}], None, 5, b"ab", True, object(),
+    HI[0], {"prompt": ["a"]}, [{"text": "a"}, {"text": "b"}], None, 5, b"ab", True, object(),
     np.array(1), np.array("a"),
 ]  # fmt: skip
 

@@ -1,0 +1,91 @@
+"""The forms of a prompt: a text, token ids, or one of these in a mapping, as vLLM has them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
+
+from llamabatch.errors import PromptError
+from llamabatch.utils.checks import items, nearest, show
+
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired
+
+
+class TextPrompt(TypedDict):
+    """A text in a mapping, as vLLM's TextPrompt.
+
+    Attributes:
+        prompt: the text.
+    """
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """Token ids in a mapping, as vLLM's TokensPrompt.
+
+    Attributes:
+        prompt_token_ids: ids of the model's vocabulary, which are computed as they are.
+        prompt: the text that they came from, for RequestOutput.prompt; it is not tokenized.
+    """
+
+    prompt_token_ids: Sequence[int]
+    prompt: NotRequired[str]
+
+
+Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
+
+FORMS = "a text or a list of token ids"
+_KEYS = ("prompt", "prompt_token_ids")
+# Further keys of vLLM's mappings.
+_NOT_YET = (
+    *("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "cache_salt", "prompt_embeds"),
+    *("token_type_ids", "encoder_prompt", "decoder_prompt"),
+)
+
+
+def is_token_ids(prompt: object) -> TypeGuard[Sequence[int]]:
+    """True for a non-empty list, tuple or array of whole numbers, which is one prompt."""
+    if isinstance(prompt, Iterator) or is_table(prompt):
+        return False
+    tokens = items(prompt, sys.maxsize)
+    return bool(tokens) and all(isinstance(t, Integral) and not isinstance(t, bool) for t in tokens or ())
+
+
+def is_table(values: object) -> bool:
+    """True for a DataFrame or the like: iterating it gives the names of its columns."""
+    return hasattr(type(values), "columns")
+
+
+def is_prompt_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
+    """True for a TextPrompt or a TokensPrompt, be it with keys that it may not have; False for a message, and for a
+    table as a dict of its columns."""
+    if not isinstance(value, Mapping) or "role" in value:
+        return False
+    return isinstance(value.get("prompt"), str) or any(key in value for key in (*_KEYS[1:], *_NOT_YET))
+
+
+def read_mapping(prompt: Mapping[str, Any]) -> tuple[str | None, tuple[int, ...] | None]:
+    """The text and the token ids of a TextPrompt or TokensPrompt; None for one that it does not have.
+
+    Raises:
+        PromptError: a key is unknown, or a value is of the wrong type.
+    """
+    for key in prompt:
+        if key in _NOT_YET:
+            raise PromptError(f"a prompt has {key!r}, which is not supported yet; give {' and '.join(_KEYS)} alone")
+        if key not in _KEYS:
+            raise PromptError(f"a prompt has the unknown key {show(key)}{nearest(str(key), _KEYS)}")
+    text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if text is not None and not isinstance(text, str):
+        raise PromptError(f"prompt of a mapping is {show(text)}; give a text")
+    if "prompt_token_ids" not in prompt:
+        return text, None
+    if is_token_ids(ids):
+        return text, tuple(map(int, ids))
+    if isinstance(ids, (list, tuple)) and not ids:
+        return text, ()  # refused later, as an empty prompt
+    raise PromptError(f"prompt_token_ids is {show(ids)}; give a list of token ids")
