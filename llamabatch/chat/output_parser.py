@@ -1,0 +1,354 @@
+"""OutputParser: generated text, as it comes, into thinking, answer and tool calls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable
+from typing import Protocol
+
+from llamabatch.chat.formats import (
+    CALL,
+    CHANNEL,
+    CHANNEL_MARKS,
+    CONSTRAIN,
+    END,
+    GAP,
+    MESSAGE,
+    RETURN,
+    START,
+    ChatFormat,
+    ReasoningTags,
+    Thinking,
+)
+from llamabatch.request.delta import Delta, TextParser
+from llamabatch.request.tool_calls import ToolCall, ToolCallDelta
+
+MakeToolParser = Callable[[], TextParser]
+
+
+class OutputParser:
+    """The parser of one continuation: a TextParser.
+
+    The thinking goes to `Delta.reasoning`, without white space around it; the rest to the tool parser, or to
+    `Delta.text`. Of the line breaks between the two up to len(GAP) are dropped.
+
+    Args:
+        chat_format: of the model.
+        thinking: its state where the prompt ends.
+        special: marks that are special tokens of the vocabulary. No text can quote them, so that they count anywhere;
+            other tags count at the beginning of the answer only.
+        make_tool_parser: makes the parser of the text behind the thinking; None: that text is the answer.
+
+    Attributes:
+        has_reasoned: the continuation has a thinking part, be it empty.
+    """
+
+    def __init__(
+        self,
+        chat_format: ChatFormat,
+        *,
+        thinking: Thinking = Thinking.POSSIBLE,
+        special: Collection[str] = (),
+        make_tool_parser: MakeToolParser | None = None,
+    ) -> None:
+        out = _Parts(None if make_tool_parser is None else make_tool_parser())
+        tags = chat_format.reasoning
+        self._parts = out
+        self._splitter: _Splitter
+        if tags is None:
+            self._splitter = _Plain(out)
+        elif tags.channels:
+            self._splitter = _Channels(out, thinking)
+        else:
+            self._splitter = _Tags(out, tags, thinking, anywhere=tags.start in special and tags.end in special)
+
+    @property
+    def has_reasoned(self) -> bool:
+        return self._parts.has_reasoned
+
+    def feed(self, text: str) -> Delta:
+        """Takes the next piece of text."""
+        self._splitter.feed(text)
+        return self._parts.take()
+
+    def finish(self, text: str = "") -> Delta:
+        """Takes the last piece; gives all that was held back."""
+        self._splitter.feed(text)
+        self._splitter.finish()
+        self._parts.finish()
+        return self._parts.take()
+
+
+def joined_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
+    """The calls that deltas make up, in their order."""
+    calls: dict[int, ToolCall] = {}
+    for delta in deltas:
+        before = calls.get(delta.index)
+        if before is None:
+            calls[delta.index] = ToolCall(delta.id or "", delta.name or "", delta.arguments)
+        else:
+            calls[delta.index] = ToolCall(before.id, before.name, before.arguments + delta.arguments)
+    return tuple(calls[index] for index in sorted(calls))
+
+
+class _Parts:
+    """Gathers the parts of a delta: thinking without white space around it, and the rest through the tool parser."""
+
+    def __init__(self, tool_parser: TextParser | None) -> None:
+        self.has_reasoned = False
+        self.tool_parser = tool_parser
+        self._reasoning, self._text = "", ""
+        self._calls: list[ToolCallDelta] = []
+        self._space = ""  # white space that stays only if more thinking follows
+        self._has_thought = False  # some thinking besides white space has come
+
+    def begin_reasoning(self) -> None:
+        """A thinking part begins; a second one stands on a new line."""
+        self.has_reasoned = True
+        self._space = "\n" if self._has_thought else ""
+
+    def add_reasoning(self, text: str) -> None:
+        text = self._space + text
+        kept = text.rstrip()
+        self._space = text[len(kept) :] if kept or self._has_thought else ""
+        self._reasoning += kept if self._has_thought else kept.lstrip()
+        self._has_thought = self._has_thought or bool(kept)
+
+    def add_text(self, text: str) -> None:
+        if self.tool_parser is None:
+            self._text += text
+        elif text:
+            self._take_in(self.tool_parser.feed(text))
+
+    def finish(self) -> None:
+        if self.tool_parser is not None:
+            self._take_in(self.tool_parser.finish())
+
+    def take(self) -> Delta:
+        """The parts since the last call."""
+        delta = Delta(self._reasoning, self._text, tuple(self._calls))
+        self._reasoning, self._text, self._calls = "", "", []
+        return delta
+
+    def _take_in(self, delta: Delta) -> None:
+        self._reasoning += delta.reasoning
+        self._text += delta.text
+        self._calls += delta.tool_calls
+
+
+class _Splitter(Protocol):
+    """Tells thinking from the rest and hands both to a _Parts."""
+
+    def feed(self, text: str) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+class _Plain:
+    """A format without thinking."""
+
+    def __init__(self, parts: _Parts) -> None:
+        self._parts = parts
+
+    def feed(self, text: str) -> None:
+        self._parts.add_text(text)
+
+    def finish(self) -> None:
+        pass
+
+
+class _Tags:
+    """Thinking between two tags.
+
+    Args:
+        anywhere: the tags count wherever they stand, not only before the answer.
+    """
+
+    def __init__(self, parts: _Parts, tags: ReasoningTags, thinking: Thinking, *, anywhere: bool) -> None:
+        self._parts = parts
+        self._start, self._end = tags.start, tags.end
+        self._anywhere = anywhere
+        self._held = ""
+        self._gap = 0  # line breaks that may still be dropped
+        steps = {Thinking.INSIDE: self._inside, Thinking.POSSIBLE: self._before, Thinking.OVER: self._after}
+        self._step: Callable[[], bool] = steps[thinking]
+        if thinking is Thinking.INSIDE:
+            parts.begin_reasoning()
+        elif thinking is Thinking.OVER:
+            self._gap = len(GAP)
+
+    def feed(self, text: str) -> None:
+        self._held += text
+        while self._held and self._step():
+            pass
+
+    def finish(self) -> None:
+        held, self._held = self._held, ""
+        if self._step == self._inside:
+            self._parts.add_reasoning(held)
+        else:
+            self._parts.add_text(held)
+
+    def _before(self) -> bool:
+        """Only white space has come. Each step returns False when it waits for more text."""
+        begun = self._held.lstrip()
+        for tag in (self._start, self._end):
+            if begun.startswith(tag):
+                self._parts.begin_reasoning()
+                self._held = begun[len(tag) :]
+                self._enter(self._inside if tag == self._start else self._after)
+                return True
+        if not begun or self._start.startswith(begun) or self._end.startswith(begun):
+            return False
+        self._step = self._answer
+        return True
+
+    def _enter(self, step: Callable[[], bool]) -> None:
+        self._step = step
+        self._gap = len(GAP)
+
+    def _inside(self) -> bool:
+        before, tag, rest = self._held.partition(self._end)
+        if tag:
+            self._parts.add_reasoning(before)
+            self._held = rest
+            self._enter(self._after)
+            return True
+        cut = len(self._held) - held_length(self._held, (self._end,))
+        self._parts.add_reasoning(self._held[:cut])
+        self._held = self._held[cut:]
+        return False
+
+    def _after(self) -> bool:
+        """Between the thinking and the answer."""
+        while self._gap and self._held.startswith("\n"):
+            self._held, self._gap = self._held[1:], self._gap - 1
+        if self._held or not self._gap:
+            self._step = self._answer
+        return bool(self._held)
+
+    def _answer(self) -> bool:
+        if not self._anywhere:
+            text, self._held = self._held, ""
+            self._parts.add_text(text)
+            return False
+        places = [(at, tag) for tag in (self._start, self._end) if (at := self._held.find(tag)) >= 0]
+        if not places:
+            cut = len(self._held) - held_length(self._held, (self._start, self._end))
+            text, self._held = self._held[:cut], self._held[cut:]
+            self._parts.add_text(text)
+            return False
+        at, tag = min(places)
+        self._parts.add_text(self._held[:at])
+        self._held = self._held[at + len(tag) :]
+        if tag == self._start:
+            self._parts.begin_reasoning()
+            self._enter(self._inside)
+        return True
+
+
+_MARK = re.compile("|".join(map(re.escape, CHANNEL_MARKS)))
+_HEADER_BEGINS = (START, CHANNEL, CONSTRAIN, "to=", END)
+
+
+class _Channels:
+    """Messages in channels: analysis is thinking, final and commentary are the answer, one with a recipient is a call.
+
+    A call goes to the tool parser with its header and its marks, as the model wrote it; without a tool parser its body
+    is a part of the answer.
+    """
+
+    def __init__(self, parts: _Parts, thinking: Thinking) -> None:
+        self._parts = parts
+        self._held = ""
+        self._header: str | None = ""  # of the message to come; None: inside a message
+        self._add: Callable[[str], None] = parts.add_text
+        self._is_call = False
+        self._n_texts = 0  # messages of the answer so far
+        if thinking is Thinking.INSIDE:
+            self._begin(f"{CHANNEL}analysis")
+        elif thinking is Thinking.OVER:
+            self._begin(f"{CHANNEL}final")
+
+    def feed(self, text: str) -> None:
+        self._held += text
+        while self._held and self._step():
+            pass
+
+    def finish(self) -> None:
+        held, self._held = self._held, ""
+        if self._header is None:
+            self._add(held)
+        elif self._header == "" and not held.lstrip().startswith(("<|", "to=")):  # "to" alone, say
+            self._parts.add_text(held)
+
+    def _step(self) -> bool:
+        found = _MARK.search(self._held)
+        if self._header is None:
+            return self._in_message(found)
+        if self._header == "" and not _may_be_header(self._held):
+            self._begin(f"{CHANNEL}final")  # a text without channels
+            return True
+        if found is None:
+            return False
+        before, mark = self._held[: found.start()], found[0]
+        self._held = self._held[found.end() :]
+        if mark == MESSAGE:
+            self._begin(self._header + before)
+        elif mark == START:
+            self._header = START
+        elif mark in (END, RETURN, CALL):  # a header without a message
+            self._header = ""
+        else:
+            self._header += before + mark
+        return True
+
+    def _in_message(self, found: re.Match[str] | None) -> bool:
+        if found is None:
+            cut = len(self._held) - held_length(self._held, CHANNEL_MARKS)
+            text, self._held = self._held[:cut], self._held[cut:]
+            self._add(text)
+            return False
+        self._add(self._held[: found.start()])
+        mark = found[0]
+        self._held = self._held[found.end() :]
+        if mark in (END, RETURN, CALL):
+            if self._is_call and self._parts.tool_parser is not None:
+                self._add(mark)
+            self._header = ""
+        elif mark in (START, CHANNEL):  # a message without an end
+            self._header = mark
+        return True
+
+    def _begin(self, header: str) -> None:
+        self._header = None
+        self._is_call = "to=" in header
+        if self._is_call:
+            self._add = self._parts.add_text
+            if self._parts.tool_parser is not None:
+                self._add(header + MESSAGE)
+        elif f"{CHANNEL}analysis" in header:
+            self._add = self._parts.add_reasoning
+            self._parts.begin_reasoning()
+        else:
+            self._add = self._parts.add_text
+            if self._n_texts:
+                self._add("\n")
+            self._n_texts += 1
+
+
+def _may_be_header(text: str) -> bool:
+    """True if a header may begin so: with a mark or a recipient, or a part of one."""
+    begun = text.lstrip(" ")
+    return any(begun.startswith(mark) or mark.startswith(begun) for mark in _HEADER_BEGINS)
+
+
+def held_length(text: str, marks: Iterable[str]) -> int:
+    """Characters at the end of the text that may become one of these marks with more text behind them."""
+    longest = 0
+    for mark in marks:
+        for length in range(min(len(mark) - 1, len(text)), longest, -1):
+            if text.endswith(mark[:length]):
+                longest = length
+                break
+    return longest

@@ -1,0 +1,35 @@
+"""Delta: the parts of an answer that a piece of generated text brings, and the protocol of what takes texts apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from llamabatch.request.tool_calls import ToolCallDelta
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What a piece of generated text brings.
+
+    Attributes:
+        reasoning: thinking.
+        text: the answer proper.
+        tool_calls: parts of tool calls.
+    """
+
+    reasoning: str = ""
+    text: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+
+
+class TextParser(Protocol):
+    """Takes the text of one continuation apart as it comes. The joined deltas are the same however the text is cut, and
+    none of them holds a part of a mark: what may still become one waits for the text behind it.
+    """
+
+    def feed(self, text: str) -> Delta:
+        """Takes the next piece of text."""
+
+    def finish(self, text: str = "") -> Delta:
+        """Takes the last piece, and gives all that was held back. Nothing may be fed after it."""
