@@ -18,9 +18,9 @@ from types import ModuleType
 from typing import Any
 
 from llamabatch.errors import EngineError, SetupError
-from llamabatch.llama import log
+from llamabatch.llama import backends, log
 from llamabatch.llama.abi_check import check_layout
-from llamabatch.llama.build_info import build_marker, library_dir
+from llamabatch.llama.build_info import build_marker, cpu_library, library_dir
 from llamabatch.llama.environment import NOTHING_MEASURED, OnLoad, amx_is_off, is_mapped, prepared
 from llamabatch.utils.lifetime import ForkGuard, in_forks
 
@@ -53,6 +53,7 @@ def load(model_bytes: int | None = None, measured: OnLoad = NOTHING_MEASURED) ->
                 module = _import_llama_cpp()
                 check_layout(module)
                 log.forward(module)
+                backends.load_cpu(module, library_dir(module))
                 module.llama_backend_init()
                 if amx_is_off():
                     names = _extra_buffers(module)
@@ -105,13 +106,18 @@ class Device:
 
 @dataclass(frozen=True)
 class LibraryInfo:
-    """The llama.cpp in use, for `llamabatch doctor`."""
+    """The llama.cpp in use, for `llamabatch doctor`.
+
+    Attributes:
+        cpu_variant: the library of CPU kernels among several; None where the build has one for a single kind of CPU.
+    """
 
     binding_version: str
     llama_version: str
     library_dir: Path
     libraries: tuple[Path, ...]
     marker: Mapping[str, Any] | None
+    cpu_variant: str | None
     system_info: str
     devices: tuple[Device, ...]
     supports_gpu_offload: bool
@@ -128,6 +134,7 @@ def library_info() -> LibraryInfo:
         library_dir=folder,
         libraries=tuple(sorted(p for p in folder.iterdir() if p.suffix in {".so", ".dylib", ".dll"})),
         marker=build_marker(module),
+        cpu_variant=backends.variant_name(cpu_library(module)),
         system_info=_text(module.llama_print_system_info()).strip(" |"),
         devices=_devices(module),
         supports_gpu_offload=bool(module.llama_supports_gpu_offload()),
@@ -258,6 +265,7 @@ def gpu_names() -> tuple[str, ...]:
 
 
 def uses_libgomp() -> bool:
-    """True if the loaded library uses libgomp, which reads GOMP_SPINCOUNT (Linux; False elsewhere)."""
-    load()
-    return is_mapped("libgomp")
+    """True if the loaded library waits as GOMP_SPINCOUNT says: with libgomp, or with the teams of threads that
+    native_patches/portable has in its place (Linux; False elsewhere)."""
+    marker = build_marker(load())
+    return is_mapped("libgomp") or (marker is not None and marker.get("openmp") == "teams")

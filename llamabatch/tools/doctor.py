@@ -103,6 +103,7 @@ def _facts(info: LibraryInfo | None, flags: frozenset[str]) -> dict[str, Any]:
         "llama_cpp": info.llama_version,
         "library_dir": str(info.library_dir),
         "build": dict(info.marker) if info.marker else None,
+        "cpu_variant": info.cpu_variant,
         "devices": [asdict(device) for device in info.devices],
         "extra_buffers": library.extra_bufts_safe(),
     }
@@ -158,7 +159,8 @@ def _machine(flags: frozenset[str]) -> Iterator[Check]:
 
 def _library(info: LibraryInfo) -> Iterator[Check]:
     yield Check("library", Status.OK, f"llama.cpp {info.llama_version} in {info.library_dir}")
-    yield Check("compiled for", Status.OK, info.system_info)
+    variant = f"{info.cpu_variant} of several kinds of CPU: " if info.cpu_variant else ""
+    yield Check("compiled for", Status.OK, f"{variant}{info.system_info}")
     devices = [f"{d.name} ({d.kind}, {d.description}, {_gib(d.free_bytes)} free)" for d in info.devices]
     yield Check(
         "devices",

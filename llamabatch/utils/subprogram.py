@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 # A child imports the modules that its parent would, and none that happens to lie in the working directory.
@@ -28,15 +29,22 @@ def import_path() -> list[str]:
 
 
 def run_program(
-    module: str, *arguments: str, timeout_s: float, without_gpus: bool = False
+    module: str,
+    *arguments: str,
+    timeout_s: float,
+    without_gpus: bool = False,
+    environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
     """Runs a module as a program to its end; stdout has its stdout and stderr.
+
+    Args:
+        environment: variables in addition to this process's.
 
     Raises:
         subprocess.TimeoutExpired, OSError
     """
     hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "GGML_VK_VISIBLE_DEVICES": ""}
     return subprocess.run(
-        command(module, *arguments), env={**os.environ, **(hidden if without_gpus else {})},
+        command(module, *arguments), env={**os.environ, **(hidden if without_gpus else {}), **(environment or {})},
         timeout=timeout_s, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip

@@ -24,6 +24,7 @@ def info(**changed):
         "library_dir": Path("lib"),
         "libraries": (),
         "marker": {"patches": {extra_buffers.PATCH: "hash"}, "backend": "cpu", "compiler": "g++ 12"},
+        "cpu_variant": None,
         "system_info": "CPU : AVX2 = 1 | FMA = 1 | AVX512 = 1 | AMX_INT8 = 1",
         "devices": (Device("CPU", "a CPU", "cpu", 8 << 30, 8 << 30),),
         "supports_gpu_offload": False,
@@ -49,6 +50,13 @@ def machine(monkeypatch):
 def finding(name, environment=None):
     report = doctor.examine(environment or {})
     return next(check for check in report.checks if check.name == name)
+
+
+def test_the_cpu_variant_in_use_is_named(machine):
+    assert finding("compiled for").detail.startswith("CPU : ")
+    machine.info = info(cpu_variant="haswell")
+    assert finding("compiled for").detail.startswith("haswell of several kinds of CPU: CPU : ")
+    assert doctor.examine({}).facts["cpu_variant"] == "haswell"
 
 
 def test_a_sound_machine_has_no_findings(machine):

@@ -1,0 +1,177 @@
+"""The CPU variant of a build: one of several libraries with ggml's kernels, each compiled for another kind of CPU.
+
+The libraries of the wheel load no backend by themselves (GGML_BACKEND_DL); load_cpu() registers one. Linux lists the
+instructions that the CPU has and the system has enabled, and the marker those that a variant needs: the best variant
+that this CPU can run is known before any of its code is mapped. ggml's own choice maps all of them and asks the CPU
+alone. Where the system lists no instructions, a child process tries the variants, best first; the verdict is kept.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import itertools
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from llamabatch.errors import SetupError
+from llamabatch.llama.build_info import build_marker
+from llamabatch.planning.cpu import cpu_flags
+from llamabatch.utils import disk_cache, paths
+from llamabatch.utils.subprogram import run_program
+
+logger = logging.getLogger(__name__)
+
+VARIABLE = "LLAMABATCH_CPU_VARIANT"
+"""The environment variable that names the variant to use."""
+
+_PROBE = "llamabatch.llama.probe"
+_PROBE_VERSION = 1
+_PROBE_TIMEOUT_S = 60.0
+_VERDICTS = "cpu-variant"
+_BASELINE = {"sse2", "asimd"}  # every CPU of x86-64 and aarch64 has one: a list without them says nothing about it
+_PREFIX = "libggml-cpu-"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A library with the kernels for one kind of CPU.
+
+    Attributes:
+        needs: the CPU features that its code uses, in the names of Linux.
+    """
+
+    name: str
+    path: Path
+    needs: frozenset[str]
+
+
+def load_cpu(module: ModuleType, folder: Path) -> str | None:
+    """Register the CPU backend of the build in `folder`, before llama_backend_init.
+
+    Returns:
+        The name of the variant; None: the build has none, since its kernels are linked.
+
+    Raises:
+        SetupError: LLAMABATCH_CPU_VARIANT names one that is not there or that this CPU cannot run, or none can be
+            loaded.
+    """
+    variants = variants_in(folder, build_marker(module))
+    wanted = os.environ.get(VARIABLE, "")
+    if not variants:
+        if _files(folder) and not _has_cpu(module):  # of a build that is not ours
+            _load_what_ggml_takes(module, folder)
+        return None
+    if _has_cpu(module):
+        return None
+    candidates = [_forced(wanted, variants)] if wanted else usable(variants)
+    for variant in candidates:
+        if _load(module, variant.path):
+            return variant.name
+        logger.debug("the CPU variant %s could not be loaded from %s", variant.name, variant.path)
+    raise SetupError(
+        f"no CPU variant in {folder} runs on this CPU: tried {_listed(candidates) or 'none'}, there are "
+        f"{_listed(variants)}; `llamabatch build` makes a build for this CPU"
+    )
+
+
+def variants_in(folder: Path, marker: Mapping[str, Any] | None) -> list[Variant]:
+    """The variants of a build of ours, best first; empty where it has none."""
+    listed = (marker or {}).get("variants")
+    found = []
+    for entry in listed if isinstance(listed, list) else []:
+        path = folder / str(entry["file"])
+        if path.is_file():
+            found.append(Variant(str(entry["name"]), path, frozenset(map(str, entry["needs"]))))
+    return found
+
+
+def variant_name(cpu_library: Path) -> str | None:
+    """The variant that a library of CPU kernels is, by its name: `haswell` of libggml-cpu-haswell.so."""
+    return cpu_library.stem.removeprefix(_PREFIX) if cpu_library.name.startswith(_PREFIX) else None
+
+
+def usable(variants: Sequence[Variant]) -> list[Variant]:
+    """The variants that this CPU can run, best first; of those that must be tried, the best alone."""
+    flags = cpu_flags()
+    if _is_known(flags):
+        return [variant for variant in variants if variant.needs <= flags]
+    tried = (variant for variant in variants if variant.needs and _runs(variant))
+    return [*itertools.islice(tried, 1), *(variant for variant in variants if not variant.needs)]
+
+
+def _is_known(flags: frozenset[str]) -> bool:
+    """True if the system lists all instruction sets of this CPU: Linux does, unless this is an emulation."""
+    return sys.platform == "linux" and bool(_BASELINE & flags)
+
+
+def _forced(name: str, variants: Sequence[Variant]) -> Variant:
+    found = next((variant for variant in variants if variant.name == name), None)
+    if found is None:
+        raise SetupError(f"{VARIABLE} is {name!r}, which is no CPU variant of this build: it has {_listed(variants)}")
+    flags = cpu_flags()
+    missing = found.needs - flags
+    if missing and _is_known(flags):
+        raise SetupError(
+            f"{VARIABLE} is {name!r}, which needs {', '.join(sorted(missing))} of the CPU, and this one lacks that: "
+            f"it can run {_listed(usable(variants))}"
+        )
+    return found
+
+
+def _runs(variant: Variant) -> bool:
+    """True if the bundled model runs with a variant in a child process; the verdict is kept by the library's hash."""
+    key = f"{hashlib.sha256(variant.path.read_bytes()).hexdigest()[:16]}-{_PROBE_VERSION}"
+    kept = disk_cache.read(_VERDICTS, key)
+    if kept is not None and isinstance(kept.get("runs"), bool):
+        return bool(kept["runs"])
+    if not sys.executable or not paths.bundled_model().is_file():
+        return False
+    try:
+        child = run_program(_PROBE, timeout_s=_PROBE_TIMEOUT_S, environment={VARIABLE: variant.name})
+    except (OSError, subprocess.TimeoutExpired) as error:
+        logger.debug("the CPU variant %s was not tried: %s", variant.name, error)
+        return False
+    runs = child.returncode == 0
+    logger.debug("the CPU variant %s ended its trial with %d", variant.name, child.returncode)
+    disk_cache.keep(_VERDICTS, key, {"runs": runs, "variant": variant.name})
+    return runs
+
+
+def _load(module: ModuleType, path: Path) -> bool:
+    """Let ggml load a backend; False where the file cannot be loaded or its own check of the CPU refuses it."""
+    load = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(("ggml_backend_load", module.llama_cpp._lib))
+    return bool(load(os.fsencode(path)))
+
+
+def _load_what_ggml_takes(module: ModuleType, folder: Path) -> None:
+    try:
+        load = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(("ggml_backend_load_all_from_path", module.llama_cpp._lib))
+    except (AttributeError, ValueError):
+        return
+    load(os.fsencode(folder))
+
+
+def _has_cpu(module: ModuleType) -> bool:
+    """True if ggml has a CPU backend."""
+    cpu = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
+    try:
+        by_type = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int)(("ggml_backend_dev_by_type", module.llama_cpp._lib))
+    except (AttributeError, ValueError):  # everything is in one library
+        return True
+    return bool(by_type(cpu))
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if variant_name(path) is not None]
+
+
+def _listed(variants: Sequence[Variant]) -> str:
+    return ", ".join(variant.name for variant in variants)
