@@ -21,6 +21,7 @@ from llamabatch.client.base import Heartbeat
 from llamabatch.client.wire import Wire, pack_config, pack_request
 from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineClosedError, EngineError, describe
+from llamabatch.planning.binding_choice import for_children
 from llamabatch.request.request import Request
 from llamabatch.utils.subprogram import command
 
@@ -92,7 +93,7 @@ class Child:
                 start_new_session=True,  # Ctrl-C reaches the parent alone, which decides what it means
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # stdout belongs to the parent's answer
-                env=os.environ | environment,
+                env=os.environ | for_children() | environment,
             )
         try:
             self.pid = self._process.pid

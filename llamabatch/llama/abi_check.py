@@ -13,8 +13,6 @@ from typing import Any
 
 from llamabatch.errors import SetupError
 
-_CURE = "reinstall llama-cpp-python 0.3.36 or newer, or run `make setup` in a checkout of llamabatch"
-
 _FIELDS = {
     "llama_batch": ("n_tokens", "token", "embd", "pos", "n_seq_id", "seq_id", "logits"),
     "llama_model_params": (
@@ -56,16 +54,19 @@ _CONTEXT_RANGES: dict[str, tuple[int, int]] = {
 
 
 def check_layout(module: ModuleType) -> None:
-    """Raise SetupError unless the structs that llamabatch uses look alike on both sides of the binding."""
+    """Raise SetupError unless the structs that llamabatch uses look alike on both sides of the binding.
+
+    Its text is the reason alone: the cure depends on the other builds that are there.
+    """
     version = getattr(module, "__version__", "unknown")
     for function in _FUNCTIONS:
         if not hasattr(module, function):
-            raise SetupError(f"llama-cpp-python {version} has no {function}: {_CURE}.")
+            raise SetupError(f"llama-cpp-python {version} has no {function}")
     for name, fields in _FIELDS.items():
         known = {field[0] for field in getattr(module, name)._fields_}
         missing = [field for field in fields if field not in known]
         if missing:
-            raise SetupError(f"llama-cpp-python {version} has a {name} without {', '.join(missing)}: {_CURE}.")
+            raise SetupError(f"llama-cpp-python {version} has a {name} without {', '.join(missing)}")
     _check_defaults(module, "llama_model_params", "llama_model_default_params", _MODEL_RANGES)
     _check_defaults(module, "llama_context_params", "llama_context_default_params", _CONTEXT_RANGES)
     _check_batch(module)
@@ -74,12 +75,12 @@ def check_layout(module: ModuleType) -> None:
 def _check_defaults(module: ModuleType, name: str, function: str, ranges: dict[str, tuple[int, int]]) -> None:
     struct: type[ctypes.Structure] = getattr(module, name)
     if platform.machine() in {"x86_64", "AMD64"} and not _same_size(module, struct, function):
-        raise SetupError(f"libllama's {name} is not as large as llama-cpp-python's: {_CURE}.")
+        raise SetupError(f"libllama's {name} is not as large as llama-cpp-python's")
     value = _call_padded(module, struct, function)
     for field, (low, high) in ranges.items():
         got = int(getattr(value, field))
         if not low <= got <= high:
-            raise SetupError(f"libllama's default of {name}.{field} is {got}, not in {low}..{high}: {_CURE}.")
+            raise SetupError(f"libllama's default of {name}.{field} is {got}, not in {low}..{high}")
 
 
 def _same_size(module: ModuleType, struct: type[ctypes.Structure], function: str) -> bool:
@@ -108,6 +109,6 @@ def _check_batch(module: ModuleType) -> None:
     try:
         arrays = (batch.token, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits)
         if batch.n_tokens != 0 or batch.embd or not all(arrays) or batch.seq_id[4]:
-            raise SetupError(f"libllama's llama_batch differs from llama-cpp-python's: {_CURE}.")
+            raise SetupError("libllama's llama_batch differs from llama-cpp-python's")
     finally:
         module.llama_batch_free(batch)

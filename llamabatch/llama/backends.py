@@ -23,6 +23,7 @@ from typing import Any
 
 from llamabatch.errors import SetupError
 from llamabatch.llama.build_info import build_marker
+from llamabatch.planning.binding_choice import for_children
 from llamabatch.planning.cpu import cpu_flags
 from llamabatch.utils import disk_cache, paths
 from llamabatch.utils.subprogram import run_program
@@ -51,6 +52,11 @@ class Variant:
     name: str
     path: Path
     needs: frozenset[str]
+
+
+def is_forced() -> bool:
+    """True if the environment names a variant."""
+    return bool(os.environ.get(VARIABLE))
 
 
 def load_cpu(module: ModuleType, folder: Path) -> str | None:
@@ -135,7 +141,7 @@ def _runs(variant: Variant) -> bool:
     if not sys.executable or not paths.bundled_model().is_file():
         return False
     try:
-        child = run_program(_PROBE, timeout_s=_PROBE_TIMEOUT_S, environment={VARIABLE: variant.name})
+        child = run_program(_PROBE, timeout_s=_PROBE_TIMEOUT_S, environment={**for_children(), VARIABLE: variant.name})
     except (OSError, subprocess.TimeoutExpired) as error:
         logger.debug("the CPU variant %s was not tried: %s", variant.name, error)
         return False

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-MARKER = "llamabatch_build.json"
-"""The file that native_patches/build.py puts into the llama_cpp package: patches, flags, compiler."""
+from llamabatch.planning.binding_choice import read_marker
 
 
 def library_dir(module: ModuleType) -> Path:
@@ -25,15 +23,7 @@ def build_marker(module: ModuleType) -> Mapping[str, Any] | None:
     It stands beside the libraries, or in the package whose `lib` folder they are in, also where `LLAMA_CPP_LIB_PATH`
     names the folder.
     """
-    folder = library_dir(module)
-    for place in (folder, folder.parent) if folder.name == "lib" else (folder,):
-        try:
-            marker = json.loads((place / MARKER).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(marker, dict):
-            return marker
-    return None
+    return read_marker(library_dir(module))
 
 
 def cpu_library(module: ModuleType) -> Path:

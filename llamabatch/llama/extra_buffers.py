@@ -17,8 +17,10 @@ from pathlib import Path
 from types import ModuleType
 
 from llamabatch.llama import build_info
+from llamabatch.planning.binding_choice import for_children
 from llamabatch.planning.cpu import cpu_flags
 from llamabatch.utils import disk_cache, paths
+from llamabatch.utils.cures import patched_build
 from llamabatch.utils.lifetime import in_forks
 from llamabatch.utils.subprogram import run_program
 
@@ -78,8 +80,9 @@ def _kept_or_probed(cpu_library: Path) -> bool:
     if not verdict:
         logger.warning(
             "this build of llama.cpp %s in its AMX kernels, so they stay off and models run 2 to 3 times slower: "
-            "run `make setup` in a checkout of llamabatch to get the patched build",
+            "%s to get the patched build",
             reason,
+            patched_build(),
         )
     return verdict
 
@@ -90,7 +93,7 @@ def _probe() -> tuple[bool, bool]:
         logger.debug("the extra buffer types cannot be probed: no interpreter or no bundled model")
         return False, False
     try:
-        child = run_program("llamabatch.llama.probe", timeout_s=_TIMEOUT_S)
+        child = run_program("llamabatch.llama.probe", timeout_s=_TIMEOUT_S, environment=for_children())
     except subprocess.TimeoutExpired:
         logger.debug("the probe of the extra buffer types did not end within %.0f s", _TIMEOUT_S)
         return False, False

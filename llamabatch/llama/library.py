@@ -1,13 +1,15 @@
-"""The llama_cpp module: load() prepares the environment, imports it, checks its layout and forwards its log.
+"""The binding of llama.cpp: load() prepares the environment, imports it, checks its layout and forwards its log.
 
-The order matters. libgomp reads its environment once, when it is loaded, and importing llama_cpp loads it. So the
-environment is prepared before that import, and this module is the only one that imports llama_cpp.
+The order matters. libgomp reads its environment once, when it is loaded, and importing the binding loads it. So the
+environment is prepared before that import, and this module is the only one that imports a binding. Which one it is,
+among those that are there, planning/binding_choice.py says.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib
+import importlib.util
 import itertools
 import sys
 import threading
@@ -22,6 +24,8 @@ from llamabatch.llama import backends, log
 from llamabatch.llama.abi_check import check_layout
 from llamabatch.llama.build_info import build_marker, cpu_library, library_dir
 from llamabatch.llama.environment import NOTHING_MEASURED, OnLoad, amx_is_off, is_mapped, prepared
+from llamabatch.planning import binding_choice
+from llamabatch.planning.binding_choice import Build, Choice, Origin
 from llamabatch.utils.lifetime import ForkGuard, in_forks
 
 ATTENTION_PATCH = "0003-flash-attention-decode.patch"
@@ -30,8 +34,6 @@ AMX_PATCH = "0007-amx-can-be-off.patch"
 SPLITTING_PATCH = "0008-split-without-recursion.patch"
 CELLS_PATCH = "0009-cells-cost-nothing-until-used.patch"
 
-INSTALL_CURE = "run `make setup` in a checkout of llamabatch, or `pip install --force-reinstall llama-cpp-python`"
-
 _lock = threading.Lock()
 _module: ModuleType | None = None
 _fork_guard = ForkGuard()  # of what llama_backend_init set up
@@ -39,10 +41,10 @@ _amx_off = False  # because the environment said so when llama.cpp was loaded
 
 
 def load(model_bytes: int | None = None, measured: OnLoad = NOTHING_MEASURED) -> ModuleType:
-    """Return the llama_cpp module, ready for use. May be called often and from any thread.
+    """Return the binding, ready for use: a module with the names of llama_cpp. May be called often and from any thread.
 
     The size of the model file and the measured settings count in the first call of a process only, since libgomp and
-    ggml read their environment once. Raises SetupError where llama_cpp is missing or does not fit.
+    ggml read their environment once. Raises SetupError where no build of llama.cpp is there that fits.
     """
     global _module, _fork_guard, _amx_off
     if _module is not None:
@@ -50,10 +52,7 @@ def load(model_bytes: int | None = None, measured: OnLoad = NOTHING_MEASURED) ->
     with _lock:
         if _module is None:
             with prepared(model_bytes, measured):
-                module = _import_llama_cpp()
-                check_layout(module)
-                log.forward(module)
-                backends.load_cpu(module, library_dir(module))
+                module = _import_choice()
                 module.llama_backend_init()
                 if amx_is_off():
                     names = _extra_buffers(module)
@@ -79,18 +78,75 @@ def check_usable() -> None:
         )
 
 
-def _import_llama_cpp() -> ModuleType:
+def _import_choice() -> ModuleType:
+    """The binding that the choice names, with its log and its CPU backend; where it does not work, the next one."""
+    while True:
+        build = binding_choice.choose().build
+        try:
+            module = import_build(build)
+            log.forward(module)
+            backends.load_cpu(module, library_dir(module))
+            return module
+        except SetupError as error:
+            if backends.is_forced():  # a wrong name is the user's to correct, and another build has other variants
+                raise
+            binding_choice.reject(build, str(error))
+
+
+def import_build(build: Build) -> ModuleType:
+    """The binding of a build, with its libraries. Raises SetupError, the reason alone, where it does not fit."""
+    name = "llamabatch-llama" if build.is_ours else "llama-cpp-python"
     try:
-        return importlib.import_module("llama_cpp")
+        module = _import_from(build)
     except ModuleNotFoundError as error:
-        if error.name != "llama_cpp":
-            raise SetupError(f"llama-cpp-python needs the package {error.name!r}: pip install {error.name}") from error
-        raise SetupError(f"llama-cpp-python is not installed: {INSTALL_CURE}.") from error
+        if error.name == build.module:
+            raise SetupError(f"{name} is not installed") from error
+        raise SetupError(f"{name} needs the package {error.name!r}: pip install {error.name}") from error
     except AttributeError as error:  # ctypes: a function of the binding is not in the library
-        raise SetupError(f"llama-cpp-python and its libllama differ ({error}): {INSTALL_CURE}.") from error
+        raise SetupError(f"{name} and its libllama differ ({error})") from error
     except (ImportError, OSError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise SetupError(f"llama-cpp-python cannot load its library ({reason}): {INSTALL_CURE}.") from error
+        raise SetupError(f"{name} cannot load its library ({' '.join(str(error).split())})") from error
+    loaded = Path(module.llama_cpp._lib._name).absolute().parent
+    if build.origin is Origin.NAMED and loaded.resolve() != build.libraries.resolve():
+        raise SetupError(f"{build.package} was imported before, with the libraries in {loaded}")
+    check_layout(module)
+    return module
+
+
+def _import_from(build: Build) -> ModuleType:
+    """Import the binding of a build from its folder, which need not be on sys.path."""
+    package = sys.modules.get(build.package)
+    if package is not None and Path(str(package.__file__)).parent.resolve() != build.folder.resolve():
+        if build.package == binding_choice.FOREIGN:
+            raise ImportError(f"another llama_cpp has been imported, from {package.__file__}")
+        _forget_modules(build.package)  # of a build that was passed over
+    before = set(sys.modules)
+    try:
+        if build.package not in sys.modules and not _is_on_path(build):
+            spec = importlib.util.spec_from_file_location(
+                build.package, build.folder / "__init__.py", submodule_search_locations=[str(build.folder)]
+            )
+            assert spec is not None
+            assert spec.loader is not None
+            sys.modules[build.package] = module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        return importlib.import_module(build.module)
+    except BaseException:
+        for name in set(sys.modules) - before:
+            if name.split(".")[0] == build.package:
+                del sys.modules[name]
+        raise
+
+
+def _is_on_path(build: Build) -> bool:
+    """True if a plain import finds the package of this build."""
+    found = binding_choice.installed(build.package)
+    return found is not None and found.resolve() == build.folder.resolve()
+
+
+def _forget_modules(package: str) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        del sys.modules[name]
 
 
 @dataclass(frozen=True)
@@ -109,9 +165,11 @@ class LibraryInfo:
     """The llama.cpp in use, for `llamabatch doctor`.
 
     Attributes:
+        choice: the build, and the others that are there.
         cpu_variant: the library of CPU kernels among several; None where the build has one for a single kind of CPU.
     """
 
+    choice: Choice
     binding_version: str
     llama_version: str
     library_dir: Path
@@ -129,6 +187,7 @@ def library_info() -> LibraryInfo:
     module = load()
     folder = library_dir(module)
     return LibraryInfo(
+        choice=binding_choice.choose(),
         binding_version=str(getattr(module, "__version__", "unknown")),
         llama_version=_text(module.llama_version()) if hasattr(module, "llama_version") else "unknown",
         library_dir=folder,

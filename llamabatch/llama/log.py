@@ -55,7 +55,8 @@ class LogForwarder:
 
 
 _forwarder = LogForwarder(llama_logger)
-_callback: Any = None  # llama.cpp keeps only the address, so the object must live as long as the process
+# llama.cpp keeps only the address, so a callback must live as long as the process: one for each binding
+_callbacks: list[tuple[ModuleType, Any]] = []
 
 
 def recent_complaints() -> list[str]:
@@ -78,21 +79,21 @@ def renew_lock() -> None:
 
 def forward(module: ModuleType) -> None:
     """Send llama.cpp's log to `llamabatch.llama_cpp`, unless the program has put a callback of its own in place."""
-    global _callback
-    if _callback is not None or _has_foreign_callback(module):
+    if any(known is module for known, _ in _callbacks) or _has_foreign_callback(module):
         return
     llama_logger.addHandler(logging.NullHandler())
     if llama_logger.level == logging.NOTSET:
         llama_logger.setLevel(logging.ERROR)  # quiet; setLevel(logging.INFO) on this logger shows everything
-    _callback = module.llama_log_callback(_forwarder)
-    module.llama_log_set(_callback, ctypes.c_void_p(0))
+    callback = module.llama_log_callback(_forwarder)
+    _callbacks.append((module, callback))
+    module.llama_log_set(callback, ctypes.c_void_p(0))
     atexit.register(_silence_log, module)
 
 
 def _has_foreign_callback(module: ModuleType) -> bool:
     current, user_data = module.llama_log_callback(), ctypes.c_void_p()
     module.llama_log_get(ctypes.byref(current), ctypes.byref(user_data))
-    own = importlib.import_module("llama_cpp._logger").llama_log_callback
+    own = importlib.import_module(f"{module.__name__}._logger").llama_log_callback
     return _address(current) not in (None, _address(own))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 from llamabatch.errors import PromptError
 from llamabatch.llama import library
+from llamabatch.utils.cures import patched_build
 
 _STACK_PER_CHARACTER = 1024  # libstdc++ takes 325 bytes at -O3; other compilers may take more
 _MAX_RUN = 260_000  # with it, a stack of 255 MiB
@@ -56,8 +57,8 @@ def needed_stack(data: bytes, pre: str) -> int:
     if run > most:
         raise PromptError(
             f"the text has about {run:,} characters in a row without a place to split; allowed are up to {most:,} "
-            f"with the pre-tokenizer {pre!r} and a stock build of llama-cpp-python (`make setup` "
-            "in a checkout of llamabatch builds one without this limit)"
+            f"with the pre-tokenizer {pre!r} and a stock build of llama-cpp-python ({patched_build()}: "
+            "the patched build has no such limit)"
         )
     return run * _STACK_PER_CHARACTER // 2**20 + 2
 

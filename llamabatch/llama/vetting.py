@@ -23,6 +23,7 @@ from llamabatch.errors import ModelFileError
 from llamabatch.gguf.header import Header, part_paths
 from llamabatch.gguf.validation import check_model
 from llamabatch.planning import machine
+from llamabatch.planning.binding_choice import for_children
 from llamabatch.planning.profile_store import library_id
 from llamabatch.utils import disk_cache
 from llamabatch.utils.paths import absolute
@@ -178,7 +179,10 @@ def _tried(path: Path, known: FileIdentity) -> dict[str, Any]:
         return {"loads": True, "certain": False}
     patience_s = _PATIENCE_S + known.n_bytes / _SLOWEST
     try:
-        child = run_program(PROGRAM, absolute(path), str(known.n_bytes), timeout_s=patience_s, without_gpus=True)
+        child = run_program(
+            PROGRAM, absolute(path), str(known.n_bytes),
+            timeout_s=patience_s, without_gpus=True, environment=for_children(),
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         why = f"could not be loaded by a child process within {patience_s:.0f} s; {_CURE}"
         return {"loads": False, "why": why, "certain": False}

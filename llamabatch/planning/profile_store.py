@@ -9,13 +9,12 @@ import hashlib
 import importlib.metadata
 import json
 import logging
-import os
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 
 from llamabatch.errors import ModelFileError, SetupError
 from llamabatch.gguf.shape import read_shape
+from llamabatch.planning import binding_choice
 from llamabatch.planning.cpu import cpu_flags, cpu_name
 from llamabatch.planning.machine import Machine
 from llamabatch.planning.profile import Profile, ProfileKey
@@ -111,17 +110,20 @@ def _machine_key() -> tuple[str, str, int, str]:
 
 
 def library_id() -> str:
-    """The version of llama-cpp-python and a digest of the sizes of its libraries, which differ between builds with
-    other flags or patches. Does not import llama_cpp."""
+    """The version of the binding in use and a digest of the sizes of its libraries, which differ between builds with
+    other flags or patches. Does not import it."""
     try:
-        version = importlib.metadata.version("llama-cpp-python")
+        build = binding_choice.choose().build
+        sizes = sorted((f.name, f.stat().st_size) for f in build.libraries.iterdir() if f.suffix in _LIBRARIES)
+    except (OSError, SetupError):
+        return "none"
+    return f"{_version(build)} {hashlib.sha256(json.dumps(sizes).encode()).hexdigest()[:12]}"
+
+
+def _version(build: binding_choice.Build) -> str:
+    if build.is_ours:
+        return str((build.marker or {}).get("version", "unknown"))
+    try:
+        return importlib.metadata.version("llama-cpp-python")
     except importlib.metadata.PackageNotFoundError:
-        version = "none"
-    override = os.environ.get("LLAMA_CPP_LIB_PATH")  # llama-cpp-python's own variable
-    try:
-        spec = find_spec("llama_cpp")
-        library_folder = Path(override) if override else Path(str(spec.origin if spec else "")).parent / "lib"
-        sizes = sorted((f.name, f.stat().st_size) for f in library_folder.iterdir() if f.suffix in _LIBRARIES)
-    except (OSError, ValueError):
-        sizes = []
-    return f"{version} {hashlib.sha256(json.dumps(sizes).encode()).hexdigest()[:12]}"
+        return "none"

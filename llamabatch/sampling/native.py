@@ -1,13 +1,15 @@
 """The compiled helper, native_patches/native/sampler.cpp: finds it, checks it, calls it. Nothing is loaded at import.
 
-hatch_build.py compiles it into the folder of this file when llamabatch is installed. Where it is missing, everything
-works with numpy. `LLAMABATCH_NATIVE=0` in the environment leaves it out on purpose; it is read when a model is loaded.
+It stands beside this file in a checkout and an editable install, else with the libraries of the build of llama.cpp in
+use, else with those of the installed llamabatch-llama. Where it is missing, everything works with numpy.
+`LLAMABATCH_NATIVE=0` in the environment leaves it out on purpose; it is read when a model is loaded.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.metadata
 import os
 import sys
 from array import array
@@ -17,8 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llamabatch.errors import EngineError
+from llamabatch.planning import binding_choice
 from llamabatch.sampling.defaults import FilledParams
 from llamabatch.sampling.token_counts import TokenCounts
+from llamabatch.utils.version import __version__
 
 if TYPE_CHECKING:
     import numpy as np
@@ -102,20 +106,48 @@ class RowState(Protocol):
 
 @dataclass(frozen=True)
 class _Helper:
-    """The loaded library, or the reason why there is none."""
+    """The loaded library and its file, or the reason why there is none."""
 
     library: Any
     reason: str
+    path: Path | None = None
 
 
 @functools.cache
 def _helper() -> _Helper:
     if os.environ.get(VARIABLE) == "0":
         return _Helper(None, f"{VARIABLE} is 0")
-    if not PATH.is_file():
-        return _Helper(None, "not compiled when llamabatch was installed")
+    unusable = _Helper(None, "not compiled when llamabatch was installed")
+    for path, unfit in _places():
+        helper = _Helper(None, unfit) if unfit else _load(path)
+        if helper.library is not None:
+            return helper
+        unusable = helper
+    return unusable
+
+
+def _places() -> Iterator[tuple[Path, str]]:
+    """Files that may be the helper, the best first, each with the reason why it is not taken, or ""."""
+    if PATH.is_file():
+        yield PATH, ""
+    choice = binding_choice.chosen()
+    if choice is not None and choice.build.origin is not binding_choice.Origin.WHEEL:
+        path = choice.build.libraries / PATH.name
+        if choice.build.is_ours and path.is_file():
+            yield path, ""
+    package = binding_choice.installed(binding_choice.OURS)
+    if package is not None and (package / "lib" / PATH.name).is_file():
+        try:
+            version = importlib.metadata.version("llamabatch-llama")
+        except importlib.metadata.PackageNotFoundError:  # a copied folder: its interface tells
+            version = __version__
+        unfit = "" if version == __version__ else f"of llamabatch-llama {version}, and this is llamabatch {__version__}"
+        yield package / "lib" / PATH.name, unfit
+
+
+def _load(path: Path) -> _Helper:
     try:
-        library = ctypes.CDLL(str(PATH))
+        library = ctypes.CDLL(str(path))
         found = int(library.lb_abi_version())
     except (OSError, AttributeError) as error:
         return _Helper(None, f"cannot be loaded ({' '.join(str(error).split())})")
@@ -129,7 +161,7 @@ def _helper() -> _Helper:
     library.lb_logprobs.argtypes = [
         pointer, long, number, number, pointer, pointer, pointer, number, number, pointer, pointer, pointer, pointer
     ]  # fmt: skip
-    return _Helper(library, "")
+    return _Helper(library, "", path)
 
 
 def available() -> bool:
@@ -140,6 +172,11 @@ def available() -> bool:
 def why_not() -> str:
     """Reason why the helper is not used; empty if it is."""
     return _helper().reason
+
+
+def file() -> Path | None:
+    """The file of the helper that is used; None: numpy is used."""
+    return _helper().path
 
 
 def forget() -> None:

@@ -20,14 +20,14 @@ from llamabatch.llama import extra_buffers, library, vetting
 from llamabatch.llama.environment import undecided
 from llamabatch.llama.library import LibraryInfo
 from llamabatch.planning import profile_store
+from llamabatch.planning.binding_choice import Origin
 from llamabatch.planning.cpu import cpu_flags, cpu_name
 from llamabatch.planning.machine import Machine
 from llamabatch.sampling import native
 from llamabatch.utils import disk_cache, paths
 from llamabatch.utils.checks import counted
+from llamabatch.utils.cures import in_checkout, patched_build
 from llamabatch.utils.version import __version__
-
-SETUP = "run `make setup` in a checkout of llamabatch"
 
 
 class Status(str, Enum):
@@ -76,9 +76,16 @@ def examine(environment: Mapping[str, str] | None = None) -> Report:
     flags = cpu_flags()
     checks = [*_versions(info), *_machine(flags)]
     if info is None:
-        checks.append(Check("library", Status.ERROR, problem, SETUP))
+        checks.append(Check("library", Status.ERROR, problem, patched_build()))
     else:
-        checks += [*_library(info), _build(info), _instructions(info, flags), _extra_buffers(info), _gpu(info)]
+        checks += [
+            *_library(info),
+            *_choice(info),
+            _build(info),
+            _instructions(info, flags),
+            _extra_buffers(info),
+            _gpu(info),
+        ]
     checks.append(_sampler())  # after the library, so that libgomp is loaded with llama.cpp's settings
     checks += [*_environment(given), *_extras(), _model(), _profiles(), _trials(), _cache()]
     return Report(tuple(checks), _facts(info, flags))
@@ -102,6 +109,8 @@ def _facts(info: LibraryInfo | None, flags: frozenset[str]) -> dict[str, Any]:
         "llama_cpp_python": info.binding_version,
         "llama_cpp": info.llama_version,
         "library_dir": str(info.library_dir),
+        "origin": info.choice.build.origin.name.lower(),
+        "passed_over": {str(each.build.folder): each.reason for each in info.choice.passed_over},
         "build": dict(info.marker) if info.marker else None,
         "cpu_variant": info.cpu_variant,
         "devices": [asdict(device) for device in info.devices],
@@ -166,21 +175,41 @@ def _library(info: LibraryInfo) -> Iterator[Check]:
         "devices",
         Status.OK if devices else Status.WARN,
         "; ".join(devices) or "this build does not list them",
-        "" if devices else SETUP,
+        "" if devices else patched_build(),
     )
     yield Check(
         "sequences",
         Status.OK if info.max_parallel_sequences > 1 else Status.ERROR,
         f"at most {info.max_parallel_sequences} in one context",
-        "" if info.max_parallel_sequences > 1 else SETUP,
+        "" if info.max_parallel_sequences > 1 else patched_build(),
     )
+
+
+def _choice(info: LibraryInfo) -> Iterator[Check]:
+    """The build in use, the ones that come before it and do not work, and those that come after it."""
+    choice = info.choice
+    others = "; not needed: " + ", ".join(other.describe() for other in choice.others) if choice.others else ""
+    yield Check("build", Status.OK, choice.build.describe() + others)
+    for passed in choice.passed_over:
+        yield Check(
+            "passed over", Status.WARN, f"{passed.build.describe()}: {passed.reason}", _CURES[passed.build.origin]
+        )
+
+
+_CURES = {
+    Origin.NAMED: "correct the variable, or unset it",
+    Origin.IMPORTED: "import llamabatch first, or install a llama-cpp-python from 0.3.36 up to 0.4",
+    Origin.BUILT: "run `llamabatch build` again, or remove it: `llamabatch build --list`, `--remove KEY`",
+    Origin.GPU: "install it again for this system, or uninstall llama-cpp-python",
+    Origin.WHEEL: "pip install --force-reinstall llamabatch-llama",
+    Origin.INSTALLED: "pip install --force-reinstall llama-cpp-python",
+}
 
 
 def _build(info: LibraryInfo) -> Check:
     if info.marker is None:
-        return Check(
-            "patches", Status.WARN, "none: a stock build of llama-cpp-python", f"{SETUP} for the patched build"
-        )
+        detail = "none: a stock build of llama.cpp, slower on CPUs with many requests at once"
+        return Check("patches", Status.WARN, detail, f"{patched_build()} for the patched build")
     patches = ", ".join(name.removesuffix(".patch") for name in info.marker.get("patches", {}))
     return Check("patches", Status.OK, f"{patches} ({info.marker.get('backend')}, {info.marker.get('compiler')})")
 
@@ -190,7 +219,7 @@ def _instructions(info: LibraryInfo, flags: frozenset[str]) -> Check:
     wanted = {"avx2": "AVX2 = 1", "fma": "FMA = 1", "avx512f": "AVX512 = 1", "amx_int8": "AMX_INT8 = 1"}
     unused = [_NOTEWORTHY[flag] for flag, words in wanted.items() if flag in flags and words not in info.system_info]
     if unused:
-        return Check("instructions", Status.WARN, f"not used by this build: {', '.join(unused)}", SETUP)
+        return Check("instructions", Status.WARN, f"not used by this build: {', '.join(unused)}", patched_build())
     return Check("instructions", Status.OK, "the build uses what this CPU has")
 
 
@@ -202,7 +231,7 @@ def _extra_buffers(info: LibraryInfo) -> Check:
         Status.WARN,
         f"off: the AMX kernels of this build crash or could not be tried (it lacks {extra_buffers.PATCH}), "
         "and without them models run 2 to 3 times slower",
-        SETUP,
+        patched_build(),
     )
 
 
@@ -210,17 +239,17 @@ def _gpu(info: LibraryInfo) -> Check:
     if info.supports_gpu_offload:
         return Check("gpu", Status.OK, "layers are offloaded")
     if "GPU 0" in _output("nvidia-smi", "-L"):
-        return Check(
-            "gpu", Status.WARN, "an NVIDIA GPU is here, but this build does not use it", f"{SETUP} BACKEND=cuda"
-        )
+        return Check("gpu", Status.WARN, "an NVIDIA GPU is here, but this build does not use it", patched_build("cuda"))
     return Check("gpu", Status.OK, "none, or none that this build can use")
 
 
 def _sampler() -> Check:
     reason = native.why_not()
     if not reason:
-        return Check("sampler", Status.OK, f"compiled: {native.PATH.name}")
-    cure = "install a C++ compiler (Debian and Ubuntu: apt install g++), then install llamabatch again"
+        return Check("sampler", Status.OK, f"compiled: {native.file()}")
+    cure = patched_build()
+    if in_checkout():
+        cure = f"install a C++ compiler (Debian and Ubuntu: apt install g++), then {cure}"
     if native.VARIABLE in reason:
         cure = f"unset {native.VARIABLE}"
     return Check("sampler", Status.WARN, f"numpy, several times slower: the compiled helper is {reason}", cure)

@@ -17,6 +17,7 @@ from typing import IO, Any
 from llamabatch import errors
 from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineError
+from llamabatch.planning.binding_choice import for_children
 from llamabatch.tools.tune.stages import Job, Setting, config_of
 from llamabatch.utils.subprogram import command
 
@@ -95,7 +96,7 @@ class _Child:
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,  # Ctrl-C reaches the parent alone
-            env={**inherited, **environment},
+            env={**inherited, **for_children(), **environment},
         )
         try:
             self.uses_libgomp = bool(self._ask(dataclasses.asdict(config))["libgomp"])

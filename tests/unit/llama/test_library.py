@@ -8,12 +8,15 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from llamabatch.errors import SetupError
 from llamabatch.llama import abi_check, build_info, environment, extra_buffers, library
+from llamabatch.planning import binding_choice
+from llamabatch.planning.binding_choice import Build, Origin
 
 MB = 1 << 20
 
@@ -61,7 +64,6 @@ def test_a_libgomp_that_came_first_is_reported(monkeypatch, caplog):
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (ModuleNotFoundError("No module named 'llama_cpp'", name="llama_cpp"), "is not installed.*make setup"),
         (ModuleNotFoundError("No module named 'diskcache'", name="diskcache"), "pip install diskcache"),
         (RuntimeError("Failed to load shared library:\nlibcudart.so.12"), "cannot load its library.*libcudart"),
         (AttributeError("undefined symbol: llama_new"), "differ.*llama_new"),
@@ -71,11 +73,47 @@ def test_a_missing_or_broken_library_is_one_sentence(error, words, monkeypatch):
     def fail(name):
         raise error
 
+    folder = Path("/site/llama_cpp")
     monkeypatch.setattr(library, "_module", None)
+    monkeypatch.setattr(
+        binding_choice, "_in_order", lambda: iter([(Build(Origin.INSTALLED, folder, folder / "lib"), "")])
+    )
+    monkeypatch.setattr(library, "_is_on_path", lambda build: True)
+    monkeypatch.delitem(sys.modules, "llama_cpp", raising=False)
     monkeypatch.setattr(importlib, "import_module", fail)
-    with pytest.raises(SetupError, match=words) as caught:
+    binding_choice.forget()
+    with pytest.raises(SetupError, match=f"{words}.*make setup") as caught:
         library.load()
     assert "\n" not in str(caught.value)
+    assert "the installed llama-cpp-python (/site/llama_cpp)" in str(caught.value)
+
+
+def test_a_wrong_name_of_a_variant_is_an_error_and_no_reason_to_take_another_build(monkeypatch):
+    builds = [
+        Build(origin, Path(origin.name), Path(origin.name) / "lib") for origin in (Origin.WHEEL, Origin.INSTALLED)
+    ]
+
+    def load_cpu(module, folder):
+        raise SetupError("no variant runs here")
+
+    monkeypatch.setattr(library, "_module", None)
+    monkeypatch.setattr(binding_choice, "_in_order", lambda: iter([(build, "") for build in builds]))
+    monkeypatch.setattr(binding_choice, "_problem", lambda build, is_last: "")
+    monkeypatch.setattr(library, "import_build", lambda build: SimpleNamespace())
+    monkeypatch.setattr(library.log, "forward", lambda module: None)
+    monkeypatch.setattr(library, "library_dir", lambda module: Path("lib"))
+    monkeypatch.setattr(library.backends, "load_cpu", load_cpu)
+    for forced, words in ((True, "^no variant runs here$"), (False, "llamabatch-llama .*; the installed llama-cpp-")):
+        binding_choice.forget()
+        monkeypatch.setenv("LLAMABATCH_CPU_VARIANT", "zen9" if forced else "")
+        with pytest.raises(SetupError, match=words):
+            library.load()
+
+
+@pytest.fixture(autouse=True)
+def choose_anew():
+    yield
+    binding_choice.forget()
 
 
 def test_importing_the_room_does_not_import_llama_cpp():
@@ -99,7 +137,7 @@ def fake_binding(**changed):
 def test_a_missing_function_is_named():
     binding = fake_binding()
     del binding.llama_decode
-    with pytest.raises(SetupError, match=r"llama-cpp-python 0\.3\.99 has no llama_decode: reinstall"):
+    with pytest.raises(SetupError, match=r"llama-cpp-python 0\.3\.99 has no llama_decode$"):
         abi_check.check_layout(binding)
 
 
@@ -139,7 +177,7 @@ def test_a_default_out_of_its_range_is_named(n_batch, words, monkeypatch):
 def test_the_marker_of_a_build_stands_with_its_libraries(libraries, marker, found, tmp_path):
     (tmp_path / libraries).mkdir(parents=True)
     if marker is not None:
-        (tmp_path / marker / build_info.MARKER).write_text('{"patches": {"0001": "hash"}}')
+        (tmp_path / marker / binding_choice.MARKER).write_text('{"patches": {"0001": "hash"}}')
     binding = SimpleNamespace(
         __file__=str(tmp_path / "site" / "llama_cpp" / "__init__.py"),
         llama_cpp=SimpleNamespace(_lib=SimpleNamespace(_name=str(tmp_path / libraries / "libllama.so"))),

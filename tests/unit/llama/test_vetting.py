@@ -22,7 +22,7 @@ def child(tmp_path, monkeypatch):
     """Stands for the program that loads the model; `runs` counts."""
     child = SimpleNamespace(runs=0, code=0, says="")
 
-    def run_program(module, path, n_bytes, *, timeout_s, without_gpus):
+    def run_program(module, path, n_bytes, *, timeout_s, without_gpus, environment):
         assert (module, without_gpus) == ("llamabatch.llama.trial_load", True)
         assert timeout_s > 60
         child.runs += 1

@@ -12,13 +12,15 @@ from llamabatch.cli import cli
 from llamabatch.errors import SetupError
 from llamabatch.llama import extra_buffers, library
 from llamabatch.llama.library import Device, LibraryInfo
+from llamabatch.planning.binding_choice import Build, Choice, Origin, PassedOver
 from llamabatch.tools import doctor
 from llamabatch.tools.doctor import Status
-from llamabatch.utils import disk_cache
+from llamabatch.utils import cures, disk_cache
 
 
 def info(**changed):
     facts = {
+        "choice": Choice(Build(Origin.INSTALLED, Path("/site/llama_cpp"), Path("/site/llama_cpp/lib")), (), ()),
         "binding_version": "0.3.36",
         "llama_version": "0.5.0",
         "library_dir": Path("lib"),
@@ -120,6 +122,43 @@ def test_sampling_with_numpy_is_told(machine, monkeypatch, reason, cure):
     monkeypatch.setattr(doctor.native, "why_not", lambda: reason)
     check = finding("sampler")
     assert (check.status, reason in check.detail, check.cure.startswith(cure)) == (Status.WARN, True, True)
+
+
+def test_the_build_in_use_is_told_with_those_before_and_after_it(machine):
+    built = Build(Origin.BUILT, Path("/cache/builds/1/llamabatch_llama"), Path("/cache/builds/1/llamabatch_llama/lib"))
+    wheel = Build(Origin.WHEEL, Path("/site/llamabatch_llama"), Path("/site/llamabatch_llama/lib"))
+    stock = machine.info.choice.build
+    machine.info = info(choice=Choice(wheel, (PassedOver(built, "it kills the process"),), (stock,)))
+    told = finding("build")
+    assert told.status is Status.OK
+    assert told.detail == (
+        "the installed llamabatch-llama (/site/llamabatch_llama); "
+        "not needed: the installed llama-cpp-python (/site/llama_cpp)"
+    )
+    passed = finding("passed over")
+    assert passed.status is Status.WARN
+    assert passed.detail == "made by `llamabatch build` (/cache/builds/1/llamabatch_llama): it kills the process"
+    assert "--remove KEY" in passed.cure
+    facts = doctor.examine({}).facts
+    assert facts["origin"] == "wheel"
+    assert facts["passed_over"] == {"/cache/builds/1/llamabatch_llama": "it kills the process"}
+
+
+@pytest.mark.parametrize(
+    ("checkout", "wheels", "cure"),
+    [
+        (True, True, "run `make setup` in the checkout of llamabatch for the patched build"),
+        (False, True, "`pip install llamabatch-llama`, or run `llamabatch build`, which needs a C++ compiler"),
+        (False, False, "run `llamabatch build`, which needs a C++ compiler"),
+    ],
+)
+def test_the_cure_of_a_stock_build_is_one_that_is_at_hand(machine, monkeypatch, checkout, wheels, cure):
+    monkeypatch.setattr(cures, "in_checkout", lambda: checkout)
+    monkeypatch.setattr(cures, "has_wheels", lambda: wheels)
+    machine.info = info(marker=None)
+    assert finding("patches").cure.startswith(cure)
+    monkeypatch.setattr(doctor, "_output", lambda *command: "GPU 0: a card")
+    assert ("make setup BACKEND=cuda" if checkout else "llamabatch build --backend cuda") in finding("gpu").cure
 
 
 def test_a_busy_machine_is_told(machine, monkeypatch):

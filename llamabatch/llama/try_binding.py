@@ -1,0 +1,26 @@
+"""A program: `python -m llamabatch.llama.try_binding` loads the build of llama.cpp that the environment names.
+
+Its last line is JSON: `{"gpus": [...]}`, or `{"problem": "..."}` for one that does not fit. A build that crashes ends
+the process, which is the finding.
+"""
+
+from __future__ import annotations
+
+import json
+
+from llamabatch.errors import SetupError
+from llamabatch.llama import library
+from llamabatch.planning import binding_choice
+
+
+def main() -> None:
+    try:
+        library.import_build(binding_choice.choose().build)
+        answer: dict[str, object] = {"gpus": list(library.gpu_names())}
+    except SetupError as error:
+        answer = {"problem": str(error)}
+    print("\n" + json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

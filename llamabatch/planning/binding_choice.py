@@ -1,0 +1,449 @@
+"""The build of llama.cpp that this process uses: the places where builds lie, their order, the first that works.
+
+A build is a package with a binding and its libraries, which always come from the same place: llama-cpp-python's
+`llama_cpp`, or `llamabatch_llama`, which never shadows the other. Nothing here imports either.
+
+The order:
+    1. named by the environment: LLAMABATCH_LLAMA, the folder of such a package, or LLAMA_CPP_LIB_PATH, a folder of
+       libraries for the installed llama-cpp-python. It is used or refused, never passed over.
+    2. a llama_cpp that this process has imported.
+    3. made by `llamabatch build`: chosen there, else the newest, of this release and for this CPU.
+    4. an installed llama_cpp that offloads to a GPU.
+    5. the installed llamabatch_llama.
+    6. an installed llama_cpp for CPUs.
+
+Libraries of a build that does not fit stay in the process that loaded them. So a child process tries every build but
+the last one first; the verdict is kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.machinery
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from llamabatch.errors import SetupError
+from llamabatch.native_patches import source as patch_source
+from llamabatch.native_patches.plan import MARKER
+from llamabatch.planning.cpu import cpu_flags
+from llamabatch.utils import disk_cache, paths
+from llamabatch.utils.cures import has_wheels, in_checkout, patched_build
+from llamabatch.utils.lifetime import in_forks
+from llamabatch.utils.subprogram import run_program
+
+logger = logging.getLogger(__name__)
+
+VARIABLE = "LLAMABATCH_LLAMA"
+LIBRARIES_VARIABLE = "LLAMA_CPP_LIB_PATH"  # llama-cpp-python's own
+_VARIANT_VARIABLE = "LLAMABATCH_CPU_VARIANT"  # llamabatch/llama/backends.py
+FOREIGN, OURS = "llama_cpp", "llamabatch_llama"
+TRIAL = "llamabatch.llama.try_binding"
+_TRIAL_TIMEOUT_S = 60.0
+_VERDICTS = "binding"
+_VERSION = 1  # of the trial
+_GPU_LIBRARY = re.compile(r"ggml-(cuda|hip|musa|vulkan|metal|sycl|opencl|cann|webgpu)\b")
+_GPU_BACKENDS = {"cuda", "hip", "musa", "vulkan", "metal", "sycl", "opencl", "cann", "webgpu"}
+_DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
+_DEVICE_NODES = ("nvidia[0-9]*", "kfd", "dri/renderD*")
+
+
+class Origin(Enum):
+    """The reason why a build is looked at; its value is a clause for messages."""
+
+    NAMED = "named by the environment"
+    IMPORTED = "already imported in this process"
+    BUILT = "made by `llamabatch build`"
+    GPU = "an installed llama-cpp-python that offloads to a GPU"
+    WHEEL = "the installed llamabatch-llama"
+    INSTALLED = "the installed llama-cpp-python"
+
+
+@dataclass(frozen=True)
+class Build:
+    """A binding and its libraries.
+
+    Attributes:
+        folder: the package: that of `llama_cpp`, or of `llamabatch_llama`.
+        libraries: the folder of libllama.
+    """
+
+    origin: Origin
+    folder: Path
+    libraries: Path
+
+    @property
+    def is_ours(self) -> bool:
+        """True for the layout of llamabatch_llama, False for that of llama_cpp."""
+        return (self.folder / "_binding").is_dir()
+
+    @property
+    def package(self) -> str:
+        """The name under which the package is imported."""
+        return OURS if self.is_ours else FOREIGN
+
+    @property
+    def module(self) -> str:
+        """The name of the binding's module."""
+        return f"{OURS}._binding" if self.is_ours else FOREIGN
+
+    @property
+    def marker(self) -> Mapping[str, Any] | None:
+        """Patches, flags, compiler; None: a stock build, or the libraries are not those of the package."""
+        return read_marker(self.libraries)
+
+    def describe(self) -> str:
+        """`made by `llamabatch build` (/path)`."""
+        return f"{self.origin.value} ({self.folder if self.libraries == self.folder / 'lib' else self.libraries})"
+
+
+@dataclass(frozen=True)
+class PassedOver:
+    """A build that comes earlier in the order and cannot be used, and the reason."""
+
+    build: Build
+    reason: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The build in use, the earlier ones that do not work, and the later ones that were not looked at."""
+
+    build: Build
+    passed_over: tuple[PassedOver, ...]
+    others: tuple[Build, ...]
+
+
+_lock = threading.RLock()
+_choice: Choice | None = None
+_rejected: dict[Path, str] = {}  # reasons of builds that this process tried to load, by their folders
+
+
+@in_forks
+def _renew_lock() -> None:
+    """Its holder, a thread of the parent process, does not exist in a fork."""
+    global _lock
+    _lock = threading.RLock()
+
+
+def choose() -> Choice:
+    """The choice of this process: made by the first call, the same ever after.
+
+    The first call on a machine may take seconds, where more than one build is there.
+
+    Raises:
+        SetupError: there is no build, or the one that the environment names does not exist.
+    """
+    global _choice
+    with _lock:
+        if _choice is None:
+            _choice = _first_that_works()
+        return _choice
+
+
+def chosen() -> Choice | None:
+    """The choice, if it has been made."""
+    return _choice
+
+
+def forget() -> None:
+    """Let the next call of choose() look again, after a change of the environment or of what is installed."""
+    global _choice
+    with _lock:
+        _choice = None
+        _rejected.clear()
+        _at_first.clear()
+
+
+def reject(build: Build, reason: str) -> None:
+    """Pass over a build that could not be loaded; choose() then gives the next one.
+
+    Raises:
+        SetupError: the environment names it, or there is no other; with the reasons of all.
+    """
+    global _choice
+    with _lock:
+        _rejected[build.folder] = reason
+        _choice = None
+        if build.origin is Origin.NAMED:
+            raise SetupError(f"the llama.cpp {_naming()} cannot be used: {reason}")
+        choose()
+
+
+def for_children() -> dict[str, str]:
+    """Environment variables with which a child program makes the same choice. Empty where there is nothing to use:
+    its own error is the child's."""
+    try:
+        build = choose().build
+    except SetupError:
+        return {}
+    if build.libraries != build.folder / "lib":
+        return {LIBRARIES_VARIABLE: str(build.libraries)}
+    return {VARIABLE: str(build.folder)}
+
+
+def read_marker(libraries: Path) -> Mapping[str, Any] | None:
+    """The marker of a folder of libraries: beside them, or in the package whose `lib` folder they are in."""
+    for place in (libraries, libraries.parent) if libraries.name == "lib" else (libraries,):
+        try:
+            marker = json.loads((place / MARKER).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(marker, dict):
+            return marker
+    return None
+
+
+def _first_that_works() -> Choice:
+    named = _named()
+    if named is not None:
+        return Choice(named, (), tuple(build for build, _ in _in_order() if build.folder != named.folder))
+    known = list(_in_order())
+    passed: list[PassedOver] = []
+    for place, (build, unfit) in enumerate(known):
+        rest = tuple(other for other, reason in known[place + 1 :] if not reason)
+        reason = unfit or _rejected.get(build.folder, "") or _problem(build, is_last=not rest)
+        if not reason:
+            return Choice(build, tuple(passed), rest)
+        logger.debug("passed over: %s: %s", build.describe(), reason)
+        passed.append(PassedOver(build, reason))
+    if not passed:
+        raise SetupError(f"no llama.cpp is installed: {_install()}.")
+    found = "; ".join(f"{each.build.describe()}: {each.reason}" for each in passed)
+    raise SetupError(f"no llama.cpp can be used: {found}. To get one, {_install()}.")
+
+
+def _install() -> str:
+    """The advice for an environment without any llama.cpp."""
+    if in_checkout() or has_wheels():
+        return patched_build()
+    return f"{patched_build()}, or `pip install llama-cpp-python`"
+
+
+def _named() -> Build | None:
+    """The build that the environment names. Raises SetupError where there is none."""
+    ours, libraries = os.environ.get(VARIABLE), os.environ.get(LIBRARIES_VARIABLE)
+    if ours and libraries:
+        raise SetupError(
+            f"{VARIABLE} and {LIBRARIES_VARIABLE} are both set, to {ours!r} and {libraries!r}: unset one of them, "
+            "since a binding and its libraries come from the same place"
+        )
+    if ours:
+        folder = _package_in(_resolved(VARIABLE, ours))
+        if folder is None:
+            raise SetupError(
+                f"{VARIABLE} is {ours!r}, which is not the folder of a llamabatch_llama or llama_cpp package, nor one "
+                f"that holds such a package: correct it, or unset it"
+            )
+        return Build(Origin.NAMED, folder, folder / "lib")
+    if libraries:
+        folder = _imported_folder() or installed(FOREIGN)
+        if folder is None:
+            raise SetupError(
+                f"{LIBRARIES_VARIABLE} is {libraries!r}, but llama-cpp-python is not installed, whose binding these "
+                "libraries need: pip install llama-cpp-python, or unset it"
+            )
+        return Build(Origin.NAMED, folder, _resolved(LIBRARIES_VARIABLE, libraries))
+    return None
+
+
+def _naming() -> str:
+    name = VARIABLE if os.environ.get(VARIABLE) else LIBRARIES_VARIABLE
+    return f"that {name} names ({os.environ.get(name)})"
+
+
+_at_first: dict[tuple[str, str], Path] = {}
+
+
+def _resolved(variable: str, value: str) -> Path:
+    """The folder that a variable named at its first use, even after os.chdir."""
+    return _at_first.setdefault((variable, value), Path(paths.absolute(value)))
+
+
+def _package_in(folder: Path) -> Path | None:
+    for place in (folder, folder / OURS, folder / FOREIGN):
+        if (place / "__init__.py").is_file() and ((place / "_binding").is_dir() or (place / "llama_cpp.py").is_file()):
+            return place
+    return None
+
+
+def _in_order() -> Iterator[tuple[Build, str]]:
+    """All builds but a named one, in their order, each with the reason why it cannot be used, or ""."""
+    imported = _imported()
+    if imported is not None:
+        yield imported, ""
+    yield from _built()
+    foreign = installed(FOREIGN)
+    stock = Build(Origin.INSTALLED, foreign, foreign / "lib") if foreign is not None else None
+    if stock is not None and _offloads(stock):
+        yield dataclasses.replace(stock, origin=Origin.GPU), ""
+        stock = None
+    wheel = installed(OURS)
+    if wheel is not None:
+        yield Build(Origin.WHEEL, wheel, wheel / "lib"), ""
+    if stock is not None and (imported is None or stock.folder != imported.folder):
+        yield stock, ""
+
+
+def _imported() -> Build | None:
+    """The llama_cpp that this process has imported, whole."""
+    folder = _imported_folder()
+    library = getattr(getattr(sys.modules.get(FOREIGN), FOREIGN, None), "_lib", None)
+    name = getattr(library, "_name", None)
+    if folder is None or not isinstance(name, str):
+        return None
+    libraries = Path(name).absolute().parent
+    own = folder / "lib"
+    return Build(Origin.IMPORTED, folder, own if libraries.resolve() == own.resolve() else libraries)
+
+
+def _imported_folder() -> Path | None:
+    file = getattr(sys.modules.get(FOREIGN), "__file__", None)
+    return Path(file).parent if isinstance(file, str) else None
+
+
+def installed(package: str) -> Path | None:
+    """The folder of a package, found without importing it and whatever has been imported under its name."""
+    for finder in sys.meta_path:
+        spec: importlib.machinery.ModuleSpec | None
+        try:
+            spec = finder.find_spec(package, None) if hasattr(finder, "find_spec") else None
+        except (ImportError, ValueError, OSError):
+            continue
+        if spec is not None and spec.origin is not None and Path(spec.origin).name == "__init__.py":
+            return Path(spec.origin).parent
+    return None
+
+
+def builds_folder() -> Path:
+    """The folder of what `llamabatch build` made: builds/KEY/llamabatch_llama."""
+    return paths.cache_dir() / "builds"
+
+
+def _built() -> Iterator[tuple[Build, str]]:
+    """Builds of the cache: the chosen one, then the newest first."""
+    try:
+        markers = sorted(
+            builds_folder().glob(f"*/{OURS}/{MARKER}"), key=lambda path: path.stat().st_mtime, reverse=True
+        )
+    except OSError:
+        return
+    for marker in markers:
+        build = Build(Origin.BUILT, marker.parent, marker.parent / "lib")
+        yield build, _unfit(build.marker)
+
+
+def _unfit(marker: Mapping[str, Any] | None) -> str:
+    """The reason why a build of the cache is not for this release and this CPU; "" if it is."""
+    if marker is None:
+        return f"its {MARKER} cannot be read"
+    if marker.get("patches") != _hashes(patch_source.patches()):
+        return "another release of llamabatch made it, with other patches: run `llamabatch build` again"
+    if marker.get("kernels") != _hashes(patch_source.kernels()):
+        return "another release of llamabatch made it, with other kernels: run `llamabatch build` again"
+    missing = set(marker.get("cpu_flags", ())) - cpu_flags()
+    if missing:
+        return f"it was made for a CPU with {', '.join(sorted(missing)[:4])}, which this one lacks"
+    return ""
+
+
+def _hashes(files: list[Path]) -> dict[str, str]:
+    return {path.name: patch_source.sha256_of(path) for path in files}
+
+
+def _offloads(build: Build) -> bool:
+    """True if a build has a backend for GPUs, by its marker or the names of its libraries."""
+    marker = build.marker
+    if marker is not None and marker.get("backend") in _GPU_BACKENDS:
+        return True
+    try:
+        return any(_GPU_LIBRARY.search(path.name) for path in build.libraries.iterdir())
+    except OSError:
+        return False
+
+
+def _problem(build: Build, is_last: bool) -> str:
+    """The reason why a build does not work, as a child process finds it; "" if it does, or need not be tried."""
+    if is_last or build.origin is Origin.IMPORTED:  # no other takes its place; it is in this process already
+        return ""
+    key = _key(build)
+    kept = disk_cache.read(_VERDICTS, key)
+    if kept is not None and isinstance(kept.get("problem"), str):
+        return str(kept["problem"])
+    problem, certain = _tried(build)
+    if certain:
+        disk_cache.keep(_VERDICTS, key, {"problem": problem, "build": str(build.folder)})
+    return problem
+
+
+def _tried(build: Build) -> tuple[str, bool]:
+    """The reason why a child process cannot load a build, or ""; and True if the verdict may be kept."""
+    if not sys.executable:
+        return "", False
+    try:
+        environment = {VARIABLE: str(build.folder), _VARIANT_VARIABLE: ""}  # the wish for a variant is no fault of it
+        child = run_program(TRIAL, timeout_s=_TRIAL_TIMEOUT_S, environment=environment)
+    except subprocess.TimeoutExpired:
+        return f"a child process could not load it within {_TRIAL_TIMEOUT_S:.0f} s", False
+    except OSError as error:
+        logger.debug("%s is not tried: no child process can be started: %s", build.describe(), error)
+        return "", False
+    if child.returncode < 0:
+        number = -child.returncode
+        certain = number in {signal.SIGSEGV, signal.SIGILL, signal.SIGABRT, getattr(signal, "SIGBUS", signal.SIGSEGV)}
+        return f"it kills the process that loads it ({signal.Signals(number).name})", certain
+    answer = _answer(child.stdout)
+    if answer is None:
+        words = child.stdout.decode("utf-8", "replace").split("\n")
+        return f"the trial in a child process failed with exit code {child.returncode}: {words[-1]}"[:300], False
+    if "problem" in answer:
+        return str(answer["problem"]), True
+    if build.origin is Origin.GPU and not answer.get("gpus"):
+        return "it finds no GPU here", True
+    return "", True
+
+
+def _answer(output: bytes) -> dict[str, Any] | None:
+    """The line of JSON that the trial ends with; the libraries may print lines of their own."""
+    for line in reversed(output.decode("utf-8", "replace").splitlines()):
+        try:
+            answer = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(answer, dict) and ("problem" in answer or "gpus" in answer):
+            return answer
+    return None
+
+
+def _key(build: Build) -> str:
+    """The build's files, and all else that the trial depends on."""
+    facts = [
+        _VERSION, sys.version, str(build.folder), build.origin.name, sorted(cpu_flags()), _sizes(build),
+        [os.environ.get(name) for name in _DEVICE_VARIABLES],
+        [str(node) for pattern in _DEVICE_NODES for node in sorted(Path("/dev").glob(pattern))],
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def _sizes(build: Build) -> list[tuple[str, int, int]]:
+    files = [*build.libraries.glob("*"), *build.folder.glob("*.json"), *build.folder.glob("**/*.py")]
+    found = []
+    for file in files:
+        try:
+            status = file.stat()
+        except OSError:
+            continue
+        found.append((str(file), status.st_size, status.st_mtime_ns))
+    return sorted(found)
