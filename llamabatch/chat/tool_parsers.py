@@ -1,0 +1,583 @@
+"""Calls of tools in generated text, a reader for each family of models.
+
+A reader goes through the text once (scanner.py) and tells ToolParser what it finds: text, or a call that begins, has
+more arguments, or ends. A call begins once its name is that of a given tool and its arguments have begun; before,
+anything that does not fit is text again, with its markers. From then on the call stays one: arguments that are no JSON,
+or are cut, stand in it as they came.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
+
+from llamabatch.chat.scanner import JsonScan, Reading, Scanner
+from llamabatch.request.delta import Delta
+from llamabatch.request.tool_calls import ToolCallDelta
+
+Reader = Callable[["ToolParser"], Generator[None, None, None]]
+Schemas = Mapping[str, Mapping[str, Any]]  # name of a tool -> JSON schema of its parameters
+
+_MOST_HEADER = 512  # characters of a name with its surroundings
+_NEVER = ("\0\0",)  # no text of a model has it
+_NO, _WHOLE, _BROKEN = range(3)  # no call; a call; one with arguments that are no JSON, read to the end marker
+
+
+class ToolParser:
+    """Text with calls of tools, read as it comes.
+
+    Args:
+        reader: of the model's family.
+        tools: the parameters of each tool.
+        make_id: (index, name) -> id of a call.
+        parallel: False: only the first call counts, and later ones are dropped.
+    """
+
+    def __init__(
+        self, reader: Reader, tools: Schemas, make_id: Callable[[int, str], str], *, parallel: bool = True
+    ) -> None:
+        self.tools = tools
+        self.scanner = Scanner()
+        self._make_id = make_id
+        self._parallel = parallel
+        self._n_calls = 0
+        self._spaces: str | None = ""  # whitespace that a call makes vanish; None: text came since the last call
+        self._text: list[str] = []
+        self._deltas: list[ToolCallDelta] = []
+        self._reading = reader(self)
+
+    def feed(self, text: str) -> Delta:
+        """Appends text; returns what it makes certain."""
+        self.scanner.push(text)
+        return self._go_on()
+
+    def finish(self, text: str = "") -> Delta:
+        """Takes the last piece; returns all that was held back."""
+        self.scanner.push(text)
+        self.scanner.ended = True
+        delta = self._go_on()
+        rest = self._spaces if self._spaces and not self._n_calls else ""
+        self._spaces = None
+        return Delta(text=delta.text + rest, tool_calls=delta.tool_calls)
+
+    def _go_on(self) -> Delta:
+        next(self._reading, None)
+        delta = Delta(text="".join(self._text), tool_calls=tuple(self._deltas))
+        self._text.clear()
+        self._deltas.clear()
+        return delta
+
+    def text(self, text: str) -> None:
+        """For readers: text outside of calls. Whitespace around calls is not emitted."""
+        if self._spaces is None:
+            self._text.append(text)
+        elif text and not text.isspace():
+            self._text += self._spaces, text
+            self._spaces = None
+        else:
+            self._spaces += text
+
+    def begin(self, name: str, call_id: str | None = None) -> None:
+        """For readers: a call."""
+        self.scanner.unmark()
+        self._spaces = ""
+        index, self._n_calls = self._n_calls, self._n_calls + 1
+        if self._counts:
+            self._deltas.append(ToolCallDelta(index, call_id or self._make_id(index, name), name))
+
+    def arguments(self, text: str) -> None:
+        """For readers: more of the arguments of the last call."""
+        if not text or not self._counts:
+            return
+        last = self._deltas[-1] if self._deltas else None
+        index = self._n_calls - 1
+        if last is not None and last.index == index:
+            self._deltas[-1] = ToolCallDelta(index, last.id, last.name, last.arguments + text)
+        else:
+            self._deltas.append(ToolCallDelta(index, arguments=text))
+
+    def not_a_call(self, marker: str) -> None:
+        """For readers: a marker at the scanner's mark begins no call; it is text, and reading goes on behind it."""
+        self.scanner.back(len(marker))
+        self.text(marker)
+
+    @property
+    def _counts(self) -> bool:
+        return self._parallel or self._n_calls <= 1
+
+
+def text_only(p: ToolParser) -> Reading[None]:
+    """A family without calls."""
+    yield from p.scanner.until(_NEVER, p.text)
+
+
+def hermes(p: ToolParser) -> Reading[None]:
+    """<tool_call>{"name": …, "arguments": {…}}</tool_call>; some models write several objects, or a list of them."""
+    s, begin, end = p.scanner, "<tool_call>", "</tool_call>"
+    while marker := (yield from s.until((begin,), p.text)):
+        s.mark(len(marker))
+        yield from s.spaces()
+        found = yield from (_json_list(p, end) if (yield from s.accept("[")) else _json_objects(p, (end,)))
+        if found == _NO:
+            p.not_a_call(marker)
+        elif found == _WHOLE:
+            yield from s.spaces()
+            yield from s.accept(end)
+
+
+def bare_json(p: ToolParser) -> Reading[None]:
+    """{"name": …, "parameters": {…}}, or a list of these, at the beginning of the text; or behind <|python_tag|>."""
+    s, tag = p.scanner, "<|python_tag|>"
+    marker = ""
+    s.mark(0)
+    while True:
+        skipped = marker + (yield from s.spaces())
+        opening = yield from s.accept("{", *([] if marker else ["["]))
+        found = _NO
+        if opening:
+            s.at -= opening == "{"
+            found = yield from (_json_list(p) if opening == "[" else _json_objects(p))
+        if found == _NO:
+            p.not_a_call(skipped)
+        if not (marker := (yield from s.until((tag,), p.text))):
+            return
+        s.mark(len(marker))
+
+
+def mistral(p: ToolParser) -> Reading[None]:
+    """[TOOL_CALLS][{"name": …, "arguments": {…}}, …], or [TOOL_CALLS]name[CALL_ID]id[ARGS]{…} once for each call."""
+    s, begin = p.scanner, "[TOOL_CALLS]"
+    while marker := (yield from s.until((begin,), p.text)):
+        s.mark(len(marker))
+        yield from s.spaces()
+        if (yield from s.accept("[")):
+            found = yield from _json_list(p)
+        else:
+            found = yield from _mistral_call(p)
+        if found == _NO:
+            p.not_a_call(marker)
+
+
+def _json_list(p: ToolParser, *ends: str) -> Reading[int]:
+    """The calls of a list, behind its bracket."""
+    found = yield from _json_objects(p, ends, ",")
+    if found == _WHOLE:
+        yield from p.scanner.spaces()
+        yield from p.scanner.accept("]")
+    return found
+
+
+def _json_objects(p: ToolParser, ends: tuple[str, ...] = (), *separators: str) -> Reading[int]:
+    """Calls one after another; the first decides whether there are any.
+
+    Args:
+        ends: markers to which arguments that are no JSON go on.
+        separators: between two; none: whitespace, or a semicolon.
+    """
+    s = p.scanner
+    yield from s.spaces()
+    found = yield from _json_call(p, ends)
+    while found == _WHOLE:
+        yield from s.spaces()
+        if separators and not (yield from s.accept(*separators)):
+            return _WHOLE
+        s.mark(0)
+        yield from s.accept(";")
+        yield from s.spaces()
+        if (yield from s.peek()) != "{" or (found := (yield from _json_call(p, ends))) == _NO:
+            s.back(0)
+            return _WHOLE
+    return found
+
+
+def _mistral_call(p: ToolParser) -> Reading[int]:
+    s = p.scanner
+    name, marker = yield from s.text_until(("[CALL_ID]", "[ARGS]", "{"), _MOST_HEADER)
+    name, call_id = name.strip(), None
+    if name not in p.tools:
+        return _NO
+    if marker == "[CALL_ID]":
+        call_id, marker = yield from s.text_until(("[ARGS]",), _MOST_HEADER)
+    if marker == "{":
+        s.at -= 1
+    yield from s.spaces()
+    return (yield from _arguments(p, name, (), call_id and call_id.strip()))
+
+
+def deepseek(p: ToolParser) -> Reading[None]:
+    """<｜tool▁calls▁begin｜>, then for each call <｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>.
+
+    V3 and R1 have `function` for the name, and behind the separator the name and the arguments as a block of Markdown.
+    """
+    s = p.scanner
+    section, begin, end, last = (f"<｜tool▁{each}｜>" for each in ("calls▁begin", "call▁begin", "call▁end", "calls▁end"))
+    while marker := (yield from s.until((section, begin), p.text)):
+        s.mark(len(marker))
+        if marker == section:
+            yield from s.spaces()
+            yield from s.accept(begin)
+        found = yield from _deepseek_call(p, (end,))
+        if found == _NO:
+            p.not_a_call(marker)
+            continue
+        if found == _WHOLE:
+            yield from s.spaces()
+            if (yield from s.accept("```")):
+                yield from s.spaces()
+            yield from s.accept(end)
+        yield from s.spaces()
+        yield from s.accept(last)
+
+
+def _deepseek_call(p: ToolParser, ends: tuple[str, ...]) -> Reading[int]:
+    s = p.scanner
+    name, marker = yield from s.text_until(("<｜tool▁sep｜>",), _MOST_HEADER)
+    if not marker:
+        return _NO
+    if name == "function" and name not in p.tools:
+        name, marker = yield from s.text_until(("```json", "{"), _MOST_HEADER)
+        s.at -= marker == "{"
+    yield from s.spaces()
+    return (yield from _arguments(p, name.strip(), ends))
+
+
+def kimi(p: ToolParser) -> Reading[None]:
+    """<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|>, within section markers."""
+    s = p.scanner
+    section, begin = "<|tool_calls_section_begin|>", "<|tool_call_begin|>"
+    end, last = "<|tool_call_end|>", "<|tool_calls_section_end|>"
+    while marker := (yield from s.until((section, begin), p.text)):
+        s.mark(len(marker))
+        if marker == section:
+            yield from s.spaces()
+            yield from s.accept(begin)
+        header, _ = yield from s.text_until(("<|tool_call_argument_begin|>",), _MOST_HEADER)
+        call_id = header.strip()
+        name = call_id.removeprefix("functions.").rpartition(":")[0]
+        yield from s.spaces()
+        found = yield from _arguments(p, name, (end,), call_id)
+        if found == _NO:
+            p.not_a_call(marker)
+            continue
+        if found == _WHOLE:
+            yield from s.spaces()
+            yield from s.accept(end)
+        yield from s.spaces()
+        yield from s.accept(last)
+
+
+def qwen3_coder(p: ToolParser) -> Reading[None]:
+    """<tool_call><function=name><parameter=key>value</parameter></function></tool_call>, with line breaks between."""
+    return _function_tags(p, "<tool_call>", "</tool_call>", "\n")
+
+
+def seed_oss(p: ToolParser) -> Reading[None]:
+    """As qwen3_coder, within other tags, and without line breaks around values."""
+    return _function_tags(p, "<seed:tool_call>", "</seed:tool_call>", "")
+
+
+def _function_tags(p: ToolParser, begin: str, end: str, around: str) -> Reading[None]:
+    """Calls as <function=name><parameter=key>value</parameter></function>, between the tags `begin` and `end`.
+
+    Args:
+        around: text around values, no part of them.
+    """
+    s = p.scanner
+    closing = (f"{around}</parameter>", "</parameter>") if around else ("</parameter>",)
+    while marker := (yield from s.until((begin, "<function="), p.text)):
+        s.mark(len(marker))
+        if marker == begin:
+            yield from s.spaces()
+            if not (yield from s.accept("<function=")):
+                p.not_a_call(marker)
+                continue
+        name, _ = yield from s.text_until((">",), _MOST_HEADER)
+        if name not in p.tools:
+            p.not_a_call(marker)
+            continue
+        arguments = _Arguments(p, name)
+        while tag := (yield from s.until(("<parameter=", "</function>", end), arguments.between)):
+            if tag != "<parameter=":
+                arguments.end()
+                if tag != end:
+                    yield from s.spaces()
+                    yield from s.accept(end)
+                break
+            key, marker = yield from s.text_until((">",), _MOST_HEADER)
+            if not marker:
+                break
+            if around:
+                yield from s.accept(around)
+            yield from arguments.value(key, *closing)
+
+
+def glm(p: ToolParser) -> Reading[None]:
+    """<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>, with line breaks between."""
+    s, begin, end = p.scanner, "<tool_call>", "</tool_call>"
+    while marker := (yield from s.until((begin,), p.text)):
+        s.mark(len(marker))
+        yield from s.spaces()
+        name, tag = yield from s.text_until(("\n", "<arg_key>", end), _MOST_HEADER)
+        if name.strip() not in p.tools:
+            p.not_a_call(marker)
+            continue
+        arguments = _Arguments(p, name.strip())
+        while tag and tag != end:
+            if tag == "\n" or tag == "<arg_value>":
+                tag = yield from s.until(("<arg_key>", end), arguments.between)
+                continue
+            key, _ = yield from s.text_until(("</arg_key>",), _MOST_HEADER)
+            tag = yield from s.until(("<arg_value>", end), arguments.between)
+            if tag == "<arg_value>":
+                yield from arguments.value(key.strip(), "</arg_value>")
+        if tag:
+            arguments.end()
+
+
+_HARMONY_ENDS = ("<|call|>", "<|end|>", "<|return|>", "<|start|>")
+_RECIPIENT = re.compile(r"to=functions\.([^\s<]+)")
+
+
+def harmony(p: ToolParser) -> Reading[None]:
+    """<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}<|call|>, the recipient at any place before
+    the message; OutputParser takes the marks of other messages out.
+    """
+    s = p.scanner
+    while marker := (yield from s.until(("<|start|>", "<|channel|>", " to=functions."), p.text)):
+        s.mark(len(marker))
+        header, _ = yield from s.text_until(("<|message|>",), _MOST_HEADER)
+        recipient = _RECIPIENT.search(marker + header)
+        yield from s.spaces()
+        found = (yield from _arguments(p, recipient[1], _HARMONY_ENDS)) if recipient else _NO
+        if found == _NO:
+            p.not_a_call(marker)
+        elif found == _WHOLE:
+            yield from s.spaces()
+            yield from s.accept(*_HARMONY_ENDS[:3])
+
+
+class _Arguments:
+    """Arguments that are made into JSON: of families that write each value between tags."""
+
+    def __init__(self, p: ToolParser, name: str) -> None:
+        self._p = p
+        self._schema = p.tools[name]
+        self._n = 0
+        p.begin(name)
+        p.arguments("{")
+
+    def between(self, text: str) -> None:
+        """Text between tags, where only whitespace belongs."""
+        if not text.isspace():
+            self._p.text(text)
+
+    def value(self, key: str, *closing: str) -> Reading[None]:
+        """One value, up to its closing tag, by the type that the schema gives it."""
+        p = self._p
+        p.arguments((", " if self._n else "") + json.dumps(key, ensure_ascii=False) + ": ")
+        self._n += 1
+        types = types_of(_property(self._schema, key), self._schema)
+        if types == {"string"}:
+            p.arguments('"')
+            if (yield from p.scanner.until(closing, lambda text: p.arguments(_escaped(text)))):
+                p.arguments('"')
+            return
+        parts: list[str] = []
+        if (yield from p.scanner.until(closing, parts.append)):
+            p.arguments(to_json("".join(parts), types))
+        else:
+            p.arguments("".join(parts))
+
+    def end(self) -> None:
+        self._p.arguments("}")
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def to_json(text: str, types: frozenset[str] | None) -> str:
+    """A value between tags as JSON: as one of these types if it can be read so, else as a string.
+
+    Args:
+        types: names of JSON schema; None: any.
+    """
+    stripped = text.strip()
+    candidate = stripped
+    if types is not None and "string" not in types:
+        lower = stripped.lower()  # as Python writes them
+        if ("boolean" in types and lower in ("true", "false")) or ("null" in types and lower in ("none", "null")):
+            candidate = "null" if lower == "none" else lower
+    try:
+        value = json.loads(candidate, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return json.dumps(text, ensure_ascii=False)
+    if types is not None and not (_names_of(value) & types) and "string" in types:
+        return json.dumps(text, ensure_ascii=False)
+    return candidate
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+def _names_of(value: object) -> set[str]:
+    if isinstance(value, bool):
+        return {"boolean"}
+    if isinstance(value, int):
+        return {"integer", "number"}
+    if isinstance(value, float):
+        return {"number", "integer"} if value.is_integer() else {"number"}
+    names = {str: "string", list: "array", dict: "object", type(None): "null"}
+    return {names[type(value)]}
+
+
+_MOST_REFS = 8
+
+
+def types_of(schema: object, root: object, depth: int = 0) -> frozenset[str] | None:
+    """Types that a JSON schema allows; None: any.
+
+    Args:
+        root: the whole schema, for "$ref".
+    """
+    if not isinstance(schema, Mapping) or depth > _MOST_REFS:
+        return None
+    given = schema.get("type")
+    if isinstance(given, str):
+        return frozenset((given,))
+    if isinstance(given, (list, tuple)):
+        return frozenset(each for each in given if isinstance(each, str))
+    if "const" in schema:
+        return frozenset(_names_of(schema["const"]))
+    if isinstance(schema.get("enum"), (list, tuple)):
+        return frozenset().union(*(_names_of(each) for each in schema["enum"]))
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        return types_of(_resolved(reference, root), root, depth + 1)
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), (list, tuple)):
+            found = [types_of(each, root, depth + 1) for each in schema[key]]
+            return None if None in found else frozenset().union(*(each for each in found if each))
+    return None
+
+
+def _resolved(reference: str, root: object) -> object:
+    for part in reference.removeprefix("#/").split("/"):
+        if not isinstance(root, Mapping):
+            return None
+        root = root.get(part.replace("~1", "/").replace("~0", "~"))
+    return root
+
+
+def _property(schema: Mapping[str, Any], key: str) -> object:
+    properties = schema.get("properties")
+    return properties.get(key) if isinstance(properties, Mapping) else None
+
+
+_NAME_KEYS, _ARGUMENTS_KEYS, _OTHER_KEYS = ("name",), ("arguments", "parameters"), ("id", "type", "call_id")
+
+
+def _json_call(p: ToolParser, ends: tuple[str, ...]) -> Reading[int]:
+    """One object with a name and arguments, in any order.
+
+    Args:
+        ends: markers to which arguments that are no JSON go on.
+    """
+    s = p.scanner
+    if not (yield from s.accept("{")):
+        return _NO
+    name, held, begun = None, None, False
+    while True:
+        yield from s.spaces()
+        key = yield from _string(s)
+        yield from s.spaces()
+        if key not in (*_NAME_KEYS, *_ARGUMENTS_KEYS, *_OTHER_KEYS) or not (yield from s.accept(":")):
+            break
+        yield from s.spaces()
+        if key in _NAME_KEYS and name is None:
+            name = yield from _string(s)
+            if name not in p.tools:
+                return _NO
+        elif key in _ARGUMENTS_KEYS and name is not None and held is None and not begun:
+            found = yield from _arguments(p, name, ends)
+            if found != _WHOLE:
+                return found
+            begun = True
+        else:
+            value = yield from _value(s)
+            if value is None:
+                break
+            held = value if key in _ARGUMENTS_KEYS and not begun and held is None else held
+        yield from s.spaces()
+        separator = yield from s.accept(",", "}")
+        if separator == "}" and name is not None and not begun:
+            text = "{}" if held is None else _object(held)
+            if text is None:
+                return _NO
+            p.begin(name)
+            p.arguments(text)
+            begun = True
+        if separator != ",":
+            break
+    return _WHOLE if begun else _NO
+
+
+def _arguments(p: ToolParser, name: str, ends: tuple[str, ...], call_id: str | None = None) -> Reading[int]:
+    """The arguments of a call, an object, as they come; also an object within a string, and null."""
+    s = p.scanner
+    if name not in p.tools:
+        return _NO
+    if (yield from s.peek()) != "{":
+        value = yield from _value(s)
+        text = None if value is None else _object(value)
+        if text is None:
+            return _NO
+        p.begin(name, call_id)
+        p.arguments(text)
+        return _WHOLE
+    p.begin(name, call_id)
+    scan = JsonScan()
+    while True:
+        s.at, text = scan.read(s.buffer, s.at)
+        p.arguments(text)
+        if scan.done:
+            return _WHOLE
+        if scan.bad:
+            yield from s.until(ends or _NEVER, p.arguments)
+            return _BROKEN
+        if not (yield from s.more()):
+            return _BROKEN
+
+
+def _object(value: str) -> str | None:
+    """The text of an object, from a JSON value that is one, is null, or is a string with one in it."""
+    made = json.loads(value)
+    if isinstance(made, str):
+        try:
+            value, made = made, json.loads(made)
+        except (ValueError, RecursionError):
+            return None
+    return "{}" if made is None else value if isinstance(made, dict) else None
+
+
+def _string(s: Scanner) -> Reading[str | None]:
+    """A JSON string, decoded; None: none comes."""
+    if (yield from s.peek()) != '"':
+        return None
+    value = yield from _value(s)
+    return None if value is None else str(json.loads(value))
+
+
+def _value(s: Scanner) -> Reading[str | None]:
+    """The text of one JSON value; None: there is none, or not a whole one."""
+    scan, parts = JsonScan(), []
+    while True:
+        s.at, text = scan.read(s.buffer, s.at)
+        parts.append(text)
+        if scan.done:
+            return "".join(parts)
+        if scan.bad or not (yield from s.more()):
+            return None
