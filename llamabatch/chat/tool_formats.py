@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from llamabatch.chat import tool_parsers
-from llamabatch.chat.tool_parsers import Reader, Schemas, types_of
+from llamabatch.chat.tool_parsers import STRING, Reader, Schemas, types_of
 
 
 class Raw(NamedTuple):
@@ -198,9 +198,7 @@ FORMATS: Sequence[ToolFormat] = (
         "hermes",
         ("<tool_call>", "arguments", '"name'),
         tool_parsers.hermes,
-        JsonNotation(
-            *('<tool_call>\n{"name": "', ('", "arguments": ',), "}\n</tool_call>"), between="\n", quoted=True
-        ),
+        JsonNotation(*('<tool_call>\n{"name": "', ('", "arguments": ',), "}\n</tool_call>"), between="\n", quoted=True),
         _TAGS,
     ),
     ToolFormat(
@@ -270,7 +268,7 @@ def grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, *, parallel: 
         schema = _closed(schema)
         if isinstance(notation, JsonNotation):
             written = json.dumps(name, ensure_ascii=False)[1:-1] if notation.quoted else name
-            arguments = lark.rule(f"arguments{n}", f"%json {json.dumps(schema | {'x-guidance': _GUIDANCE})}")
+            arguments = lark.rule(f"arguments{n}", f"%json {json.dumps({**schema, 'x-guidance': _GUIDANCE})}")
             parts = lark.text(notation.head + written, *notation.middle), arguments, lark.text(notation.tail)
             calls.append(lark.rule(f"call{n}", " ".join(filter(None, parts))))
         else:
@@ -302,22 +300,20 @@ def _tagged(lark: _Lark, notation: TaggedNotation, n: int, name: str, schema: Ma
     return " ".join(parts)
 
 
-def _tagged_value(
-    lark: _Lark, notation: TaggedNotation, n: int, k: int, value: Any, schema: Mapping[str, Any]
-) -> str:
+def _tagged_value(lark: _Lark, notation: TaggedNotation, n: int, k: int, value: Any, schema: Mapping[str, Any]) -> str:
     """A value with the text behind it: JSON by its schema; a string as it is, up to the text behind it."""
     rule = f"value{n}_{k}"
     types = types_of(value, schema)
     if types is not None and "string" not in types:
         inner = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        made = value | inner | {"x-guidance": _GUIDANCE}
+        made = {**value, **inner, "x-guidance": _GUIDANCE}
         return lark.rule(rule, f"%json {json.dumps(made)}") + " " + lark.text(notation.end)
     choices = value.get("enum", [value["const"]] if "const" in value else None) if isinstance(value, Mapping) else None
     if isinstance(choices, (list, tuple)):
         texts = [each if isinstance(each, str) else json.dumps(each) for each in choices]
         return "(" + " | ".join(f"{lark.text(text)}" for text in texts) + ") " + lark.text(notation.end)
     least, most = 0, ""
-    if types == {"string"} and isinstance(value, Mapping):
+    if types == STRING and isinstance(value, Mapping):
         least, most = value.get("minLength", 0), value.get("maxLength", "")
     return lark.lazy(rule, f"(?s:.{{{least},{most}}})", notation.end)
 
@@ -328,6 +324,9 @@ def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
         return _NO_ARGUMENTS
     made = {"type": "object", **schema}
     return {"additionalProperties": False, **made} if "properties" in made else made
+
+
+_IN_BRACKETS = re.compile(r"<[^<>\[\]\s]+>")
 
 
 class _Lark:
@@ -374,3 +373,10 @@ def _escaped(text: str) -> str:
 def quoted_mark(mark: str) -> str:
     """The form in Lark of a mark that is no special token."""
     return _quoted(mark)
+
+
+def special_name(mark: str) -> str:
+    """The form in Lark of a special token: its name in angle brackets, without others, and without spaces."""
+    if _IN_BRACKETS.fullmatch(mark):
+        return mark
+    return "<" + re.sub(r"[<>\[\]\s]", "", mark) + ">"

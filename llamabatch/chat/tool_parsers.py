@@ -212,7 +212,9 @@ def deepseek(p: ToolParser) -> Reading[None]:
     V3 and R1 have `function` for the name, and behind the separator the name and the arguments as a block of Markdown.
     """
     s = p.scanner
-    section, begin, end, last = (f"<｜tool▁{each}｜>" for each in ("calls▁begin", "call▁begin", "call▁end", "calls▁end"))
+    section, begin, end, last = (
+        f"<｜tool▁{each}｜>" for each in ("calls▁begin", "call▁begin", "call▁end", "calls▁end")
+    )
     while marker := (yield from s.until((section, begin), p.text)):
         s.mark(len(marker))
         if marker == section:
@@ -341,8 +343,8 @@ _RECIPIENT = re.compile(r"to=functions\.([^\s<]+)")
 
 
 def harmony(p: ToolParser) -> Reading[None]:
-    """<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}<|call|>, the recipient at any place before
-    the message; OutputParser takes the marks of other messages out.
+    """<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}<|call|>; the recipient may stand anywhere
+    before the message. OutputParser takes the marks of other messages out.
     """
     s = p.scanner
     while marker := (yield from s.until(("<|start|>", "<|channel|>", " to=functions."), p.text)):
@@ -379,7 +381,7 @@ class _Arguments:
         p.arguments((", " if self._n else "") + json.dumps(key, ensure_ascii=False) + ": ")
         self._n += 1
         types = types_of(_property(self._schema, key), self._schema)
-        if types == {"string"}:
+        if types == STRING:
             p.arguments('"')
             if (yield from p.scanner.until(closing, lambda text: p.arguments(_escaped(text)))):
                 p.arguments('"')
@@ -434,6 +436,7 @@ def _names_of(value: object) -> set[str]:
     return {names[type(value)]}
 
 
+STRING = frozenset(("string",))
 _MOST_REFS = 8
 
 

@@ -195,7 +195,12 @@ BROKEN = (
     (tool_parsers.glm, "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Os\n", '{"city": "Os\\n', ""),
     (tool_parsers.mistral, '[TOOL_CALLS]weather[ARGS]{"city"', '{"city"', ""),
     (tool_parsers.deepseek, '{b}weather{c}{{"city" "Oslo"}}{d}'.format(**_DS), '{"city" "Oslo"}', ""),
-    (tool_parsers.kimi, "<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{]<|tool_call_end|>", "{]", ""),
+    (
+        tool_parsers.kimi,
+        "<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{]<|tool_call_end|>",
+        "{]",
+        "",
+    ),
     (tool_parsers.harmony, "<|channel|>commentary to=functions.weather<|message|>{'city'}<|call|>", "{'city'}", ""),
 )
 

@@ -1,0 +1,183 @@
+"""Notations of tool calls: found from a chat template, and as a grammar that allows well-formed calls alone."""
+
+import json
+import random
+
+import llguidance
+import numpy as np
+import pytest
+
+from llamabatch.chat import tool_formats
+from llamabatch.chat.tool_formats import FORMATS, GENERIC, OTHER, ToolFormat, call_id, grammar, quoted_mark
+from llamabatch.chat.tool_parsers import ToolParser
+from llamabatch.sampling import grammar_sandbox
+
+FAMILIES = [*FORMATS, GENERIC]
+TOOLS = {
+    "weather": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 12},
+            "days": {"type": "integer", "minimum": 0, "maximum": 10},
+            "unit": {"enum": ["C", "F"]},
+            "sizes": {"type": "array", "items": {"$ref": "#/$defs/size"}, "maxItems": 2},
+            "mood": {"type": ["string", "null"], "maxLength": 3},
+        },
+        "required": ["city", "unit"],
+        "$defs": {"size": {"type": "number", "multipleOf": 0.5, "minimum": 0, "maximum": 100}},
+    },
+    "clock": {},
+    'say "it"': {"type": "object", "properties": {"it": {"const": "hi"}}, "required": ["it"]},
+}
+XML_TOOLS = {name: schema for name, schema in TOOLS.items() if '"' not in name}
+
+# Lines of chat templates that tell the families apart.
+EXCERPTS = {
+    "gpt-oss": '{{- "<|start|>assistant to=" }}{{- "functions." + tool_call.name + "<|channel|>commentary " }}',
+    "kimi-k2": "<|tool_calls_section_begin|>{%- for tool_call in message['tool_calls'] -%}",
+    "deepseek-v3": "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>'}}```json",
+    "deepseek-v3.1": "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['function']['name'] + '<｜tool▁sep｜>'}}",
+    "glm-4.5": "<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>",
+    "glm-4.7": "<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value>",
+    "seed-oss": "{{'<seed:tool_call>\n<function='}}{{'<parameter='}}",
+    "qwen3-coder": "{{- '<tool_call>\\n<function=' }}{{- '<parameter=' + args_name + '>\\n' }}",
+    "mistral-v11": "{{- '[TOOL_CALLS]' + name + '[CALL_ID]' + id + '[ARGS]' }}",
+    "mistral-v13": "{{- '[TOOL_CALLS]' + name + '[ARGS]' + arguments }}",
+    "mistral": '{{- "[TOOL_CALLS][" }}{{- tool_call.function|tojson }}',
+    "hermes": '<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call>',
+    "llama-3": "<|start_header_id|>{{- '{\"name\": \"' + tool_call.name + '\", ' }}{{- '\"parameters\": ' }}",
+    "generic": "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}{% endfor %}",
+    "other": "{% if tools %}<|my_tools|>{{ tools }}{% endif %}{{ messages[0].content }}",
+}
+
+
+@pytest.mark.parametrize(("name", "template"), EXCERPTS.items())
+def test_the_family_is_found_from_the_template(name, template):
+    assert ToolFormat.of(template).name == name
+
+
+def test_each_family_has_an_excerpt():
+    assert set(EXCERPTS) == {each.name for each in (*FORMATS, GENERIC, OTHER)}
+    assert ToolFormat.of(None) is GENERIC
+
+
+class Walk:
+    """Random texts of a grammar, a token at a time; bytes, and the marks of the family as special tokens."""
+
+    def __init__(self, tool_format, tools, *, special, parallel):
+        self.names = list(tool_format.marks) if special else []
+        names = [tool_formats.special_name(mark) for mark in self.names]
+        vocabulary = grammar_sandbox.Bytes(names)
+        self.eos = vocabulary.eos_token_id
+        tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(vocabulary))
+        lark = grammar(tool_format, tools, tool_formats.special_name if special else quoted_mark, parallel=parallel)
+        made = grammar_sandbox.to_llguidance("grammar", lark)
+        self.matcher = llguidance.LLMatcher(tokenizer, made, log_level=0, limits=grammar_sandbox.limits())
+        assert not self.matcher.is_error(), self.matcher.get_error() + lark
+
+    def text(self, rng, most=3000):
+        matcher = self.matcher.deep_copy()
+        made = bytearray()
+        for _ in range(most):
+            packed = np.frombuffer(matcher.compute_bitmask(), np.uint32)
+            allowed = np.flatnonzero(np.unpackbits(packed.view(np.uint8), bitorder="little"))
+            allowed = [token for token in allowed.tolist() if token < 128 or token > 255] or allowed.tolist()
+            token = self.eos if self.eos in allowed and rng.random() < 0.3 else rng.choice(allowed)
+            if token == self.eos:
+                return made.decode()
+            assert matcher.consume_token(token)
+            made += self.names[token - 256].encode() if token > 255 else bytes([token])
+            assert not matcher.is_error(), matcher.get_error()
+        return None
+
+    def allows(self, text):
+        matcher = self.matcher.deep_copy()
+        tokens, at = [], 0
+        while at < len(text):
+            mark = next((mark for mark in self.names if text.startswith(mark, at)), None)
+            tokens += [256 + self.names.index(mark)] if mark else text[at].encode()
+            at += len(mark or "x")
+        return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+def calls_of(tool_format, tools, text):
+    parser = ToolParser(tool_format.reader, tools, lambda index, name: "id")
+    delta = parser.finish(text)
+    return delta.text, [(call.name, call.arguments) for call in delta.tool_calls]
+
+
+def check(name, arguments):
+    """The arguments fit the schema of TOOLS."""
+    if name == "clock":
+        assert arguments == {}
+    elif name == 'say "it"':
+        assert arguments == {"it": "hi"}
+    else:
+        assert name == "weather"
+        assert {"city", "unit"} <= set(arguments) <= {"city", "days", "unit", "sizes", "mood"}
+        assert isinstance(arguments["city"], str)
+        assert len(arguments["city"]) <= 12
+        assert arguments["unit"] in ("C", "F")
+        assert 0 <= arguments.get("days", 0) <= 10
+        assert all(0 <= size <= 100 and size * 2 % 1 == 0 for size in arguments.get("sizes", []))
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("tool_format", FAMILIES, ids=lambda each: each.name)
+def test_whatever_the_grammar_allows_is_a_well_formed_call(tool_format, special, parallel):
+    tools = TOOLS if getattr(tool_format.notation, "quoted", False) else XML_TOOLS
+    walk = Walk(tool_format, tools, special=special, parallel=parallel)
+    rng = random.Random(15)
+    texts = [text for text in (walk.text(rng) for _ in range(12)) if text is not None]
+    assert len(texts) > 3
+    for text in texts:
+        rest, calls = calls_of(tool_format, tools, text)
+        assert rest == "", text
+        assert len(calls) >= 1 if parallel else len(calls) == 1
+        for name, arguments in calls:
+            check(name, json.loads(arguments))
+
+
+WRITTEN = {
+    "gpt-oss": "<|channel|>commentary to=functions.clock <|constrain|>json<|message|>{}",
+    "kimi-k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.clock:0<|tool_call_argument_begin|>{}"
+    "<|tool_call_end|><|tool_calls_section_end|>",
+    "deepseek-v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>clock\n```json\n{}\n```"
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek-v3.1": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>clock<｜tool▁sep｜>{}"
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "glm-4.5": "<tool_call>clock\n</tool_call>",
+    "glm-4.7": "<tool_call>clock</tool_call>",
+    "seed-oss": "<seed:tool_call>\n<function=clock>\n</function>\n</seed:tool_call>",
+    "qwen3-coder": "<tool_call>\n<function=clock>\n</function>\n</tool_call>",
+    "mistral-v11": "[TOOL_CALLS]clock[CALL_ID]a1B2c3D4e[ARGS]{}",
+    "mistral-v13": "[TOOL_CALLS]clock[ARGS]{}",
+    "mistral": '[TOOL_CALLS][{"name": "clock", "arguments": {}}]',
+    "hermes": '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>',
+    "llama-3": '{"name": "clock", "parameters": {}}',
+    "generic": '{"name": "clock", "arguments": {}}',
+}
+
+
+@pytest.mark.parametrize("tool_format", FAMILIES, ids=lambda each: each.name)
+def test_the_grammar_has_the_notation_that_the_model_was_trained_on(tool_format):
+    walk = Walk(tool_format, XML_TOOLS, special=True, parallel=False)
+    written = WRITTEN[tool_format.name]
+    assert walk.allows(written)
+    assert not walk.allows(written.replace("clock", "volcano"))
+    assert not walk.allows(written[:-1])
+    assert calls_of(tool_format, XML_TOOLS, written) == ("", [("clock", "{}")])
+
+
+def test_ids_are_made_of_seed_prompt_and_place():
+    def made(name="hermes", seed=7, prompt=(1, 2), continuation=0, index=0):
+        return call_id(next(each for each in FORMATS if each.name == name), seed, prompt, continuation, index)
+
+    assert made() == made()
+    others = [made(seed=8), made(prompt=(1, 3)), made(prompt=(1,)), made(continuation=1), made(index=1)]
+    assert len({made(), *others}) == 6
+    assert len(made()) == 29
+    assert made().startswith("call_")
+    assert len(made("mistral")) == 9
+    assert made("mistral").isalnum()
