@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llamabatch.errors import ConfigError, PromptError
-from llamabatch.utils.checks import nearest, show
+from llamabatch.utils.checks import boolean, nearest, show
+from llamabatch.utils.paths import absolute
 
 if TYPE_CHECKING:
     from llamabatch.chat.template import BoundedTemplate
@@ -19,50 +22,103 @@ Message = Mapping[str, Any]
 Conversation = Sequence[Message]
 
 
-# Variables of chat templates that a caller may set. A template is a program from the model's file: the sender of a
-# request must not choose freely what it reads.
-TEMPLATE_KWARGS = (
-    "add_generation_prompt",
-    "builtin_tools",
-    "continue_final_message",
-    "custom_tools",
-    "date_string",
-    "documents",
-    "enable_thinking",
-    "keep_past_thinking",
-    "model_identity",
-    "preserve_thinking",
-    "reasoning_effort",
-    "thinking",
-    "thinking_budget",
-    "tools_in_user_message",
-    "xml_tools",
+# Variables of a template that a caller cannot set: those that llamabatch sets, and the functions of the environment.
+# A template is a program: what it reads under these names must be what its author meant.
+_OPTIONS_OF_THEIR_OWN = ("tools", "add_generation_prompt", "continue_final_message")
+RESERVED = (
+    *("messages", "bos_token", "eos_token", *_OPTIONS_OF_THEIR_OWN),
+    *("range", "dict", "lipsum", "cycler", "joiner", "namespace", "raise_exception", "strftime_now"),
+    *("loop", "self", "super", "caller", "varargs", "kwargs", "true", "false", "none"),
 )
+
+_MARKS = ("{{", "{%", "{#")  # of jinja2: a text with one of them is no path
+_MAX_FILE = 2**20  # bytes; a template may have 256 Ki characters
+_MAX_DEPTH = 64  # of lists in the value of a variable
+_MAX_ITEMS = 2**20  # of them on one level
 
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """The variables of a chat template other than the messages.
+    """How a conversation becomes a prompt.
 
     Attributes:
         tools: OpenAI's function tools, [{"type": "function", "function": {"name": …, "parameters": …}}].
-        kwargs: variables of the template, of those in TEMPLATE_KWARGS.
+        kwargs: variables of the template by name, of plain values as in JSON.
+        template: jinja2 source in place of the model's own template; None: the model's.
+        add_generation_prompt: the prompt ends with the header of the assistant's answer; None: yes, unless
+            continue_final_message.
+        continue_final_message: the prompt ends with the content of the last message, an assistant's, to be continued.
 
     Raises:
-        PromptError: the tools are no such list, or a variable is not in TEMPLATE_KWARGS.
+        PromptError: the tools are no such list; a variable has a reserved name or a value that is not plain; or both
+            add_generation_prompt and continue_final_message are asked for.
     """
 
     tools: Sequence[Mapping[str, Any]] | None = None
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    template: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
 
     def __post_init__(self) -> None:
         if self.tools is not None:
             _check_tools(self.tools)
         if not isinstance(self.kwargs, Mapping):
             raise PromptError(f"chat_template_kwargs is {show(self.kwargs)}; give a mapping from name to value")
-        for name in self.kwargs:
-            if name not in TEMPLATE_KWARGS:
-                raise PromptError(f"chat_template_kwargs has {show(name)}{nearest(str(name), TEMPLATE_KWARGS)}")
+        for name, value in self.kwargs.items():
+            _check_variable(name, value)
+        if self.add_generation_prompt is not None:
+            boolean(PromptError, "add_generation_prompt", self.add_generation_prompt)
+        if boolean(PromptError, "continue_final_message", self.continue_final_message) and self.add_generation_prompt:
+            raise PromptError(
+                "add_generation_prompt and continue_final_message are both True; a prompt ends with the header of a "
+                "new answer or with the last message: leave one of them out"
+            )
+
+
+def template_source(given: str | os.PathLike[str] | None) -> str | None:
+    """The source of a chat template that a caller gives: a text of jinja2, which has "{{", "{%" or "{#" in it, or the
+    path of a file of it; None stays None.
+
+    Raises:
+        ConfigError: there is no such file, or it cannot be read as UTF-8 of up to 1 MiB.
+    """
+    if given is None or (isinstance(given, str) and any(mark in given for mark in _MARKS)):
+        return given
+    if not isinstance(given, (str, os.PathLike)):
+        raise ConfigError(f"chat_template is {show(given)}; give the text of a jinja2 template, or the path of a file")
+    advice = "give the path of a file, or a text of jinja2, which has {{ or {% in it"
+    path = absolute(given)
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe might never end
+        raise ConfigError(f"chat_template {show(given)} is no file; {advice}")
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_MAX_FILE + 1)
+        if len(data) > _MAX_FILE:
+            raise ConfigError(f"chat_template {show(given)} is larger than {_MAX_FILE} bytes")
+        return data.decode().removeprefix("\ufeff")
+    except (OSError, ValueError) as error:
+        if isinstance(error, UnicodeDecodeError):
+            raise ConfigError(f"chat_template {show(given)} is no text in UTF-8: {error.reason}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"chat_template {show(given)} cannot be read: {why}; {advice}") from error
+
+
+def chat_options(
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    chat_template: str | os.PathLike[str] | None = None,
+    add_generation_prompt: bool | None = None,
+    continue_final_message: bool = False,
+) -> ChatOptions:
+    """The options of a call: those of ChatOptions, with a template that may be in a file. Raises as both."""
+    kwargs = {} if chat_template_kwargs is None else chat_template_kwargs
+    return ChatOptions(tools, kwargs, template_source(chat_template), add_generation_prompt, continue_final_message)
+
+
+def check_template(source: str) -> None:
+    """Raises ConfigError for a template that cannot be compiled."""
+    _compile(source)
 
 
 def render(
@@ -73,40 +129,90 @@ def render(
     options: ChatOptions | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> str:
-    """The prompt of a conversation, ending where the assistant's answer begins.
+    """The prompt of a conversation, ending where the assistant's answer begins or goes on.
 
     Args:
-        template: jinja2 source from the model's metadata.
+        template: jinja2 source from the model's metadata; options.template takes its place.
         conversation: messages with "role" and "content"; content is a text, or OpenAI's list of text parts.
         bos, eos: text of these special tokens, for templates that write them.
-        options: tools and variables.
+        options: tools, variables, and the end of the prompt.
         cancelled: returns True when the text is needed no more; called every few milliseconds.
 
     Raises:
         ConfigError: the model has no chat template, or none that can be compiled.
         PromptError: a message has no role or content, the template refuses the conversation or takes too much time or
-            memory for it (see template.BUDGET), or it does not know a variable that was given.
+            memory for it (see template.BUDGET), it does not know a variable that was given, or there is no message to
+            continue.
         CancelledError: `cancelled` returned True.
     """
-    if template is None:
-        raise ConfigError("this model has no chat template; use generate with a prompt of its own format")
-    messages = [_message(message) for message in _messages(conversation)]
     options = options or ChatOptions()
-    compiled = _compile(template)
-    given = {"tools": options.tools} if options.tools else {}
-    for name in (*given, *options.kwargs):
-        if name not in compiled.variables and name != "add_generation_prompt":
-            raise PromptError(f"this model's chat template does not know {name!r}, so giving it would change nothing")
-    variables = {"add_generation_prompt": True, "tools": None, **given, **options.kwargs}
-    variables |= {"messages": messages, "bos_token": bos, "eos_token": eos}
+    source = template if options.template is None else options.template
+    if source is None:
+        raise ConfigError(
+            "this model has no chat template; give chat_template, or use generate with a prompt of its own format"
+        )
+    messages = [_message(message) for message in _messages(conversation)]
+    compiled = _compile(source)
+    _check_known(compiled, options)
+    mark = None
+    if options.continue_final_message:
+        mark = _mark_end(messages)
+    adds = options.add_generation_prompt
+    variables = {
+        **options.kwargs,
+        "tools": options.tools or None,
+        "add_generation_prompt": not options.continue_final_message if adds is None else adds,
+        "continue_final_message": options.continue_final_message,
+        "messages": messages,
+        "bos_token": bos,
+        "eos_token": eos,
+    }
     try:
-        return compiled.render(variables, cancelled)
+        text = compiled.render(variables, cancelled)
     except CancelledError:
         raise
     except Exception as error:  # a template is a program: it can raise any exception
         from llamabatch.chat.template import describe
 
-        raise PromptError(f"the model's chat template refuses this conversation: {describe(error)}") from error
+        raise PromptError(f"the chat template refuses this conversation: {describe(error)}") from error
+    return text if mark is None else _cut_at(text, mark)
+
+
+def _check_known(template: BoundedTemplate, options: ChatOptions) -> None:
+    """Raises PromptError for an option that the template does not read, so that it would change nothing."""
+    given = [*(["tools"] if options.tools else ()), *options.kwargs]
+    if options.add_generation_prompt is False and not options.continue_final_message:
+        given.append("add_generation_prompt")
+    for name in given:
+        if name not in template.variables:
+            known = sorted(template.variables.difference(RESERVED))
+            close = nearest(name, known) if name in options.kwargs and known else ""
+            raise PromptError(f"the chat template does not know {name!r}, so giving it would change nothing{close}")
+
+
+def _mark_end(messages: list[Message]) -> str:
+    """Puts a mark behind the content of the last message, an assistant's; returns it.
+
+    The rule is that of transformers (utils/chat_template_utils.py): the prompt is cut before the mark, whatever the
+    template writes behind the content. The mark ends with a tab: a template that trims contents takes it away, and
+    would also have taken the white space before the mark.
+    """
+    last = messages[-1]
+    content = last.get("content")
+    if last["role"] != "assistant" or not isinstance(content, str):
+        what = f"is of role {show(last['role'])}" if last["role"] != "assistant" else "has no content"
+        raise PromptError(f"continue_final_message needs an assistant's message at the end; the last one {what}")
+    mark = f"<continue-{zlib.crc32(content.encode(errors='replace')):08x}>\t"
+    messages[-1] = {**last, "content": content + mark}
+    return mark
+
+
+def _cut_at(text: str, mark: str) -> str:
+    """The text before the mark. Raises PromptError if the template has not written it."""
+    at = text.rfind(mark.rstrip())
+    if at < 0:
+        raise PromptError("the chat template does not write the last message as it is, so that nothing can continue it")
+    return text[:at] if text.startswith(mark, at) else text[:at].rstrip()
 
 
 def check_conversation(conversation: object) -> Conversation:
@@ -140,10 +246,21 @@ def to_tokens(
     turn. A program that passes on text of strangers must decide what to do about that.
     """
     bos = model.special_token("bos")
-    text = render(model.chat_template, conversation, bos, model.special_token("eos"), options, cancelled)
+    text = to_text(model, conversation, options, cancelled)
     # a template that writes BOS itself must not get a second one
     add_special = not (bos and text.startswith(bos))
     return text, tuple(model.tokenize(text, add_special=add_special, parse_special=True))
+
+
+def to_text(
+    model: ChatModel,
+    conversation: Conversation,
+    options: ChatOptions | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> str:
+    """A conversation as text. Raises as render."""
+    bos, eos = model.special_token("bos"), model.special_token("eos")
+    return render(model.chat_template, conversation, bos, eos, options, cancelled)
 
 
 def _messages(conversation: object) -> Conversation:
@@ -195,6 +312,32 @@ def _tool_call(call: Any) -> Any:
                 f"the arguments of tool call {show(function.get('name'))} are no JSON: {error}"
             ) from error
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _check_variable(name: object, value: object) -> None:
+    """Raises PromptError for a variable of the template that cannot be set, or not to this value."""
+    if not isinstance(name, str) or not name.isidentifier():
+        raise PromptError(f"chat_template_kwargs has {show(name)}, which is no name of a variable")
+    if name in _OPTIONS_OF_THEIR_OWN:
+        raise PromptError(f"chat_template_kwargs has {name!r}, an argument of its own; give chat(..., {name}=…)")
+    if name in RESERVED:
+        raise PromptError(f"chat_template_kwargs has {name!r}, which cannot be set")
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        below: list[object] = []
+        for item in level:
+            if len(below) > _MAX_ITEMS:
+                raise PromptError(f"chat_template_kwargs[{name!r}] holds more than {_MAX_ITEMS:,} values")
+            if isinstance(item, Mapping):
+                below += [*item.keys(), *item.values()]
+            elif isinstance(item, (list, tuple)):
+                below += item
+            elif item is not None and not isinstance(item, (str, bool, int, float)):
+                raise PromptError(f"chat_template_kwargs[{name!r}] holds {show(item)}; give values as in JSON")
+        if not below:
+            return
+        level = below
+    raise PromptError(f"chat_template_kwargs[{name!r}] is nested more than {_MAX_DEPTH} deep")
 
 
 def _check_tools(tools: object) -> None:

@@ -91,16 +91,14 @@ class BoundedTemplate:
 
     def __init__(self, source: str) -> None:
         if len(source) > MAX_SOURCE:
-            raise ConfigError(
-                f"the model's chat template has {len(source):,} characters; allowed are up to {MAX_SOURCE:,}"
-            )
+            raise ConfigError(f"the chat template has {len(source):,} characters; allowed are up to {MAX_SOURCE:,}")
         self._environment = _Environment()
         try:
             with self._environment.metered(Meter(BUDGET)):
                 self.variables = frozenset(jinja2.meta.find_undeclared_variables(self._environment.parse(source)))
                 self._template = self._environment.from_string(source)
         except Exception as error:  # jinja2 and Python's compiler: RecursionError, MemoryError, ValueError and more
-            raise ConfigError(f"the model's chat template cannot be compiled: {describe(error)}") from error
+            raise ConfigError(f"the chat template cannot be compiled: {describe(error)}") from error
 
     def render(self, variables: Mapping[str, Any], cancelled: Callable[[], bool] | None = None) -> str:
         """The text. Raises TemplateLimit, CancelledError, and any exception of the template."""

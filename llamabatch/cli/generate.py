@@ -7,8 +7,16 @@ from typing import Any
 
 import click
 
+from llamabatch.chat.conversation import template_source
 from llamabatch.cli import echo_wrapped
-from llamabatch.cli.options import adapters_of, engine_options, lora_option, model_option, sampling_options
+from llamabatch.cli.options import (
+    adapters_of,
+    chat_template_option,
+    engine_options,
+    lora_option,
+    model_option,
+    sampling_options,
+)
 from llamabatch.entrypoints.llm import LLM
 from llamabatch.errors import PromptError
 from llamabatch.request.sampling_params import SamplingParams
@@ -19,19 +27,23 @@ from llamabatch.utils import interrupts
 @click.argument("prompt", default="-")
 @model_option
 @click.option("--chat", is_flag=True, help="Treat the prompt as a user's message, through the model's chat template.")
+@chat_template_option
 @click.option("--system", help="With --chat: a system message in front.")
 @sampling_options
 @lora_option
 @click.option("--show-plan", is_flag=True, help="Print to stderr the options chosen for this machine, with reasons.")
 @engine_options()
 def generate(
-    prompt: str, model: str, chat: bool, system: str | None, show_plan: bool, engine: dict[str, Any],
-    loras: tuple[tuple[str, float], ...], sampling: dict[str, Any],
+    prompt: str, model: str, chat: bool, chat_template: str | None, system: str | None, show_plan: bool,
+    engine: dict[str, Any], loras: tuple[tuple[str, float], ...], sampling: dict[str, Any],
 ) -> None:  # fmt: skip
     """Continue PROMPT ('-' or nothing: read it from stdin) and stream the text to stdout."""
     params = SamplingParams.from_options(**sampling)
     if system is not None and not chat:
         raise click.UsageError("--system needs --chat")
+    if chat_template is not None and not chat:
+        raise click.UsageError("--chat-template needs --chat")
+    template = template_source(chat_template)  # refused before the model is loaded
     text = sys.stdin.buffer.read().decode(errors="replace") if prompt == "-" else prompt
     if not text:
         raise PromptError("the prompt is empty; give at least one character")
@@ -41,7 +53,7 @@ def generate(
         interrupts.careful()
         if show_plan:
             echo_wrapped(llm.plan.describe())
-        _print(llm, _conversation(text, system) if chat else text, params, scales)
+        _print(llm, _conversation(text, system) if chat else text, params, scales, template)
 
 
 def _conversation(text: str, system: str | None) -> list[dict[str, str]]:
@@ -49,9 +61,11 @@ def _conversation(text: str, system: str | None) -> list[dict[str, str]]:
     return [*before, {"role": "user", "content": text}]
 
 
-def _print(llm: LLM, prompt: Any, params: SamplingParams, adapters: dict[str, float] | None) -> None:
+def _print(
+    llm: LLM, prompt: Any, params: SamplingParams, adapters: dict[str, float] | None, template: str | None
+) -> None:
     """Writes the pieces as they come, or several continuations one after another. Errors as LLM.stream."""
-    pieces = llm.stream(prompt, params, adapters=adapters)
+    pieces = llm.stream(prompt, params, chat_template=template, adapters=adapters)
     try:
         for piece in pieces:
             if params.n == 1:

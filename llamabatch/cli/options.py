@@ -34,6 +34,10 @@ plot_option = click.option(
     "--plot", "plot_file", type=File(), help="Draw a picture: .png, .svg or .pdf. Needs llamabatch[tools]."
 )
 
+chat_template_option = click.option(
+    "--chat-template", help="A file with a jinja2 template, or its text, in place of the model's own chat template."
+)
+
 lora_option = click.option(
     "--lora",
     "loras",

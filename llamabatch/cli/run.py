@@ -7,8 +7,16 @@ from typing import Any
 
 import click
 
+from llamabatch.chat.conversation import template_source
 from llamabatch.cli import echo_wrapped
-from llamabatch.cli.options import adapters_of, engine_options, lora_option, model_option, sampling_options
+from llamabatch.cli.options import (
+    adapters_of,
+    chat_template_option,
+    engine_options,
+    lora_option,
+    model_option,
+    sampling_options,
+)
 from llamabatch.cli.param_types import File, Shard
 from llamabatch.errors import OutputError
 from llamabatch.jobs.job import JobInterrupted, preview
@@ -31,6 +39,7 @@ from llamabatch.utils.console import check_targets, write_json
 @click.option("--template", help="The prompt of a row of CSV or Parquet, as 'Translate: {text}'.  [default: {prompt}]")
 @click.option("--chat", is_flag=True, help="Rows of CSV and Parquet are a user's messages, for the chat template.")
 @click.option("--system", help="With --chat: a system message in front.")
+@chat_template_option
 @click.option("--embed", is_flag=True, help="Rows of CSV and Parquet are texts to embed.")
 @click.option("--id-column", help="The column of CSV or Parquet that holds the ids.  [default: the rows' numbers]")
 @sampling_options
@@ -73,6 +82,7 @@ def run(
     reading = ReadOptions(
         SamplingParams.from_options(**sampling),
         task="chat" if chat else "embedding" if embed else "completion",
+        chat_template=template_source(given.pop("chat_template")),
         **{name: given.pop(name) for name in ("template", "system", "id_column", "shard", "limit")},
     )
     records = RecordOptions(**{name: given.pop(name) for name in ("shape", "token_ids", "times")})

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from llamabatch.chat.conversation import ChatOptions, Conversation
+from llamabatch.chat.conversation import Conversation, chat_options
 from llamabatch.client.base import Heartbeat
 from llamabatch.client.connect import connect
 from llamabatch.client.middleware import CountingClient
@@ -130,13 +130,18 @@ class AsyncLLM:
         params: Params = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | os.PathLike[str] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         adapters: Adapters = None,
         errors: ErrorPolicy = "warn",
     ) -> list[RequestOutput]:
         """As LLM.chat; cancelling it aborts the requests."""
-        options = ChatOptions(tools, chat_template_kwargs or {})
-        return await self._run(lambda inputs: inputs.conversations(conversations, params, options, adapters, errors))
+        options = partial(
+            chat_options, tools, chat_template_kwargs, chat_template, add_generation_prompt, continue_final_message
+        )
+        return await self._run(lambda inputs: inputs.conversations(conversations, params, options(), adapters, errors))
 
     def stream(
         self,
@@ -144,13 +149,18 @@ class AsyncLLM:
         params: Params = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | os.PathLike[str] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         adapters: Adapters = None,
         errors: ErrorPolicy = "warn",
     ) -> AsyncIterator[SequenceOutput]:
         """As LLM.stream, for `async for`. Errors that LLM.stream raises at the call come with the first step."""
-        options = ChatOptions(tools, chat_template_kwargs or {})
-        return self._events(lambda inputs: inputs.either(prompts, params, options, adapters, errors), stream=True)
+        options = partial(
+            chat_options, tools, chat_template_kwargs, chat_template, add_generation_prompt, continue_final_message
+        )
+        return self._events(lambda inputs: inputs.either(prompts, params, options(), adapters, errors), stream=True)
 
     def as_completed(
         self,
@@ -158,13 +168,18 @@ class AsyncLLM:
         params: Params = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | os.PathLike[str] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         adapters: Adapters = None,
         errors: ErrorPolicy = "warn",
     ) -> AsyncIterator[tuple[int, RequestOutput]]:
         """As LLM.as_completed, for `async for`."""
-        options = ChatOptions(tools, chat_template_kwargs or {})
-        return self._completed(lambda inputs: inputs.either(prompts, params, options, adapters, errors))
+        options = partial(
+            chat_options, tools, chat_template_kwargs, chat_template, add_generation_prompt, continue_final_message
+        )
+        return self._completed(lambda inputs: inputs.either(prompts, params, options(), adapters, errors))
 
     @overload
     async def score(
@@ -264,6 +279,27 @@ class AsyncLLM:
         inputs = InputProcessor(await self._client())
         text: str | list[str] = await self._on_thread(lambda: inputs.detokenize(token_ids, skip_special_tokens))
         return text
+
+    async def apply_chat_template(
+        self,
+        conversation: Conversation,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | os.PathLike[str] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """As LLM.apply_chat_template; cancelling it ends the template."""
+        options = partial(
+            chat_options, tools, chat_template_kwargs, chat_template, add_generation_prompt, continue_final_message
+        )
+        left = threading.Event()
+        inputs = InputProcessor(await self._client(), cancelled=left.is_set)
+        try:
+            return await self._on_thread(lambda: inputs.chat_text(conversation, options()))
+        finally:
+            left.set()
 
     async def adapters(self) -> list[str]:
         """As LLM.adapters."""

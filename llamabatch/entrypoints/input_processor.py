@@ -12,7 +12,7 @@ from functools import partial
 from numbers import Real
 from typing import Any, Protocol, TypeGuard
 
-from llamabatch.chat.conversation import ChatOptions, Conversation, to_tokens
+from llamabatch.chat.conversation import ChatOptions, Conversation, to_text, to_tokens
 from llamabatch.engine.validation import RequestLimits, check_kind, validate
 from llamabatch.entrypoints.prompts import FORMS, is_prompt_mapping, is_table, is_token_ids, read_mapping
 from llamabatch.entrypoints.submission import ErrorPolicy, Refused, Submission
@@ -136,6 +136,11 @@ class InputProcessor:
             text, ids = read_mapping(prompt)
             return (text, ids) if ids is not None else self._prompt_ids(text)
         raise PromptError(f"a prompt is {FORMS}, not {show(prompt)}")
+
+    def chat_text(self, conversation: Any, options: ChatOptions) -> str:
+        """As LLM.apply_chat_template."""
+        messages = list(conversation) if is_conversation(conversation) else conversation
+        return to_text(self._model, messages, options, self._cancelled)
 
     def _chat_ids(self, options: ChatOptions, conversation: Any) -> _Ids:
         # a column of a Parquet file holds arrays of messages

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from llamabatch.chat.conversation import ChatOptions, Conversation
+from llamabatch.chat.conversation import Conversation, chat_options
 from llamabatch.client.base import Heartbeat
 from llamabatch.client.connect import connect
 from llamabatch.client.middleware import CountingClient
@@ -128,6 +128,9 @@ class LLM:
         params: Params = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | os.PathLike[str] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         adapters: Adapters = None,
         errors: ErrorPolicy = "warn",
@@ -142,10 +145,12 @@ class LLM:
                 llamabatch.chat.conversation.TEMPLATE_KWARGS. One that the model's template does not read is refused.
 
         Raises:
-            ConfigError: the model has no chat template.
+            ConfigError: the model has no chat template, or the given one cannot be read or compiled.
             PromptError: as for generate; texts are no conversations.
         """
-        options = ChatOptions(tools, chat_template_kwargs or {})
+        options = chat_options(
+            tools, chat_template_kwargs, chat_template, add_generation_prompt, continue_final_message
+        )
         return self._run(self._inputs.conversations(conversations, params, options, adapters, errors), progress)
 
     def stream(
@@ -154,6 +159,9 @@ class LLM:
         params: Params = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | os.PathLike[str] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         adapters: Adapters = None,
         errors: ErrorPolicy = "warn",
@@ -171,7 +179,9 @@ class LLM:
         Raises:
             PromptError: as for generate.
         """
-        options = ChatOptions(tools, chat_template_kwargs or {})
+        options = chat_options(
+            tools, chat_template_kwargs, chat_template, add_generation_prompt, continue_final_message
+        )
         return self._events(self._inputs.either(prompts, params, options, adapters, errors), stream=True)
 
     def as_completed(
@@ -180,12 +190,17 @@ class LLM:
         params: Params = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | os.PathLike[str] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         adapters: Adapters = None,
         errors: ErrorPolicy = "warn",
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Pairs of a prompt's index and its output, in the order in which prompts finish. Otherwise as `stream`."""
-        options = ChatOptions(tools, chat_template_kwargs or {})
+        options = chat_options(
+            tools, chat_template_kwargs, chat_template, add_generation_prompt, continue_final_message
+        )
         return self._completed(self._inputs.either(prompts, params, options, adapters, errors))
 
     @overload
@@ -345,6 +360,33 @@ class LLM:
         """
         text: str | list[str] = self._inputs.detokenize(token_ids, skip_special_tokens)
         return text
+
+    def apply_chat_template(
+        self,
+        conversation: Conversation,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | os.PathLike[str] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt that `chat` makes of one conversation, as transformers' apply_chat_template(tokenize=False) but
+        for add_generation_prompt, which holds unless it is turned off. Nothing is computed.
+
+        Its special tokens are names: tokenize(text, add_special=False, parse_special=True) reads them as tokens.
+
+        Args:
+            conversation: a list of {"role": …, "content": …}.
+            tools, chat_template, add_generation_prompt, continue_final_message, chat_template_kwargs: as for chat.
+
+        Raises:
+            ConfigError, PromptError: as for chat.
+        """
+        options = chat_options(
+            tools, chat_template_kwargs, chat_template, add_generation_prompt, continue_final_message
+        )
+        return self._inputs.chat_text(conversation, options)
 
     @property
     def adapters(self) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from llamabatch.chat.conversation import ChatOptions, Conversation
+from llamabatch.chat.conversation import ChatOptions, Conversation, check_template
 from llamabatch.errors import ConfigError
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils.checks import choice, integer, show
@@ -80,6 +80,7 @@ class ReadOptions:
         shard: (i, n), i from 1: only the rows whose number leaves i - 1 when divided by n. Together the n shards are
             the whole job, with the same rows, numbers and ids.
         limit: only rows with a number below it, before the shard is taken; None: all.
+        chat_template: jinja2 source for conversations in place of the model's own template; None: the model's.
         max_line_bytes: a longer line is a BadRow, and is not held in memory.
 
     Raises:
@@ -94,6 +95,7 @@ class ReadOptions:
     shard: tuple[int, int] = (1, 1)
     limit: int | None = None
     max_line_bytes: int = MAX_LINE_BYTES
+    chat_template: str | None = None
 
     def __post_init__(self) -> None:
         choice(ConfigError, "task", self.task, TASKS)
@@ -106,6 +108,8 @@ class ReadOptions:
         if self.limit is not None:
             integer(ConfigError, "limit", self.limit, 1, 2**63 - 1)
         integer(ConfigError, "max_line_bytes", self.max_line_bytes, 64, 2**30)
+        if self.chat_template is not None:
+            check_template(self.chat_template)
 
     def wants(self, number: int) -> bool:
         """True for the number of a row of the shard that is below the limit."""

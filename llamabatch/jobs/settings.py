@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -92,6 +93,8 @@ def identity(settings: Settings, inputs: list[Source], known_inputs: object = No
         known_inputs: the inputs by the output's manifest, which gives the number of bytes to read of a stream.
     """
     reading = {name: value for name, value in vars(settings.reading).items() if name not in ("params", "shard")}
+    if settings.reading.chat_template is not None:
+        reading["chat_template"] = hashlib.sha256(settings.reading.chat_template.encode(errors="replace")).hexdigest()
     engine = {name: getattr(settings.config, name) for name in ("n_ctx", "type_k", "type_v")}
     adapters = {
         name: {**model_identity(resolve(path)), "scale": (settings.adapters or {}).get(name)}

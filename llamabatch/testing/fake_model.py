@@ -7,7 +7,6 @@ import threading
 import zlib
 from pathlib import Path
 
-from llamabatch.chat.conversation import TEMPLATE_KWARGS
 from llamabatch.errors import PromptError
 from llamabatch.request.detokenizer import Vocabulary
 
@@ -21,9 +20,16 @@ _TRIES = 64  # ids that a word may get, in case other words have the same hash
 
 _WORDS = re.compile(r" ?\w+| ?[^\w\s]|\s")
 _SPECIALS = re.compile("|".join(map(re.escape, _NAMES)))
-_MESSAGES = re.compile(r"<\|im_start\|>(.*?)\n(.*?)<\|im_end\|>\n", re.DOTALL)
+_MESSAGES = re.compile(r"<\|im_start\|>(.*?)\n(.*?)(<\|im_end\|>\n|\Z)", re.DOTALL)
 
-# ChatML. The list at the top reads every variable that a caller may give, so that none is refused.
+# Variables of templates of many families.
+TEMPLATE_KWARGS = (
+    *("builtin_tools", "custom_tools", "date_string", "documents", "enable_thinking", "keep_past_thinking"),
+    *("model_identity", "preserve_thinking", "reasoning_effort", "thinking", "thinking_budget"),
+    *("tools_in_user_message", "xml_tools"),
+)
+
+# ChatML. The list at the top reads these variables, so that none of them is refused.
 _TEMPLATE = f"{{% set known = [{', '.join(TEMPLATE_KWARGS)}] %}}" + (
     "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content or '' }}"
@@ -33,8 +39,8 @@ _TEMPLATE = f"{{% set known = [{', '.join(TEMPLATE_KWARGS)}] %}}" + (
 
 
 def messages_of(prompt: str) -> tuple[dict[str, str], ...] | None:
-    """The messages of a prompt that the chat template made; None for any other prompt."""
-    found = _MESSAGES.findall(prompt)
+    """The messages of a prompt that the chat template made, with the one to continue; None for any other prompt."""
+    found = [(role, content) for role, content, end in _MESSAGES.findall(prompt) if content or end]
     return tuple({"role": role, "content": content} for role, content in found) or None
 
 

@@ -207,10 +207,8 @@ def _prompts() -> Iterator[Kind]:
     yield _bad("a tool call that is no JSON", "are no JSON", messages=[broken])
     yield _bad("tools that are none", "a tool is {}", messages=[user], tools=[{}])
     yield _bad("tools of a prompt", "tools goes with messages", prompt="a", tools=[])
-    variable = {"secret": 1}
-    yield _bad(
-        "a variable nobody knows", "chat_template_kwargs has 'secret'", messages=[user], chat_template_kwargs=variable
-    )
+    variable = {"raise_exception": 1}
+    yield _bad("a variable that cannot be set", "has 'raise_exception'", messages=[user], chat_template_kwargs=variable)
     yield _bad("an input that is a number", "input is 5", input=5)
     yield _bad("an input with a temperature", "temperature does not go with input", input="a", temperature=1)
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llamabatch.chat.conversation import ChatOptions, Conversation, check_conversation
+from llamabatch.chat.conversation import ChatOptions, Conversation, chat_options, check_conversation
 from llamabatch.errors import PromptError, SamplingError
 from llamabatch.jobs.rows import MAX_ID_CHARS, Task
 from llamabatch.request.sampling_params import MAX_LOGPROBS, MAX_TOKEN_ID, SamplingParams, named
@@ -22,7 +22,7 @@ from llamabatch.utils.checks import boolean, integer, nearest, show
 TASK_OF: dict[str, Task] = {"prompt": "completion", "messages": "chat", "input": "embedding"}
 
 _IDS = ("id", "custom_id")
-_CHAT = ("tools", "chat_template_kwargs")
+_CHAT = ("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 _KNOWN = (*TASK_OF, *_IDS, *_CHAT)
 
 _MOST_KNOWN = 256
@@ -105,8 +105,7 @@ def parse_plain(line: Mapping[str, Any], overlay: Overlay) -> ParsedLine:
             if name in line:
                 raise PromptError(f"{name} goes with messages, not with a prompt")
         return ParsedLine(task, text_or_ids("prompt", line["prompt"]), params)
-    kwargs = line.get("chat_template_kwargs")
-    options = ChatOptions(line.get("tools"), {} if kwargs is None else kwargs)
+    options = chat_options(**{name: line[name] for name in _CHAT if line.get(name) is not None})
     return ParsedLine(task, check_conversation(line["messages"]), params, options)
 
 
@@ -176,7 +175,7 @@ _ONLY: dict[str, tuple[object, ...]] = {
     "web_search_options": (),
 }
 
-_OF_CHAT = ("tools", "chat_template_kwargs", "reasoning_effort")
+_OF_CHAT = (*_CHAT, "reasoning_effort")
 
 
 def is_openai(line: Mapping[str, Any]) -> bool:
@@ -247,9 +246,10 @@ def _chat_options(rest: dict[str, Any], task: Task) -> ChatOptions:
         for name in given:
             raise PromptError(f"{name} goes with messages, not with a prompt")
     kwargs = given.get("chat_template_kwargs", {})
-    if "reasoning_effort" in given and isinstance(kwargs, Mapping):
-        kwargs = {**kwargs, "reasoning_effort": given["reasoning_effort"]}
-    return ChatOptions(given.get("tools"), kwargs)
+    effort = given.pop("reasoning_effort", None)
+    if effort is not None and isinstance(kwargs, Mapping):
+        given["chat_template_kwargs"] = {**kwargs, "reasoning_effort": effort}
+    return chat_options(**given)
 
 
 def _count_logprobs(rest: dict[str, Any]) -> None:

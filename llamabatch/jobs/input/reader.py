@@ -6,6 +6,7 @@ import queue
 import threading
 from array import array
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from llamabatch.errors import ConfigError, InputError
@@ -142,8 +143,11 @@ class Reader(Iterator[Row | BadRow]):
             try:
                 parsed = (lines.parse_openai if openai else lines.parse_plain)(line, self._overlay)
                 assert own_id is not None
+                options = parsed.options
+                if parsed.task == "chat" and self._options.chat_template is not None:
+                    options = replace(options, template=self._options.chat_template)
                 return Row(
-                    *(number, own_id, parsed.task, parsed.prompt, parsed.params, parsed.options),
+                    *(number, own_id, parsed.task, parsed.prompt, parsed.params, options),
                     *(openai, parsed.model, self._place(number)),
                 )
             except InputError as refusal:

@@ -260,7 +260,9 @@ def extended(before: Mapping[str, Any], settings: Mapping[str, Any]) -> Mapping[
 
 
 def differences(before: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
-    """One "field: before, then now" for each field that differs, in the order of the fields."""
+    """One "field: before, then now" for each field that differs, in the order of the fields. A field that is not there,
+    as in a manifest of an earlier version, is None.
+    """
     old, new = dict(_fields(before)), dict(_fields(plain(settings)))
     names = [*new, *(name for name in old if name not in new)]
     absent = "nothing"
@@ -268,7 +270,7 @@ def differences(before: Mapping[str, Any], settings: Mapping[str, Any]) -> list[
         f"{_printable(name)}: {show(old[name]) if name in old else absent}, "
         f"now {show(new[name]) if name in new else absent}"
         for name in names
-        if (name in old, old.get(name)) != (name in new, new.get(name))
+        if old.get(name) != new.get(name)
     ]
 
 

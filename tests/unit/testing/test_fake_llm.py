@@ -166,8 +166,19 @@ def test_chat_takes_tools_and_template_variables():
     tool = {"type": "function", "function": {"name": "weather", "parameters": {}}}
     [output] = llm.chat([{"role": "user", "content": "Hi"}], tools=[tool], chat_template_kwargs={"thinking": True})
     assert "weather" in output.text
-    with pytest.raises(PromptError, match="chat_template_kwargs has 'thinkin'"):
+    with pytest.raises(PromptError, match=r"chat template does not know 'thinkin'.*did you mean 'thinking'"):
         llm.chat([{"role": "user", "content": "Hi"}], chat_template_kwargs={"thinkin": True})
+
+
+def test_a_message_is_continued_and_a_template_given():
+    llm = FakeLLM(answers={"Hi": "whole", "Well, ": "then."})
+    begun = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well, "}]
+    assert llm.chat(begun[:1])[0].text == "whole"
+    [output] = llm.chat(begun, continue_final_message=True)
+    assert (output.text, output.prompt[-7:]) == ("then.", "\nWell, ")
+    assert llm.requests[-1].messages == tuple(begun)
+    assert llm.apply_chat_template(begun, continue_final_message=True) == output.prompt
+    assert llm.apply_chat_template(begun[:1], chat_template="{{ messages[0].content }}!") == "Hi!"
 
 
 def test_stream_and_as_completed():
