@@ -30,12 +30,14 @@ if TYPE_CHECKING:
         SamplingError,
         SetupError,
     )
+    from llamabatch.gguf.metadata import MetadataArray
     from llamabatch.monitor.monitor import Monitor
     from llamabatch.planning.capacity import Plan
     from llamabatch.request.logprobs import Logprob
     from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, Timings
     from llamabatch.request.request import Request
     from llamabatch.request.sampling_params import SamplingParams
+    from llamabatch.request.vocab import Vocab
 
 __all__ = [
     "LLM",
@@ -54,6 +56,7 @@ __all__ = [
     "LlamaBatchError",
     "Logprob",
     "MemoryPlanError",
+    "MetadataArray",
     "ModelFileError",
     "Monitor",
     "OutputError",
@@ -71,6 +74,7 @@ __all__ = [
     "TextPrompt",
     "Timings",
     "TokensPrompt",
+    "Vocab",
     "__version__",
 ]
 
@@ -100,6 +104,7 @@ _NAMES = {
         "SamplingError",
         "SetupError",
     ),
+    "gguf.metadata": ("MetadataArray",),
     "monitor.monitor": ("Monitor",),
     "planning.capacity": ("Plan",),
     "request.logprobs": ("Logprob",),
@@ -112,6 +117,7 @@ _NAMES = {
     ),
     "request.request": ("Request",),
     "request.sampling_params": ("SamplingParams",),
+    "request.vocab": ("Vocab",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 

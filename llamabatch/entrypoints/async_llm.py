@@ -26,10 +26,12 @@ from llamabatch.entrypoints.saved_prefix import CROWDED, ONE_TOKEN, TRIES, token
 from llamabatch.entrypoints.scoring import Pairs, Score, Scoring
 from llamabatch.entrypoints.submission import ErrorPolicy, Submission, Vector, vectors
 from llamabatch.errors import EngineClosedError, EngineError, LlamaBatchError
+from llamabatch.gguf.metadata import MetadataValue, metadata_of
 from llamabatch.gguf.resolve import fetch
 from llamabatch.planning.capacity import Plan
 from llamabatch.request.adapters import adapter_path
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
+from llamabatch.request.vocab import Vocab
 from llamabatch.utils import paths
 
 if TYPE_CHECKING:
@@ -105,6 +107,25 @@ class AsyncLLM:
             ModelFileError, ConfigError, MemoryPlanError, SetupError, EngineError; EngineClosedError after aclose().
         """
         await self._client()
+
+    _vocab: Vocab | None = None
+
+    @property
+    def n_ctx(self) -> int:
+        """As LLM.n_ctx. Raises EngineError before the model is loaded."""
+        return self.plan.config.n_ctx
+
+    async def vocab(self) -> Vocab:
+        """As LLM.vocab."""
+        model = (await self._client()).model
+        if self._vocab is None:
+            self._vocab = Vocab(model)
+        return self._vocab
+
+    async def metadata(self) -> Mapping[str, MetadataValue]:
+        """As LLM.metadata."""
+        model = (await self._client()).model
+        return await self._on_thread(lambda: metadata_of(model.header))
 
     @property
     def plan(self) -> Plan:

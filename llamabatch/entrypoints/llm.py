@@ -22,10 +22,12 @@ from llamabatch.entrypoints.saved_prefix import CROWDED, ONE_TOKEN, TRIES, token
 from llamabatch.entrypoints.scoring import Pairs, Score, Scoring
 from llamabatch.entrypoints.submission import ErrorPolicy, Submission, Vector, vectors
 from llamabatch.errors import EngineError, LlamaBatchError
+from llamabatch.gguf.metadata import MetadataValue, metadata_of
 from llamabatch.gguf.resolve import fetch
 from llamabatch.planning.capacity import Plan
 from llamabatch.request.adapters import adapter_path
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
+from llamabatch.request.vocab import Vocab
 from llamabatch.utils.lifetime import ForkGuard
 from llamabatch.utils.paths import absolute
 from llamabatch.utils.progress import ProgressBar
@@ -82,6 +84,30 @@ class LLM:
         """
         path = fetch(repo_id, filename, revision=revision, cache_dir=cache_dir, local_files_only=local_files_only)
         return cls(path, **options)
+
+    _vocab: Vocab | None = None
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens that one request may use, prompt and output together."""
+        return self._client.plan.config.n_ctx
+
+    @property
+    def vocab(self) -> Vocab:
+        """The vocabulary: its size, its tokens by id and by name, its special tokens."""
+        if self._vocab is None:
+            self._vocab = Vocab(self._client.model)
+        return self._vocab
+
+    @property
+    def metadata(self) -> Mapping[str, MetadataValue]:
+        """The values of the GGUF's header by their keys, such as "general.architecture": numbers, texts, and each array
+        as a MetadataArray.
+
+        Raises:
+            ModelFileError: the file is gone since it was loaded.
+        """
+        return metadata_of(self._client.model.header)
 
     @property
     def plan(self) -> Plan:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineClosedError, ModelFileError, PromptError
-from llamabatch.gguf.header import read_start
+from llamabatch.gguf.header import read_header, read_start
+from llamabatch.gguf.reader import Value
 from llamabatch.gguf.resolve import file_bytes
 from llamabatch.llama import library, log
 from llamabatch.llama.adapters import Adapters
@@ -29,6 +30,11 @@ _MAX_TEXT_BYTES = 64 * 2**20  # llama_tokenize takes 8 s for 20 MB, and its leng
 
 _FAILED = -(2**31)  # what llama_tokenize returns for a text that it cannot tokenize
 
+# llama_vocab_* of these gives the id of a special token, or one below 0.
+_SPECIAL = (
+    *("bos", "eos", "eot", "sep", "nl", "pad", "mask"),
+    *("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep"),
+)
 _RANK = "4"  # LLAMA_POOLING_TYPE_RANK
 _SEVERAL_POSITIONS = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, LLAMA_ROPE_TYPE_IMROPE: a token has four
 
@@ -73,9 +79,11 @@ class Model:
             raise ModelFileError(f"{path} cannot be loaded: {reason}")
         self.vocab_handle = self._lib.llama_model_get_vocab(self.handle)
         self.metadata: Mapping[str, str] = self._read_metadata()
-        self._special: dict[str, str] = {name: self._special_text(name) for name in ("bos", "eos")}
-        self._recursive_pre = recursive_pre_tokenizer(self.metadata)
         self.n_vocab = int(self._lib.llama_vocab_n_tokens(self.vocab_handle))
+        ids = {name: int(getattr(self._lib, f"llama_vocab_{name}")(self.vocab_handle)) for name in _SPECIAL}
+        self.special_ids: Mapping[str, int] = {name: i for name, i in ids.items() if 0 <= i < self.n_vocab}
+        self._special = {name: self._special_text(name) for name in ("bos", "eos")}
+        self._recursive_pre = recursive_pre_tokenizer(self.metadata)
         self._pieces: dict[int, bytes] = {}
         self._named: dict[int, bytes] = {}
         self._eog: dict[int, bool] = {}
@@ -222,9 +230,10 @@ class Model:
     def eog_ids(self) -> tuple[int, ...]:
         """All tokens that end a generation. llama.cpp has no list of them, so the first call asks for every token."""
         if self._all_eog is None:
-            self._check_open()
-            is_eog, vocab = self._lib.llama_vocab_is_eog, self.vocab_handle
-            self._all_eog = tuple(token_id for token_id in range(self.n_vocab) if is_eog(vocab, token_id))
+            with self._lock:
+                self._check_open()
+                is_eog, vocab = self._lib.llama_vocab_is_eog, self.vocab_handle
+                self._all_eog = tuple(token_id for token_id in range(self.n_vocab) if is_eog(vocab, token_id))
         return self._all_eog
 
     @property
@@ -237,15 +246,30 @@ class Model:
         return self._special[name]
 
     def _special_text(self, name: str) -> str:
-        token = int(getattr(self._lib, f"llama_vocab_{name}")(self.vocab_handle))
-        if token < 0:
-            return ""
-        return self.token_text(token)
+        token = self.special_ids.get(name)
+        return "" if token is None else self.token_text(token)
 
     def token_text(self, token_id: int) -> str:
-        """Text of a token in the vocabulary, also of a special one. The id must be inside the vocabulary."""
-        text: bytes = self._lib.llama_vocab_get_text(self.vocab_handle, token_id)
+        """A token as the vocabulary writes it. Safe from any thread; raises as token_bytes."""
+        with self._lock:
+            self._check_open()
+            self._check_id(token_id)
+            text: bytes = self._lib.llama_vocab_get_text(self.vocab_handle, token_id)
         return text.decode(errors="replace")
+
+    def piece(self, token_id: int) -> bytes:
+        """As all_bytes, safe from any thread."""
+        with self._lock:
+            self._check_open()
+            return self.all_bytes(token_id)
+
+    @property
+    def header(self) -> Mapping[str, Value]:
+        """The values of the file's header by their keys. Raises ModelFileError if the file cannot be read any more."""
+        try:
+            return read_header(self.path).metadata
+        except OSError as error:
+            raise ModelFileError(f"{self.path} cannot be read any more: {error.strerror}") from error
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Text to token ids.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import threading
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from llamabatch.errors import PromptError
+from llamabatch.gguf.reader import TEXT, Items, Value
 from llamabatch.request.detokenizer import Vocabulary
 
 N_VOCAB = 2**17
@@ -58,10 +60,19 @@ class FakeModel:
     cannot_embed: str | None = None
     chat_template: str | None = _TEMPLATE
     n_vocab = N_VOCAB
+    eog_ids = (EOS, END)
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.vocabulary = Vocabulary(N_VOCAB, self.is_eog, self.token_bytes, self.all_bytes, BOS)
+        self.special_ids: Mapping[str, int] = {"bos": BOS, "eos": EOS, "eot": END}
+        self.header: dict[str, Value] = {
+            "general.architecture": "fake",
+            "general.name": path.name,
+            "fake.embedding_length": N_EMBD,
+            "tokenizer.ggml.tokens": Items(TEXT, N_VOCAB, 0, 0),
+            "tokenizer.chat_template": _TEMPLATE,
+        }
         self._words: dict[int, bytes] = {}
         self._lock = threading.Lock()
 
@@ -72,6 +83,14 @@ class FakeModel:
     def can_shift(self, type_k: str) -> bool:
         """True: overflow="shift" is allowed."""
         return True
+
+    def token_text(self, token_id: int) -> str:
+        """A token as text; "" for ids that no text has had yet."""
+        return self.all_bytes(token_id).decode("utf-8", errors="replace")
+
+    def piece(self, token_id: int) -> bytes:
+        """As all_bytes."""
+        return self.all_bytes(token_id)
 
     def special_token(self, name: str) -> str:
         """Text of the "bos" or "eos" token."""

@@ -265,6 +265,27 @@ def test_adapters_and_prefixes(tmp_path):
         llm.load_prefix(tmp_path / "missing")
 
 
+def test_vocab_metadata_and_n_ctx():
+    llm = FakeLLM("some", n_ctx=256)
+    assert llm.n_ctx == 256
+    assert (llm.metadata["general.name"], len(llm.metadata["tokenizer.ggml.tokens"])) == ("some", llm.vocab.size)
+    vocab = llm.vocab
+    assert vocab is llm.vocab
+    assert vocab.token(vocab.bos_token_id) == "<|bos|>"
+    [hello] = llm.tokenize("hello", add_special=False)
+    assert (vocab.token(hello), vocab.bytes(hello), vocab.id("hello")) == ("hello", b"hello", hello)
+    assert vocab.eog_token_ids == (vocab.eos_token_id, vocab.eot_token_id)
+    assert "no such token" not in vocab
+    for wrong, message in ((-1, "token_id is -1"), (2**17, "from 0 to 131071"), (True, "token_id is True")):
+        with pytest.raises(PromptError, match=message):
+            vocab.token(wrong)
+        with pytest.raises(PromptError, match=message):
+            vocab.bytes(wrong)
+    for wrong in ("no such token", 5, None):
+        with pytest.raises(PromptError, match="the vocabulary has no token"):
+            vocab.id(wrong)
+
+
 def test_stats_close_and_monitor():
     llm = FakeLLM(answers="a b c")
     seen = []

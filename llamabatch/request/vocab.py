@@ -1,0 +1,115 @@
+"""Vocab: the tokens of a model by id and by name, and its special ones. Pure Python."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from llamabatch.errors import PromptError
+from llamabatch.utils.checks import integer, show
+
+
+class TokenSource(Protocol):
+    """The part of a model that a Vocab reads."""
+
+    n_vocab: int
+    special_ids: Mapping[str, int]
+
+    @property
+    def eog_ids(self) -> tuple[int, ...]: ...
+
+    def token_text(self, token_id: int) -> str: ...
+
+    def piece(self, token_id: int) -> bytes: ...
+
+
+class Vocab:
+    """The vocabulary of a model: len() tokens, which iteration gives by rising id, as the vocabulary writes them.
+
+    A token as the vocabulary writes it is no text: a space may be "Ġ" or "▁", a byte "<0x0A>". `bytes` has the text.
+    Engines in child processes have it, too: it is read in this process. Its methods raise EngineClosedError after
+    close(), but for what they have read before.
+
+    Attributes:
+        special_ids: ids of the special tokens that the model names, by llama.cpp's names of them: "bos", "eos", "eot",
+            "sep", "nl", "pad", "mask", "fim_pre" and so on.
+    """
+
+    def __init__(self, source: TokenSource) -> None:
+        self.special_ids: dict[str, int] = dict(source.special_ids)
+        self._source = source
+        self._size = source.n_vocab
+        self._ids: dict[str, int] | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def size(self) -> int:
+        """Number of tokens; ids are 0 to size - 1."""
+        return self._size
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token that begins a text; None where the model has none."""
+        return self.special_ids.get("bos")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends a text; None where the model has none."""
+        return self.special_ids.get("eos")
+
+    @property
+    def eot_token_id(self) -> int | None:
+        """The token that ends a turn of a conversation; None where the model has none."""
+        return self.special_ids.get("eot")
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """The token of padding; None where the model has none."""
+        return self.special_ids.get("pad")
+
+    @property
+    def eog_token_ids(self) -> tuple[int, ...]:
+        """All tokens that end a generation, rising; the first call reads the whole vocabulary."""
+        return self._source.eog_ids
+
+    def token(self, token_id: int) -> str:
+        """A token as the vocabulary writes it. Raises PromptError for an id outside the vocabulary."""
+        return self._source.token_text(integer(PromptError, "token_id", token_id, 0, self._size - 1))
+
+    def bytes(self, token_id: int) -> bytes:
+        """The bytes that a token adds to a text, of a special one its name. Raises as `token`."""
+        return self._source.piece(integer(PromptError, "token_id", token_id, 0, self._size - 1))
+
+    def id(self, token: str) -> int:
+        """The id of a token as the vocabulary writes it; of several the lowest. The first call reads the whole
+        vocabulary.
+
+        Raises:
+            PromptError: there is no such token; tokenize() makes tokens of any text.
+        """
+        found = self._by_token().get(token) if isinstance(token, str) else None
+        if found is None:
+            raise PromptError(f"the vocabulary has no token {show(token)}; tokenize() makes tokens of a text")
+        return found
+
+    def __contains__(self, token: object) -> bool:
+        return isinstance(token, str) and token in self._by_token()
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self._source.token_text, range(self._size))
+
+    def __repr__(self) -> str:
+        return f"Vocab(size={self._size}{''.join(f', {name}={i}' for name, i in self.special_ids.items())})"
+
+    def _by_token(self) -> dict[str, int]:
+        with self._lock:
+            if self._ids is None:
+                ids: dict[str, int] = {}
+                for token_id, token in enumerate(self):
+                    ids.setdefault(token, token_id)
+                self._ids = ids
+            return self._ids
