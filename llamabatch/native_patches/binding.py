@@ -25,7 +25,12 @@ BINDING = "_binding"
 UPSTREAM = "llama_cpp"
 NEEDED_PACKAGES = ("numpy", "typing_extensions", "diskcache", "jinja2")
 
+PREFIX = "llamabatch-"
+"""What own_names.cmake puts before the names of the libraries."""
+OWN_NAMES = Path(__file__).with_name("own_names.cmake")
+
 _LEFT_OUT = ("server", "lib", "include", "__pycache__")
+_LIBRARY_NAME = re.compile(r'(^_lib\w*base_name = |load_shared_library\()"(\w+)"', re.MULTILINE)
 _FOLDER = 'os.path.dirname(__file__))) / "lib"'
 _OUR_FOLDER = 'os.path.dirname(__file__))).parent / "lib"'
 _OVERRIDE = 'os.environ.get("LLAMA_CPP_LIB_PATH")'
@@ -38,7 +43,12 @@ __version__ = "{version}"
 '''
 
 
-def make_package(tree: Path, folder: Path, version: str, marker: str) -> Path:
+def own_names_flag() -> str:
+    """The flag for CMake with which the libraries get names that no other llama.cpp has."""
+    return f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={OWN_NAMES}"
+
+
+def make_package(tree: Path, folder: Path, version: str, marker: str, prefix: str = PREFIX) -> Path:
     """Write all of the package but its libraries into `folder`, and make its empty `lib` folder.
 
     Args:
@@ -46,6 +56,8 @@ def make_package(tree: Path, folder: Path, version: str, marker: str) -> Path:
         folder: the folder of the package, named `llamabatch_llama`; it must not exist.
         version: the version of the package.
         marker: text of the marker, `Plan.marker()`.
+        prefix: what stands before the names of the libraries, as in libllamabatch-llama.so; "" for those of
+            llama-cpp-python.
 
     Returns:
         The `lib` folder, where the libraries go.
@@ -56,14 +68,14 @@ def make_package(tree: Path, folder: Path, version: str, marker: str) -> Path:
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text(_INIT.format(version=version), encoding="utf-8")
     (folder / MARKER).write_text(marker, encoding="utf-8")
-    copy_binding(tree / UPSTREAM, folder / BINDING)
+    copy_binding(tree / UPSTREAM, folder / BINDING, prefix)
     copy_licenses(tree, folder / "licenses")
     libraries = folder / "lib"
     libraries.mkdir()
     return libraries
 
 
-def copy_binding(package: Path, target: Path) -> None:
+def copy_binding(package: Path, target: Path, prefix: str = PREFIX) -> None:
     """Copy the Python files of `package`, a folder `llama_cpp`, to the new folder `target`, with their imports changed.
 
     Raises:
@@ -78,16 +90,21 @@ def copy_binding(package: Path, target: Path) -> None:
         copy = target / place
         copy.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".py":
-            copy.write_text(rewritten(path.read_text(encoding="utf-8"), str(place), len(place.parts)), encoding="utf-8")
+            text = rewritten(path.read_text(encoding="utf-8"), str(place), len(place.parts), prefix)
+            copy.write_text(text, encoding="utf-8")
         else:
             shutil.copyfile(path, copy)
 
 
-def rewritten(text: str, name: str, depth: int = 1) -> str:
-    """The text of a file with relative imports and our library folder. `depth`: 1 for a file of the package itself.
+def rewritten(text: str, name: str, depth: int = 1, prefix: str = PREFIX) -> str:
+    """The text of a file with relative imports, our library folder and the prefix of its libraries.
+
+    Args:
+        name: the file's name for messages.
+        depth: 1 for a file of the package itself, 2 for one of a folder in it.
 
     Raises:
-        SetupFailure: as make_package; `name` is the file's name in the message.
+        SetupFailure: as make_package.
     """
     lines = text.split("\n")
     for node in reversed(list(_imports(text))):
@@ -100,7 +117,8 @@ def rewritten(text: str, name: str, depth: int = 1) -> str:
         lines[first : last + 1] = (head + changed + tail).split("\n")
     text = "\n".join(lines)
     if re.search(r"load_shared_library\((?!lib_base_name: str)", text):  # a call, not the definition
-        if text.count(_FOLDER) != 1:
+        text, names = _LIBRARY_NAME.subn(rf'\g<1>"{prefix}\g<2>"', text)
+        if text.count(_FOLDER) != 1 or names != 1:
             raise SetupFailure(f"{UPSTREAM}/{name} finds its libraries in another way than before: adapt binding.py.")
         text = text.replace(_FOLDER, _OUR_FOLDER).replace(_OVERRIDE, _OUR_OVERRIDE)
     if left := _left(text):

@@ -30,7 +30,7 @@ def package(tmp_path_factory):
     original = Path(llama_cpp.__file__).parent
     folder.mkdir()
     (folder / "__init__.py").touch()
-    binding.copy_binding(original, folder / "_binding")
+    binding.copy_binding(original, folder / "_binding", prefix="")
     (folder / "lib").symlink_to(Path(llama_cpp.llama_cpp._lib._name).parent)
     return folder
 

@@ -16,6 +16,7 @@ from llama_cpp._ctypes_extensions import (
     load_shared_library,
 )
 
+_lib_base_name = "llama"
 _override_base_path = os.environ.get("LLAMA_CPP_LIB_PATH")
 _base_path = (
     pathlib.Path(os.path.abspath(os.path.dirname(__file__))) / "lib"
@@ -25,8 +26,8 @@ _base_path = (
 
 
 class _lib:
-    _name = str(_base_path / "libllama.so")
-    loaded = load_shared_library("llama", _base_path)
+    _name = str(_base_path / f"lib{_lib_base_name}.so")
+    loaded = load_shared_library(_lib_base_name, _base_path)
 """
 
 
@@ -94,9 +95,16 @@ def test_what_is_not_understood_stops(line):
         binding.rewritten(f"x = 1\n{line}\n", "new.py")
 
 
-def test_another_folder_of_libraries_stops():
+@pytest.mark.parametrize("change", [('"lib"', '"libs"'), ("_lib_base_name = ", "_name = "), ('= "llama"', "= NAME")])
+def test_another_way_to_the_libraries_stops(change):
     with pytest.raises(SetupFailure, match=r"llama_cpp/llama_cpp\.py finds its libraries in another way"):
-        binding.rewritten(CORE.replace('"lib"', '"libs"'), "llama_cpp.py")
+        binding.rewritten(CORE.replace(*change), "llama_cpp.py")
+
+
+def test_the_prefix_goes_before_each_name_of_a_library():
+    text = CORE.replace('_lib_base_name = "llama"\n', "").replace("_library(_lib_base_name", '_library("ggml"')
+    assert 'load_shared_library("llamabatch-ggml"' in binding.rewritten(text, "_ggml.py")
+    assert 'load_shared_library("ggml"' in binding.rewritten(text, "_ggml.py", prefix="")
 
 
 def test_the_package_is_whole_and_imports_nothing_of_the_name(source, tmp_path, monkeypatch):
@@ -113,7 +121,7 @@ def test_the_package_is_whole_and_imports_nothing_of_the_name(source, tmp_path, 
     assert (folder / "licenses" / "llama.cpp.txt").read_text() == "MIT, ggml authors"
     assert (folder / "licenses" / "llama-cpp-python.txt").read_text() == "MIT, of the binding"
     assert "llama-cpp-python: commit 0123456789abcdef" in (folder / "licenses" / "UPSTREAM.txt").read_text()
-    assert binding.prove(folder) == folder / "lib" / "libllama.so"
+    assert binding.prove(folder) == folder / "lib" / "libllamabatch-llama.so"
 
 
 def test_a_package_that_imports_the_name_is_found_out(source, tmp_path):
