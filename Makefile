@@ -12,7 +12,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 p
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 13
-	@echo 'Options: BACKEND=cpu|cuda|metal picks the build (default: what the machine has), ARGS="..." goes to compare.'
+	@echo 'Options: BACKEND=cpu|cuda|metal|rpc|vulkan picks the build (default: what the machine has), ARGS="..." goes to compare.'
 
 setup: ## make .venv, build what must be built, install llamabatch
 	@test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { echo 'Set-up failed: llamabatch needs Python 3.10 or newer: install one, or name it with make PYTHON=...' >&2; exit 1; }

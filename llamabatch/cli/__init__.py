@@ -21,7 +21,7 @@ import click
 from llamabatch.errors import InputError, LlamaBatchError
 from llamabatch.utils import interrupts
 
-COMMANDS = ("generate", "run", "plan", "compare", "tune", "top", "doctor", "synth")
+COMMANDS = ("generate", "run", "plan", "compare", "tune", "top", "doctor", "build", "synth")
 
 _LEAST_WIDTH, _CLICK_LEAST_WIDTH = 24, 52
 _NO_READER = 141  # 128 + SIGPIPE, as of other tools

@@ -1,6 +1,6 @@
 """Builds llama-cpp-python from its source package with our patches and this CPU's instructions, once.
 
-    python -m llamabatch.native_patches.build [--backend auto|cpu|cuda|metal] [--force] [--print-wheel] [--programs]
+    python -m llamabatch.native_patches.build [--backend auto|cpu|cuda|...] [--force] [--print-wheel] [--programs]
 
 The wheel goes to the user's cache, in a folder named by everything that shapes it: the source, the patches, the
 flags, the compiler, what the compiler knows about this CPU, and the backend.
@@ -25,6 +25,7 @@ from llamabatch.native_patches import source
 from llamabatch.native_patches.plan import MARKER, Plan, jobs
 from llamabatch.native_patches.programs import programs
 from llamabatch.native_patches.tools import (
+    COMPILER_CURE,
     SetupFailure,
     cache_dir,
     explain,
@@ -36,47 +37,94 @@ from llamabatch.native_patches.tools import (
     say,
 )
 
-BACKENDS = ("cpu", "cuda", "metal")
+BACKENDS = ("cpu", "cuda", "metal", "rpc", "vulkan")
 GIGABYTES = 3.0
 
-# Only libllama and ggml: no programs, no tests, no multimodal library (importing llama_cpp does not need it).
+# Only libllama and ggml, with libmtmd where it is asked for: no programs, no tests.
 _FLAGS = (
-    "-DGGML_NATIVE=ON",
-    "-DLLAVA_BUILD=OFF",
     "-DLLAMA_BUILD_COMMON=OFF",
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_TOOLS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_BUILD_SERVER=OFF",
 )
-_BACKEND_FLAGS = {"cpu": (), "cuda": ("-DGGML_CUDA=ON",), "metal": ("-DGGML_METAL=ON",)}
-_ENVIRONMENT = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDAFLAGS", "MACOSX_DEPLOYMENT_TARGET")
-_NO_COMPILER = (
-    "No C++ compiler was found: install one (Debian and Ubuntu: apt install build-essential; Fedora: "
-    "dnf install gcc-c++; macOS: xcode-select --install) and run the set-up again."
+_BACKEND_FLAGS: dict[str, tuple[str, ...]] = {
+    "cpu": (),
+    "cuda": ("-DGGML_CUDA=ON",),
+    "metal": ("-DGGML_METAL=ON",),
+    "rpc": ("-DGGML_RPC=ON",),
+    "vulkan": ("-DGGML_VULKAN=ON",),
+}
+_VULKAN_HEADERS = {"the Vulkan headers": "vulkan/vulkan.h", "the SPIR-V headers": "spirv/unified1/spirv.hpp"}
+_VULKAN_CURE = (
+    "Debian and Ubuntu: apt install libvulkan-dev glslc spirv-headers; Fedora: dnf install vulkan-headers "
+    "vulkan-loader-devel glslc spirv-headers-devel; Arch: pacman -S vulkan-headers vulkan-icd-loader shaderc "
+    "spirv-headers; elsewhere: the Vulkan SDK, with VULKAN_SDK naming its folder"
 )
+_ENVIRONMENT = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDAFLAGS", "MACOSX_DEPLOYMENT_TARGET")
+_NO_COMPILER = f"No C++ compiler was found: install one ({COMPILER_CURE}), or name yours with CXX, and run it again."
+
+# Macros of compilers for the instruction sets that ggml has code for, with the names that Linux gives these.
+_INSTRUCTION_SETS = {
+    "__SSE4_2__": "sse4_2", "__AVX__": "avx", "__AVX2__": "avx2", "__FMA__": "fma", "__F16C__": "f16c",
+    "__BMI2__": "bmi2", "__AVXVNNI__": "avx_vnni", "__AVX512F__": "avx512f", "__AVX512BW__": "avx512bw",
+    "__AVX512VL__": "avx512vl", "__AVX512VBMI__": "avx512vbmi", "__AVX512VNNI__": "avx512_vnni",
+    "__AVX512BF16__": "avx512_bf16", "__AMX_TILE__": "amx_tile", "__AMX_INT8__": "amx_int8",
+    "__AMX_BF16__": "amx_bf16", "__ARM_FEATURE_DOTPROD": "asimddp", "__ARM_FEATURE_MATMUL_INT8": "i8mm",
+    "__ARM_FEATURE_SVE": "sve", "__ARM_FEATURE_SVE2": "sve2", "__ARM_FEATURE_FP16_VECTOR_ARITHMETIC": "asimdhp",
+}  # fmt: skip
+_PORTABLE_X86 = ("avx", "avx2", "bmi2", "f16c", "fma", "sse4_2")  # ggml's defaults without GGML_NATIVE
 
 
 def make_plan(
-    backend: str, patch_folder: Path = source.PATCH_FOLDER, kernel_folder: Path = source.KERNEL_FOLDER
+    backend: str,
+    patch_folder: Path = source.PATCH_FOLDER,
+    kernel_folder: Path = source.KERNEL_FOLDER,
+    *,
+    portable: bool = False,
+    multimodal: bool = False,
 ) -> Plan:
-    """The plan for this machine. Raises SetupFailure where it cannot build that backend."""
+    """The plan for this machine.
+
+    Args:
+        backend: one of BACKENDS, or "auto": metal or cuda where the machine has it, else cpu.
+        portable: for any CPU of this kind that has AVX2 or NEON; False: for all that this CPU has.
+        multimodal: with libmtmd, for images and sound.
+
+    Raises:
+        SetupFailure: this machine cannot build that backend, or has no C++ compiler.
+    """
     backend = default_backend() if backend == "auto" else backend
     compiler, macros = _compiler()
     if backend == "cuda":
         compiler += f"; {_nvcc_version()}"
     if backend == "metal" and sys.platform != "darwin":
-        raise SetupFailure("The metal backend exists on macOS only: choose BACKEND=cpu or BACKEND=cuda.")
+        raise SetupFailure("The metal backend exists on macOS only: choose cpu, cuda or vulkan.")
+    if backend == "vulkan":
+        _require_vulkan()
+    if portable:
+        instructions: tuple[str, ...] = _PORTABLE_X86 if platform.machine().lower() in ("x86_64", "amd64") else ()
+        macros = platform.machine()
+    else:
+        instructions = cpu_flags(macros)
     user_flags = tuple(shlex.split(os.environ.get("CMAKE_ARGS", "")))
+    choices = (f"-DGGML_NATIVE={'OFF' if portable else 'ON'}", f"-DLLAVA_BUILD={'ON' if multimodal else 'OFF'}")
     return Plan(
         backend=backend,
-        flags=(*_FLAGS, *_BACKEND_FLAGS[backend], *_cuda_architecture(backend), *user_flags),
+        flags=(*choices, *_FLAGS, *_BACKEND_FLAGS[backend], *_cuda_architecture(backend), *user_flags),
         patches={patch.name: source.sha256_of(patch) for patch in source.patches(patch_folder)},
         kernels={kernel.name: source.sha256_of(kernel) for kernel in source.kernels(kernel_folder)},
         compiler=compiler,
         cpu=hashlib.sha256(macros.encode()).hexdigest()[:16],
         environment={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+        cpu_flags=instructions,
     )
+
+
+def cpu_flags(macros: str) -> tuple[str, ...]:
+    """The instruction sets of a compiler with these macros, of those that ggml has code for, in Linux's names."""
+    found = set(re.findall(r"^#define (\w+) ", macros, flags=re.MULTILINE))
+    return tuple(sorted(name for macro, name in _INSTRUCTION_SETS.items() if macro in found))
 
 
 def default_backend() -> str:
@@ -146,7 +194,7 @@ def _build_environment(plan: Plan) -> dict[str, str]:
 
 def _compiler() -> tuple[str, str]:
     """The compiler's version line, and every macro that it sets for this CPU, which name its instruction sets."""
-    command = os.environ.get("CXX", "").split()
+    command = shlex.split(os.environ.get("CXX", ""))
     command = command or [name for name in ("c++", "g++", "clang++") if shutil.which(name)][:1]
     if not command or not shutil.which(command[0]):
         raise SetupFailure(_NO_COMPILER)
@@ -164,10 +212,28 @@ def _nvcc_version() -> str:
     lines = (_output(["nvcc", "--version"]) or "").strip().splitlines()
     if not lines:
         raise SetupFailure(
-            "BACKEND=cuda needs the CUDA compiler nvcc, which is not on PATH: install the CUDA toolkit, "
-            "or choose BACKEND=cpu."
+            "The cuda backend needs the CUDA compiler nvcc, which is not on PATH: install the CUDA toolkit, "
+            "or choose the cpu backend."
         )
     return lines[-1]
+
+
+def _require_vulkan() -> None:
+    """Raises SetupFailure with what the vulkan backend lacks on this machine."""
+    sdk = os.environ.get("VULKAN_SDK", "")
+    missing = []
+    if not shutil.which("glslc") and not (sdk and shutil.which("glslc", path=str(Path(sdk) / "bin"))):
+        missing.append("the shader compiler glslc")
+    folders = [f"-I{Path(sdk) / 'include'}"] if sdk else []
+    command = shlex.split(os.environ.get("CXX", "c++"))
+    for name, header in _VULKAN_HEADERS.items():
+        if _output([*command, *folders, "-fsyntax-only", "-include", header, "-x", "c++", os.devnull]) is None:
+            missing.append(name)
+    if missing:
+        raise SetupFailure(
+            f"The vulkan backend lacks {', '.join(missing)}: install what is missing ({_VULKAN_CURE}), "
+            "or choose the cpu backend."
+        )
 
 
 def _has_nvidia_gpu() -> bool:

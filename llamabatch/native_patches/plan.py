@@ -15,7 +15,7 @@ from llamabatch.native_patches import source
 from llamabatch.native_patches.tools import cache_dir
 
 RECIPE = 1
-"""Version of the way of building. Raise it when build.py changes, so that no old wheel is used for a new one."""
+"""Version of the way of building. Raise it when build.py or user_build.py changes, so that no old build is used."""
 
 MARKER = "llamabatch_build.json"
 
@@ -25,6 +25,7 @@ class Plan:
     """All that decides the contents of a wheel.
 
     patches, kernels: the hash of each file, by its name.
+    cpu_flags: the instruction sets that a CPU must have, in Linux's names; they follow from `cpu`.
     """
 
     backend: str
@@ -34,6 +35,7 @@ class Plan:
     compiler: str
     cpu: str
     environment: Mapping[str, str]
+    cpu_flags: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:

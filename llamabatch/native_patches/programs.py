@@ -9,7 +9,9 @@ statically, so that they run from there.
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -30,6 +32,7 @@ from llamabatch.native_patches.tools import (
 
 PROGRAMS = ("llama-server", "llama-batched-bench")
 GIGABYTES = 3.0
+_LEAST_CMAKE = (3, 21)  # of llama-cpp-python's CMakeLists.txt
 
 # In place of the wheel's own choice of targets. Nothing is downloaded: no TLS, no web page for the server.
 _FLAGS = (
@@ -122,17 +125,36 @@ def _compile(plan: Plan, tree: Path, place: Path, log: Path) -> None:
             raise SetupFailure(f"The build of llama.cpp's programs failed: {reason} (log: {log}).")
 
 
-def with_cmake(place: Path, log: Path) -> dict[str, str]:
-    """The environment, with a cmake on its PATH: the system's, or PyPI's in a folder that goes with the build."""
-    if shutil.which("cmake"):
+def with_cmake(place: Path, log: Path, python: str = sys.executable) -> dict[str, str]:
+    """The environment, with a cmake on its PATH: the system's, or else PyPI's in a folder that goes with the build.
+
+    Args:
+        python: an interpreter with pip.
+
+    Raises:
+        SetupFailure: there is none, or an old one, and pip cannot install it.
+    """
+    if _cmake_version() >= _LEAST_CMAKE:
         return dict(os.environ)
-    venv = place / "cmake"
-    commands: tuple[list[str | Path], ...] = (
-        [sys.executable, "-m", "venv", venv],
-        [venv / "bin" / "pip", "install", "--disable-pip-version-check", "--no-input", "cmake", "ninja"],
-    )
-    for command in commands:
-        if run_logged(command, log, "installing cmake") != 0:
-            reason = explain(log, "pip failed")
-            raise SetupFailure(f"cmake is missing and could not be installed: {reason} (log: {log}).")
-    return {**os.environ, "PATH": os.pathsep.join([str(venv / "bin"), os.environ.get("PATH", os.defpath)])}
+    folder = place / "cmake"
+    command: list[str | Path] = [
+        python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input",
+        "--target", folder, "cmake", "ninja",
+    ]  # fmt: skip
+    if run_logged(command, log, "installing cmake") != 0:
+        least = ".".join(map(str, _LEAST_CMAKE))
+        reason = explain(log, "pip failed")
+        raise SetupFailure(f"cmake {least} or newer is missing and could not be installed: {reason} (log: {log}).")
+    before = {name: os.environ.get(name, default) for name, default in (("PATH", os.defpath), ("PYTHONPATH", ""))}
+    ours = {"PATH": folder / "bin", "PYTHONPATH": folder}  # the commands there are scripts that import their modules
+    return {**os.environ, **{name: os.pathsep.join(filter(None, (str(ours[name]), before[name]))) for name in ours}}
+
+
+def _cmake_version() -> tuple[int, ...]:
+    """The version of the cmake on PATH; empty: there is none that works."""
+    try:
+        done = subprocess.run(["cmake", "--version"], capture_output=True, text=True, check=False, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    found = re.search(r"version (\d+)\.(\d+)", done.stdout)
+    return (int(found[1]), int(found[2])) if found and done.returncode == 0 else ()

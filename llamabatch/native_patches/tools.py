@@ -12,6 +12,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
+
+COMPILER_CURE = (
+    "Debian and Ubuntu: apt install build-essential; Fedora: dnf install gcc-c++; Arch: pacman -S base-devel; "
+    "openSUSE: zypper install gcc-c++; Alpine: apk add build-base; macOS: xcode-select --install; Windows: WSL"
+)
 
 
 class SetupFailure(Exception):
@@ -73,8 +79,18 @@ def lock(path: Path) -> Iterator[None]:
         yield
 
 
+class Display(Protocol):
+    """What shows the progress of a long command."""
+
+    def beat(self, progress: str) -> None:
+        """Called several times a second with the last `[7/83]` of ninja or `[ 45%]` of make, or ""."""
+
+    def end(self) -> None:
+        """The command is over, however it ended."""
+
+
 class Heartbeat:
-    """Progress of a long command: one line that is rewritten on a terminal, else a new line every 15 s."""
+    """A Display: one line that is rewritten on a terminal, else a new line every 15 s."""
 
     PLAIN_INTERVAL_S = 15.0
 
@@ -104,9 +120,13 @@ class Heartbeat:
 
 
 def run_logged(
-    command: Sequence[str | Path], log: Path, title: str, environment: Mapping[str, str] | None = None
+    command: Sequence[str | Path],
+    log: Path,
+    title: str,
+    environment: Mapping[str, str] | None = None,
+    display: Display | None = None,
 ) -> int:
-    """Run a command with its output in `log`, showing life on stderr; return its exit status."""
+    """Run a command with its output in `log`, showing life on stderr or in `display`; return its exit status."""
     with open(log, "ab") as output:
         output.write(("$ " + " ".join(map(str, command)) + "\n").encode())
         output.flush()
@@ -115,7 +135,7 @@ def run_logged(
             [str(part) for part in command], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
             env=environment, start_new_session=True,
         )  # fmt: skip
-    heartbeat = Heartbeat(title)
+    heartbeat = display or Heartbeat(title)
     try:
         while process.poll() is None:
             heartbeat.beat(_progress(log, start))
@@ -131,11 +151,11 @@ def run_logged(
 
 
 def _progress(log: Path, start: int) -> str:
-    """The last `[n/m]` that ninja wrote, from the end of the log."""
+    """The last `[n/m]` that ninja wrote, or `[ p%]` of make, from the end of the log."""
     with open(log, "rb") as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(start, end - 20_000))
-        steps = re.findall(rb"\[\d+/\d+\]", file.read())
+        steps = re.findall(rb"\[\d+/\d+\]|^\[ *\d+%\]", file.read(), flags=re.MULTILINE)
     return steps[-1].decode() if steps else ""
 
 
@@ -157,12 +177,11 @@ _SYMPTOMS = (
     ),
     (
         r"No CMAKE_C(XX)?_COMPILER could be found|CMAKE_C(XX)?_COMPILER not set",
-        "no C++ compiler was found: install one (Debian and Ubuntu: apt install build-essential; "
-        "Fedora: dnf install gcc-c++; macOS: xcode-select --install)",
+        f"no C++ compiler was found: install one ({COMPILER_CURE})",
     ),
     (
         r"links to:\s+CUDA::|Could NOT find CUDAToolkit|CUDA Toolkit not found|Failed to detect a default CUDA",
-        "the CUDA toolkit is not complete (cuBLAS belongs to it): install all of it, or choose BACKEND=cpu",
+        "the CUDA toolkit is not complete (cuBLAS belongs to it): install all of it, or choose the cpu backend",
     ),
     (r"Permission denied", "a file may not be written: check the owner of the folders"),
 )

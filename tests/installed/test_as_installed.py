@@ -71,6 +71,8 @@ COMMANDS = {
         f"llamabatch compare --slots 1,2 --plot compare.png --json compare.json {COMPARE}",
         makes=("compare.png", "compare.json"),
     ),
+    "llamabatch build": Short("llamabatch build --remove abc", 2, "No build has the key 'abc'; there are: none"),
+    "llamabatch build --list": Short("llamabatch build --list", says="No builds are kept"),
     "llamabatch tune -m model.gguf": Short("llamabatch tune -m model.gguf --seconds 1", says="Engines on this machine"),
     "llamabatch tune -m model.gguf --plot tune.png --json tune.json": Short(
         "llamabatch tune -m model.gguf --seconds 1 --plot tune.png --json tune.json", makes=("tune.png", "tune.json")

@@ -360,7 +360,15 @@ def test_a_model_knows_its_vocabulary(tmp_path):
 
 
 def test_the_programs_are_built_as_the_wheel_but_for_what_is_built():
-    plan = Plan("cpu", (*build._FLAGS, "-DGGML_LTO=ON"), {}, {}, "a compiler", "a cpu", {})
+    plan = Plan(
+        "cpu",
+        ("-DGGML_NATIVE=ON", "-DLLAVA_BUILD=OFF", *build._FLAGS, "-DGGML_LTO=ON"),
+        {},
+        {},
+        "a compiler",
+        "a cpu",
+        {},
+    )
     flags = programs.flags(plan)
     assert {"-DGGML_NATIVE=ON", "-DGGML_LTO=ON", "-DLLAMA_BUILD_SERVER=ON", "-DLLAMA_OPENSSL=OFF"} <= set(flags)
     assert {"-DLLAMA_BUILD_SERVER=OFF", "-DLLAMA_BUILD_COMMON=OFF"}.isdisjoint(flags)

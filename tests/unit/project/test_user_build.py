@@ -1,0 +1,349 @@
+"""`llamabatch build` without a compiler: the steps of a build, its failures, what it leaves, and the list."""
+
+import errno
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from llamabatch.cli import build as command
+from llamabatch.cli import cli
+from llamabatch.native_patches import binding, build, helper, programs, source, tools, user_build
+from llamabatch.native_patches.tools import SetupFailure
+from llamabatch.utils.version import __version__
+from tests.unit.project import test_binding
+
+make_source = test_binding.source
+NINJA = "[1/4] Building CXX object a.o\n[2/4] Building CXX object b.o\n[4/4] Linking CXX shared library\n"
+
+
+class Compiler:
+    """In place of run_logged: keeps the commands, writes a recorded output, makes the libraries."""
+
+    def __init__(self):
+        self.commands, self.shown = [], []
+        self.status, self.output, self.error = 0, NINJA, None
+
+    def __call__(self, line, log, title, environment=None, display=None):
+        line = [str(part) for part in line]
+        self.commands.append(line)
+        with open(log, "a") as file:
+            file.write(f"$ {' '.join(line)}\n{self.output}")
+        if "--build" in line:
+            if self.error:
+                raise self.error
+            libraries = Path(line[line.index("--build") + 1]) / "bin"
+            libraries.mkdir(parents=True)
+            for name in ("llama", "ggml", "mtmd"):
+                (libraries / f"libllamabatch-{name}.so").write_text(name)
+            (libraries / "libother.so").touch()
+            return self.status
+        return 0
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path / "cache"))
+    for name in ("CMAKE_ARGS", *build._ENVIRONMENT):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(build, "_compiler", lambda: ("g++ 12", "#define __AVX2__ 1\n#define __FMA__ 1"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def compiler(cache, make_source, monkeypatch):
+    compiler = Compiler()
+    monkeypatch.setattr(user_build, "run_logged", compiler)
+    monkeypatch.setattr(user_build, "require_space", lambda folder, gigabytes: None)
+    monkeypatch.setattr(user_build, "with_cmake", lambda place, log, python: dict(os.environ))
+    monkeypatch.setattr(source, "patched_tree", lambda log, place, python: make_source)
+    monkeypatch.setattr(helper, "compile_library", lambda library: library.write_text("sampler") and "")
+    with open(make_source / "llama_cpp" / "mtmd_cpp.py", "w") as file:
+        file.write("import llama_cpp.llama_cpp as llama_cpp\n")
+    return compiler
+
+
+@pytest.fixture
+def plan(cache):
+    return build.make_plan("cpu", multimodal=True)
+
+
+def left(cache):
+    return sorted(path.name for path in (cache / "builds").iterdir())
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli, ["build", *arguments], catch_exceptions=False)
+
+
+def test_a_build_has_the_layout_of_the_package(compiler, cache):
+    done = run()
+    assert done.exit_code == 0, done.output
+    package = Path(done.stdout.strip())
+    assert package == cache / "builds" / package.parent.name / "llamabatch_llama"
+    assert {"__init__.py", "_binding", "lib", "licenses", "llamabatch_build.json"} <= set(os.listdir(package))
+    libraries = {"libllamabatch-llama.so", "libllamabatch-ggml.so", "libllamabatch-mtmd.so", helper.LIBRARY}
+    assert set(os.listdir(package / "lib")) == libraries
+    marker = json.loads((package / "llamabatch_build.json").read_text())
+    assert marker["key"] == package.parent.name
+    assert marker["patches"].keys() == {path.name for path in source.patches()}
+    assert (marker["release"], marker["cpu_flags"], marker["portable"]) == (__version__, ["avx2", "fma"], False)
+    assert left(cache) == sorted([package.parent.name, "lock"])
+    configure, compile_ = compiler.commands
+    assert {"-DGGML_NATIVE=ON", "-DLLAVA_BUILD=ON", binding.own_names_flag()} <= set(configure)
+    assert compile_[-2:] == ["llama", "mtmd"]
+
+
+def test_a_build_is_made_once_and_asking_again_makes_it_the_newest(compiler, cache):
+    first = Path(run().stdout.strip())
+    second = Path(run("--portable").stdout.strip())
+    assert [each.portable for each in user_build.kept()] == [True, False]
+    assert json.loads((second / "llamabatch_build.json").read_text())["cpu_flags"] in (list(build._PORTABLE_X86), [])
+    again = run()
+    assert "It was there already" in again.stderr
+    assert Path(again.stdout.strip()) == first
+    assert [each.key for each in user_build.kept()] == [first.parent.name, second.parent.name]
+    assert sum("--build" in line for line in compiler.commands) == 2
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        ("c++: fatal error: Killed signal terminated program cc1plus\n", "the compiler ran out of memory"),
+        ("ninja: error: No space left on device\n", "the disk is full"),
+        ("FAILED: something else\n", "see the end of the log"),
+    ],
+)
+def test_a_failed_build_is_one_sentence_and_leaves_the_log(compiler, cache, output, reason):
+    compiler.status, compiler.output = 1, output
+    done = run()
+    assert done.exit_code == 3
+    assert done.stdout == ""
+    assert "Error: The build of llama.cpp failed: " in done.stderr
+    assert reason in done.stderr
+    [log] = (cache / "logs").iterdir()
+    assert str(log) in done.stderr
+    assert output in log.read_text()
+    assert left(cache) == ["lock"]
+
+
+def test_an_interrupted_build_leaves_nothing(compiler, cache, plan):
+    compiler.error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        user_build.make(plan, __version__)
+    assert left(cache) == ["lock"]
+    compiler.error = None
+    assert user_build.make(plan, __version__)[1]
+
+
+def test_what_a_killed_build_left_goes_with_the_next_one(compiler, cache, plan):
+    (cache / "builds" / "build-killed" / "ready").mkdir(parents=True)
+    (cache / "builds" / plan.key / "llamabatch_llama").mkdir(parents=True)  # without its marker
+    assert user_build.kept()[0].made == 0
+    user_build.make(plan, __version__)
+    assert left(cache) == sorted([plan.key, "lock"])
+    assert user_build.is_complete(plan.key)
+
+
+def test_a_full_disk_is_said_so(compiler, cache, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device", "lib/libllama.so")
+
+    monkeypatch.setattr(shutil, "copy2", full)
+    done = run()
+    assert done.exit_code == 3
+    assert "No space left on device (lib/libllama.so): check the disk" in done.stderr
+    assert left(cache) == ["lock"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no locks there")
+def test_a_second_build_waits_and_takes_the_first(compiler, cache, plan, capsys):
+    (cache / "builds").mkdir(parents=True)
+    found = []
+    with tools.lock(cache / "builds" / "lock"):
+        waiting = threading.Thread(target=lambda: found.append(user_build.make(plan, __version__)))
+        waiting.start()
+        waiting.join(0.3)
+        assert waiting.is_alive()
+        (user_build.package_of(plan.key)).mkdir(parents=True)
+        (user_build.package_of(plan.key) / "llamabatch_build.json").write_text("{}")
+    waiting.join(10)
+    assert found == [(user_build.package_of(plan.key), False)]
+    assert compiler.commands == []
+    assert "another build is under way, waiting for it" in capsys.readouterr().err
+
+
+def test_a_build_without_libllama_is_refused(compiler, cache, plan, monkeypatch):
+    monkeypatch.setattr(binding, "PREFIX", "renamed-")
+    with pytest.raises(SetupFailure, match="made no library renamed-llama"):
+        user_build.make(plan, __version__)
+    assert left(cache) == ["lock"]
+
+
+def test_a_sampler_that_does_not_compile_stops_nothing(compiler, cache, plan, monkeypatch, capsys):
+    monkeypatch.setattr(helper, "compile_library", lambda library: "an old compiler")
+    package, built = user_build.make(plan, __version__)
+    assert built
+    assert not (package / "lib" / helper.LIBRARY).exists()
+    assert "the sampler was not compiled, numpy takes its place: an old compiler" in capsys.readouterr().err
+
+
+def test_without_pip_an_environment_lends_its_own(compiler, cache, plan, monkeypatch):
+    monkeypatch.setattr(user_build.importlib.util, "find_spec", lambda name: None)
+    given = []
+    monkeypatch.setattr(user_build, "with_cmake", lambda place, log, python: given.append(python) or dict(os.environ))
+    user_build.make(plan, __version__)
+    assert compiler.commands[0][1:3] == ["-m", "venv"]
+    assert Path(given[0]).parents[1].name == "python"
+
+
+def test_the_list_and_removal(compiler, cache):
+    assert "No builds are kept" in run("--list").stderr
+    first, second = (Path(run(*arguments).stdout.strip()).parent for arguments in ((), ("--portable",)))
+    listed = run("--list").stdout.splitlines()
+    assert [line.split()[:2] for line in listed[1:]] == [[second.name, "cpu"], [first.name, "cpu"]]
+    unknown = run("--remove", "xyz")
+    assert unknown.exit_code == 2
+    assert "No build has the key 'xyz'; there are: " in unknown.stderr
+    assert first.name in unknown.stderr
+    assert run("--remove", first.name[:6]).exit_code == 0
+    assert left(cache) == sorted([second.name, "lock"])
+    assert "No build has the key ''" in run("--remove", "").stderr
+
+
+def test_a_beginning_of_two_keys_is_refused(cache):
+    for key in ("abc1", "abc2", "abc"):
+        (cache / "builds" / key).mkdir(parents=True)
+    with pytest.raises(SetupFailure, match=r"3 builds begin with 'ab': .* abc, abc1, abc2\."):
+        user_build.remove("ab")
+    assert user_build.remove("abc").name == "abc"
+    assert left(cache) == ["abc1", "abc2"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--list", "--portable"), ("--list", "--remove", "a"), ("--remove", "a", "--backend", "cpu")]
+)
+def test_options_that_do_not_go_together_are_refused(cache, wrong):
+    done = run(*wrong)
+    assert done.exit_code == 2
+    assert "go without other options" in done.output
+
+
+def test_a_backend_that_cannot_be_built_is_refused_with_what_is_missing(cache, monkeypatch):
+    monkeypatch.setattr(build, "_output", lambda line: None)
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
+    monkeypatch.setattr(sys, "platform", "linux")
+    for backend, words in (("cuda", "nvcc"), ("vulkan", "glslc, the Vulkan headers"), ("metal", "macOS only")):
+        done = run("--backend", backend)
+        assert done.exit_code == 3
+        assert words in done.stderr
+    assert "'auto', 'cpu', 'cuda', 'metal', 'rpc', 'vulkan'" in run("--backend", "opencl").output
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX shells")
+def test_vulkan_is_looked_for_with_the_compiler(cache, tmp_path, monkeypatch):
+    sdk = tmp_path / "sdk"
+    for header in build._VULKAN_HEADERS.values():
+        (sdk / "include" / header).parent.mkdir(parents=True)
+        (sdk / "include" / header).touch()
+    (sdk / "bin").mkdir()
+    (sdk / "bin" / "glslc").write_text("#!/bin/sh\n")
+    (sdk / "bin" / "glslc").chmod(0o755)
+    monkeypatch.setenv("VULKAN_SDK", str(sdk))
+    if not helper.find_compiler():
+        pytest.skip("no compiler")
+    assert "-DGGML_VULKAN=ON" in build.make_plan("vulkan").flags
+    (sdk / "include" / "vulkan" / "vulkan.h").write_text("#error no\n")
+    with pytest.raises(SetupFailure, match="lacks the Vulkan headers: install"):
+        build.make_plan("vulkan")
+
+
+def test_rpc_is_a_backend_beside_the_cpu(cache):
+    plan = build.make_plan("rpc")
+    assert "-DGGML_RPC=ON" in plan.flags
+    assert plan.key != build.make_plan("cpu").key
+
+
+def test_a_portable_build_does_not_depend_on_the_cpu(cache, monkeypatch):
+    one = build.make_plan("cpu", portable=True)
+    monkeypatch.setattr(build, "_compiler", lambda: ("g++ 12", "#define __AVX512F__ 1"))
+    assert build.make_plan("cpu", portable=True) == one
+    assert "-DGGML_NATIVE=OFF" in one.flags
+    assert one.key != build.make_plan("cpu").key
+
+
+def test_instruction_sets_of_the_compiler_in_linux_names():
+    macros = "#define __AVX512VNNI__ 1\n#define __AMX_TILE__ 1\n#define __SSE__ 1\n#define __AVX512F__ 1"
+    assert build.cpu_flags(macros) == ("amx_tile", "avx512_vnni", "avx512f")
+
+
+@pytest.mark.parametrize(
+    ("progress", "share"), [("[7/28]", 0.25), ("[ 45%]", 0.45), ("[100%]", 1.0), ("[0/0]", 0.0), ("", None)]
+)
+def test_the_share_that_is_compiled(progress, share):
+    assert command.fraction(progress) == share
+
+
+@pytest.mark.parametrize("line", ["[2/4] Building CXX object b.o", "[ 50%] Building CXX object b.o"])
+def test_the_bar_follows_the_output_of_the_compilers(tmp_path, line):
+    screen = io.StringIO()
+    bar = command.Bar(Console(file=screen, force_terminal=True, width=80), "building llama.cpp (cpu)")
+    code = f"import time; print({line!r}, flush=True); time.sleep(0.5)"
+    assert tools.run_logged([sys.executable, "-c", code], tmp_path / "log", "building", display=bar) == 0
+    assert "building llama.cpp (cpu)" in screen.getvalue()
+    assert "50%" in screen.getvalue()
+
+
+def fake_cmake(folder, version):
+    folder.mkdir()
+    (folder / "cmake").write_text(f"#!/bin/sh\necho cmake version {version}\n")
+    (folder / "cmake").chmod(0o755)
+    return str(folder)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX shells")
+def test_an_old_cmake_is_replaced_in_the_build_alone(tmp_path, monkeypatch):
+    lines = []
+    monkeypatch.setattr(programs, "run_logged", lambda line, *_: lines.append([str(part) for part in line]) or 0)
+    monkeypatch.setenv("PATH", fake_cmake(tmp_path / "new", "3.21.0"))
+    assert programs.with_cmake(tmp_path, tmp_path / "log") == dict(os.environ)
+    assert lines == []
+    monkeypatch.setenv("PATH", fake_cmake(tmp_path / "old", "3.16.3"))
+    environment = programs.with_cmake(tmp_path, tmp_path / "log", "a-python")
+    assert lines[0][0] == "a-python"
+    assert lines[0][-4:] == ["--target", str(tmp_path / "cmake"), "cmake", "ninja"]
+    assert environment["PATH"] == f"{tmp_path / 'cmake' / 'bin'}{os.pathsep}{tmp_path / 'old'}"
+    assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path / "cmake")
+    monkeypatch.setattr(programs, "run_logged", lambda line, log, title: log.write_text("$ pip\n") and 1)
+    with pytest.raises(SetupFailure, match=r"cmake 3\.21 or newer is missing and could not be installed: pip failed"):
+        programs.with_cmake(tmp_path, tmp_path / "log")
+
+
+def test_no_compiler_names_what_to_install(cache, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
+    done = run()
+    assert done.exit_code == 3
+    for words in ("apt install build-essential", "dnf install gcc-c++", "apk add build-base", "xcode-select"):
+        assert words in done.stderr
+
+
+def test_the_builder_runs_on_a_bare_python():
+    """It is imported without any package of the environment."""
+    code = "import llamabatch.native_patches.user_build"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        env={**os.environ, "PYTHONPATH": str(Path(source.__file__).parents[2])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
