@@ -1,0 +1,64 @@
+"""The project's page on an index: README.md with links that work away from the repository, and the project's addresses.
+
+Where `address` in `[tool.hatch.metadata.hooks.custom]` of pyproject.toml names the repository, relative links lead into
+it, to the files of this version. Where it is empty, links are plain text with the file's path, and pictures are their
+descriptions.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+_LINK = re.compile(r"(!?)\[([^\[\]]*)\]\(([^()\s]+)\)")
+_OUTSIDE = re.compile(r"(?:[a-z][a-z0-9+.-]*:|#|//)", re.IGNORECASE)
+_PLACEHOLDER = "<this repository>"  # in `git clone`
+
+
+class CustomMetadataHook(MetadataHookInterface):
+    """Gives the fields `readme` and `urls`."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
+        version, address = str(metadata["version"]), str(self.config["address"]).rstrip("/")
+        files, pictures = str(self.config["files"]), str(self.config["pictures"])
+        metadata["readme"] = {"content-type": "text/markdown", "text": page(text, address, version, files, pictures)}
+        metadata["urls"] = urls(address, version, files)
+
+
+def page(text: str, address: str, version: str, files: str, pictures: str) -> str:
+    """The text of a page in Markdown, for readers who do not have the repository beside it.
+
+    Args:
+        address: of the repository; "": it has none.
+        files, pictures: patterns of the addresses of a file and of a picture, with {address}, {version} and {path}.
+    """
+
+    def changed(found: re.Match[str]) -> str:
+        is_picture, words, target = bool(found[1]), found[2], found[3]
+        if _OUTSIDE.match(target):
+            return found[0]
+        if address:
+            pattern = pictures if is_picture else files
+            return f"{found[1]}[{words}]({pattern.format(address=address, version=version, path=target)})"
+        if is_picture:
+            return f"*{words}*"
+        path = target.split("#")[0]
+        return words if words == path else f"{words}: `{path}`"
+
+    parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)  # code stays as it is
+    parts[::2] = [_LINK.sub(changed, part) for part in parts[::2]]
+    return "".join(parts).replace(_PLACEHOLDER, address or _PLACEHOLDER)
+
+
+def urls(address: str, version: str, files: str) -> dict[str, str]:
+    """The project's addresses, by their names on an index; empty where the repository has none."""
+    if not address:
+        return {}
+    return {"Repository": address} | {
+        name: files.format(address=address, version=version, path=path)
+        for name, path in (("Documentation", "docs/index.md"), ("Changelog", "CHANGELOG.md"))
+    }
