@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypedDict
 
+from llamabatch.chat.formats import check_tags
 from llamabatch.errors import ConfigError
 from llamabatch.request.adapters import MAX_ADAPTERS, check_name
 from llamabatch.scheduler.policies import POLICIES, STRATEGIES
@@ -74,6 +75,7 @@ _CHOICES = (
     ("type_k", KV_TYPES),
     ("type_v", KV_TYPES),
     ("speculate", SPECULATION),
+    ("reasoning_format", ("auto", "none")),
 )
 
 
@@ -141,6 +143,12 @@ class EngineConfig:
     speculate_always: bool = _option(False, "guess in every step, also where it does not pay")
     isolate: bool = _option(False, "run llama.cpp in a child process")
     adapters: tuple[tuple[str, str], ...] = _option((), "LoRAs and control vectors to load: names and paths")
+    reasoning_format: str = _option(
+        "auto", "thinking in answers of chats: auto: apart from the text, where the model's family is known; or none"
+    )
+    reasoning_tags: tuple[str, str] | None = _option(
+        None, "texts that begin and end the thinking, as <think>,</think>, in place of those of the model's family"
+    )
     profile: bool = _option(
         True, "use the values that `llamabatch tune` found for this model and machine in place of auto"
     )
@@ -177,6 +185,8 @@ class EngineConfig:
                 raise ConfigError(f"tensor_split is {show(self.tensor_split)}; give 1 to {_MOST_SHARES} shares")
             found = tuple(float(number(ConfigError, "tensor_split", share, 0.0, 1e6)) for share in shares)
             self._keep("tensor_split", found)
+        if self.reasoning_tags is not None:
+            self._keep("reasoning_tags", check_tags(self.reasoning_tags))
         adapters = _checked_adapters(self.adapters)
         self._keep("adapters", tuple((name, absolute(path)) for name, path in adapters))
 
@@ -362,4 +372,6 @@ class EngineOptions(TypedDict, total=False):
     speculate_always: bool
     isolate: bool
     adapters: Mapping[str, str | os.PathLike[str]]
+    reasoning_format: str
+    reasoning_tags: tuple[str, str] | list[str] | None
     profile: bool

@@ -2,74 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
-from typing import Any
 
 from llamabatch.errors import ConfigError
+from llamabatch.request.reasoning import CHANNEL, END, FINAL, MESSAGE, START, ReasoningTags
 from llamabatch.utils.checks import items, show, string
 
-# White space between the end of the thinking and the answer: families write up to two line breaks.
-GAP = "\n\n"
 MAX_TAG = 256  # characters
-
-START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
-RETURN, CALL, CONSTRAIN = "<|return|>", "<|call|>", "<|constrain|>"
-CHANNEL_MARKS = (START, CHANNEL, MESSAGE, END, RETURN, CALL, CONSTRAIN)
-FINAL = f"{CHANNEL}final{MESSAGE}"
-
-
-class Thinking(Enum):
-    """State of the thinking where a prompt ends."""
-
-    INSIDE = auto()  # the answer goes on with thinking
-    POSSIBLE = auto()  # the answer may begin with the tag that opens it
-    OVER = auto()  # the prompt has closed it
-
-
-@dataclass(frozen=True)
-class ReasoningTags:
-    """The marks around the thinking of a family.
-
-    Attributes:
-        family: its name, for the plan and for messages.
-        start, end: text that begins the thinking, and that ends it; no white space around them.
-        closing: text that ends the thinking when its budget is spent: `end` with the line breaks of the family.
-        channels: messages in channels, as gpt-oss has them; `end` is then the header of the final one.
-    """
-
-    family: str
-    start: str
-    end: str
-    closing: str
-    channels: bool = False
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """Texts that the parser of an answer must see, also where they are special tokens."""
-        return CHANNEL_MARKS if self.channels else (self.start, self.end)
-
-    def at_end_of(self, prompt: str, continued: str = "") -> Thinking:
-        """State of the thinking where the answer begins.
-
-        Args:
-            prompt: the whole text that the model reads.
-            continued: text of the last message, if the answer goes on with it.
-        """
-        if continued:
-            opened, closed = continued.rfind(self.start), continued.rfind(self.end)
-            return Thinking.INSIDE if opened > closed else Thinking.OVER
-        tail = prompt.rstrip()
-        if self.channels:
-            header = tail[tail.rfind(START) :] if tail.endswith(MESSAGE) else ""
-            if CHANNEL in header:
-                return Thinking.INSIDE if f"{CHANNEL}analysis" in header else Thinking.OVER
-            return Thinking.POSSIBLE
-        if tail.endswith(self.start):
-            return Thinking.INSIDE
-        return Thinking.OVER if tail.endswith(self.end) else Thinking.POSSIBLE
 
 
 @dataclass(frozen=True)
@@ -83,6 +25,7 @@ class ChatFormat:
     reasoning: ReasoningTags | None = None
 
     @classmethod
+    @functools.lru_cache(16)
     def of(cls, template: str | None, reasoning_tags: tuple[str, str] | None = None) -> ChatFormat:
         """The format of a model with this chat template.
 
@@ -148,9 +91,8 @@ def _closing(template: str, end: str) -> str:
     return "\n" * before + end + "\n" * after
 
 
-def reasoning_family(template: Any, reasoning_tags: tuple[str, str] | None, reasoning_format: str) -> str | None:
-    """Name of the family for the plan; None: no thinking is looked for."""
-    if reasoning_format == "none":
-        return None
-    reasoning = ChatFormat.of(template if isinstance(template, str) else None, reasoning_tags).reasoning
-    return None if reasoning is None else reasoning.family
+def reasoning_of(
+    template: str | None, reasoning_tags: tuple[str, str] | None, reasoning_format: str
+) -> ReasoningTags | None:
+    """The marks of the thinking by the options of an engine; None: no thinking is looked for."""
+    return None if reasoning_format == "none" else ChatFormat.of(template, reasoning_tags).reasoning

@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
-from llamabatch.chat.formats import (
+from llamabatch.chat.formats import ChatFormat
+from llamabatch.request.delta import Delta, TextParser
+from llamabatch.request.reasoning import (
     CALL,
     CHANNEL,
     CHANNEL_MARKS,
@@ -16,11 +18,9 @@ from llamabatch.chat.formats import (
     MESSAGE,
     RETURN,
     START,
-    ChatFormat,
     ReasoningTags,
     Thinking,
 )
-from llamabatch.request.delta import Delta, TextParser
 from llamabatch.request.tool_calls import ToolCall, ToolCallDelta
 
 MakeToolParser = Callable[[], TextParser]

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from llamabatch.cli.param_types import AutoInt, Bias, File, Param, ScaledFile, Shares
+from llamabatch.cli.param_types import AutoInt, Bias, File, Param, ScaledFile, Shares, Tags
 from llamabatch.config import EngineConfig
 from llamabatch.gguf.resolve import local
 from llamabatch.request.sampling_params import OPEN, SamplingParams
@@ -79,6 +79,8 @@ def _option(field: Field[Any]) -> Callable[[Command], Command]:
     kind: Any = str
     if field.name == "tensor_split":
         kind = Shares()
+    elif field.name == "reasoning_tags":
+        kind = Tags()
     elif field.default == "auto" and "int" in str(field.type):
         kind = AutoInt()
     elif "int" in str(field.type):

@@ -40,6 +40,20 @@ class Shares(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is not a list of numbers such as 3,1", param, ctx)
 
 
+class Tags(click.ParamType):  # type: ignore[type-arg]
+    """Two texts with a comma between them, as a pair."""
+
+    name = "start,end"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, tuple):
+            return value
+        start, comma, end = value.partition(",")
+        if not comma:
+            self.fail(f"{value!r} is not a pair of tags such as '<think>,</think>'", param, ctx)
+        return start, end
+
+
 class Bias(click.ParamType):  # type: ignore[type-arg]
     """A token id and the bias of its logit, as a pair."""
 

@@ -18,10 +18,15 @@ if TYPE_CHECKING:
 
 def connect(config: EngineConfig) -> CountingClient:
     """Starts the engines of a config, in this process or in children, and returns the client of all of them."""
-    from llamabatch.client.middleware import BoundedClient, CountingClient
+    return in_front(_connect(config), config.max_queue)
 
-    client = _connect(config)
-    return CountingClient(client if config.max_queue is None else BoundedClient(client, config.max_queue))
+
+def in_front(client: EngineClient, max_queue: int | None) -> CountingClient:
+    """The client as entry points have it: it holds max_queue, takes answers apart, and counts requests."""
+    from llamabatch.client.middleware import BoundedClient, CountingClient
+    from llamabatch.client.parsing_client import ParsingClient
+
+    return CountingClient(ParsingClient(client if max_queue is None else BoundedClient(client, max_queue)))
 
 
 def _connect(config: EngineConfig) -> EngineClient:

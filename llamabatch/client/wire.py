@@ -20,6 +20,7 @@ from llamabatch.client.codec import Codec, pack, unpack
 from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineError, SamplingError
 from llamabatch.request.outputs import CompletionOutput, RequestOutput, SequenceOutput, Timings
+from llamabatch.request.reasoning import Reasoning, ReasoningTags
 from llamabatch.request.request import Request, ResumedOutput
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.request.structured_outputs import Structure
@@ -125,7 +126,9 @@ _CHECKED_BY_PARAMS: dict[str, Any] = dict.fromkeys((*_SEVERAL_TYPES, "logits_pro
 
 Codec(ResumedOutput)
 Codec(SamplingParams, _CHECKED_BY_PARAMS | {"structured_outputs": Structure | None})
-_REQUEST = Codec(Request, left_out=["prompt"])  # the child has no use for the text
+Codec(ReasoningTags)
+Codec(Reasoning)
+_REQUEST = Codec(Request, left_out=["prompt", "make_parser"])  # the child has no use for them
 Codec(CompletionOutput)
 Codec(Timings)
 # the parent knows these of a request

@@ -79,7 +79,8 @@ class ParallelSampling:
                     del self._parents[request_id]
                     whole = _whole(parent)
             if parent.streams:
-                merged.append(replace(output, request_id=request_id, index=index, finished=whole))
+                ended = None if output.finished is None else output.finished.finish_reason
+                merged.append(replace(output, request_id=request_id, index=index, finished=whole, ended=ended))
             elif whole is not None:
                 merged.append(SequenceOutput(request_id, (), "", whole, prompt_index=output.prompt_index))
         return merged

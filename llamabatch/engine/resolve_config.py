@@ -23,7 +23,7 @@ from llamabatch.planning.model_facts import ModelFacts
 from llamabatch.utils import disk_cache
 
 HEADERS = "header"  # notes of the headers in the cache
-_VERSION = 2  # of such a note
+_VERSION = 3  # of such a note
 _LIBRARY_SPACE = 96 * MIB  # address space of llama.cpp's libraries for CPUs
 _UNLIMITED = 2**62
 
@@ -104,7 +104,7 @@ def facts_of(path: Path, known: FileIdentity) -> ModelFacts:
     parts = read_parts(path)
     found = ModelFacts.from_headers(path, parts)
     arch = parts[0].architecture
-    starts = (f"{arch}.", "general.name", "general.architecture")
+    starts = (f"{arch}.", "general.name", "general.architecture", "tokenizer.chat_template")
     note = {
         "version": _VERSION,
         "identity": known.identity,

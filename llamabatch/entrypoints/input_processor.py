@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeGuard
 
 from llamabatch.chat.conversation import ChatOptions, Conversation, to_text, to_tokens
 from llamabatch.engine.validation import RequestLimits, check_kind, validate
+from llamabatch.entrypoints.answer_format import AnswerFormat
 from llamabatch.entrypoints.prompts import FORMS, is_prompt_mapping, is_table, is_token_ids, read_mapping
 from llamabatch.entrypoints.submission import ErrorPolicy, Refused, Submission
 from llamabatch.errors import AdapterError, InputError, PromptError, SamplingError
@@ -57,6 +58,7 @@ class InputProcessor:
         self._cancelled = cancelled
         self._model = client.model
         self._limits = RequestLimits.of(client.plan.config, client.model)
+        self._format = AnswerFormat(client.model, client.plan.config)
 
     def prompts(
         self, prompts: object, params: Params, adapters: Adapters = None, errors: ErrorPolicy = "warn"
@@ -181,6 +183,8 @@ class InputProcessor:
             try:
                 text, ids = to_ids(item)
                 request = replace(request, prompt=text, prompt_token_ids=ids, adapters=item_adapters, embed=embed)
+                if is_conversation(item):
+                    request = self._format.of_chat(request)
                 requests.append(validate(request, self._limits, self._model, loaded))
             except (PromptError, AdapterError, SamplingError) as refusal:
                 requests.append(Refused(request, refusal))

@@ -96,6 +96,8 @@ def identity(settings: Settings, inputs: list[Source], known_inputs: object = No
     if settings.reading.chat_template is not None:
         reading["chat_template"] = hashlib.sha256(settings.reading.chat_template.encode(errors="replace")).hexdigest()
     engine = {name: getattr(settings.config, name) for name in ("n_ctx", "type_k", "type_v")}
+    thinking = {name: getattr(settings.config, name) for name in ("reasoning_format", "reasoning_tags")}
+    thinking = {name: value for name, value in thinking.items() if value not in ("auto", None)}
     adapters = {
         name: {**model_identity(resolve(path)), "scale": (settings.adapters or {}).get(name)}
         for name, path in settings.config.adapters
@@ -107,5 +109,6 @@ def identity(settings: Settings, inputs: list[Source], known_inputs: object = No
         "params": asdict(settings.reading.params),
         "seed": settings.seed,
         **engine,
+        **thinking,
         **({"adapters": adapters} if adapters else {}),
     }

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from llamabatch.chat.formats import reasoning_of
 from llamabatch.config import MAX_SLOTS, MIN_CTX, EngineConfig, ResolvedConfig
 from llamabatch.errors import ConfigError, MemoryPlanError
 from llamabatch.planning.machine import Machine
@@ -29,11 +30,17 @@ _CHEAP_CELLS = 256 * MIB
 
 @dataclass(frozen=True)
 class Plan:
-    """The options of an engine with every choice made, the memory it takes, and the reason for each choice."""
+    """The options of an engine with every choice made, the memory it takes, and the reason for each choice.
+
+    Attributes:
+        reasoning: family of models whose thinking is told apart from the text of chats, "custom" for reasoning_tags;
+            None: no thinking is looked for.
+    """
 
     config: ResolvedConfig
     memory: Memory
     reasons: Mapping[str, str]
+    reasoning: str | None = None
 
     @property
     def in_children(self) -> bool:
@@ -69,7 +76,13 @@ class Plan:
     def describe(self) -> str:
         """Each choice with its reason, one a line, then the memory."""
         lines = [f"{name} = {getattr(self.config, name)}: {why}" for name, why in self.reasons.items()]
+        if self.reasoning is not None:
+            lines.append(f"reasoning = {self.reasoning}: {self._why_reasoning}")
         return "\n".join([*lines, f"memory of one engine: {self.memory.describe()}"])
+
+    @property
+    def _why_reasoning(self) -> str:
+        return "reasoning_tags are given" if self.config.reasoning_tags else "by the model's chat template"
 
 
 def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: Profile | None = None) -> Plan:
@@ -112,7 +125,9 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
     found = _kv_cache(facts, config, one_slot, machine, reasons, profile if n_instances == 1 else None)
     found = replace(found, strategy=_strategy(config, found.n_slots, reasons))
     found = replace(found, start_slots=_start_slots(facts, config, found, machine, reasons))
-    plan = replace(planned(facts, found, machine), reasons=reasons)
+    tags = reasoning_of(facts.chat_template, config.reasoning_tags, config.reasoning_format)
+    family = None if tags is None else tags.family
+    plan = replace(planned(facts, found, machine), reasons=reasons, reasoning=family)
     check_fits(plan, machine)
     return plan
 

@@ -40,6 +40,7 @@ class ModelFacts:
         is_encoder: the model computes embeddings only, and has no next token.
         features: repacked formats, as in memory.weights; empty: none.
         adapter_bytes: size of the adapters' files.
+        chat_template: jinja2 source; None: the file has none.
     """
 
     name: str
@@ -59,6 +60,7 @@ class ModelFacts:
     is_encoder: bool = False
     features: frozenset[str] = frozenset()
     adapter_bytes: int = 0
+    chat_template: str | None = None
 
     @property
     def n_layer(self) -> int:
@@ -109,6 +111,7 @@ class ModelFacts:
             n_vocab=n_vocab,
             n_ctx_train=_first(own, "context_length", MOST_CTX),
             state_values=sum(layer.state_values for layer in layers),
+            chat_template=metadata.get("tokenizer.chat_template"),
         )
 
 

@@ -24,8 +24,8 @@ class Delta:
 
 
 class TextParser(Protocol):
-    """Takes the text of one continuation apart as it comes. The joined deltas are the same however the text is cut, and
-    none of them holds a part of a mark: what may still become one waits for the text behind it.
+    """Takes text apart as it comes. The joined deltas are the same however the text is cut, and none of them holds a
+    part of a mark: text that may still become one waits for the text behind it.
     """
 
     def feed(self, text: str) -> Delta:
@@ -33,3 +33,11 @@ class TextParser(Protocol):
 
     def finish(self, text: str = "") -> Delta:
         """Takes the last piece, and gives all that was held back. Nothing may be fed after it."""
+
+
+class AnswerParser(TextParser, Protocol):
+    """A TextParser of one whole continuation."""
+
+    @property
+    def has_reasoned(self) -> bool:
+        """True if the text so far has a thinking part, be it empty."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 
@@ -101,3 +101,10 @@ class Vocabulary:
     token_bytes: Callable[[int], bytes]
     all_bytes: Callable[[int], bytes]
     bos: int | None = None
+
+    def shown_bytes(self, preserved: Collection[int]) -> Callable[[int], bytes]:
+        """As token_bytes, but of the special tokens in `preserved` their names."""
+        if not preserved:
+            return self.token_bytes
+        shown = frozenset(preserved)
+        return lambda token_id: self.all_bytes(token_id) if token_id in shown else self.token_bytes(token_id)

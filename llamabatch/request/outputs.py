@@ -73,6 +73,8 @@ class CompletionOutput:
         stop_reason: the stop string (str), stop token or end-of-generation token (int) that ended it, else None.
         logprobs: for each token of token_ids, itself and the likeliest at its place, by id; None unless asked for.
         cumulative_logprob: the sum of the logprobs of token_ids; None unless logprobs or best_of asked for it.
+        reasoning: the thinking before the text, of a chat with a model whose family is known (`plan.reasoning`); None:
+            the model did not think, or its text is not taken apart.
     """
 
     index: int
@@ -82,11 +84,12 @@ class CompletionOutput:
     stop_reason: str | int | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
     cumulative_logprob: float | None = None
+    reasoning: str | None = None
 
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """The result of one request, in vLLM's shape. `text`, `token_ids`, `finish_reason` are those of outputs[0].
+    """The result of one request, in vLLM's shape. `text`, `reasoning`, `token_ids`, `finish_reason` are outputs[0]'s.
 
     Attributes:
         prompt_logprobs: for each token of the prompt, itself and the likeliest at its place, by id, and None for the
@@ -124,6 +127,11 @@ class RequestOutput:
         return self.outputs[0].text
 
     @property
+    def reasoning(self) -> str | None:
+        """Thinking of the first continuation."""
+        return self.outputs[0].reasoning
+
+    @property
     def token_ids(self) -> tuple[int, ...]:
         """Tokens of the first continuation."""
         return self.outputs[0].token_ids
@@ -152,6 +160,8 @@ class SequenceOutput:
         finished: the output of the request, when its last continuation has ended.
         prompt_index: number of the prompt among those of its call.
         logprobs: those of token_ids, as in CompletionOutput; None unless asked for.
+        reasoning: new thinking; "" where there is none.
+        ended: of several continuations, the reason for the end of this one, in its last piece; else None.
     """
 
     request_id: str
@@ -161,6 +171,15 @@ class SequenceOutput:
     index: int = 0
     prompt_index: int = 0
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    reasoning: str = ""
+    ended: FinishReason | None = None
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Reason for the end of the continuation, in its last piece; None before."""
+        if self.ended is not None or self.finished is None:
+            return self.ended
+        return self.finished.outputs[min(self.index, len(self.finished.outputs) - 1)].finish_reason
 
     def to_openai(self, *, chat: bool = False, model: str = "") -> dict[str, Any]:
         """A chunk of a stream of OpenAI's API. Arguments as in RequestOutput.to_openai."""
@@ -186,7 +205,7 @@ def openai_chat_completion(output: RequestOutput, model: str) -> dict[str, Any]:
     choices = [
         {
             "index": each.index,
-            "message": {"role": "assistant", "content": each.text},
+            "message": {"role": "assistant", **_thought(each.reasoning), "content": each.text},
             "logprobs": _chat_logprobs(each.logprobs),
             "finish_reason": each.finish_reason.value,
         }
@@ -205,7 +224,7 @@ def openai_chat_chunk(piece: SequenceOutput, model: str) -> dict[str, Any]:
     """A piece of a stream, a "chat.completion.chunk"."""
     choice = {
         "index": piece.index,
-        "delta": {"content": piece.text},
+        "delta": {**_thought(piece.reasoning or None), "content": piece.text},
         "logprobs": _chat_logprobs(piece.logprobs),
         "finish_reason": _reason(piece),
     }
@@ -232,10 +251,12 @@ def _ending(output: RequestOutput) -> dict[str, Any]:
 
 
 def _reason(piece: SequenceOutput) -> str | None:
-    """finish_reason of the continuation, in the last piece of the whole request; None before."""
-    if piece.finished is None:
-        return None
-    return piece.finished.outputs[min(piece.index, len(piece.finished.outputs) - 1)].finish_reason.value
+    return None if piece.finish_reason is None else piece.finish_reason.value
+
+
+def _thought(reasoning: str | None) -> dict[str, str]:
+    """Thinking under both of the names that clients of OpenAI's API look for: DeepSeek's, and vLLM's newer one."""
+    return {} if reasoning is None else {"reasoning_content": reasoning, "reasoning": reasoning}
 
 
 def _completion_logprobs(each: CompletionOutput) -> dict[str, Any] | None:

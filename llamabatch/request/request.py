@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from llamabatch.request.adapters import AdapterSet
+from llamabatch.request.delta import AnswerParser
 from llamabatch.request.logprobs import TokenLogprobs
+from llamabatch.request.reasoning import Reasoning
 from llamabatch.request.sampling_params import SamplingParams
 
 _group_numbers = itertools.count()
@@ -34,6 +37,12 @@ class Request:
             the prompt from there on and samples nothing. None: an ordinary request.
         num_truncated: tokens that the prompt has lost at its left (overflow="truncate").
         known: output tokens that another engine emitted before it died.
+        reasoning: the thinking of the answer; None: none is known, so that neither a budget nor the start of
+            structured_outputs depends on it.
+        preserved_token_ids: special tokens whose names stand in the text also with skip_special_tokens, since the
+            parser of the answer looks for them; rising.
+        make_parser: makes the parser of a continuation from its index; None: its text stays as it is. The engine
+            knows nothing of it.
     """
 
     request_id: str
@@ -49,6 +58,9 @@ class Request:
     embed: bool = False
     num_truncated: int = 0
     known: ResumedOutput | None = None
+    reasoning: Reasoning | None = None
+    preserved_token_ids: tuple[int, ...] = ()
+    make_parser: Callable[[int], AnswerParser] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.seed < 0:

@@ -75,7 +75,7 @@ class Sequence:
         self._n_ctx = n_ctx
         self._stop_ids = frozenset(params.stop_ids)
         self._detokenizer = Detokenizer(
-            vocabulary.token_bytes if params.skip_special_tokens else vocabulary.all_bytes,
+            vocabulary.shown_bytes(request.preserved_token_ids) if params.skip_special_tokens else vocabulary.all_bytes,
             params.stop_strings,
             include_stop=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamabatch.client.base import EngineClient
-from llamabatch.client.middleware import BoundedClient, CountingClient
+from llamabatch.client.connect import in_front
+from llamabatch.client.middleware import CountingClient
 from llamabatch.config import EngineConfig
 from llamabatch.entrypoints.async_llm import AsyncLLM
 from llamabatch.entrypoints.llm import LLM
@@ -107,7 +107,5 @@ class FakeAsyncLLM(AsyncLLM):
 
 
 def _counted(fake: FakeClient) -> CountingClient:
-    """The client as LLM has it: with counts of its requests, and max_queue."""
-    client: EngineClient = fake
-    max_queue = fake.plan.config.max_queue
-    return CountingClient(client if max_queue is None else BoundedClient(client, max_queue))
+    """The client as LLM has it."""
+    return in_front(fake, fake.plan.config.max_queue)

@@ -51,7 +51,7 @@ def schema(shape: Shape) -> pa.Schema:
         return pa.schema([("id", pa.string()), ("custom_id", pa.string()), ("response", pa.string()), ("error", error)])
     tokens = pa.list_(pa.int32())
     continuation = [("text", pa.string()), ("finish_reason", pa.string()), ("token_ids", tokens)]
-    logprobs = [("logprobs", pa.string())]
+    logprobs = [("reasoning", pa.string()), ("logprobs", pa.string())]
     times = [(name, pa.float64()) for name in ("queued_s", "ttft_s", "total_s", "generation_tps")]
     return pa.schema(
         [

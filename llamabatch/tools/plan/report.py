@@ -119,6 +119,7 @@ def document(report: Report) -> dict[str, Any]:
         "refusal": report.refusal,
         "engine": {name: getattr(config.asked(), name) for name in ENGINE},
         "reasons": dict(report.asked.reasons),
+        "reasoning": report.asked.reasoning,
         "memory": {
             "one_engine": report.memory.document(),
             "all_engines": report.total_bytes,

@@ -44,6 +44,8 @@ def show(report: Report, console: Console) -> None:
         )
     print_table(console, _lengths(report))
     line(f"Strategy: {report.strategy}: {report.because}.")
+    if report.asked.reasoning is not None:
+        line(f"Thinking: told apart from the text of chats, as the family {report.asked.reasoning} marks it.")
     line(f"Instances: {config.instances} in the plan; {_children(report)}.")
     if report.changes:
         line("What would make it fit:" if not report.fits else "For more slots:")

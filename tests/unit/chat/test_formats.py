@@ -6,8 +6,9 @@ The templates are excerpts with the lines that tell the families apart; the verd
 import pytest
 
 from llamabatch.chat.conversation import ChatOptions, render
-from llamabatch.chat.formats import ChatFormat, Thinking, check_tags, reasoning_family
+from llamabatch.chat.formats import ChatFormat, check_tags, reasoning_of
 from llamabatch.errors import ConfigError
+from llamabatch.request.reasoning import Thinking
 
 MESSAGES = "{% for m in messages %}{{ m.content }}{% if m.reasoning_content %}{% endif %}{% endfor %}"
 CHATML = "{# <tool_call> #}" + MESSAGES + "<|im_start|>assistant\n"
@@ -150,8 +151,12 @@ def test_tags_that_are_no_pair_are_refused(given, message):
         check_tags(given)
 
 
-def test_the_plan_names_the_family():
-    assert reasoning_family(TABLE[0][1], None, "auto") == "qwen3"
-    assert reasoning_family(TABLE[0][1], None, "none") is None
-    assert reasoning_family(None, ("a", "b"), "auto") == "custom"
-    assert reasoning_family(None, None, "auto") is None
+def test_reasoning_format_none_looks_for_no_thinking():
+    tags = reasoning_of(TABLE[0][1], None, "auto")
+    assert tags is not None
+    assert tags.family == "qwen3"
+    assert reasoning_of(TABLE[0][1], ("a", "b"), "none") is None
+    custom = reasoning_of(None, ("a", "b"), "auto")
+    assert custom is not None
+    assert custom.family == "custom"
+    assert reasoning_of(None, None, "auto") is None

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamabatch.chat.formats import ChatFormat, ReasoningTags, Thinking
+from llamabatch.chat.formats import ChatFormat
 from llamabatch.chat.output_parser import OutputParser, held_length, joined_calls
 from llamabatch.request.delta import Delta
+from llamabatch.request.reasoning import ReasoningTags, Thinking
 from llamabatch.request.tool_calls import ToolCall, ToolCallDelta
 
 CHATML = "<|im_start|> reasoning_content <tool_call> "

@@ -1,0 +1,79 @@
+"""AnswerFormat: the parts of a request that depend on how its model marks thinking and tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from typing import Protocol
+
+from llamabatch.chat.formats import ChatFormat, reasoning_of
+from llamabatch.chat.output_parser import OutputParser
+from llamabatch.config import ResolvedConfig
+from llamabatch.request.reasoning import Reasoning, ReasoningTags, Thinking
+from llamabatch.request.request import Request
+
+
+class FormatModel(Protocol):
+    """The part of a Model that is used here."""
+
+    @property
+    def chat_template(self) -> str | None: ...
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+
+class AnswerFormat:
+    """Adds to requests what their model's format asks for.
+
+    Args:
+        template: of the chats; None: the model's own.
+    """
+
+    def __init__(self, model: FormatModel, config: ResolvedConfig, template: str | None = None) -> None:
+        self._model = model
+        template = model.chat_template if template is None else template
+        self.tags = reasoning_of(template, config.reasoning_tags, config.reasoning_format)
+
+    def of_chat(self, request: Request, continued: str = "") -> Request:
+        """A request whose prompt a chat template made: its answer is taken apart.
+
+        Args:
+            continued: text of the last message, if the answer goes on with it.
+        """
+        tags = self.tags
+        if tags is None:
+            return request
+        thinking = tags.at_end_of(request.prompt or "", continued)
+        return replace(
+            request,
+            reasoning=Reasoning(tags, thinking),
+            preserved_token_ids=self._special_ids,
+            make_parser=self._parser(tags, thinking),
+        )
+
+    def _parser(self, tags: ReasoningTags, thinking: Thinking) -> Callable[[int], OutputParser]:
+        chat_format, special = ChatFormat(tags), self._special_marks
+        return lambda index: OutputParser(chat_format, thinking=thinking, special=special)
+
+    @cached_property
+    def _special_ids(self) -> tuple[int, ...]:
+        """Special tokens in the marks."""
+        assert self.tags is not None
+        ids = {token_id for mark in self.tags.marks for token_id in self._ids_of(mark) if self._is_special(token_id)}
+        return tuple(sorted(ids))
+
+    @cached_property
+    def _special_marks(self) -> tuple[str, ...]:
+        """Marks that are one special token each."""
+        assert self.tags is not None
+        ids = {mark: self._ids_of(mark) for mark in self.tags.marks}
+        return tuple(mark for mark, found in ids.items() if len(found) == 1 and self._is_special(found[0]))
+
+    def _ids_of(self, mark: str) -> list[int]:
+        return self._model.tokenize(mark, add_special=False, parse_special=True)
+
+    def _is_special(self, token_id: int) -> bool:
+        return not self._model.token_bytes(token_id)
