@@ -326,9 +326,6 @@ def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"additionalProperties": False, **made} if "properties" in made else made
 
 
-_IN_BRACKETS = re.compile(r"<[^<>\[\]\s]+>")
-
-
 class _Lark:
     """Rules of a grammar."""
 
@@ -373,10 +370,3 @@ def _escaped(text: str) -> str:
 def quoted_mark(mark: str) -> str:
     """The form in Lark of a mark that is no special token."""
     return _quoted(mark)
-
-
-def special_name(mark: str) -> str:
-    """The form in Lark of a special token: its name in angle brackets, without others, and without spaces."""
-    if _IN_BRACKETS.fullmatch(mark):
-        return mark
-    return "<" + re.sub(r"[<>\[\]\s]", "", mark) + ">"

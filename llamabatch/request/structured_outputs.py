@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from llamabatch.errors import SamplingError
@@ -16,6 +16,7 @@ from llamabatch.utils.checks import items, mapping, nearest, show, string
 
 MAX_CHARS = 2**18  # of a schema, a regex, a grammar, or all choices together
 KINDS = ("json", "regex", "choice", "grammar")
+TOOLS = "tools"  # a grammar that llamabatch makes of the tools of a conversation; no caller can ask for it
 ANY_OBJECT = '{"type": "object"}'
 
 _MOST_KEPT = 16  # structures that passed the checks
@@ -28,7 +29,7 @@ class Structure(NamedTuple):
     """The form of an output.
 
     Attributes:
-        kind: "json", "regex", "choice" or "grammar".
+        kind: "json", "regex", "choice" or "grammar"; TOOLS.
         text: a JSON schema; a regular expression; a JSON list of strings; a grammar in Lark's or llama.cpp's notation.
     """
 
@@ -65,7 +66,7 @@ def structure(given: object) -> Structure | None:
 def _checked(given: Structure) -> Structure:
     """A Structure that a caller or another process made, checked like any other value."""
     kind, text = string(given.kind), string(given.text)
-    if kind is None or kind not in KINDS:
+    if kind is None or kind not in _TEXTS:
         raise SamplingError(f"the kind of structured_outputs is {show(given.kind)}{nearest(show(given.kind), KINDS)}")
     return Structure(kind, _short_enough(kind, _TEXTS[kind](given.text))) if text is None else _read(kind, text)
 
@@ -148,12 +149,26 @@ def _choices(given: object) -> str:
     return json.dumps(texts)
 
 
-_TEXTS = {
+_TEXTS: dict[str, Callable[[Any], str]] = {
     "json": _schema_text,
     "regex": lambda given: _plain_text("regex", given),
     "grammar": lambda given: _plain_text("grammar", given),
     "choice": _choices,
+    TOOLS: lambda given: _plain_text(TOOLS, given),
 }
+
+
+def special_name(name: str) -> str:
+    """The name of a special token in a grammar, in angle brackets: <|eot|> is its own, [INST] is <INST>.
+
+    Args:
+        name: in the vocabulary.
+    """
+    return name if _IN_BRACKETS.fullmatch(name) else "<" + _NOT_IN_NAMES.sub("", name) + ">"
+
+
+_IN_BRACKETS = re.compile(r"<[^<>\[\]\s]+>")
+_NOT_IN_NAMES = re.compile(r"[<>\[\]\s]")
 
 
 def _short_enough(kind: str, text: str) -> str:

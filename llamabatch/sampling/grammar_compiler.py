@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import llguidance
 
 from llamabatch.errors import EngineClosedError, EngineError, LlamaBatchError, SamplingError, describe
-from llamabatch.request.structured_outputs import ANY_OBJECT, Structure
+from llamabatch.request.structured_outputs import ANY_OBJECT, TOOLS, Structure, special_name
 from llamabatch.sampling import grammar_sandbox
 from llamabatch.sampling.grammar_matcher import Compiled
 from llamabatch.utils.subprogram import import_path
@@ -155,7 +155,7 @@ class _Vocabulary:
             text = model.token_bytes(token_id)
             if not text and (name := model.all_bytes(token_id)):
                 self.special_token_ids.append(token_id)
-                text = name
+                text = special_name(name.decode(errors="replace")).encode()
             self.tokens.append(text)
 
         self._line_break = set(model.tokenize("\n", add_special=False))
@@ -300,7 +300,8 @@ def _is_foreign(structure: Structure) -> bool:
 
 
 def _refusal(structure: Structure, why: str) -> str:
-    return f"{structure.kind} of structured_outputs is refused: {why}"
+    what = "tools" if structure.kind == TOOLS else f"{structure.kind} of structured_outputs"
+    return f"{what} {'are' if structure.kind == TOOLS else 'is'} refused: {why}"
 
 
 @contextlib.contextmanager

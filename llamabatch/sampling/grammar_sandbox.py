@@ -8,11 +8,13 @@ stdout answers each with a line, {"grammar": text} or {"error": text}.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import llguidance
@@ -22,6 +24,7 @@ MOST_MEMORY = 512 * 2**20  # address space, of which Python and the libraries ta
 STACK = 2 * 2**20  # less than the threads that compile and use the grammar later
 
 MAX_LEXER_STATES = 25_000  # of 0.3 to 2 kB each
+_SCHEMA = re.compile(r"%json\s*")
 _ESCAPE = re.compile(r"\\(?:u(?P<four>[0-9a-fA-F]{4})|U(?P<eight>[0-9a-fA-F]{8})|.)", re.DOTALL)
 _LARGEST_EXACT = 2**53
 _LONGEST_S = 5.0  # more than Trial waits for an answer
@@ -55,9 +58,19 @@ def to_llguidance(kind: str, text: str) -> str:
         # one terminal: as many rules would make each step slow, or too many
         words = " | ".join(_quoted(each) for each in json.loads(text))
         return matcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {words}\n")
+    for schema in _schemas_in(text):
+        _check_sound(schema)
     if not is_lark_syntax(text):
         text = _ESCAPE.sub(_plain, text)
     return llguidance.grammar_from("gbnf", text)  # takes Lark as it is
+
+
+def _schemas_in(lark: str) -> Iterator[Any]:
+    """The JSON schemas within a grammar. A schema that is no JSON is left to llguidance's own message."""
+    decoder = json.JSONDecoder()
+    for found in _SCHEMA.finditer(lark):
+        with contextlib.suppress(ValueError, RecursionError):
+            yield decoder.raw_decode(lark, found.end())[0]
 
 
 def _quoted(text: str) -> str:

@@ -7,9 +7,9 @@ import llguidance
 import numpy as np
 import pytest
 
-from llamabatch.chat import tool_formats
 from llamabatch.chat.tool_formats import FORMATS, GENERIC, OTHER, ToolFormat, call_id, grammar, quoted_mark
 from llamabatch.chat.tool_parsers import ToolParser
+from llamabatch.request.structured_outputs import special_name
 from llamabatch.sampling import grammar_sandbox
 
 FAMILIES = [*FORMATS, GENERIC]
@@ -66,11 +66,11 @@ class Walk:
 
     def __init__(self, tool_format, tools, *, special, parallel):
         self.names = list(tool_format.marks) if special else []
-        names = [tool_formats.special_name(mark) for mark in self.names]
+        names = [special_name(mark) for mark in self.names]
         vocabulary = grammar_sandbox.Bytes(names)
         self.eos = vocabulary.eos_token_id
         tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(vocabulary))
-        lark = grammar(tool_format, tools, tool_formats.special_name if special else quoted_mark, parallel=parallel)
+        lark = grammar(tool_format, tools, special_name if special else quoted_mark, parallel=parallel)
         made = grammar_sandbox.to_llguidance("grammar", lark)
         self.matcher = llguidance.LLMatcher(tokenizer, made, log_level=0, limits=grammar_sandbox.limits())
         assert not self.matcher.is_error(), self.matcher.get_error() + lark

@@ -19,7 +19,7 @@ from llamabatch.request.detokenizer import Vocabulary
 from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.request.sequence import Sequence
-from llamabatch.request.structured_outputs import MAX_CHARS, Structure, structure
+from llamabatch.request.structured_outputs import MAX_CHARS, TOOLS, Structure, special_name, structure
 from llamabatch.sampling import grammar_compiler as grammars_module
 from llamabatch.sampling import grammar_matcher as matcher_module
 from llamabatch.sampling import grammar_sandbox
@@ -151,7 +151,9 @@ class Bytes:
         return self.texts[token_id]
 
     def all_bytes(self, token_id):
-        return self.texts[token_id] or {0: b"<end>", 300: b"<turn>", 301: b"<tool>"}.get(token_id, b"")
+        return self.texts[token_id] or {0: b"<end>", 299: b"[TOOL CALL]", 300: b"<turn>", 301: b"<tool>"}.get(
+            token_id, b""
+        )
 
     def tokenize(self, text, *, add_special=True, parse_special=False):
         return list(text.encode())
@@ -408,6 +410,28 @@ def test_names_of_special_tokens_stand_for_the_tokens(compiler):
     assert matcher.consume_token(301)
     assert matcher.consume_token(ord("x"))
     assert matcher.is_stopped()
+
+
+def test_names_of_special_tokens_in_other_brackets_stand_in_angle_brackets(compiler):
+    assert [special_name(name) for name in ("<|eot|>", "[INST]", "<[a b]>")] == ["<|eot|>", "<INST>", "<ab>"]
+    matcher = compiled(compiler, grammar='start: <TOOLCALL> "x"').first.deep_copy()
+    assert matcher.consume_token(299)
+    assert matcher.consume_token(ord("x"))
+    assert matcher.is_stopped()
+
+
+def test_schemas_within_a_grammar_are_sound(compiler):
+    lark = 'start: "x" a\na: %json {"type": "integer", "minimum": '
+    with pytest.raises(SamplingError, match=r"^grammar of structured_outputs is refused: the number .* is not exact"):
+        compiled(compiler, grammar=f"{lark}{2**60}}}\n")
+    with pytest.raises(SamplingError, match=r"^tools are refused: the number .* is not exact"):
+        compiler.compile(structure(Structure(TOOLS, f"{lark}{2**60}}}\n"))).result(timeout=30)
+    compiled(compiler, grammar=f"{lark}7}}\n")
+
+
+def test_no_caller_asks_for_the_grammar_of_tools():
+    with pytest.raises(SamplingError, match="structured_outputs has no 'tools'"):
+        structure({"tools": 'start: "a"'})
 
 
 def test_a_grammar_that_grows_too_costly_is_an_error_of_its_own(compiler):
