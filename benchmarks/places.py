@@ -16,6 +16,7 @@ from llamabatch.llama.model import Model as LoadedModel
 from llamabatch.native_patches import build, source
 from llamabatch.native_patches.programs import PROGRAMS, folder, programs
 from llamabatch.native_patches.tools import SetupFailure, lock, make_folder, run_logged
+from llamabatch.planning import binding_choice
 from llamabatch.tools import synth
 from llamabatch.utils.paths import cache_dir
 
@@ -60,8 +61,21 @@ def models(names: set[str], say: Say) -> dict[str, Model]:
 
 
 def installed_build() -> str:
-    """The key of the llama-cpp-python that is installed here. Raises SetupFailure for one that we did not build."""
-    marker = library.library_info().marker
+    """The key of the llama-cpp-python that is installed here, on which ours and its peers run.
+
+    Raises:
+        SetupFailure: we did not build it, or ours would run on another build.
+    """
+    info = library.library_info()
+    installed = binding_choice.installed(binding_choice.FOREIGN)
+    if installed is None:
+        raise SetupFailure("the peers need an installed llama-cpp-python: run make setup")
+    if info.choice.build.folder.resolve() != installed.resolve():
+        raise SetupFailure(
+            f"llamabatch runs on {info.choice.build.describe()}, and its peers on the installed llama-cpp-python: set "
+            f"{binding_choice.VARIABLE}={installed} in the environment"
+        )
+    marker = info.marker
     if marker is None:
         raise SetupFailure("the installed llama-cpp-python is not the one that native_patches builds: run make setup")
     return str(marker["key"])

@@ -7,7 +7,7 @@ The order:
     1. named by the environment: LLAMABATCH_LLAMA, the folder of such a package, or LLAMA_CPP_LIB_PATH, a folder of
        libraries for the installed llama-cpp-python. It is used or refused, never passed over.
     2. a llama_cpp that this process has imported.
-    3. made by `llamabatch build`: chosen there, else the newest, of this release and for this CPU.
+    3. made by `llamabatch build`: the newest with the patches of this release and for this CPU.
     4. an installed llama_cpp that offloads to a GPU.
     5. the installed llamabatch_llama.
     6. an installed llama_cpp for CPUs.
@@ -333,7 +333,7 @@ def builds_folder() -> Path:
 
 
 def _built() -> Iterator[tuple[Build, str]]:
-    """Builds of the cache: the chosen one, then the newest first."""
+    """Builds of the cache, the newest first."""
     try:
         markers = sorted(
             builds_folder().glob(f"*/{OURS}/{MARKER}"), key=lambda path: path.stat().st_mtime, reverse=True
@@ -354,7 +354,7 @@ def _unfit(marker: Mapping[str, Any] | None) -> str:
     if marker.get("kernels") != _hashes(patch_source.kernels()):
         return "another release of llamabatch made it, with other kernels: run `llamabatch build` again"
     missing = set(marker.get("cpu_flags", ())) - cpu_flags()
-    if missing:
+    if missing and sys.platform == "linux":  # others do not list all that a CPU has
         return f"it was made for a CPU with {', '.join(sorted(missing)[:4])}, which this one lacks"
     return ""
 

@@ -3,17 +3,22 @@
 import json
 import random
 import statistics
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from benchmarks import ab, facts, grid, idle, limit, pairs, report, rounds
+from benchmarks import ab, facts, grid, idle, limit, pairs, places, report, rounds
 from benchmarks.peers.base import Model, Result, Setup, check_tokens, gaps
 from benchmarks.peers.child import LlamaLoop
 from benchmarks.process import PeerFailure, environment
 from benchmarks.workloads import WORKLOADS, Job, Shape, Workload
+from llamabatch.llama import library
 from llamabatch.native_patches import build, programs
 from llamabatch.native_patches.plan import MARKER, Plan
+from llamabatch.native_patches.tools import SetupFailure
+from llamabatch.planning import binding_choice
+from llamabatch.planning.binding_choice import Build, Choice, Origin
 
 N_VOCAB = 5000
 
@@ -24,6 +29,29 @@ def result(tps: float, n: int = 100, gaps_s=(), memory=None, **said) -> Result:
 
 def series(peer: str, workload: str, speeds, **more) -> rounds.Series:
     return rounds.Series(peer, workload, [result(tps, **more) for tps in speeds])
+
+
+def test_ours_and_its_peers_run_on_one_build(monkeypatch, tmp_path):
+    installed, built = tmp_path / "site" / "llama_cpp", tmp_path / "builds" / "1" / "llamabatch_llama"
+    used = {"marker": {"key": "abc"}}
+
+    def use(origin, folder):
+        choice = Choice(Build(origin, folder, folder / "lib"), (), ())
+        monkeypatch.setattr(library, "library_info", lambda: SimpleNamespace(choice=choice, **used))
+
+    monkeypatch.setattr(binding_choice, "installed", lambda package: installed)
+    use(Origin.INSTALLED, installed)
+    assert places.installed_build() == "abc"
+    use(Origin.BUILT, built)
+    with pytest.raises(SetupFailure, match=f"LLAMABATCH_LLAMA={installed}"):
+        places.installed_build()
+    used["marker"] = None
+    use(Origin.INSTALLED, installed)
+    with pytest.raises(SetupFailure, match="not the one that native_patches builds"):
+        places.installed_build()
+    monkeypatch.setattr(binding_choice, "installed", lambda package: None)
+    with pytest.raises(SetupFailure, match="make setup"):
+        places.installed_build()
 
 
 # --- workloads ----------------------------------------------------------------------------------------------------
