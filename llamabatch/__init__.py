@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from llamabatch.engine.engine import Engine
     from llamabatch.engine.stats import EngineStats
     from llamabatch.entrypoints.async_llm import AsyncLLM
+    from llamabatch.entrypoints.classification import Classification, RerankResult
     from llamabatch.entrypoints.llm import LLM
     from llamabatch.entrypoints.prompts import TextPrompt, TokensPrompt
     from llamabatch.entrypoints.scoring import Score
@@ -43,6 +44,7 @@ __all__ = [
     "LLM",
     "AdapterError",
     "AsyncLLM",
+    "Classification",
     "CompletionOutput",
     "ConfigError",
     "Engine",
@@ -66,6 +68,7 @@ __all__ = [
     "QueueFull",
     "Request",
     "RequestOutput",
+    "RerankResult",
     "SamplingError",
     "SamplingParams",
     "Score",
@@ -85,6 +88,7 @@ _NAMES = {
     "engine.engine": ("Engine",),
     "engine.stats": ("EngineStats",),
     "entrypoints.async_llm": ("AsyncLLM",),
+    "entrypoints.classification": ("Classification", "RerankResult"),
     "entrypoints.llm": ("LLM",),
     "entrypoints.prompts": ("TextPrompt", "TokensPrompt"),
     "entrypoints.scoring": ("Score",),

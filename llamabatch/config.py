@@ -14,6 +14,7 @@ from typing import Any, Literal, TypedDict
 
 from llamabatch.chat.formats import check_tags
 from llamabatch.errors import ConfigError
+from llamabatch.gguf.pooling import POOLINGS
 from llamabatch.request.adapters import MAX_ADAPTERS, check_name
 from llamabatch.scheduler.policies import POLICIES, STRATEGIES
 from llamabatch.utils.checks import boolean, choice, integer, items, nearest, number, pairs, show, string
@@ -76,6 +77,7 @@ _CHOICES = (
     ("type_v", KV_TYPES),
     ("speculate", SPECULATION),
     ("reasoning_format", ("auto", "none")),
+    ("pooling", ("auto", *POOLINGS)),
 )
 
 
@@ -119,6 +121,11 @@ class EngineConfig:
     kv_cells: int | Auto = _option("auto", "cells of a unified KV cache, at least n_ctx; auto: what fits")
     type_k: str = _option("f16", f"type of the K cache: {', '.join(KV_TYPES)}")
     type_v: str = _option("f16", "type of the V cache; a quantised one needs flash attention")
+    pooling: str = _option(
+        "auto",
+        f"how the tokens of a text become its vector, or with rank its scores: {', '.join(POOLINGS)}; "
+        "auto: as the file says, else mean",
+    )
     cache_prefix: bool = _option(True, "finished requests leave their KV cells to later ones that begin alike")
     max_queue: int | None = _option(
         None, "requests that may wait for a slot; one more is refused with QueueFull (not given: any number)"
@@ -232,7 +239,7 @@ class EngineConfig:
 
     def for_draft_model(self) -> EngineConfig:
         """The options of the draft model: a split KV cache, no speculation of its own."""
-        return replace(self, kv="split", kv_cells="auto", **_NO_SPECULATION)
+        return replace(self, kv="split", kv_cells="auto", pooling="auto", **_NO_SPECULATION)
 
     def for_child(self) -> EngineConfig:
         """The options in a child process, whose parent has tried out the file and compared its digest."""
@@ -262,7 +269,7 @@ class ResolvedConfig(EngineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("strategy", "kv"):
+        for name in ("strategy", "kv", "pooling"):
             if getattr(self, name) == "auto":
                 raise ConfigError(f"{name} is 'auto'; a resolved config holds what was chosen")
         if (self.kv_cells > 0) != (self.kv == "unified"):
@@ -275,7 +282,7 @@ class ResolvedConfig(EngineConfig):
         return EngineConfig(**{**vars(self), "kv_cells": self.kv_cells or "auto"})
 
     def for_draft_model(self) -> ResolvedConfig:
-        return replace(self, kv="split", kv_cells=0, **_NO_SPECULATION)
+        return replace(self, kv="split", kv_cells=0, pooling="mean", **_NO_SPECULATION)
 
     def for_one_engine(self) -> ResolvedConfig:
         """The options of one of several engines in this process, which share the slots; of all others, the same."""
@@ -358,6 +365,7 @@ class EngineOptions(TypedDict, total=False):
     kv_cells: int | Auto
     type_k: str
     type_v: str
+    pooling: str
     cache_prefix: bool
     max_queue: int | None
     max_wait_ms: int

@@ -85,7 +85,7 @@ class Engine:
             if model is None:
                 for name, adapter in self.config.adapters:
                     self.model.adapters.load(name, adapter)
-            self._runner = NoRunner() if self.model.is_encoder else ModelRunner(self.model, self.config, n_slots)
+            self._runner = NoRunner() if self.model.pools_only else ModelRunner(self.model, self.config, n_slots)
             undo.callback(self._runner.close)
             self._speculation = speculation(self.config, self._runner.limits, self.model, draft)
             undo.pop_all()

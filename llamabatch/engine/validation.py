@@ -32,8 +32,8 @@ class RequestModel(Protocol):
     vocabulary: Vocabulary
     cannot_generate: str | None
 
-    @property
-    def cannot_embed(self) -> str | None: ...
+    cannot_embed: str | None
+    cannot_classify: str | None
 
     def can_shift(self, type_k: str) -> bool: ...
 
@@ -70,17 +70,18 @@ def validate(request: Request, limits: RequestLimits, model: RequestModel, adapt
         adapters: names of the loaded ones.
 
     Raises:
-        ConfigError: the model cannot generate, or gives no embeddings.
+        ConfigError: the model cannot generate, gives no embeddings, or has no classification head.
         PromptError: the prompt is empty, longer than n_ctx, or holds ids outside the vocabulary.
         AdapterError: an adapter is not loaded.
         SamplingError: the parameters name token ids outside the vocabulary, ask for too many logprobs, or shift where
             that is impossible or need never end.
     """
-    check_kind(model, embed=request.embed)
+    check_kind(model, embed=request.embed, classify=request.classify)
     if request.adapters:
         check_known(request.adapters, adapters)
     if request.embed:
-        check_text(request.prompt_token_ids, model.n_vocab, limits.n_text)
+        what = "a text to rank or classify" if request.classify else "an embedding"
+        check_text(request.prompt_token_ids, model.n_vocab, limits.n_text, what)
         return request
     check_shift(request.params, limits)
     request = fitted(request, limits.n_ctx, model.vocabulary.bos)
@@ -90,9 +91,11 @@ def validate(request: Request, limits: RequestLimits, model: RequestModel, adapt
     return request
 
 
-def check_kind(model: RequestModel, *, embed: bool) -> None:
-    """Raises ConfigError for a model that cannot generate text, or that gives no embeddings."""
-    if embed and model.cannot_embed is not None:
+def check_kind(model: RequestModel, *, embed: bool, classify: bool = False) -> None:
+    """Raises ConfigError for a model that cannot generate text, gives no embeddings, or has no classification head."""
+    if embed and classify and model.cannot_classify is not None:
+        raise ConfigError(f"{model.path.name} ranks and classifies no texts: it is {model.cannot_classify}")
+    if embed and not classify and model.cannot_embed is not None:
         raise ConfigError(f"{model.path.name} gives no embeddings: it is {model.cannot_embed}")
     if not embed and model.cannot_generate is not None:
         raise ConfigError(f"{model.path.name} cannot generate text: it is {model.cannot_generate}")
@@ -115,11 +118,11 @@ def check_prompt(token_ids: tuple[int, ...], n_vocab: int, n_ctx: int) -> None:
         raise PromptError(f"token id {show(bad)} is outside the vocabulary; allowed are 0 to {n_vocab - 1}")
 
 
-def check_text(token_ids: tuple[int, ...], n_vocab: int, longest: int) -> None:
+def check_text(token_ids: tuple[int, ...], n_vocab: int, longest: int, what: str = "an embedding") -> None:
     """As check_prompt, for a text that goes through an embedding model in one pass."""
     if len(token_ids) > longest:
         raise PromptError(
-            f"the text has {len(token_ids)} tokens; an embedding takes 1 to {longest}, the smaller of n_ctx and n_batch"
+            f"the text has {len(token_ids)} tokens; {what} takes 1 to {longest}, the smaller of n_ctx and n_batch"
         )
     check_prompt(token_ids, n_vocab, longest)
 

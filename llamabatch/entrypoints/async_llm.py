@@ -20,12 +20,13 @@ from llamabatch.client.connect import connect
 from llamabatch.client.middleware import CountingClient
 from llamabatch.config import EngineConfig
 from llamabatch.engine.stats import EngineStats
+from llamabatch.entrypoints.classification import Classification, RerankResult, check_rerank, classified, reranked
 from llamabatch.entrypoints.input_processor import Adapters, InputProcessor, OneAdapters, Params
 from llamabatch.entrypoints.prompts import Prompt
 from llamabatch.entrypoints.saved_prefix import CROWDED, ONE_TOKEN, TRIES, tokens_to_save
 from llamabatch.entrypoints.scoring import Pairs, Score, Scoring
-from llamabatch.entrypoints.submission import ErrorPolicy, Submission, Vector, vectors
-from llamabatch.errors import EngineClosedError, EngineError, LlamaBatchError
+from llamabatch.entrypoints.submission import ErrorPolicy, Submission, Vector, token_vectors, vectors
+from llamabatch.errors import EngineClosedError, EngineError, InputError, LlamaBatchError
 from llamabatch.gguf.metadata import MetadataValue, metadata_of
 from llamabatch.gguf.resolve import fetch
 from llamabatch.planning.capacity import Plan
@@ -33,6 +34,7 @@ from llamabatch.request.adapters import adapter_path
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
 from llamabatch.request.vocab import Vocab
 from llamabatch.utils import paths
+from llamabatch.utils.checks import boolean
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -236,7 +238,9 @@ class AsyncLLM:
         self,
         texts: Prompt | Sequence[Prompt],
         *,
-        normalize: bool = ...,
+        normalize: bool | None = ...,
+        dimensions: int | None = ...,
+        pooling: str | None = ...,
         adapters: Adapters = ...,
         errors: Literal["raise"] = ...,
         return_errors: Literal[False] = ...,
@@ -247,7 +251,9 @@ class AsyncLLM:
         self,
         texts: Prompt | Sequence[Prompt],
         *,
-        normalize: bool = ...,
+        normalize: bool | None = ...,
+        dimensions: int | None = ...,
+        pooling: str | None = ...,
         adapters: Adapters = ...,
         errors: ErrorPolicy = ...,
         return_errors: bool = ...,
@@ -257,15 +263,75 @@ class AsyncLLM:
         self,
         texts: Prompt | Sequence[Prompt],
         *,
-        normalize: bool = False,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        pooling: str | None = None,
         adapters: Adapters = None,
         errors: ErrorPolicy = "raise",
         return_errors: bool = False,
     ) -> list[Any]:
         """As LLM.embed; cancelling it aborts the requests."""
         policy: ErrorPolicy = "return" if return_errors else errors
-        outputs = await self._run(lambda inputs: inputs.texts(texts, adapters, policy))
-        return vectors(outputs, normalize=normalize, errors=policy)
+        outputs = await self._run(
+            lambda inputs: inputs.texts(texts, adapters, policy, dimensions=dimensions, pooling=pooling)
+        )
+        n_embd = token_vectors((await self._client()).model)
+        return vectors(outputs, normalize=normalize, errors=policy, dimensions=dimensions, n_embd=n_embd)
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        top_n: int | None = None,
+        *,
+        use_activation: bool = True,
+        adapters: OneAdapters = None,
+        errors: ErrorPolicy = "raise",
+    ) -> list[RerankResult]:
+        """As LLM.rerank; cancelling it aborts the requests."""
+        most = check_rerank(query, top_n, use_activation)
+        given: list[Any] = []
+
+        def prepare(inputs: InputProcessor) -> Submission:
+            found, submission = inputs.documents(query, documents, adapters, errors)
+            given.extend(found)
+            return submission
+
+        outputs, model = await self._run(prepare), (await self._client()).model
+        return reranked(model, given, outputs, top_n=most, use_activation=use_activation, errors=errors)
+
+    @overload
+    async def classify(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        use_activation: bool = ...,
+        adapters: Adapters = ...,
+        errors: Literal["raise"] = ...,
+    ) -> list[Classification]: ...
+
+    @overload
+    async def classify(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        use_activation: bool = ...,
+        adapters: Adapters = ...,
+        errors: ErrorPolicy = ...,
+    ) -> list[Classification | LlamaBatchError]: ...
+
+    async def classify(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        use_activation: bool = True,
+        adapters: Adapters = None,
+        errors: ErrorPolicy = "raise",
+    ) -> list[Any]:
+        """As LLM.classify; cancelling it aborts the requests."""
+        boolean(InputError, "use_activation", use_activation)
+        outputs = await self._run(lambda inputs: inputs.texts_to_classify(texts, adapters, errors))
+        return classified((await self._client()).model, outputs, use_activation=use_activation, errors=errors)
 
     @overload
     async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]: ...

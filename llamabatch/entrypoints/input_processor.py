@@ -15,15 +15,17 @@ from typing import Any, Protocol, TypeGuard
 from llamabatch.chat.conversation import ChatOptions, Conversation, to_text, to_tokens
 from llamabatch.engine.validation import RequestLimits, check_kind, validate
 from llamabatch.entrypoints.answer_format import AnswerFormat
+from llamabatch.entrypoints.classification import pair_tokenizer, relevance_index
 from llamabatch.entrypoints.prompts import FORMS, is_prompt_mapping, is_table, is_token_ids, read_mapping
 from llamabatch.entrypoints.submission import ErrorPolicy, Refused, Submission
-from llamabatch.errors import AdapterError, InputError, PromptError, SamplingError
+from llamabatch.errors import AdapterError, ConfigError, InputError, PromptError, SamplingError
+from llamabatch.gguf.pooling import POOLINGS
 from llamabatch.llama.model import Model
 from llamabatch.planning.capacity import Plan
 from llamabatch.request.adapters import AdapterSet, adapter_sets, check_known
 from llamabatch.request.request import Request, new_group
 from llamabatch.request.sampling_params import SamplingParams
-from llamabatch.utils.checks import counted, items, show
+from llamabatch.utils.checks import choice, counted, integer, items, show
 
 OneParams = SamplingParams | Mapping[str, Any]
 Params = OneParams | Sequence[OneParams] | None
@@ -99,15 +101,66 @@ class InputProcessor:
         given = [prompts] if alone else listed("prompts", prompts)
         return self._submission(given, params, adapters, partial(self._either_ids, options), alone, errors)
 
-    def texts(self, texts: object, adapters: Adapters = None, errors: ErrorPolicy = "raise") -> Submission:
+    def texts(
+        self,
+        texts: object,
+        adapters: Adapters = None,
+        errors: ErrorPolicy = "raise",
+        *,
+        dimensions: int | None = None,
+        pooling: str | None = None,
+    ) -> Submission:
         """The Submission of one text to embed, or of a list of them: texts or token ids.
 
+        Args:
+            dimensions: what each vector will be cut to, for a check before anything runs.
+            pooling: what the caller takes the engine's pooling for.
+
         Raises:
-            ConfigError: the model gives no embeddings.
+            ConfigError: the model gives no embeddings, or pools otherwise.
+            InputError: dimensions are out of range.
         """
         check_kind(self._model, embed=True)
+        if pooling is not None and choice(InputError, "pooling", pooling, POOLINGS) != self._model.pooling:
+            raise ConfigError(
+                f"pooling is {pooling!r}, but this engine pools by {self._model.pooling!r}: its context is made for "
+                f"one kind; load the model with pooling={pooling!r}"
+            )
+        if dimensions is not None:
+            integer(InputError, "dimensions", dimensions, 1, self._model.n_embd_out, ", or None")
         given, alone = _texts_or_ids("texts", texts)
         return self._submission(given, None, adapters, self._prompt_ids, alone, errors, name="texts", embed=True)
+
+    def texts_to_classify(self, texts: object, adapters: Adapters = None, errors: ErrorPolicy = "raise") -> Submission:
+        """The Submission of one text to classify, or of a list of them: texts or token ids.
+
+        Raises:
+            ConfigError: the model has no classification head.
+        """
+        check_kind(self._model, embed=True, classify=True)
+        given, alone = _texts_or_ids("texts", texts)
+        return self._submission(
+            given, None, adapters, self._prompt_ids, alone, errors, name="texts", embed=True, classify=True
+        )
+
+    def documents(
+        self, query: str, documents: object, adapters: OneAdapters = None, errors: ErrorPolicy = "raise"
+    ) -> tuple[list[Any], Submission]:
+        """The documents as a list, and the Submission of their pairs with a query.
+
+        Raises:
+            ConfigError: the model has no classification head, or one with several outputs.
+            PromptError: documents is no list of texts.
+        """
+        check_kind(self._model, embed=True, classify=True)
+        relevance_index(self._model)
+        given = listed("documents", documents)
+        if all_are(given, lambda item: not isinstance(item, str)):
+            raise PromptError(f"documents holds {show(first_of(given))}; give texts")
+        to_ids = partial(_pair_ids, pair_tokenizer(self._model, query))
+        return given, self._submission(
+            given, None, adapters, to_ids, False, errors, name="documents", embed=True, classify=True
+        )
 
     def tokenize(self, text: Any, add_special: bool, parse_special: bool) -> Any:
         """As LLM.tokenize."""
@@ -163,6 +216,7 @@ class InputProcessor:
         *,
         name: str = "prompts",
         embed: bool = False,
+        classify: bool = False,
     ) -> Submission:
         """The Submission of checked items.
 
@@ -170,9 +224,9 @@ class InputProcessor:
             alone: a single prompt, given outside a list.
             name: name of the argument that holds the prompts, for messages.
         """
-        check_kind(self._model, embed=embed)
+        check_kind(self._model, embed=embed, classify=classify)
         if not items:
-            raise PromptError("there is no prompt; give at least one")
+            raise PromptError(f"there is no {name.removesuffix('s') if classify else 'prompt'}; give at least one")
         each = zip(items, _params_for(items, params), self._adapters_for(len(items), adapters), strict=True)
         group, arrival, loaded = new_group(), time.perf_counter(), self._client.adapters
         requests: list[Request | Refused] = []
@@ -185,6 +239,8 @@ class InputProcessor:
                 request = replace(request, prompt=text, prompt_token_ids=ids, adapters=item_adapters, embed=embed)
                 if is_conversation(item):
                     request = self._format.of_chat(request)
+                if classify:
+                    request = replace(request, classify=True)
                 requests.append(validate(request, self._limits, self._model, loaded))
             except (PromptError, AdapterError, SamplingError) as refusal:
                 requests.append(Refused(request, refusal))
@@ -196,6 +252,12 @@ class InputProcessor:
         if not isinstance(adapters, list) and sets[0]:
             check_known(sets[0], self._client.adapters)
         return sets
+
+
+def _pair_ids(to_tokens: Callable[[str], tuple[int, ...]], document: object) -> _Ids:
+    if not isinstance(document, str):
+        raise PromptError(f"a document is a text, not {show(document)}")
+    return document, to_tokens(document)
 
 
 _request_numbers = itertools.count()

@@ -16,18 +16,20 @@ from llamabatch.client.connect import connect
 from llamabatch.client.middleware import CountingClient
 from llamabatch.config import EngineConfig
 from llamabatch.engine.stats import EngineStats
+from llamabatch.entrypoints.classification import Classification, RerankResult, check_rerank, classified, reranked
 from llamabatch.entrypoints.input_processor import Adapters, InputProcessor, OneAdapters, Params
 from llamabatch.entrypoints.prompts import Prompt
 from llamabatch.entrypoints.saved_prefix import CROWDED, ONE_TOKEN, TRIES, tokens_to_save
 from llamabatch.entrypoints.scoring import Pairs, Score, Scoring
-from llamabatch.entrypoints.submission import ErrorPolicy, Submission, Vector, vectors
-from llamabatch.errors import EngineError, LlamaBatchError
+from llamabatch.entrypoints.submission import ErrorPolicy, Submission, Vector, token_vectors, vectors
+from llamabatch.errors import EngineError, InputError, LlamaBatchError
 from llamabatch.gguf.metadata import MetadataValue, metadata_of
 from llamabatch.gguf.resolve import fetch
 from llamabatch.planning.capacity import Plan
 from llamabatch.request.adapters import adapter_path
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
 from llamabatch.request.vocab import Vocab
+from llamabatch.utils.checks import boolean
 from llamabatch.utils.lifetime import ForkGuard
 from llamabatch.utils.paths import absolute
 from llamabatch.utils.progress import ProgressBar
@@ -290,7 +292,9 @@ class LLM:
         self,
         texts: Prompt | Sequence[Prompt],
         *,
-        normalize: bool = ...,
+        normalize: bool | None = ...,
+        dimensions: int | None = ...,
+        pooling: str | None = ...,
         adapters: Adapters = ...,
         errors: Literal["raise"] = ...,
         return_errors: Literal[False] = ...,
@@ -302,7 +306,9 @@ class LLM:
         self,
         texts: Prompt | Sequence[Prompt],
         *,
-        normalize: bool = ...,
+        normalize: bool | None = ...,
+        dimensions: int | None = ...,
+        pooling: str | None = ...,
         adapters: Adapters = ...,
         errors: ErrorPolicy = ...,
         return_errors: bool = ...,
@@ -313,17 +319,23 @@ class LLM:
         self,
         texts: Prompt | Sequence[Prompt],
         *,
-        normalize: bool = False,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        pooling: str | None = None,
         adapters: Adapters = None,
         errors: ErrorPolicy = "raise",
         return_errors: bool = False,
         progress: bool = False,
     ) -> list[Any]:
-        """A vector for each text, pooled as the model's GGUF says; the mean over its tokens if it does not say.
+        """A vector for each text, pooled as LLM(..., pooling=…) or the model's GGUF says; the mean over its tokens if
+        neither does.
 
         Args:
             texts: one text or a list; each in a form of a prompt of `generate`.
-            normalize: scale each vector to length 1.
+            normalize: scale each vector to length 1; None: with `dimensions` only.
+            dimensions: cut each vector to its first 1 to n_embd elements, before it is normalized: for models that are
+                trained for it (Matryoshka).
+            pooling: for code that relies on one: refused unless it is the engine's, whose context is made for one kind.
             adapters: as for `generate`.
             errors: as for generate, but "raise" unless given; with "warn" and "return" a LlamaBatchError takes the
                 place of a text that fails.
@@ -331,18 +343,120 @@ class LLM:
             progress: a progress bar on stderr, where that is a terminal.
 
         Returns:
-            One numpy array a text, in their order, also for a single text: shape (n_embd,), float32.
+            One numpy array a text, in their order, also for a single text: shape (n_embd,) or (dimensions,), float32;
+            with pooling="none" a row for each token, BOS and its like included.
 
         Raises:
-            ConfigError: the model gives no embeddings.
+            ConfigError: the model gives no embeddings, or pools otherwise. InputError: dimensions are out of range.
             PromptError: a text is empty, or has more tokens than one pass takes: the smaller of n_ctx and n_batch; or
                 `texts` is no list of texts.
             AdapterError: an adapter that is not loaded.
             EngineError: a pass failed. EngineClosedError: after close().
         """
         policy: ErrorPolicy = "return" if return_errors else errors
-        submission = self._inputs.texts(texts, adapters, policy)
-        return vectors(self._run(submission, progress), normalize=normalize, errors=policy)
+        submission = self._inputs.texts(texts, adapters, policy, dimensions=dimensions, pooling=pooling)
+        outputs = self._run(submission, progress)
+        n_embd = token_vectors(self._client.model)
+        return vectors(outputs, normalize=normalize, errors=policy, dimensions=dimensions, n_embd=n_embd)
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        top_n: int | None = None,
+        *,
+        use_activation: bool = True,
+        adapters: OneAdapters = None,
+        errors: ErrorPolicy = "raise",
+        progress: bool = False,
+    ) -> list[RerankResult]:
+        """Ranks documents by their relevance to a query, with a model that has a classification head of one output
+        (pooling "rank": bge-reranker, jina-reranker, Qwen3-Reranker and their like).
+
+        Each pair of query and document goes through the model as one text: through the GGUF's own "rerank" template, or
+        between the marks of its vocabulary. A pass takes many pairs.
+
+        Args:
+            query: a text.
+            documents: texts.
+            top_n: the number of results, at least 1; None: all.
+            use_activation: True: scores from 0 to 1, the logistic function of the model's; False: the model's own,
+                llama-server's relevance_score. Those of Qwen3-Reranker are probabilities either way.
+            adapters: {name: scale} of loaded adapters, for all pairs.
+            errors: as for generate, but "raise" unless given; with "warn" and "return" a document that fails has a
+                result with `error` set and a score of NaN, behind the others.
+            progress: a progress bar on stderr, where that is a terminal.
+
+        Returns:
+            The results, the most relevant first; documents that score alike keep their order.
+
+        Raises:
+            ConfigError: the model has no classification head, or one with several outputs.
+            PromptError: the query is no text, there is no document, or a pair has more tokens than one pass takes: the
+                smaller of n_ctx and n_batch. InputError: top_n is out of range.
+            AdapterError: an adapter that is not loaded.
+            EngineError: a pass failed. EngineClosedError: after close().
+        """
+        most = check_rerank(query, top_n, use_activation)
+        given, submission = self._inputs.documents(query, documents, adapters, errors)
+        outputs, model = self._run(submission, progress), self._client.model
+        return reranked(model, given, outputs, top_n=most, use_activation=use_activation, errors=errors)
+
+    @overload
+    def classify(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        use_activation: bool = ...,
+        adapters: Adapters = ...,
+        errors: Literal["raise"] = ...,
+        progress: bool = ...,
+    ) -> list[Classification]: ...
+
+    @overload
+    def classify(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        use_activation: bool = ...,
+        adapters: Adapters = ...,
+        errors: ErrorPolicy = ...,
+        progress: bool = ...,
+    ) -> list[Classification | LlamaBatchError]: ...
+
+    def classify(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        use_activation: bool = True,
+        adapters: Adapters = None,
+        errors: ErrorPolicy = "raise",
+        progress: bool = False,
+    ) -> list[Any]:
+        """The class of each text, with a model that has a classification head (pooling "rank").
+
+        Args:
+            texts: one text or a list; each in a form of a prompt of `generate`.
+            use_activation: True: probabilities, by softmax over the classes, or the logistic function of a single one;
+                False: the model's raw scores.
+            adapters: as for `generate`.
+            errors: as for generate, but "raise" unless given; with "warn" and "return" a LlamaBatchError takes the
+                place of a text that fails.
+            progress: a progress bar on stderr, where that is a terminal.
+
+        Returns:
+            One Classification a text, in their order, also for a single text.
+
+        Raises:
+            ConfigError: the model has no classification head.
+            PromptError: a text is empty, or has more tokens than one pass takes: the smaller of n_ctx and n_batch; or
+                `texts` is no list of texts.
+            AdapterError: an adapter that is not loaded.
+            EngineError: a pass failed. EngineClosedError: after close().
+        """
+        boolean(InputError, "use_activation", use_activation)
+        outputs = self._run(self._inputs.texts_to_classify(texts, adapters, errors), progress)
+        return classified(self._client.model, outputs, use_activation=use_activation, errors=errors)
 
     @overload
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]: ...

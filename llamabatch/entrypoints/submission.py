@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from llamabatch.client.base import failure
 from llamabatch.errors import EngineError, InputError, LlamaBatchError, PromptWarning
+from llamabatch.llama.model import Model
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
 from llamabatch.request.request import Request
 from llamabatch.utils.checks import choice, counted
@@ -145,20 +146,48 @@ def _caller_level() -> int:
     return level
 
 
-def vectors(outputs: Iterable[RequestOutput], *, normalize: bool, errors: ErrorPolicy) -> list[Any]:
+def vectors(
+    outputs: Iterable[RequestOutput],
+    *,
+    normalize: bool | None,
+    errors: ErrorPolicy,
+    dimensions: int | None = None,
+    n_embd: int | None = None,
+) -> list[Any]:
     """For each output its embedding, an array of shape (n_embd,), float32; or its error.
+
+    Args:
+        normalize: None: True with `dimensions`, else False.
+        dimensions: the number of leading elements that are kept.
+        n_embd: elements of a vector where an output holds one for each token; the arrays then have the shape
+            (n_tokens, n_embd). None: an output is one vector.
 
     Raises:
         EngineError: an output failed or was aborted, and errors is "raise".
     """
-    return [_vector(output, normalize, errors) for output in outputs]
+    normalize = dimensions is not None if normalize is None else normalize
+    return [_vector(output, normalize, errors, dimensions, n_embd) for output in outputs]
 
 
-def _vector(output: RequestOutput, normalize: bool, errors: ErrorPolicy) -> Vector | LlamaBatchError:
+def token_vectors(model: Model) -> int | None:
+    """Elements of a vector where the engine gives one for each token (pooling "none"); None: one for each text."""
+    return model.n_embd_out if model.pooling == "none" else None
+
+
+def _vector(
+    output: RequestOutput, normalize: bool, errors: ErrorPolicy, dimensions: int | None, n_embd: int | None
+) -> Vector | LlamaBatchError:
     if output.embedding is None:
         if errors == "raise":
             raise EngineError(output.error or "it was aborted")
         return LlamaBatchError(output.error or "it was aborted")
     vector: Vector = np.array(output.embedding, np.float32)
-    length = float(np.linalg.norm(vector)) if normalize else 0.0
-    return vector / np.float32(length) if length > 0 else vector
+    if n_embd is not None:
+        vector = vector.reshape(-1, n_embd)
+    if dimensions is not None:
+        vector = vector[..., :dimensions].copy()  # else the array would keep the rest in memory
+    if not normalize:
+        return vector
+    lengths = np.linalg.norm(vector, axis=-1, keepdims=True).astype(np.float32)
+    scaled: Vector = np.divide(vector, lengths, out=vector, where=lengths > 0)
+    return scaled

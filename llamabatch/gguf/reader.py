@@ -278,3 +278,18 @@ class HeaderReader:
 
     def _damaged(self, why: str) -> ModelFileError:
         return ModelFileError(f"the header of {self.path} is damaged: {why}")
+
+
+def read_texts(path: Path, items: Items) -> list[bytes]:
+    """The texts of an array, such as those of a vocabulary."""
+    with path.open("rb") as file:
+        file.seek(items.start)
+        data = file.read(items.end - items.start)
+    texts: list[bytes] = []
+    at, unpack = 0, _LENGTH.unpack_from
+    add = texts.append
+    for _ in range(items.count):  # hundreds of thousands of times
+        start = at + 8
+        at = start + unpack(data, at)[0]
+        add(data[start:at])
+    return texts

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import math
 import re
-import struct
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 from llamabatch.errors import ModelFileError
 from llamabatch.gguf.header import Header, read_parts
-from llamabatch.gguf.reader import ARRAY, FLOAT32, INT32, TEXT, TOKENS, TYPE_NAMES, Items, TensorInfo
+from llamabatch.gguf.reader import ARRAY, FLOAT32, INT32, TEXT, TOKENS, TYPE_NAMES, Items, TensorInfo, read_texts
 from llamabatch.utils.checks import counted, show
 
 MAX_LAYERS, MAX_EXPERTS, MAX_TOKENS = 512, 1024, 2**24  # LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS; of our own
@@ -223,7 +222,7 @@ def _check_along(header: Header, key: str, types: tuple[int, ...], n_tokens: int
 
 def _check_distinct(header: Header, tokens: Items) -> None:
     """Checks that no token comes twice: llama.cpp maps texts to ids, and asserts that both are equally many."""
-    texts = _texts(header.path, tokens)
+    texts = read_texts(header.path, tokens)
     if b"\0" in b"".join(texts):  # llama.cpp reads up to it
         texts = [text.partition(b"\0")[0] for text in texts]
     if not all(texts):  # llama.cpp gives these a name
@@ -235,17 +234,3 @@ def _check_distinct(header: Header, tokens: Items) -> None:
             f"{header.path}: {TOKENS} has the token {show(text.decode('utf-8', 'replace'))} {count} times, as "
             f"{', '.join(map(str, ids[:4]))}; each must come once"
         )
-
-
-def _texts(path: Path, items: Items) -> list[bytes]:
-    with path.open("rb") as file:
-        file.seek(items.start)
-        data = file.read(items.end - items.start)
-    texts: list[bytes] = []
-    at, unpack = 0, struct.Struct("<Q").unpack_from
-    add = texts.append
-    for _ in range(items.count):  # hundreds of thousands of times
-        start = at + 8
-        at = start + unpack(data, at)[0]
-        add(data[start:at])
-    return texts

@@ -1,4 +1,4 @@
-"""A context of its own for embeddings, on the weights of a model."""
+"""A context of its own for embeddings and scores of texts, on the weights of a model."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from llamabatch.config import ResolvedConfig
 from llamabatch.errors import EngineError
+from llamabatch.gguf.pooling import POOLINGS, RANK
 from llamabatch.llama import library, log
 from llamabatch.llama.batch import Batch
 from llamabatch.llama.model import Model
@@ -30,7 +31,7 @@ class EmbedCounts:
 
 
 class Embedder:
-    """Computes embeddings of texts. Not for use from two threads at once; close it before its model.
+    """Computes embeddings, or scores, of texts. Not for use from two threads at once; close it before its model.
 
     The context is made when it is first needed, and anew with more room for a longer text: llama.cpp reserves logits
     of the whole vocabulary for each token of a pass.
@@ -58,7 +59,8 @@ class Embedder:
             self._set_adapters(())
 
     def run(self, texts: Sequence[Sequence[int]], adapters: AdapterSet) -> list[array[float]]:
-        """One pass: a vector of n_embd float32 for each text, pooled as the model says, else the mean.
+        """One pass: for each text float32 as Model.pooling says: a vector of n_embd elements, with "none" one such
+        vector for each token, one after another, with "rank" the outputs of the classification head.
 
         Raises:
             EngineError: there is no memory for the context, or the pass fails. The embedder stays usable.
@@ -77,6 +79,8 @@ class Embedder:
         self.counts.embed_passes += 1
         self.counts.embed_texts += len(texts)
         self.counts.embed_tokens += n_tokens
+        if self._model.pooling == "none":
+            return self._token_vectors([len(ids) for ids in texts])
         return [self._vector(number) for number in range(len(texts))]
 
     def _make(self, n_tokens: int) -> None:
@@ -89,7 +93,7 @@ class Embedder:
         params.n_seq_max = min(MAX_TEXTS, n_tokens)
         params.kv_unified = True
         params.embeddings = True
-        params.pooling_type = self._model.pooling
+        params.pooling_type = POOLINGS.index(self._model.pooling)
         params.n_threads = config.n_threads
         params.n_threads_batch = config.n_threads_batch
         params.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[config.flash_attn]
@@ -110,5 +114,14 @@ class Embedder:
         pointer = self._lib.llama_get_embeddings_seq(self._handle, number)
         if not pointer:
             raise EngineError("llama.cpp gave no embedding")
-        values = np.ctypeslib.as_array(pointer, shape=(self._model.n_embd_out,))
+        length = len(self._model.labels) if self._model.pooling == RANK else self._model.n_embd_out
+        values = np.ctypeslib.as_array(pointer, shape=(length,))
         return array("f", values.astype(np.float32).tobytes())
+
+    def _token_vectors(self, lengths: list[int]) -> list[array[float]]:
+        pointer = self._lib.llama_get_embeddings(self._handle)
+        if not pointer:
+            raise EngineError("llama.cpp gave no embedding")
+        rows = np.ctypeslib.as_array(pointer, shape=(sum(lengths), self._model.n_embd_out))
+        parts = np.split(rows, np.cumsum(lengths)[:-1])
+        return [array("f", part.astype(np.float32).tobytes()) for part in parts]

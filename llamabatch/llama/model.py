@@ -6,14 +6,15 @@ import contextlib
 import ctypes
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineClosedError, ModelFileError, PromptError
-from llamabatch.gguf.header import read_header, read_start
-from llamabatch.gguf.reader import Value
+from llamabatch.gguf.header import read_header, read_start, read_tensors
+from llamabatch.gguf.pooling import RANK, default_pooling, read_labels
+from llamabatch.gguf.reader import TensorInfo, Value
 from llamabatch.gguf.resolve import file_bytes
 from llamabatch.llama import library, log
 from llamabatch.llama.adapters import Adapters
@@ -35,8 +36,18 @@ _SPECIAL = (
     *("bos", "eos", "eot", "sep", "nl", "pad", "mask"),
     *("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep"),
 )
-_RANK = "4"  # LLAMA_POOLING_TYPE_RANK
 _SEVERAL_POSITIONS = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, LLAMA_ROPE_TYPE_IMROPE: a token has four
+
+
+class PairMarks(NamedTuple):
+    """The tokens around the two texts of a pair: before the first, between them, behind the second.
+
+    As transformers' tokenizers build a pair, and llama-server but for the last [SEP] of BERT.
+    """
+
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+    behind: tuple[int, ...]
 
 
 class Model:
@@ -46,17 +57,21 @@ class Model:
         path: the .gguf file; gguf/resolve.py finds it for a name.
         config: placement of the weights; None loads the vocabulary alone.
         vocab_only: load the vocabulary alone, with the digest and the trial load that the config asks for.
+        pooling: as EngineConfig.pooling, without a config.
 
     Raises:
         ModelFileError: the file is refused, by us or by llama.cpp; the message holds the reason.
     """
 
-    def __init__(self, path: Path, config: EngineConfig | None = None, *, vocab_only: bool = False) -> None:
+    def __init__(
+        self, path: Path, config: EngineConfig | None = None, *, vocab_only: bool = False, pooling: str = "auto"
+    ) -> None:
         self.path = path
         if config is None:
             ensure_loadable(path)
         else:
             ensure_loadable(path, config.trial, config.sha256)
+            pooling = config.pooling
         if vocab_only:
             config = None
         self._lock = threading.Lock()
@@ -97,13 +112,17 @@ class Model:
         self._rotates = int(self._lib.llama_model_rope_type(self.handle)) not in _SEVERAL_POSITIONS
         # some layers attend over a sliding window only
         self.has_window = self._window_in_file() if config is None else self._lib.llama_model_n_swa(self.handle) > 0
+        # what makes one result of a text's tokens: a name of gguf/pooling.py
+        self.pooling = default_pooling(self.metadata, self._tensors()) if pooling == "auto" else pooling
+        # names of the outputs of the classification head; empty unless texts are pooled by it
+        self.labels = read_labels(path) if self.pooling == RANK else ()
         self.cannot_generate = self._kind_without_generation()
-        # the reason for which the model gives no embeddings, for a message; None if it gives them
+        # the reasons for which the model gives no embeddings, and no scores, for messages; None if it gives them
         self.cannot_embed = self._kind_without_embedding()
+        self.cannot_classify = self._kind_without_classes()
         self.n_ctx_train = int(self._lib.llama_model_n_ctx_train(self.handle))
-        self.n_embd_out = int(self._lib.llama_model_n_embd_out(self.handle))
-        # what makes one vector of a text: mean (1), cls (2) or last (3); the mean where the model does not say
-        self.pooling = {"2": 2, "3": 3}.get(self._pooling_type, 1)
+        self.n_embd_out = self._embd_in_file() if config is None else int(self._lib.llama_model_n_embd_out(self.handle))
+        self.pair_marks = self._pair_marks()
         self.adapters = Adapters(self._lib, self.handle, self.metadata)
         self.vocabulary = Vocabulary(self.n_vocab, self.is_eog, self.token_bytes, self.all_bytes, self._bos())
 
@@ -133,15 +152,47 @@ class Model:
         token = int(self._lib.llama_vocab_bos(self.vocab_handle))
         return token if token >= 0 and self._lib.llama_vocab_get_add_bos(self.vocab_handle) else None
 
-    @property
-    def _pooling_type(self) -> str:
-        return self.metadata.get(f"{self.metadata.get('general.architecture')}.pooling_type", "")
+    def _tensors(self) -> Iterator[TensorInfo]:
+        """The tensors of the file, read when the first one is asked for."""
+        yield from read_tensors(self.path)
+
+    def _embd_in_file(self) -> int:
+        """Elements of a vector as the file says, or 0. llama.cpp does not know them with a vocabulary alone."""
+        arch = self.metadata.get("general.architecture", "")
+        texts = (self.metadata.get(f"{arch}.{key}", "") for key in ("embedding_length_out", "embedding_length"))
+        return next((int(text) for text in texts if text.isdigit() and int(text) > 0), 0)
+
+    def _pair_marks(self) -> PairMarks:
+        lib, vocab = self._lib, self.vocab_handle
+        bos, eos, sep = (int(getattr(lib, f"llama_vocab_{name}")(vocab)) for name in ("bos", "eos", "sep"))
+        ends = [eos if eos >= 0 else sep] if lib.llama_vocab_get_add_eos(vocab) else []
+        always_sep = [sep] if int(lib.llama_vocab_type(vocab)) == lib.LLAMA_VOCAB_TYPE_WPM else []
+        marks = (
+            [bos] if lib.llama_vocab_get_add_bos(vocab) else [],
+            [*ends, sep] if lib.llama_vocab_get_add_sep(vocab) else ends,
+            ends or always_sep,
+        )
+        return PairMarks(*(tuple(token for token in tokens if token >= 0) for tokens in marks))
 
     @property
-    def is_encoder(self) -> bool:
-        """True if the model reads a text in both directions. It has no next token and is good for embeddings only."""
-        causal = self.metadata.get(f"{self.metadata.get('general.architecture')}.attention.causal", "true")
-        return causal == "false" and self.cannot_embed is None
+    def rerank_template(self) -> str | None:
+        """The GGUF's own text for a query and a document, which stand in it as {query} and {document}."""
+        return self.metadata.get("tokenizer.chat_template.rerank")
+
+    @property
+    def relevance_index(self) -> int | None:
+        """The place of a document's relevance among the outputs of the classification head; None: it is none of them.
+
+        Qwen3-Reranker has two outputs, "yes" and "no"; all others that rank have one.
+        """
+        if len(self.labels) == 1:
+            return 0
+        return self.labels.index("yes") if "yes" in self.labels else None
+
+    @property
+    def pools_only(self) -> bool:
+        """True if the model makes vectors or scores of texts and cannot generate: an encoder, or one that ranks."""
+        return self.cannot_generate is not None and (self.cannot_embed is None or self.cannot_classify is None)
 
     def share(self) -> Model:
         """The same model for one more owner; each owner must close it."""
@@ -181,17 +232,27 @@ class Model:
         if not self.handle:
             raise EngineClosedError("the model is closed")
 
-    def _kind_without_embedding(self) -> str | None:
-        """The reason for which the model gives no embeddings, for a message; None if it gives them."""
+    def _kind_without_pooling(self) -> str | None:
+        """The reason for which the texts of the model cannot be pooled, for a message; None if they can."""
         if self._lib.llama_model_has_encoder(self.handle):
             return "an encoder that needs llama_encode, which is not supported"
         if self._lib.llama_model_is_diffusion(self.handle):
             return "a diffusion model"
         if self.is_recurrent:
             return "a model with recurrent state, for which they are not supported"
-        if self._pooling_type == _RANK:
-            return "a model that ranks texts, whose scores are no embeddings"
         return None
+
+    def _kind_without_embedding(self) -> str | None:
+        if self.pooling == RANK:
+            return "a model that ranks texts, whose scores are no embeddings; pooling='mean' or 'cls' gives vectors"
+        return self._kind_without_pooling()
+
+    def _kind_without_classes(self) -> str | None:
+        if self.pooling != RANK:
+            return f"a model whose pooling is {self.pooling!r}; it takes 'rank', and a file with a classification head"
+        if not self.labels:
+            return "a model without a classification head (cls.output), or with another number of labels than outputs"
+        return self._kind_without_pooling()
 
     def _kind_without_generation(self) -> str | None:
         """The kind of a model that cannot generate, for a message; None for a decoder-only text model."""
@@ -201,8 +262,8 @@ class Model:
             return f"an {'encoder-decoder' if decodes else 'encoder'} ({arch}); only decoders are supported"
         if self._lib.llama_model_is_diffusion(self.handle):
             return f"a diffusion model ({arch}), which writes all tokens of a text at once"
-        if self._pooling_type == _RANK:
-            return f"a model ({arch}) that ranks texts, which is not supported"
+        if self.pooling == RANK:
+            return f"a model ({arch}) that ranks and classifies texts"
         if self.metadata.get(f"{arch}.attention.causal") == "false":
             return f"an encoder ({arch}), which reads a text in both directions and has no next token"
         return None

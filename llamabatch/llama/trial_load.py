@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from llamabatch.errors import InputError
+from llamabatch.gguf.header import read_header, read_tensors
+from llamabatch.gguf.pooling import POOLINGS, RANK, default_pooling, read_labels
 from llamabatch.llama import library, log
 from llamabatch.llama.probe import no_core_dump
 from llamabatch.utils.lifetime import end_with_parent
@@ -24,7 +26,6 @@ _ROOM = 2 * 2**30  # bytes of memory beside the weights
 _MOST_TO_DECODE = 16 * 2**30  # each token reads all of it
 _N_TOKENS = 4
 _N_CTX = 64
-_MEAN = 1  # LLAMA_POOLING_TYPE_MEAN
 _HI = {"role": "user", "content": "Hi"}
 _CONVERSATIONS = (
     [_HI],
@@ -52,7 +53,7 @@ def run(path: Path, n_bytes: int) -> int:
     vocabulary = llama.llama_model_get_vocab(model)
     tokens = _use_vocabulary(llama, vocabulary)
     if tokens and not llama.llama_model_has_encoder(model) and not llama.llama_model_is_diffusion(model):
-        _compute(llama, model, tokens, n_bytes <= _MOST_TO_DECODE)
+        _compute(llama, model, tokens, n_bytes <= _MOST_TO_DECODE, _pooling(path))
     return 0
 
 
@@ -71,13 +72,20 @@ def _use_vocabulary(llama: Any, vocabulary: Any) -> list[int]:
     return [token for token in tokens[: max(0, n)] if 0 <= token < n_vocab][:_N_TOKENS]
 
 
-def _compute(llama: Any, model: Any, tokens: list[int], decode: bool) -> None:
+def _pooling(path: Path) -> str:
+    """The pooling of a context for texts; that of the classification head only where it fits its labels."""
+    header = read_header(path)
+    pooling = default_pooling(header.texts(), read_tensors(path))
+    return pooling if pooling != RANK or read_labels(path) else "mean"
+
+
+def _compute(llama: Any, model: Any, tokens: list[int], decode: bool, pooling: str) -> None:
     params = llama.llama_context_default_params()
     params.n_ctx = params.n_batch = params.n_ubatch = _N_CTX
     params.n_threads = params.n_threads_batch = 2
-    if not _is_causal(llama, model):
+    if pooling == RANK or not _is_causal(llama, model):
         params.embeddings = True  # without it an encoder aborts when it decodes
-        params.pooling_type = _MEAN
+        params.pooling_type = POOLINGS.index(pooling)
     context = llama.llama_init_from_model(model, params)
     if context and decode:
         batch = (ctypes.c_int32 * len(tokens))(*tokens)

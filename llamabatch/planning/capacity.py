@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from llamabatch.chat.formats import reasoning_of
 from llamabatch.config import MAX_SLOTS, MIN_CTX, EngineConfig, ResolvedConfig
 from llamabatch.errors import ConfigError, MemoryPlanError
+from llamabatch.gguf.pooling import POOLINGS, RANK
 from llamabatch.planning.machine import Machine
 from llamabatch.planning.memory import CELL_PADDING, MIB, Memory, memory, mib, padded
 from llamabatch.planning.model_facts import MOST_CTX, ModelFacts
@@ -89,7 +90,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
     """Turns "auto" into values: from the profile where there is one, else by rule.
 
     Raises:
-        ConfigError: n_ctx is above what the model was trained for.
+        ConfigError: n_ctx is above what the model was trained for; pooling is "rank" without a classification head.
         MemoryPlanError: it does not fit in the memory that is free; the message shows the sum.
     """
     config = config.asked()
@@ -120,6 +121,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
             "n_threads_batch": n_threads_batch,
             "kv": "split",
             "kv_cells": 0,
+            "pooling": _pooling(config, facts, reasons),
         }
     )
     found = _kv_cache(facts, config, one_slot, machine, reasons, profile if n_instances == 1 else None)
@@ -186,6 +188,21 @@ def _n_ctx(config: EngineConfig, facts: ModelFacts, reasons: dict[str, str]) -> 
     if config.n_ctx > facts.n_ctx_train:
         raise ConfigError(f"n_ctx is {config.n_ctx}; {facts.name} was trained for 32 to {facts.n_ctx_train}")
     return config.n_ctx
+
+
+def _pooling(config: EngineConfig, facts: ModelFacts, reasons: dict[str, str]) -> str:
+    if config.pooling == RANK and not facts.has_head:
+        others = ", ".join(repr(name) for name in POOLINGS if name != RANK)
+        raise ConfigError(
+            f"pooling is 'rank', but {facts.name} has no classification head (cls.output); allowed are {others}"
+        )
+    if config.pooling != "auto":
+        return config.pooling
+    if facts.names_pooling:
+        reasons["pooling"] = "the file names it"
+    elif facts.is_encoder:
+        reasons["pooling"] = "an encoder with a classification head" if facts.has_head else "the file names none"
+    return facts.pooling
 
 
 def _threads(config: EngineConfig, cores: int, small: bool, reasons: dict[str, str]) -> tuple[int, int]:

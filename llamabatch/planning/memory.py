@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from llamabatch.config import MIN_CTX, ResolvedConfig
+from llamabatch.gguf.pooling import RANK
 from llamabatch.gguf.reader import TensorInfo
 from llamabatch.planning.compute_buffers import Widths, graph_bytes, work_bytes
 from llamabatch.planning.model_facts import Layer, ModelFacts
@@ -76,7 +77,8 @@ class Memory:
         draft: the whole draft model.
         copies: weights repacked for this CPU.
         vocabulary: also adapters, and an engine's own objects.
-        embeddings: a second context, made when the first text is embedded; in `total` for an encoder only.
+        embeddings: a second context, made when the first text is embedded; in `total` for a model that only
+            embeds, or ranks.
         reclaimable: mapped pages of the file that are not read again, since a copy is used: the system may take them.
         data: the part of all this that no file backs.
         loading: the part of the file that is mapped during the load only; not in `total`.
@@ -190,8 +192,8 @@ def memory(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float
     files = _in_files(facts, tuple(device is None for device in devices), facts.file_bytes - moved)
     here = files.mapped if config.use_mmap else files.used
     embeddings = _embeddings(facts, config)
-    if facts.is_encoder:
-        kept_here, compute, layout = 0, embeddings, "none: an encoder"
+    if facts.is_encoder or config.pooling == RANK:
+        kept_here, compute, layout = 0, embeddings, "none: an encoder" if facts.is_encoder else "none: it ranks texts"
     reclaimable = files.mapped - files.used + files.embedding if config.use_mmap else 0
     theirs = draft.total - ENGINE_BYTES if draft is not None else 0
     private = kept_here + compute + untouched + copies + vocabulary + (draft.data if draft is not None else 0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llamabatch.gguf.header import Header, read_parts
+from llamabatch.gguf.pooling import declared_pooling, default_pooling, head_width
 from llamabatch.gguf.reader import TensorInfo
 from llamabatch.planning.compute_buffers import Widths
 
@@ -37,7 +38,10 @@ class ModelFacts:
         tensors: empty where only the size of the file is known.
         parts: number of tensors in each file, if there are several.
         widths: elements that a pass keeps at once; None: not known.
-        is_encoder: the model computes embeddings only, and has no next token.
+        is_encoder: the model reads a text in both directions, and has no next token.
+        pooling: a name of gguf/pooling.py; the default of the model.
+        names_pooling: the file names a pooling.
+        has_head: the model has a classification head.
         features: repacked formats, as in memory.weights; empty: none.
         adapter_bytes: size of the adapters' files.
         chat_template: jinja2 source; None: the file has none.
@@ -58,6 +62,9 @@ class ModelFacts:
     parts: tuple[int, ...] = ()
     widths: Widths | None = None
     is_encoder: bool = False
+    pooling: str = "mean"
+    names_pooling: bool = False
+    has_head: bool = False
     features: frozenset[str] = frozenset()
     adapter_bytes: int = 0
     chat_template: str | None = None
@@ -94,6 +101,9 @@ class ModelFacts:
             tensors=tensors,
             widths=_widths(_own(metadata), tensors, n_vocab),
             is_encoder=metadata.get(f"{arch}.attention.causal") == "false",
+            pooling=default_pooling(metadata, tensors),
+            names_pooling=declared_pooling(metadata) is not None,
+            has_head=head_width(tensors) > 0,
         )
 
     @classmethod

@@ -94,7 +94,8 @@ class RequestOutput:
     Attributes:
         prompt_logprobs: for each token of the prompt, itself and the likeliest at its place, by id, and None for the
             first token; None unless asked for, and where the request ended before.
-        embedding: n_embd float32, as the model gives them; None unless the request embeds.
+        embedding: float32 as the model gives them: n_embd of a text (with pooling="none" of each token, one after
+            another), or the outputs of the classification head; None unless the request embeds or classifies.
         num_truncated: tokens that the prompt lost at its left (overflow="truncate"); prompt_token_ids is without them.
         num_cached_tokens: tokens of the prompt that were not computed, since the prefix cache, a loaded prefix or
             another request had their cells; as found when the request first began, also where it was preempted later.

@@ -32,6 +32,7 @@ class Request:
         seed: params.seed, or a random one drawn here, so that a retry draws the same tokens.
         ranked: best_of needs its cumulative logprob, though no single ones are asked for.
         embed: the result is a vector, not a continuation; `params` mean nothing then.
+        classify: the result is the outputs of the model's classification head; `embed` is then True, too.
         adapters: adapters that the model computes it with; see adapters.adapter_set.
         score_from: index of the first prompt token to score, 1 .. their number - 1: the request gives the logprobs of
             the prompt from there on and samples nothing. None: an ordinary request.
@@ -56,6 +57,7 @@ class Request:
     adapters: AdapterSet = ()
     score_from: int | None = None
     embed: bool = False
+    classify: bool = False
     num_truncated: int = 0
     known: ResumedOutput | None = None
     reasoning: Reasoning | None = None
@@ -63,6 +65,8 @@ class Request:
     make_parser: Callable[[int], AnswerParser] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        if self.classify:
+            object.__setattr__(self, "embed", True)
         if self.seed < 0:
             seed = self.params.seed if self.params.seed is not None else secrets.randbits(64)
             object.__setattr__(self, "seed", seed)

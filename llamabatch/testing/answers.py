@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.testing.fake_model import N_EMBD
 from llamabatch.utils.checks import show
 
 T = TypeVar("T")
-Kind = Literal["generate", "chat", "embed", "score"]
+Kind = Literal["generate", "chat", "embed", "score", "rerank", "classify"]
 
 
 @dataclass(frozen=True)
@@ -21,14 +22,15 @@ class FakeRequest:
     """One request of a FakeLLM: the argument of an answer function, and an item of `FakeLLM.requests`.
 
     Attributes:
-        kind: the verb: "generate" or "chat" (of stream and as_completed, too), "embed", "score".
-        prompt: the text that the model reads; of a conversation, the text that the chat template makes of it.
+        kind: the verb: "generate" or "chat" (of stream and as_completed, too), "embed", "score", "rerank", "classify".
+        prompt: the text that the model reads; of a conversation, the text that the chat template makes of it; of
+            "rerank" the query.
         messages: the conversation; None for any other request.
         params: how to sample.
         prompt_token_ids: the prompt as ids of the fake vocabulary.
         index: number of the continuation, from 0 to n - 1.
         adapters: name -> scale.
-        continuation: the text to score; "" for any other request.
+        continuation: the text to score, or the document to rank; "" for any other request.
     """
 
     kind: Kind
@@ -50,19 +52,30 @@ Answer = str | Exception
 Answers = str | Callable[[FakeRequest], Answer] | Mapping[str, Answer] | Sequence[Answer] | None
 Embeddings = Callable[[FakeRequest], Sequence[float]] | Mapping[str, Sequence[float]] | None
 Scores = Callable[[FakeRequest], float] | Mapping[str, float] | None
+Relevance = Callable[[FakeRequest], float] | Mapping[str, float] | None
+Classes = Callable[[FakeRequest], Mapping[str, float]] | Mapping[str, Mapping[str, float]] | None
 
 
 class Script:
     """The answers of a test. Safe to call from several threads.
 
     Args:
-        answers, embeddings, scores: as for FakeLLM.
+        answers, embeddings, scores, relevance, classes: as for FakeLLM.
 
     Raises:
         AssertionError: by each method, if the test gave no answer for the request, or one of a wrong type.
     """
 
-    def __init__(self, answers: Answers = None, embeddings: Embeddings = None, scores: Scores = None) -> None:
+    def __init__(
+        self,
+        answers: Answers = None,
+        embeddings: Embeddings = None,
+        scores: Scores = None,
+        relevance: Relevance = None,
+        classes: Classes = None,
+    ) -> None:
+        self._relevance = relevance
+        self._classes = classes
         self._answers = answers
         self._embeddings = embeddings
         self._scores = scores
@@ -111,6 +124,43 @@ class Script:
         if self._scores is not None:
             return float(_of_mapping("scores", self._scores, request.continuation))
         return -1.0 * n_tokens
+
+    def relevance(self, request: FakeRequest) -> float:
+        """The raw score of a document, of which the given relevance is the logistic function: by default the share of
+        the query's words that it has."""
+        if callable(self._relevance):
+            share = float(self._relevance(request))
+        elif self._relevance is not None:
+            share = float(_of_mapping("relevance", self._relevance, request.continuation))
+        else:
+            wanted = set(request.prompt.lower().split())
+            share = len(wanted.intersection(request.continuation.lower().split())) / max(1, len(wanted))
+        return _log(_checked("relevance", share, request.continuation)) - _log(1 - share)
+
+    def classes(self, request: FakeRequest, labels: Sequence[str]) -> list[float]:
+        """The raw scores of the classes of a text, of which the given probabilities are the softmax: by default all
+        alike."""
+        if self._classes is None:
+            return [0.0] * len(labels)
+        given = self._classes(request) if callable(self._classes) else None
+        if given is None:
+            given = _of_mapping("classes", cast("Mapping[str, Mapping[str, float]]", self._classes), request.text)
+        for label in given:
+            if label not in labels:
+                raise AssertionError(f"classes has the label {show(label)}; labels are {', '.join(map(show, labels))}")
+        if not sum(given.values()) > 0:
+            raise AssertionError(f"classes has no probability for {show(request.text)}; give one above 0")
+        return [_log(_checked("classes", given.get(label, 0.0), request.text)) for label in labels]
+
+
+def _checked(name: str, share: float, key: str) -> float:
+    if not 0 <= share <= 1:
+        raise AssertionError(f"{name} has {share} for {show(key)}; allowed are 0 to 1")
+    return share
+
+
+def _log(share: float) -> float:
+    return math.log(share) if share > 0 else -math.inf
 
 
 def _of_mapping(name: str, given: Mapping[str, T], key: str) -> T:

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from array import array
+from collections import abc
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,11 +28,11 @@ from llamabatch.request.request import Request
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.deadlines import sequence_deadline_message
 from llamabatch.testing.answers import FakeRequest, Kind, Script
-from llamabatch.testing.fake_model import EOS, N_EMBD, N_VOCAB, FakeModel, messages_of
+from llamabatch.testing.fake_model import EOS, LABELS, N_EMBD, N_VOCAB, FakeModel, messages_of
 from llamabatch.utils.checks import show
 
 # A model of 1 GB on a machine with room for it: "auto" gives 32 slots of 4096 tokens.
-_FACTS = ModelFacts("fake", 2**30, N_EMBD, N_EMBD, N_EMBD, 1, N_VOCAB, 2**17)
+_FACTS = ModelFacts("fake", 2**30, N_EMBD, N_EMBD, N_EMBD, 1, N_VOCAB, 2**17, has_head=True)
 _MACHINE = Machine(cores=8, available_bytes=2**40)
 
 # These leave the call, as they do from an engine; any other exception ends its own request.
@@ -44,15 +45,16 @@ class FakeClient:
     Args:
         config: the options of the LLM.
         script: the answers.
+        labels: names of the classes.
 
     Attributes:
         requests: all requests so far, in the order of their answers.
     """
 
-    def __init__(self, config: EngineConfig, script: Script) -> None:
+    def __init__(self, config: EngineConfig, script: Script, labels: abc.Sequence[str] = LABELS) -> None:
         facts = replace(_FACTS, draft=_FACTS) if config.speculate == "draft" else _FACTS
         self.plan = resolve(config, facts, _MACHINE)
-        self.model = cast(Model, FakeModel(Path(config.model)))
+        self.model = cast(Model, FakeModel(Path(config.model), self.plan.config.pooling, labels))
         self.requests: list[FakeRequest] = []
         self._script = script
         self._n_ctx = self.plan.config.n_ctx
@@ -162,7 +164,11 @@ class FakeClient:
             self.requests.append(asked)
             self._stats = replace(self._stats, prompt_tokens=self._stats.prompt_tokens + len(request.prompt_token_ids))
         try:
-            if request.embed:
+            if asked.kind == "rerank":
+                run.embedding = array("f", [self._script.relevance(asked)])
+            elif request.classify:
+                run.embedding = array("f", self._script.classes(asked, self.model.labels))
+            elif request.embed:
                 run.embedding = array("f", self._script.embedding(asked))
             elif request.score_from is not None:
                 run.score = self._script.score(asked, len(request.prompt_token_ids) - request.score_from)
@@ -179,6 +185,12 @@ class FakeClient:
         ids = request.prompt_token_ids
         kind: Kind = "embed" if request.embed else "generate" if request.score_from is None else "score"
         prompt, continuation, messages = request.prompt, "", None
+        if request.classify:
+            kind = "classify"
+            if ids[-1] == EOS and EOS in ids[:-1]:  # query and document
+                kind, at = "rerank", ids.index(EOS)
+                prompt = self.model.detokenize(list(ids[:at]))
+                continuation = request.prompt or self.model.detokenize(list(ids[at:]))
         if prompt is None or request.score_from is not None:
             prompt = self.model.detokenize(list(ids[: request.score_from]))
         if request.score_from is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,9 @@ from llamabatch.client.middleware import CountingClient
 from llamabatch.config import EngineConfig
 from llamabatch.entrypoints.async_llm import AsyncLLM
 from llamabatch.entrypoints.llm import LLM
-from llamabatch.testing.answers import Answers, Embeddings, FakeRequest, Scores, Script
+from llamabatch.testing.answers import Answers, Classes, Embeddings, FakeRequest, Relevance, Scores, Script
 from llamabatch.testing.fake_client import FakeClient
+from llamabatch.testing.fake_model import LABELS
 from llamabatch.utils.paths import HUB
 
 if TYPE_CHECKING:
@@ -38,6 +40,11 @@ class FakeLLM(LLM):
             drawn from the text.
         scores: the logprob of a continuation: a function of a FakeRequest, or a mapping from the continuation; None: -1
             a token.
+        relevance: the relevance of a document to a query, 0 to 1: a function of a FakeRequest, or a mapping from the
+            document; None: the share of the query's words that the document has.
+        labels: names of the classes.
+        classes: the probabilities of a text's classes, by label: a function of a FakeRequest, or a mapping from the
+            text; None: all alike.
         **options: as for LLM.
 
     Raises:
@@ -53,9 +60,13 @@ class FakeLLM(LLM):
         answers: Answers = None,
         embeddings: Embeddings = None,
         scores: Scores = None,
+        relevance: Relevance = None,
+        labels: Sequence[str] = LABELS,
+        classes: Classes = None,
         **options: Unpack[EngineOptions],
     ) -> None:
-        self._fake = FakeClient(EngineConfig.from_options(model, options), Script(answers, embeddings, scores))
+        script = Script(answers, embeddings, scores, relevance, classes)
+        self._fake = FakeClient(EngineConfig.from_options(model, options), script, labels)
         self._client = _counted(self._fake)
 
     @classmethod
@@ -82,7 +93,7 @@ class FakeAsyncLLM(AsyncLLM):
     """An AsyncLLM without a model; see FakeLLM. An answer function is called on a thread, so it may block.
 
     Args:
-        model, answers, embeddings, scores, **options: as for FakeLLM.
+        model, answers, embeddings, scores, relevance, labels, classes, **options: as for FakeLLM.
     """
 
     def __init__(
@@ -92,10 +103,14 @@ class FakeAsyncLLM(AsyncLLM):
         answers: Answers = None,
         embeddings: Embeddings = None,
         scores: Scores = None,
+        relevance: Relevance = None,
+        labels: Sequence[str] = LABELS,
+        classes: Classes = None,
         **options: Unpack[EngineOptions],
     ) -> None:
         super().__init__(model, **options)
-        self._fake = FakeClient(self._config, Script(answers, embeddings, scores))
+        script = Script(answers, embeddings, scores, relevance, classes)
+        self._fake = FakeClient(self._config, script, labels)
 
     @property
     def requests(self) -> list[FakeRequest]:

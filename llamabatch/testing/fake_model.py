@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from llamabatch.errors import PromptError
 from llamabatch.gguf.reader import TEXT, Items, Value
+from llamabatch.llama.model import PairMarks
 from llamabatch.request.detokenizer import Vocabulary
 
 N_VOCAB = 2**17
 N_EMBD = 16
+MOST_EMBD = 2**24
+LABELS = ("LABEL_0", "LABEL_1")
 BOS, EOS, START, END = range(4)
 _NAMES = {"<|bos|>": BOS, "<|eos|>": EOS, "<|im_start|>": START, "<|im_end|>": END}
 _FIRST_BYTE = len(_NAMES)
@@ -54,16 +57,25 @@ class FakeModel:
 
     Args:
         path: the name of the model, for messages and titles; no file need be there.
+        pooling: as EngineConfig.pooling. labels: names of the classes. Any FakeModel ranks, classifies and embeds.
     """
 
     cannot_generate: str | None = None
     cannot_embed: str | None = None
+    cannot_classify: str | None = None
     chat_template: str | None = _TEMPLATE
+    relevance_index = 0
+    rerank_template: str | None = None
     n_vocab = N_VOCAB
     eog_ids = (EOS, END)
+    n_embd_out = MOST_EMBD  # a test may give vectors of any length
+    metadata: Mapping[str, str] = {}
+    pair_marks = PairMarks((BOS,), (EOS,), (EOS,))
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, pooling: str = "mean", labels: Sequence[str] = LABELS) -> None:
         self.path = path
+        self.pooling = pooling
+        self.labels = tuple(labels)
         self.vocabulary = Vocabulary(N_VOCAB, self.is_eog, self.token_bytes, self.all_bytes, BOS)
         self.special_ids: Mapping[str, int] = {"bos": BOS, "eos": EOS, "eot": END}
         self.header: dict[str, Value] = {

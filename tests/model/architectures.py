@@ -24,6 +24,11 @@ HEAD = N_EMBD // N_HEAD
 N_CTX = 2048
 WINDOW = 32
 
+RERANK_TEMPLATE = (
+    "<|im_start|>system\nJudge the Document by the Query.<|im_end|>\n<|im_start|>user\n<Query>: {query}\n"
+    "<Document>: {document}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+
 Tensor = tuple[str, tuple[int, ...]] | tuple[str, tuple[int, ...], Any]  # name, shape, values if they are not random
 Metadata = dict[str, Any]
 Kind = tuple[Metadata, Callable[[], Iterator[Tensor]]]
@@ -53,6 +58,12 @@ def write(kind: str, path: Path, seed: int = 0, *, part_tensors: int = 0, **chan
 def write_bert(path: Path, pooling: gguf.PoolingType | None = gguf.PoolingType.MEAN, seed: int = 0) -> Path:
     """A model for embeddings: encoder only, width 64, at most 512 tokens. `pooling` None: the file names none."""
     return write("bert", path, seed, pooling_type=pooling)
+
+
+def write_qwen3_reranker(path: Path, *, template: str | None = RERANK_TEMPLATE, **changes: Any) -> Path:
+    """A decoder that ranks as Qwen3-Reranker does: the logits of "yes" and "no" behind the last token of a template."""
+    tokenizer = {} if template is None else {"tokenizer.chat_template.rerank": template}
+    return write("qwen3", path, **tokenizer, **changes)
 
 
 def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Any:
@@ -307,6 +318,19 @@ _ATTENTION: Metadata = {
     "rope.dimension_count": HEAD,
     "rope.freq_base": 1e4,
 }
+
+
+def _qwen3() -> Iterator[Tensor]:
+    yield from _ends()
+    yield "cls.output.weight", (N_EMBD, 2)
+    for layer in range(2):
+        at = f"blk.{layer}."
+        for norm, width in (("attn_norm", N_EMBD), ("attn_q_norm", HEAD), ("attn_k_norm", HEAD)):
+            yield f"{at}{norm}.weight", (width,)
+        yield from _attention(at)
+        yield from _feed_forward(at)
+
+
 _SSM: Metadata = {
     "ssm.conv_kernel": _CONV,
     "ssm.inner_size": _INNER,
@@ -352,6 +376,12 @@ KINDS: dict[str, Kind] = {
         | {"attention.causal": False},
         _bert,
     ),
+    "qwen3": (
+        _ATTENTION
+        | {"attention.key_length": HEAD, "attention.value_length": HEAD}
+        | {"pooling_type": 4, "classifier.output_labels": ["yes", "no"]},
+        _qwen3,
+    ),
     "t5": (
         {"attention.head_count": N_HEAD, "attention.layer_norm_rms_epsilon": 1e-5}
         | {"attention.key_length": HEAD, "attention.value_length": HEAD}
@@ -365,7 +395,7 @@ _COMMON: Metadata = {"context_length": N_CTX, "embedding_length": N_EMBD, "block
 def _describe(writer: Any, kind: str, metadata: Metadata) -> None:
     writer.add_name(f"random {kind}")
     for key, value in (_COMMON | metadata).items():
-        _add(writer, key if key.startswith("general.") else f"{kind}.{key}", value)
+        _add(writer, key if key.startswith(("general.", "tokenizer.")) else f"{kind}.{key}", value)
     for name, field in _bundled_fields():
         writer.add_key_value(name, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None)
     writer.add_token_type_count(2)
@@ -378,6 +408,8 @@ def _add(writer: Any, key: str, value: Any) -> None:
         writer.add_uint32(key, value)
     elif isinstance(value, float):
         writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
     elif value is not None:
         writer.add_array(key, value)
 

@@ -17,5 +17,6 @@ def resolved(model="m", **options) -> ResolvedConfig:
         "instances": 1,
         "kv": "split",
         "kv_cells": 0,
+        "pooling": "mean",
     }
     return ResolvedConfig(model, **{**defaults, **options})

@@ -1,0 +1,175 @@
+"""Ranks and classes of texts, from the outputs of a model's classification head."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llamabatch.entrypoints.submission import ErrorPolicy
+from llamabatch.errors import ConfigError, EngineError, InputError, LlamaBatchError, PromptError
+from llamabatch.llama.model import Model
+from llamabatch.request.outputs import RequestOutput
+from llamabatch.utils.checks import boolean, integer, show
+
+_PLACES = re.compile(r"(\{query\}|\{document\})")
+# llama.cpp ends the graph of these with a softmax, so that their outputs are probabilities (llama-graph.cpp)
+_WITH_SOFTMAX = ("qwen3", "qwen3vl")
+
+_Values = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class RerankResult:
+    """The relevance of one document.
+
+    Attributes:
+        index: its place in the list of documents.
+        document: its text, as given.
+        relevance_score: 0 to 1, or the model's raw score with use_activation=False; NaN if it could not be ranked.
+        error: the reason why it could not be ranked, else None.
+    """
+
+    index: int
+    document: Any
+    relevance_score: float
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Classification:
+    """The classes of one text.
+
+    Attributes:
+        label: the likeliest one; "LABEL_0", … where the GGUF names none.
+        probability: of that one; with use_activation=False its raw score.
+        probs: label -> probability (or raw score), in the model's order.
+    """
+
+    label: str
+    probability: float
+    probs: Mapping[str, float]
+
+
+def relevance_index(model: Model) -> int:
+    """The place of the relevance among the outputs of the model's classification head.
+
+    Raises:
+        ConfigError: the model has several outputs, and none is named "yes" as those of Qwen3-Reranker are.
+    """
+    index = model.relevance_index
+    if index is None:
+        raise ConfigError(
+            f"{model.path.name} ranks no documents: its classification head has {len(model.labels)} outputs "
+            f"({', '.join(map(show, model.labels[:8]))}), and not 1; classify() gives them all"
+        )
+    return index
+
+
+def pair_tokenizer(model: Model, query: str) -> Callable[[str], tuple[int, ...]]:
+    """A function from a document to the tokens of its pair with the query.
+
+    By the model's own "rerank" template where the GGUF has one; it is read with its special tokens, as a chat template
+    is, and so are the two texts in it. Otherwise query and document stand between the marks of the vocabulary, and
+    special tokens that they spell out are plain text.
+    """
+    template = model.rerank_template
+    if template is not None:
+        parts = _PLACES.split(template)
+        return lambda document: tuple(
+            model.tokenize("".join(_filled(part, query, document) for part in parts), parse_special=True)
+        )
+    marks = model.pair_marks
+    start = (*marks.before, *_plain(model, query), *marks.between)
+    return lambda document: (*start, *_plain(model, document), *marks.behind)
+
+
+def _filled(part: str, query: str, document: str) -> str:
+    return {"{query}": query, "{document}": document}.get(part, part)
+
+
+def _plain(model: Model, text: str) -> list[int]:
+    return model.tokenize(text, add_special=False) if text else []
+
+
+def check_rerank(query: object, top_n: object, use_activation: object) -> int | None:
+    """The value of top_n. Raises PromptError and InputError for arguments that rerank() does not take."""
+    if not isinstance(query, str) or not query:
+        raise PromptError(f"query is {show(query)}; give a text")
+    boolean(InputError, "use_activation", use_activation)
+    return None if top_n is None else integer(InputError, "top_n", top_n, 1, 2**31 - 1, ", or None")
+
+
+def reranked(
+    model: Model,
+    documents: Sequence[Any],
+    outputs: Sequence[RequestOutput],
+    *,
+    top_n: int | None,
+    use_activation: bool,
+    errors: ErrorPolicy,
+) -> list[RerankResult]:
+    """One result for each document, the most relevant first and those with errors last; the first `top_n` of them.
+
+    Raises:
+        EngineError: a document failed or was aborted, and errors is "raise".
+    """
+    at = relevance_index(model)
+    found = []
+    for index, (document, output) in enumerate(zip(documents, outputs, strict=True)):
+        if output.embedding is None:
+            error = _error_of(output, errors)
+            found.append(RerankResult(index, document, math.nan, error))
+            continue
+        values = np.array(output.embedding, np.float64)
+        score = float(_activated(model, values)[at] if use_activation else values[at])
+        found.append(RerankResult(index, document, score))
+    found.sort(key=lambda each: (each.error is not None, 0.0 if each.error else -each.relevance_score, each.index))
+    return found if top_n is None else found[:top_n]
+
+
+def classified(
+    model: Model, outputs: Sequence[RequestOutput], *, use_activation: bool, errors: ErrorPolicy
+) -> list[Any]:
+    """For each output its Classification, or its error.
+
+    Raises:
+        EngineError: an output failed or was aborted, and errors is "raise".
+    """
+    return [_classified(model, output, use_activation, errors) for output in outputs]
+
+
+def _classified(
+    model: Model, output: RequestOutput, use_activation: bool, errors: ErrorPolicy
+) -> Classification | LlamaBatchError:
+    if output.embedding is None:
+        return LlamaBatchError(_error_of(output, errors))
+    values = np.array(output.embedding, np.float64)
+    if use_activation:
+        values = _activated(model, values)
+    best = int(np.argmax(values))
+    probs = dict(zip(model.labels, map(float, values), strict=True))
+    return Classification(model.labels[best], float(values[best]), probs)
+
+
+def _error_of(output: RequestOutput, errors: ErrorPolicy) -> str:
+    error = output.error or "it was aborted"
+    if errors == "raise":
+        raise EngineError(error)
+    return error
+
+
+def _activated(model: Model, values: _Values) -> _Values:
+    """Probabilities from raw scores: softmax over several outputs, the logistic function of a single one."""
+    if model.metadata.get("general.architecture") in _WITH_SOFTMAX:
+        return values
+    if len(values) == 1:
+        return np.exp(-np.logaddexp(0.0, -values))
+    shifted = np.exp(values - values.max())
+    found: _Values = shifted / shifted.sum()
+    return found

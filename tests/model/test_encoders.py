@@ -1,0 +1,337 @@
+"""Embeddings, ranks and classes of encoders, against transformers; what a file or a call must not ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from llamabatch import (
+    LLM,
+    AsyncLLM,
+    Classification,
+    ConfigError,
+    Engine,
+    EngineConfig,
+    InputError,
+    LlamaBatchError,
+    ModelFileError,
+    PromptError,
+    PromptWarning,
+    Request,
+    RerankResult,
+)
+from llamabatch.entrypoints.classification import pair_tokenizer
+from tests.model.architectures import RERANK_TEMPLATE, write, write_bert, write_qwen3_reranker
+from tests.model.encoder_files import ENCODERS, N_CTX, N_EMBD, QUERY, TEXTS, write_encoder
+
+VECTORS = json.loads((Path(__file__).parents[1] / "data" / "encoders" / "vectors.json").read_text(encoding="utf-8"))
+NEAR = 1e-3  # llama.cpp computes GELU by its tanh form from a table of halves: transformers' differs by 4e-4 here
+DOCUMENTS = list(TEXTS)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("encoders")
+    return {name: write_encoder(name, folder / f"{name}.gguf") for name in ENCODERS}
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    return write_qwen3_reranker(tmp_path_factory.mktemp("qwen3") / "reranker.gguf")
+
+
+def raw(llm, name, texts):
+    """The numbers that transformers gives, too, in the order of the texts."""
+    if not ENCODERS[name].n_labels:
+        return llm.embed(texts)
+    if ENCODERS[name].n_labels > 1:
+        return [list(found.probs.values()) for found in llm.classify(texts, use_activation=False)]
+    found = llm.rerank(QUERY, texts, use_activation=False)
+    return [[each.relevance_score] for each in sorted(found, key=lambda each: each.index)]
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_tokens_are_those_of_transformers(files, name):
+    with LLM(files[name]) as llm:
+        to_ids = llm.tokenize
+        if ENCODERS[name].n_labels == 1:
+            to_ids = pair_tokenizer(llm._client.model, QUERY)
+        for text, wanted in zip(TEXTS, VECTORS[name]["results"], strict=True):
+            assert list(to_ids(text)) == wanted["ids"]
+
+
+@pytest.mark.parametrize("options", [{"instances": 1}, {"instances": 2, "n_ubatch": 32}, {"isolate": True}], ids=str)
+@pytest.mark.parametrize("name", ENCODERS)
+def test_vectors_scores_and_classes_are_those_of_transformers(files, name, options):
+    if "isolate" in options and name not in ("xlm-roberta-rank", "bert-classes", "bert-cls"):
+        pytest.skip("three kinds show that results cross to another process")
+    wanted = [each["values"] for each in VECTORS[name]["results"]]
+    with LLM(files[name], **options) as llm:
+        together = raw(llm, name, DOCUMENTS)
+        alone = [raw(llm, name, [text])[0] for text in DOCUMENTS]
+        crowd = raw(llm, name, DOCUMENTS * 20)
+        stats = llm.stats()
+    assert stats.embed_texts == 22 * len(DOCUMENTS)
+    assert "n_ubatch" in options or stats.embed_passes < stats.embed_texts * 0.7, "texts share passes"
+    for found in (together, alone, *(crowd[i : i + len(TEXTS)] for i in range(0, len(crowd), len(TEXTS)))):
+        for one, values in zip(found, wanted, strict=True):
+            assert len(one) == len(values)
+            assert np.abs(np.subtract(one, values)).max() < NEAR
+
+
+@pytest.mark.parametrize("name", ["bert-rank", "xlm-roberta-rank"])
+def test_documents_come_by_relevance(files, name):
+    scores = [each["values"][0] for each in VECTORS[name]["results"]]
+    order = sorted(range(len(scores)), key=lambda i: -scores[i])
+    with LLM(files[name]) as llm:
+        found = llm.rerank(QUERY, DOCUMENTS)
+        assert all(isinstance(each, RerankResult) and each.error is None for each in found)
+        assert [each.index for each in found] == order
+        assert [each.document for each in found] == [DOCUMENTS[i] for i in order]
+        for each in found:
+            assert abs(each.relevance_score - 1 / (1 + math.exp(-scores[each.index]))) < NEAR
+        assert [each.index for each in llm.rerank(QUERY, DOCUMENTS, 2)] == order[:2]
+        assert len(llm.rerank(QUERY, iter(DOCUMENTS), top_n=99)) == len(DOCUMENTS)
+        [empty] = llm.rerank(QUERY, [""])
+        assert 0 < empty.relevance_score < 1
+
+
+def test_classes_have_names_and_probabilities(files):
+    with LLM(files["bert-classes"]) as llm:
+        found = llm.classify(DOCUMENTS)
+        [one] = llm.classify(llm.tokenize(DOCUMENTS[0]))
+    assert (one.label, one.probability) == (found[0].label, pytest.approx(found[0].probability, abs=1e-5))
+    for each, wanted in zip(found, VECTORS["bert-classes"]["results"], strict=True):
+        assert isinstance(each, Classification)
+        values = np.exp(wanted["values"]) / np.exp(wanted["values"]).sum()
+        assert list(each.probs) == ["joy", "anger", "fear", "none"]
+        assert np.abs(np.subtract(list(each.probs.values()), values)).max() < NEAR
+        assert each.label == list(each.probs)[int(np.argmax(values))]
+        assert each.probability == max(each.probs.values())
+        assert abs(sum(each.probs.values()) - 1) < 1e-6
+    with LLM(files["bert-rank"]) as llm:  # one output without a name
+        [one] = llm.classify("blue")
+        assert list(one.probs) == [one.label] == ["LABEL_0"]
+        assert 0 < one.probability < 1
+
+
+def test_a_bad_document_is_one_error(files):
+    documents = ["blue", None, "word " * 200, "a", 7]
+    with LLM(files["bert-rank"]) as llm:
+        found = llm.rerank(QUERY, documents, errors="return")
+        assert [each.index for each in found[2:]] == [1, 2, 4], "those with errors come last"
+        assert all(math.isnan(each.relevance_score) for each in found[2:])
+        assert found[2].error == "a document is a text, not None"
+        assert f"a text to rank or classify takes 1 to {N_CTX}" in found[3].error
+        with pytest.warns(PromptWarning, match=r"^3 of 5 documents failed, first: documents\[1\]: a document is"):
+            assert str(llm.rerank(QUERY, documents, errors="warn")) == str(found)
+        with pytest.raises(PromptError, match=r"^documents\[1\]: a document is a text, not None"):
+            llm.rerank(QUERY, documents)
+        good = llm.rerank(QUERY, ["blue", "a"])
+        assert [each.relevance_score for each in found[:2]] == pytest.approx(
+            [e.relevance_score for e in good], abs=1e-5
+        )
+
+
+def test_arguments_that_rerank_and_classify_do_not_take(files):
+    with LLM(files["bert-rank"]) as llm:
+        for query in ("", None, 5, ["a"]):
+            with pytest.raises(PromptError, match="query is "):
+                llm.rerank(query, ["a"])
+        for top_n in (0, -1, 1.5, "1", True):
+            with pytest.raises(InputError, match=r"top_n is .*from 1 to"):
+                llm.rerank(QUERY, ["a"], top_n)
+        for documents in ([], "one text", [[1, 2]], {"a": 1}, 5):
+            with pytest.raises(PromptError, match="document"):
+                llm.rerank(QUERY, documents)
+        with pytest.raises(InputError, match="use_activation is 'no'"):
+            llm.rerank(QUERY, ["a"], use_activation="no")
+        with pytest.raises(InputError, match="use_activation is 1"):
+            llm.classify("a", use_activation=1)
+        with pytest.raises(PromptError, match="there is no text"):
+            llm.classify([])
+        [error] = llm.classify([[1, 10**6]], errors="return")
+        assert isinstance(error, LlamaBatchError)
+        with pytest.raises(InputError, match="errors is 'never'"):
+            llm.rerank(QUERY, ["a"], errors="never")
+
+
+def test_a_model_does_what_its_pooling_is_for(files):
+    with LLM(files["bert-rank"]) as llm:
+        with pytest.raises(ConfigError, match=r"gives no embeddings: it is a model that ranks texts.*pooling='mean'"):
+            llm.embed("a")
+        with pytest.raises(ConfigError, match=r"cannot generate text: it is a model \(bert\) that ranks and classif"):
+            llm.generate("a")
+        with pytest.raises(ConfigError, match="cannot score texts"):
+            llm.score("a", ["b"])
+    with LLM(files["bert"]) as llm:
+        for ask in (lambda: llm.rerank(QUERY, ["a"]), lambda: llm.classify("a")):
+            with pytest.raises(
+                ConfigError, match=r"ranks and classifies no texts: it is a model whose pooling is 'mean'"
+            ):
+                ask()
+    with LLM(files["bert-classes"]) as llm, pytest.raises(ConfigError, match=r"has 4 outputs \('joy', .*classify\(\)"):
+        llm.rerank(QUERY, ["a"])
+    with (
+        Engine(EngineConfig(str(files["bert"]))) as engine,
+        pytest.raises(ConfigError, match="ranks and classifies no"),
+    ):
+        engine.add(Request("a", (5, 6), classify=True))
+    with Engine(EngineConfig(str(files["bert-rank"]))) as engine:
+        with pytest.raises(ConfigError, match="gives no embeddings"):
+            engine.add(Request("a", (5, 6), embed=True))
+        engine.add(Request("a", (5, 6), classify=True))
+        [output] = engine.step()
+        assert len(output.finished.embedding) == 1
+
+
+def test_a_plan_names_the_pooling(files):
+    for name, pooling, why in (
+        ("bert-cls", "cls", "the file names it"),
+        ("xlm-roberta-rank", "rank", "an encoder with a classification head"),
+    ):
+        with LLM(files[name]) as llm:
+            assert llm.plan.config.pooling == pooling
+            assert f"pooling = {pooling}: {why}" in llm.plan.describe()
+            assert llm.plan.memory.kv_cache == 0
+    with LLM("tiny") as llm:
+        assert llm.plan.config.pooling == "mean"
+        assert "pooling" not in llm.plan.reasons
+
+
+def test_pooling_is_an_option_of_the_engine(files):
+    with LLM(files["bert"]) as llm:
+        mean = llm.embed(DOCUMENTS, pooling="mean")
+        with pytest.raises(ConfigError, match=r"pooling is 'cls', but this engine pools by 'mean'.*pooling='cls'"):
+            llm.embed("a", pooling="cls")
+        with pytest.raises(InputError, match="pooling is 'middle'"):
+            llm.embed("a", pooling="middle")
+        lengths = [len(llm.tokenize(text)) for text in DOCUMENTS]
+    found = {}
+    for pooling in ("cls", "last", "none", "mean"):
+        with LLM(files["bert-rank"], pooling=pooling) as llm:  # the same weights, and a head that is left alone
+            found[pooling] = llm.embed(DOCUMENTS)
+    assert [each.shape for each in found["none"]] == [(n, N_EMBD) for n in lengths]
+    for at, rows in enumerate(found["none"]):
+        assert np.abs(rows[0] - found["cls"][at]).max() < 1e-4
+        assert np.abs(rows[-1] - found["last"][at]).max() < 1e-4
+        assert np.abs(rows.mean(0) - mean[at]).max() < 1e-4
+        assert np.abs(found["mean"][at] - mean[at]).max() < 1e-4
+    with LLM(files["bert"], pooling="none") as llm:
+        [units] = llm.embed("the cat", normalize=True)
+        assert np.allclose(np.linalg.norm(units, axis=1), 1)
+    for model in (files["bert"], "tiny"):
+        with pytest.raises(ConfigError, match=r"pooling is 'rank', but .* has no classification head .*'none', 'mean'"):
+            LLM(model, pooling="rank")
+    with pytest.raises(ConfigError, match=r"pooling is 'max' .known: auto, none, mean, cls, last, rank"):
+        LLM("tiny", pooling="max")
+
+
+def test_a_decoder_pools_as_asked_and_generates_beside_it():
+    with LLM("tiny", pooling="last") as llm, LLM("tiny", pooling="none") as rows:
+        [last], [each] = llm.embed("Hello world"), rows.embed("Hello world")
+        assert np.abs(each[-1] - last).max() < 1e-3
+        assert llm.generate("Hello", {"max_tokens": 2, "ignore_eos": True})[0].finish_reason == "length"
+
+
+def test_dimensions_cut_and_then_normalise(files):
+    with LLM(files["bert"]) as llm:
+        [whole], [cut] = llm.embed("the cat"), llm.embed("the cat", dimensions=8)
+        assert cut.shape == (8,)
+        assert np.allclose(cut, whole[:8] / np.linalg.norm(whole[:8]), atol=1e-5)
+        assert np.allclose(llm.embed("the cat", dimensions=8, normalize=False)[0], whole[:8], atol=1e-5)
+        assert np.allclose(
+            llm.embed("the cat", dimensions=N_EMBD)[0], llm.embed("the cat", normalize=True)[0], atol=1e-5
+        )
+        for wrong in (0, -1, N_EMBD + 1, 8.0, "8", True):
+            with pytest.raises(InputError, match=rf"dimensions is .*1 to {N_EMBD}"):
+                llm.embed("the cat", dimensions=wrong)
+    with LLM(files["bert"], isolate=True) as llm, pytest.raises(InputError, match=f"dimensions is 999.*1 to {N_EMBD}"):
+        llm.embed("the cat", dimensions=999)
+
+
+def test_a_text_longer_than_a_pass_has_one_of_its_own(files):
+    """llama.cpp ends the process where an encoder has more tokens than n_ubatch."""
+    with LLM(files["xlm-roberta-rank"], n_ubatch=8, n_batch=80) as llm:
+        found = llm.rerank(QUERY, DOCUMENTS, use_activation=False)
+        assert (
+            abs(found[0].relevance_score - max(v["values"][0] for v in VECTORS["xlm-roberta-rank"]["results"])) < NEAR
+        )
+        with pytest.raises(PromptError, match="takes 1 to 80"):
+            llm.rerank(QUERY, ["the cat " * 80])
+    with pytest.raises(ConfigError, match=f"n_ctx is {N_CTX + 1}"):
+        LLM(files["xlm-roberta-rank"], n_ctx=N_CTX + 1)
+
+
+def test_heads_that_llama_cpp_could_not_read_are_refused(tmp_path):
+    """It copies as many floats as there are labels from each row of outputs, however long that is."""
+    headless = ("cls.output.weight", "cls.output.bias")
+    path = write_encoder("bert-classes", tmp_path / "a.gguf", without=headless, pooling_type=gguf.PoolingType.RANK)
+    with pytest.raises(ConfigError, match="rank"):
+        LLM(path)
+    path = write_encoder("bert-classes", tmp_path / "b.gguf", classifier__output_labels=["a", "b"])
+    with pytest.raises((ModelFileError, ConfigError)):
+        LLM(path)
+    path = write_encoder("bert-classes", tmp_path / "c.gguf", classifier__output_labels=["a", "b", "a", ""])
+    with LLM(path) as llm:
+        assert list(llm.classify("blue")[0].probs) == ["a", "b", "LABEL_2", "LABEL_3"]
+
+
+def test_a_decoder_ranks_by_its_template(qwen):
+    """As Qwen3-Reranker: the probability of "yes" behind the last token."""
+    with LLM(qwen, instances=1) as llm:
+        found = llm.rerank(QUERY, DOCUMENTS)
+        assert llm.stats().embed_passes <= 3
+        prompts = [RERANK_TEMPLATE.replace("{query}", QUERY).replace("{document}", text) for text in DOCUMENTS]
+        classes = llm.classify([llm.tokenize(prompt, parse_special=True) for prompt in prompts])
+        assert llm.plan.memory.kv_cache == 0
+        assert "none: it ranks texts" in llm.plan.memory.layout
+        with pytest.raises(ConfigError, match=r"cannot generate text: it is a model \(qwen3\) that ranks"):
+            llm.generate("a")
+        alone = [llm.rerank(QUERY, [text])[0].relevance_score for text in DOCUMENTS]
+        # a query cannot smuggle a document in
+        [tricky] = llm.rerank("about {document}", ["blue"])
+        plain = RERANK_TEMPLATE.replace("{document}", "blue").replace("{query}", "about {document}")
+        [wanted] = llm.classify(llm.tokenize(plain, parse_special=True))
+        assert tricky.relevance_score == pytest.approx(wanted.probs["yes"], abs=1e-5)
+    for each in found:
+        assert each.relevance_score == pytest.approx(classes[each.index].probs["yes"], abs=1e-4)
+        assert each.relevance_score == pytest.approx(alone[each.index], abs=1e-4)
+    assert all(list(each.probs) == ["yes", "no"] and abs(sum(each.probs.values()) - 1) < 1e-5 for each in classes)
+    assert len({round(each.relevance_score, 4) for each in found}) > 3
+    with LLM(qwen, pooling="last") as llm:  # then it is a decoder like any other
+        assert llm.generate("a", {"max_tokens": 2, "ignore_eos": True})[0].finish_reason == "length"
+        assert llm.embed("a")[0].shape == (64,)
+
+
+def test_beside_a_query_that_spells_out_special_tokens(files):
+    with LLM(files["bert-rank"]) as llm:
+        ids = pair_tokenizer(llm._client.model, "[SEP] blue")("[CLS]")
+        assert ids.count(llm.tokenize("")[0]) == 1, "only the mark in front is a [CLS]"
+        assert llm.rerank("[SEP] blue", ["[CLS]"])[0].error is None
+
+
+def test_async(files):
+    async def both():
+        async with AsyncLLM(files["bert-rank"]) as llm:
+            return await asyncio.gather(llm.rerank(QUERY, DOCUMENTS, 3), llm.classify(["blue", ""], errors="return"))
+
+    found, (one, error) = asyncio.run(both())
+    with LLM(files["bert-rank"]) as llm:
+        assert [each.index for each in found] == [each.index for each in llm.rerank(QUERY, DOCUMENTS, 3)]
+    assert one.label == "LABEL_0"
+    assert isinstance(error, LlamaBatchError)
+
+
+def test_old_files_and_those_without_a_head_embed_as_before(tmp_path):
+    with LLM(write_bert(tmp_path / "a.gguf", gguf.PoolingType.NONE)) as llm:  # "none" leaves the choice open
+        assert llm.plan.config.pooling == "mean"
+        assert llm.embed("Hello")[0].shape == (64,)
+    with LLM(write("mamba", tmp_path / "mamba.gguf")) as llm, pytest.raises(ConfigError, match="pooling is 'mean'"):
+        llm.classify("a")
