@@ -164,6 +164,7 @@ def vectors(
 
     Raises:
         EngineError: an output failed or was aborted, and errors is "raise".
+        InputError: dimensions are more than a vector has.
     """
     normalize = dimensions is not None if normalize is None else normalize
     return [_vector(output, normalize, errors, dimensions, n_embd) for output in outputs]
@@ -185,6 +186,8 @@ def _vector(
     if n_embd is not None:
         vector = vector.reshape(-1, n_embd)
     if dimensions is not None:
+        if dimensions > vector.shape[-1]:  # of a FakeLLM, whose vectors have any length
+            raise InputError(f"dimensions is {dimensions}; the vector has {vector.shape[-1]} elements")
         vector = vector[..., :dimensions].copy()  # else the array would keep the rest in memory
     if not normalize:
         return vector

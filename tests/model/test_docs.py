@@ -7,18 +7,24 @@ from pathlib import Path
 
 import pytest
 
+from tests.model.encoder_files import write_encoder
+
 PAGES = {
     page: re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.S)
     for page in sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
 }
 # what is no program to run: three lines of the engine, quoted
 QUOTES = {"architecture.md"}
+# models that a page takes for given: kinds of encoder_files.py, and their files
+MODELS = {"rerank.md": {"bert-rank": "reranker.gguf", "bert-classes": "emotions.gguf"}}
 
 
 @pytest.mark.parametrize(
     "page", [page for page, blocks in PAGES.items() if blocks and page.name not in QUOTES], ids=lambda p: p.stem
 )
 def test_page(page, tmp_path):
+    for name, file in MODELS.get(page.name, {}).items():
+        write_encoder(name, tmp_path / file)
     code = "\n".join(PAGES[page])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

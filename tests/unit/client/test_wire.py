@@ -68,8 +68,10 @@ def test_adapters_cross():
     assert unpack_request(across(pack_request(request))[0]).adapters == request.adapters
 
 
-def test_embeddings_cross_to_the_last_bit():
-    request = Request("r", (1, 2), embed=True)
+@pytest.mark.parametrize("classify", [False, True])
+def test_embeddings_and_scores_cross_to_the_last_bit(classify):
+    request = Request("r", (1, 2), embed=not classify, classify=classify)
+    assert request.embed
     assert unpack_request(across(pack_request(request))[0]) == request
     done = CompletionOutput(0, "", (), FinishReason.STOP)
     whole = RequestOutput("r", None, (1, 2), (done,), embedding=array("f", [1.0, -0.0, 1e-45, 3.1]))

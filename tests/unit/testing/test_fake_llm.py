@@ -46,7 +46,7 @@ def test_a_fake_has_every_verb_with_the_same_parameters(fake, real):
         if not isinstance(theirs, property):
             assert inspect.signature(getattr(fake, name)) == inspect.signature(getattr(real, name)), name
     ours, theirs = (inspect.signature(cls.__init__).parameters for cls in (fake, real))
-    assert set(ours) - set(theirs) == {"answers", "embeddings", "scores"}
+    assert set(ours) - set(theirs) == {"answers", "embeddings", "scores", "relevance", "labels", "classes"}
     assert list(ours)[:2] == list(theirs)[:2] == ["self", "model"]
 
 
@@ -227,6 +227,62 @@ def test_embed():
 
     [error] = FakeLLM(embeddings=fail).embed("a", errors="return")
     assert str(error) == "ValueError: no vector"
+
+
+def test_dimensions_and_pooling():
+    llm = FakeLLM(embeddings={"a": [3, 4, 12]})
+    assert list(llm.embed("a", dimensions=2)[0]) == pytest.approx([0.6, 0.8])
+    assert list(llm.embed("a", dimensions=2, normalize=False, pooling="mean")[0]) == [3, 4]
+    with pytest.raises(ConfigError, match="pooling is 'cls', but this engine pools by 'mean'"):
+        llm.embed("a", pooling="cls")
+    with pytest.raises(InputError, match="dimensions is 0"):
+        llm.embed("a", dimensions=0)
+    with pytest.raises(InputError, match="dimensions is 4; the vector has 3"):
+        llm.embed("a", dimensions=4)
+
+
+def test_rerank():
+    llm = FakeLLM(relevance={"x": 0.25, "y": 1, "z": 0.25})
+    found = llm.rerank("Which one?", ["x", "y", "z"])
+    assert [(each.index, each.document) for each in found] == [(1, "y"), (0, "x"), (2, "z")]
+    assert [each.relevance_score for each in found] == pytest.approx([1, 0.25, 0.25])
+    assert [each.index for each in llm.rerank("Which one?", ["x", "y", "z"], 1)] == [1]
+    request = llm.requests[0]
+    assert (request.kind, request.prompt, request.continuation) == ("rerank", "Which one?", "x")
+    assert llm.rerank("Which one?", ["x"], use_activation=False)[0].relevance_score == pytest.approx(math.log(1 / 3))
+    with pytest.raises(AssertionError, match="relevance has nothing for 'w'"):
+        llm.rerank("Which one?", ["w"])
+    assert [each.index for each in FakeLLM().rerank("red dog", ["a cat", "red dog", "a dog"])] == [1, 2, 0]
+    with pytest.raises(AssertionError, match=r"relevance has 2\.0 for 'a'; allowed are 0 to 1"):
+        FakeLLM(relevance=lambda request: 2).rerank("q", ["a"])
+
+    def fail(request):
+        if request.continuation == "b":
+            raise ValueError("no score")
+        return 0.5
+
+    good, bad = FakeLLM(relevance=fail).rerank("q", ["b", "a"], errors="return")
+    assert (good.index, bad.index, bad.error) == (1, 0, "ValueError: no score")
+    assert math.isnan(bad.relevance_score)
+
+
+def test_classify():
+    llm = FakeLLM(labels=["spam", "ham", "?"], classes={"Buy!": {"spam": 0.75, "ham": 0.25}})
+    [found] = llm.classify("Buy!")
+    assert (found.label, found.probability) == ("spam", pytest.approx(0.75))
+    assert found.probs == pytest.approx({"spam": 0.75, "ham": 0.25, "?": 0})
+    assert llm.requests[0].kind == "classify"
+    [even] = FakeLLM().classify(["anything"])
+    assert even.probs == {"LABEL_0": 0.5, "LABEL_1": 0.5}
+    with pytest.raises(AssertionError, match="classes has the label 'eggs'; labels are 'spam'"):
+        FakeLLM(labels=["spam"], classes=lambda request: {"eggs": 1.0}).classify("a")
+
+    async def both():
+        async with FakeAsyncLLM() as llm:
+            return await llm.rerank("q", ["b", "q"]), await llm.classify("a")
+
+    ranked, [found] = asyncio.run(both())
+    assert ([each.index for each in ranked], found.label) == ([1, 0], "LABEL_0")
 
 
 @pytest.mark.parametrize("text", ["Once upon a time, there was", "  two  spaces\n\tand tabs_", "Grüße, 世界! 🎉", ""])
