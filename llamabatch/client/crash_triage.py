@@ -106,7 +106,7 @@ class TrackedRequest:
             self.admitted_s = None
         first = self._emitted.get(0)
         if first is not None and first.token_ids and _can_resume(self.request):
-            logprobs = None if self.request.params.logprobs is None else tuple(first.logprobs)
+            logprobs = tuple(first.logprobs) if self.request.params.wants_logprobs else None
             known = ResumedOutput(tuple(first.token_ids), tuple(first.times), logprobs, self._first_admitted_s)
             self.request = replace(self.request, known=known)
             return

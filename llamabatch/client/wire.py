@@ -121,7 +121,10 @@ def unpack_config(packed: dict[str, Any]) -> EngineConfig:
     return EngineConfig.from_options(model, packed)
 
 
-_SEVERAL_TYPES = ("dry_sequence_breakers", "stop", "stop_token_ids", "bad_words", "logit_bias", "allowed_token_ids")
+_SEVERAL_TYPES = (
+    *("dry_sequence_breakers", "stop", "stop_token_ids", "bad_words", "logit_bias", "allowed_token_ids"),
+    "logprob_token_ids",
+)
 _CHECKED_BY_PARAMS: dict[str, Any] = dict.fromkeys((*_SEVERAL_TYPES, "logits_processors"), Any)
 
 Codec(ResumedOutput)

@@ -87,7 +87,7 @@ def validate(request: Request, limits: RequestLimits, model: RequestModel, adapt
     request = fitted(request, limits.n_ctx, model.vocabulary.bos)
     check_prompt(request.prompt_token_ids, model.n_vocab, limits.n_ctx)
     check_token_ids(request.params, model.n_vocab)
-    check_logprobs(request.params, len(request.prompt_token_ids), limits.n_ctx, request.score_from)
+    check_logprobs(request.params, len(request.prompt_token_ids), limits.n_ctx, model.n_vocab, request.score_from)
     return request
 
 
@@ -133,13 +133,16 @@ def check_token_ids(params: SamplingParams, n_vocab: int) -> None:
         "logit_bias": [token_id for token_id, _ in params.biases],
         "allowed_token_ids": params.allowed_ids or (),
         "stop_token_ids": params.stop_ids,
+        "logprob_token_ids": params.logprob_ids,
     }
     for name, ids in named.items():
         if ids and ids[-1] >= n_vocab:  # they rise
             raise SamplingError(f"{name} has token id {ids[-1]}; this model's ids are 0 to {n_vocab - 1}")
 
 
-def check_logprobs(params: SamplingParams, n_prompt: int, n_ctx: int, score_from: int | None = None) -> None:
+def check_logprobs(
+    params: SamplingParams, n_prompt: int, n_ctx: int, n_vocab: int, score_from: int | None = None
+) -> None:
     """Raises PromptError for a token that cannot be scored, since no token comes before it.
 
     Raises SamplingError for a prompt that would be scored several times, and for more logprobs than memory and a
@@ -152,11 +155,15 @@ def check_logprobs(params: SamplingParams, n_prompt: int, n_ctx: int, score_from
     if score_from is not None and params.n_copies != 1:
         raise SamplingError(f"n is {params.n_copies}; a request that scores its prompt has 1")
     n_output = min(n_ctx + 1 - n_prompt, params.max_tokens or n_ctx) * params.n_copies
-    asked = n_prompt * (params.prompt_logprobs or 0) + n_output * (params.logprobs or 0)
+    of_prompt, of_output = (n_vocab if top == -1 else top or 0 for top in (params.prompt_logprobs, params.logprobs))
+    asked = n_prompt * of_prompt + n_output * (of_output + len(params.logprob_ids))
     if asked > MAX_LOGPROBS_IN_ALL:
+        whole = f" (-1 means {n_vocab})" if -1 in (params.prompt_logprobs, params.logprobs) else ""
+        others = f" and {len(params.logprob_ids)} logprob_token_ids" if params.logprob_ids else ""
         raise SamplingError(
-            f"prompt_logprobs is {params.prompt_logprobs} for {n_prompt} tokens and logprobs is {params.logprobs} for "
-            f"up to {n_output}: {asked} in all; a request may have 0 to {MAX_LOGPROBS_IN_ALL}"
+            f"prompt_logprobs is {params.prompt_logprobs} for {n_prompt} tokens and logprobs is {params.logprobs}"
+            f"{others} for up to {n_output}{whole}: {asked} in all; a request may have 0 to {MAX_LOGPROBS_IN_ALL}, so "
+            "give a lower max_tokens"
         )
 
 

@@ -23,22 +23,32 @@ class Logprob(NamedTuple):
     decoded_token: str
 
 
-TokenLogprobs = dict[int, Logprob]  # the token itself first, then the likeliest, which may name it again
+# The token itself first, then the likeliest, which may name it again, then those that were asked for by id.
+TokenLogprobs = dict[int, Logprob]
 SampleLogprobs = tuple[TokenLogprobs, ...] | None  # one for each output token; None: not asked for
 
 
 class RowLogprobs(NamedTuple):
-    """Logprobs of one output row: of a token with its `rank`, then of the likeliest ones in order."""
+    """Logprobs of one output row: of a token with its `rank`, then of the likeliest ones in order.
+
+    Attributes:
+        others: (id, logprob, rank) of further tokens.
+    """
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     rank: int
+    others: Sequence[tuple[int, float, int]] = ()
 
     def named(self, token_bytes: Callable[[int], bytes]) -> TokenLogprobs:
         """Each token with its rank and text."""
         texts = [token_bytes(token_id).decode("utf-8", errors="replace") for token_id in self.token_ids]
         ranks = (self.rank, *range(1, len(texts)))
-        return dict(zip(self.token_ids, map(Logprob, self.logprobs, ranks, texts), strict=True))
+        found = dict(zip(self.token_ids, map(Logprob, self.logprobs, ranks, texts), strict=True))
+        for token_id, logprob, rank in self.others:
+            if token_id not in found:
+                found[token_id] = Logprob(logprob, rank, token_bytes(token_id).decode("utf-8", errors="replace"))
+        return found
 
 
 class LogprobRecord:
@@ -48,6 +58,7 @@ class LogprobRecord:
         prompt: its tokens; the row at position i - 1 holds the logprob of token i.
         prompt_top: number of likeliest tokens for each token of the prompt; None: no logprobs of the prompt.
         top: the same for output tokens; CUMULATIVE: the sum of their logprobs alone; None: nothing.
+        others: further tokens whose logprobs come with each output token.
         first: index of the first token of the prompt with a logprob.
     """
 
@@ -61,8 +72,10 @@ class LogprobRecord:
         prompt_top: int | None,
         top: int | None,
         first: int = 1,
+        others: tuple[int, ...] = (),
     ) -> None:
         self.top = top
+        self.others = others
         self.prompt_top = prompt_top or 0
         self._prompt = prompt
         self._token_bytes = token_bytes
@@ -78,6 +91,7 @@ class LogprobRecord:
         params: SamplingParams,
         prompt: tuple[int, ...],
         token_bytes: Callable[[int], bytes],
+        n_vocab: int,
         *,
         ranked: bool = False,
         score_from: int | None = None,
@@ -88,12 +102,17 @@ class LogprobRecord:
             ranked: best_of needs the sum at least.
             score_from: index of the first prompt token to score; the output has no logprobs then.
         """
+        prompt_top = n_vocab if params.prompt_logprobs == -1 else params.prompt_logprobs
         if score_from is not None:
-            return cls(prompt, token_bytes, prompt_top=params.prompt_logprobs or 0, top=None, first=score_from)
-        if params.logprobs is None and params.prompt_logprobs is None and not ranked:
+            return cls(prompt, token_bytes, prompt_top=prompt_top or 0, top=None, first=score_from)
+        top = n_vocab if params.logprobs == -1 else params.logprobs
+        if top is None and params.wants_logprobs:
+            top = 0
+        if top is None and ranked:
+            top = cls.CUMULATIVE
+        if top is None and prompt_top is None:
             return None
-        top = cls.CUMULATIVE if params.logprobs is None and ranked else params.logprobs
-        return cls(prompt, token_bytes, prompt_top=params.prompt_logprobs, top=top)
+        return cls(prompt, token_bytes, prompt_top=prompt_top, top=top, others=params.logprob_ids)
 
     @property
     def next_row(self) -> int:

@@ -282,8 +282,9 @@ def _chat_logprobs(logprobs: tuple[TokenLogprobs, ...] | None) -> dict[str, Any]
         return None
     content = []
     for given in logprobs:
-        chosen = next(iter(given.values()))  # the sampled token stands first
-        likeliest = [t for t in sorted(given.values(), key=lambda t: t.rank) if t.rank <= len(given)]
+        chosen, *others = given.values()  # the sampled token stands first
+        shown = [chosen, *others] if chosen.rank <= len(given) else others
+        likeliest = sorted(shown, key=lambda t: t.rank)
         content.append({**_token(chosen), "top_logprobs": [_token(t) for t in likeliest]})
     return {"content": content}
 

@@ -101,8 +101,8 @@ _OPTIONAL_INTEGERS = {
     "best_of": (1, MAX_N),
     "max_tokens": (1, 2**31 - 1),
     "seed": (0, 2**64 - 1),
-    "logprobs": (0, MAX_LOGPROBS),
-    "prompt_logprobs": (0, MAX_LOGPROBS),
+    "logprobs": (-1, MAX_LOGPROBS),
+    "prompt_logprobs": (-1, MAX_LOGPROBS),
 }
 _BOOLEANS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "background")
 
@@ -152,8 +152,11 @@ class SamplingParams:
         frequency_penalty: the same for each time that the token is in the output; -2 .. 2.
         logit_bias: {token id: number to add to its logit, -100 .. 100}, at most 1024 ids; kept as a tuple of pairs.
         allowed_token_ids: only these may come; None: all.
-        logprobs: give the logprob of each output token, and of the so many likeliest; 0 .. 1024, None: none.
+        logprobs: give the logprob of each output token, and of the so many likeliest; 0 .. 1024, -1: of the whole
+            vocabulary, None: none. A request may have 4,194,304 in all.
         prompt_logprobs: the same for the tokens of the prompt.
+        logprob_token_ids: give the logprobs of these tokens, too, at the place of each output token; with logprobs=None
+            theirs and that of the output token alone.
         skip_special_tokens: leave the names of special tokens out of the text.
         structured_outputs: one of {"json": a schema (mapping, text or pydantic model class)}, {"regex": …},
             {"choice": [strings]}, {"grammar": in Lark's or llama.cpp's notation}, {"json_object": True}; or OpenAI's
@@ -205,6 +208,7 @@ class SamplingParams:
     allowed_token_ids: TokenIds = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: TokenIds = None
     skip_special_tokens: bool = True
     structured_outputs: Mapping[str, Any] | Structure | None = None
     logits_processors: tuple[LogitsProcessor, ...] | list[LogitsProcessor] | None = ()
@@ -233,6 +237,7 @@ class SamplingParams:
         self._keep("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids) or ())
         self._keep("logit_bias", biases(self.logit_bias))
         self._keep("allowed_token_ids", token_ids("allowed_token_ids", self.allowed_token_ids, least=1))
+        self._keep("logprob_token_ids", token_ids("logprob_token_ids", self.logprob_token_ids, least=1))
         self._keep("structured_outputs", structure(self.structured_outputs))
         self._keep("logits_processors", processors(self.logits_processors))
         self._check_together()
@@ -297,6 +302,17 @@ class SamplingParams:
         """allowed_token_ids, rising."""
         assert self.allowed_token_ids is None or isinstance(self.allowed_token_ids, tuple)
         return self.allowed_token_ids
+
+    @property
+    def logprob_ids(self) -> tuple[int, ...]:
+        """logprob_token_ids, rising."""
+        assert self.logprob_token_ids is None or isinstance(self.logprob_token_ids, tuple)
+        return self.logprob_token_ids or ()
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """True if output tokens come with logprobs."""
+        return self.logprobs is not None or self.logprob_token_ids is not None
 
     @property
     def stop_ids(self) -> tuple[int, ...]:

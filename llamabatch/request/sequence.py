@@ -59,6 +59,7 @@ class Sequence:
             request.params,
             request.prompt_token_ids,
             vocabulary.all_bytes,
+            vocabulary.size,
             ranked=request.ranked,
             score_from=request.score_from,
         )

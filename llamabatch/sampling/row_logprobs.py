@@ -12,12 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from llamabatch.request.logprobs import RowLogprobs
+from llamabatch.request.sampling_params import MAX_LOGPROBS
 from llamabatch.sampling import native
 from llamabatch.sampling.numpy_sampler import top_of
 from llamabatch.sampling.sampler import NO_TOKEN, SamplerState, sample_rows
 from llamabatch.scheduler.output import ScheduledSpan
 
 Floats = npt.NDArray[np.float32]
+
+_MANY = 64  # tokens, for whose ranks one sort of the row is faster than a comparison with all of it for each
 
 
 def sample_with_logprobs(
@@ -48,6 +51,9 @@ def sample_with_logprobs(
             asked[end - 1] = token, record.top
     of_tokens, tops = [token for token, _ in asked.values()], [top for _, top in asked.values()]
     logprobs = dict(zip(asked, row_logprobs(logits, list(asked), of_tokens, tops, n_threads), strict=True))
+    for end, span in zip(ends, spans, strict=True):
+        if span.logprobs is not None and span.logprobs.others and span.output and end - 1 in logprobs:
+            logprobs[end - 1] = _with_others(logprobs[end - 1], logits[end - 1], span.logprobs.others)
     results = []
     for end, span in zip(ends, spans, strict=True):
         rows = range(end - span.output - span.prompt_rows, end)
@@ -71,7 +77,12 @@ def accepted_logprobs(
             found.append(())
         else:
             rows = range(first, first + len(tokens))
-            found.append(tuple(row_logprobs(logits, rows, tokens, [record.top] * len(tokens), n_threads)))
+            of_tokens = row_logprobs(logits, rows, tokens, [record.top] * len(tokens), n_threads)
+            if record.others:
+                of_tokens = [
+                    _with_others(one, logits[row], record.others) for one, row in zip(of_tokens, rows, strict=True)
+                ]
+            found.append(tuple(of_tokens))
         first += 1 + len(span.draft or ())
     return found
 
@@ -101,6 +112,12 @@ def row_logprobs(
         n_threads: for the compiled helper, where it has OpenMP and the rows are worth it.
     """
     if native.available():
+        if max(tops, default=0) > MAX_LOGPROBS:  # the whole vocabulary: its table holds one row at a time
+            return [
+                RowLogprobs(*found)
+                for row, token, top in zip(rows, tokens, tops, strict=True)
+                for found in native.row_logprobs(logits, [row], [token], [top], n_threads)
+            ]
         return [RowLogprobs(*found) for found in native.row_logprobs(logits, rows, tokens, tops, n_threads)]
     return [_row_logprobs(logits[row], token, top) for row, token, top in zip(rows, tokens, tops, strict=True)]
 
@@ -118,3 +135,23 @@ def _row_logprobs(row: Floats, token: int, top: int) -> RowLogprobs:
         rank = 1 + int((row > value).sum() + (row[:token] == value).sum())
         ids += top_of(row, top).tolist() if top else []
     return RowLogprobs(ids, (row[ids].astype(np.float64) - float(largest) - whole).tolist(), rank)
+
+
+def _with_others(found: RowLogprobs, row: Floats, others: tuple[int, ...]) -> RowLogprobs:
+    """The logprobs of a row, and those of further tokens with their ranks; `found` as it is where the logits are no
+    numbers."""
+    if not found.token_ids:
+        return found
+    largest = float(row.max())
+    with np.errstate(over="ignore"):
+        whole = np.log(np.exp(row - np.float32(largest)).sum(dtype=np.float64))
+    ids = np.array(others)
+    values = row[ids]
+    if len(ids) > _MANY:
+        places = np.empty(len(row), np.int64)
+        places[np.argsort(-row, kind="stable")] = np.arange(1, len(row) + 1)
+        ranks = places[ids].tolist()
+    else:
+        ranks = [1 + int((row > value).sum() + (row[:i] == value).sum()) for i, value in zip(ids, values, strict=True)]
+    logprobs = (values.astype(np.float64) - largest - whole).tolist()
+    return found._replace(others=tuple(zip(others, logprobs, ranks, strict=True)))

@@ -218,7 +218,10 @@ class FakeClient:
         token_id = next(run.tokens)
         text = sequence.accept(token_id, now)
         record = sequence.logprobs
-        logprobs = None if record is None else record.add([RowLogprobs([token_id], [0.0], 1)])
+        logprobs = None
+        if record is not None:
+            others = [(other, _UNLIKELY, 2) for other in record.others if other != token_id]
+            logprobs = record.add([RowLogprobs([token_id], [0.0], 1, others)])
         with self._lock:
             self._stats = replace(self._stats, generated_tokens=self._stats.generated_tokens + 1)
         if sequence.finished:
@@ -255,6 +258,7 @@ class _Run:
         return SequenceOutput(self.sequence.request.request_id, token_ids, text, output, logprobs=logprobs)
 
 
+_UNLIKELY = -100.0  # of a token that is not the answer's
 _HALF = -0.6931471805599453  # log(1/2): a token with more than half of the probability is the likeliest
 
 

@@ -168,6 +168,70 @@ def test_those_who_do_not_ask_pay_nothing(monkeypatch):
             assert all(output.logprobs is None for output in engine.step())
 
 
+EVERY = SamplingParams(temperature=0, max_tokens=3, logprobs=-1, prompt_logprobs=-1, ignore_eos=True)
+
+
+def test_all_of_the_vocabulary(reference, raw):
+    [output] = reference.generate("Once upon a time", EVERY)
+    rows = raw.logprobs((*output.prompt_token_ids, *output.token_ids), len(output.prompt_token_ids))
+    check(output, rows, raw.n_vocab, raw.n_vocab, 1e-5)
+    assert all(len(one) == raw.n_vocab for one in output.outputs[0].logprobs)
+    assert sum(math.exp(each.logprob) for each in output.outputs[0].logprobs[0].values()) == pytest.approx(1)
+
+
+CHOSEN = (5, 300, 301, 2047)
+
+
+@pytest.mark.parametrize("also", [None, 0, 3])
+def test_tokens_asked_for_by_id(reference, raw, also):
+    params = SamplingParams(temperature=0, max_tokens=6, logprobs=also, logprob_token_ids=CHOSEN, ignore_eos=True)
+    [output] = reference.generate("Once upon a time", params)
+    assert output.prompt_logprobs is None
+    rows = raw.logprobs((*output.prompt_token_ids, *output.token_ids), len(output.prompt_token_ids))
+    rows = rows[len(output.prompt_token_ids) - 1 :]
+    [completion] = output.outputs
+    for token, one, row in zip(output.token_ids, completion.logprobs, rows, strict=False):
+        order = np.argsort(-row, kind="stable")
+        likeliest = order[: also or 0].tolist()
+        assert {*one} == {token, *CHOSEN, *likeliest}
+        assert next(iter(one)) == token
+        assert set(list(one)[-len(CHOSEN) :]) <= {*CHOSEN, *likeliest}
+        for each, logprob in one.items():
+            assert logprob.logprob == pytest.approx(row[each], abs=1e-5)
+            assert order[logprob.rank - 1] == each
+    assert completion.cumulative_logprob is not None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"isolate": True}, {"speculate": "lookup", "instances": 1, "strategy": "batched"}],
+    ids=["a child", "guesses"],
+)
+def test_they_are_the_same_elsewhere(reference, options):
+    params = SamplingParams(temperature=0, max_tokens=12, logprobs=2, logprob_token_ids=CHOSEN, n=2, ignore_eos=True)
+    asked = ["The cat sat. The cat sat. The cat", "Once"]
+    wanted = reference.generate(asked, params)
+    with LLM("tiny", n_slots=4, **options) as llm:
+        found = llm.generate(asked, params)
+        [whole] = llm.generate("Once", EVERY)
+    for one, other in zip(found, wanted, strict=True):
+        for each, its in zip(one.outputs, other.outputs, strict=True):
+            assert each.token_ids == its.token_ids
+            for told, tell in zip(each.logprobs, its.logprobs, strict=True):
+                assert {token: lp.logprob for token, lp in told.items()} == pytest.approx(
+                    {token: lp.logprob for token, lp in tell.items()}, abs=0.05
+                )
+    assert [len(each) for each in whole.outputs[0].logprobs] == [2048] * 3
+
+
+def test_ids_outside_the_vocabulary_are_that_requests_error(reference):
+    good, bad = reference.generate(
+        ["a", "a"], [SamplingParams(max_tokens=1), {"logprob_token_ids": [5, 10**6]}], errors="return"
+    )
+    assert good.error is None
+    assert "logprob_token_ids has token id 1000000; this model's ids are 0 to 2047" in bad.error
+
+
 def test_too_many_are_that_requests_error(reference):
     many = SamplingParams(max_tokens=1, prompt_logprobs=1024)
     outputs = reference.generate(["a b", [300] * 250], [ASKS, many])

@@ -259,7 +259,7 @@ def _count_logprobs(rest: dict[str, Any]) -> None:
     if count is not None:
         if not wanted:
             raise SamplingError(f"top_logprobs is {show(count)}; it needs logprobs to be true")
-        integer(SamplingError, "top_logprobs", count, 0, MAX_LOGPROBS)
+        integer(SamplingError, "top_logprobs", count, -1, MAX_LOGPROBS)
     if wanted:
         rest["logprobs"] = count or 0
 

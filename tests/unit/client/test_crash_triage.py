@@ -1,5 +1,6 @@
 """The request that ends a child process is found by trying the suspects one at a time."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -285,8 +286,9 @@ def test_nothing_is_emitted_twice():
     assert (last.token_ids, last.text, last.finished) == ((4,), "d", whole)
 
 
-def test_the_next_engine_resumes_after_what_was_emitted():
-    tracked = streamed(logprobs=0)
+@pytest.mark.parametrize("asked", [{"logprobs": 0}, {"logprob_token_ids": [7]}])
+def test_the_next_engine_resumes_after_what_was_emitted(asked):
+    tracked = streamed(**asked)
     tracked.admit(1.0)
     logprobs = ({1: Logprob(-0.5, 1, "a")}, {2: Logprob(-1.5, 2, "b")})
     tracked.new_part(SequenceOutput("a", (1, 2), "ab", logprobs=logprobs))

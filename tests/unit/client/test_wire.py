@@ -99,7 +99,8 @@ def test_outputs_cross_unchanged():
 
 
 def test_logprobs_cross_unchanged():
-    request = Request("r", (1, 2), SamplingParams(logprobs=3, prompt_logprobs=0))
+    request = Request("r", (1, 2), SamplingParams(logprobs=-1, prompt_logprobs=0, logprob_token_ids=[9, 3]))
+    assert request.params.logprob_ids == (3, 9)
     assert unpack_request(across(pack_request(request))[0]).params == request.params
     told = ({3: Logprob(-0.1, 1, "é"), 5: Logprob(-math.inf, 7, "\ufffd")}, {4: Logprob(-2.5, 2, "")})
     completion = CompletionOutput(0, "t", (3, 4), FinishReason.LENGTH, None, told, -2.6)

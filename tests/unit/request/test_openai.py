@@ -60,6 +60,15 @@ def test_a_token_that_is_not_among_the_likeliest_is_not_listed_there():
     assert (token["token"], [t["token"] for t in token["top_logprobs"]]) == ("x", ["Pa"])
 
 
+def test_tokens_asked_for_by_id_are_listed_whatever_their_rank():
+    told = ({9: Logprob(-3.0, 30, "ris"), 7: Logprob(-9.0, 900, "é"), 5: Logprob(-0.2, 1, "Pa")},)
+    completion = CompletionOutput(0, "ris", (9,), FinishReason.LENGTH, None, told)
+    made = RequestOutput("r", None, (1,), (completion,)).to_openai(chat=True)
+    [content] = made["choices"][0]["logprobs"]["content"]
+    assert content["token"] == "ris"
+    assert [each["token"] for each in content["top_logprobs"]] == ["Pa", "é"]
+
+
 def test_a_failure_keeps_its_reason():
     made = RequestOutput.failed(Request("r", (1,)), "too long").to_openai()
     assert made["choices"][0]["finish_reason"] == "error"

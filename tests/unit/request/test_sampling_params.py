@@ -115,7 +115,8 @@ def test_good_values():
         ("dry_allowed_length", 0), ("dry_penalty_last_n", -2), ("dry_sequence_breakers", [1]), ("mirostat", 3),
         ("mirostat_tau", -1), ("mirostat_eta", 2), ("dynatemp_range", -1), ("dynatemp_exponent", 0),
         ("stop_token_ids", [-1]), ("stop_token_ids", "12"), ("include_stop_str_in_output", 1), ("bad_words", [""]),
-        ("bad_words", ["x"] * 1025), ("logprobs", -1), ("logprobs", True), ("prompt_logprobs", 1025),
+        ("bad_words", ["x"] * 1025), ("logprobs", -2), ("logprobs", True), ("prompt_logprobs", 1025),
+        ("logprob_token_ids", []), ("logprob_token_ids", 5), ("logprob_token_ids", [-1]), ("logprob_token_ids", ["a"]),
         ("skip_special_tokens", 0), ("logits_processors", [3]), ("priority", 1.5), ("background", 1),
         ("deadline_s", -1), ("deadline_s", float("inf")), ("overflow", "drop"),
     ],
@@ -362,6 +363,7 @@ def test_max_tokens_says_what_none_means():
         ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 0}, 0), ({"logprobs": False}, None),
         ({"logprobs": None}, None),
         ({"logprobs": False, "top_logprobs": None}, None), ({"logprobs": False, "top_logprobs": 0}, None),
+        ({"logprobs": True, "top_logprobs": -1}, -1), ({"logprobs": -1}, -1),
         ({"top_logprobs": 3}, 3), ({"logprobs": None, "top_logprobs": 3}, 3), ({"logprobs": 4}, 4),
     ],
 )  # fmt: skip

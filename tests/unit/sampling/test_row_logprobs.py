@@ -81,6 +81,27 @@ def test_rows_in_any_order_with_numbers_of_their_own():
     assert found[2].logprobs == pytest.approx(exact(rows[2], 7, 0)[1], abs=1e-6)
 
 
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("nan", "inf")])
+@pytest.mark.parametrize("others", [(0,), (3, 7, 200), tuple(range(0, 1120, 3))])
+def test_other_tokens_have_the_logprob_and_rank_of_a_full_sort(kind, others):
+    row = logits(np.random.default_rng(5), kind, 1120)
+    if not np.isfinite(row.max()):
+        return
+    [found] = row_logprobs(row[None], [0], [9], [2])
+    with_others = module._with_others(found, row, others)
+    assert with_others[:3] == found[:3]
+    assert [each[0] for each in with_others.others] == list(others)
+    for token, logprob, rank in with_others.others:
+        _, [wanted], place = exact(row, token, 0)
+        assert (logprob, rank) == (pytest.approx(wanted, rel=1e-7, abs=1e-6), place)
+
+
+def test_others_of_a_row_that_is_no_numbers_are_none():
+    nothing = RowLogprobs((), (), 0)
+    assert module._with_others(nothing, np.full(9, np.nan, np.float32), (1, 2)) == nothing
+
+
 @needs_helper
 @settings(max_examples=200)
 @given(seed=st.integers(0, 2**32), kind=st.sampled_from(KINDS), size=st.sampled_from(SIZES), top=st.integers(-1, 1024))
@@ -108,3 +129,10 @@ def test_the_token_that_came_is_named_once_and_first():
     row = RowLogprobs([5, 4, 5], [-1.0, -0.5, -1.0], 2)
     named = row.named(lambda token: b"\xff" if token == 5 else b"four")
     assert list(named.items()) == [(5, Logprob(-1.0, 2, "\ufffd")), (4, Logprob(-0.5, 1, "four"))]
+
+
+def test_other_tokens_come_last_and_none_comes_twice():
+    row = RowLogprobs([5, 4, 5], [-1.0, -0.5, -1.0], 2, [(4, -0.5, 1), (9, -3.0, 8)])
+    assert list(row.named(lambda token: b"t%d" % token).items()) == [
+        (5, Logprob(-1.0, 2, "t5")), (4, Logprob(-0.5, 1, "t4")), (9, Logprob(-3.0, 8, "t9")),
+    ]  # fmt: skip

@@ -214,13 +214,13 @@ def test_the_prompt_is_computed_once_for_all_its_continuations(n):
 @pytest.mark.parametrize("first", [0, 3, -1, 4])
 def test_what_nothing_comes_before_is_not_scored(first):
     with pytest.raises(PromptError, match=f"score_from is {first} for 3 tokens; allowed are 1 to 2"):
-        check_logprobs(SamplingParams(), 3, 512, first)
-    check_logprobs(SamplingParams(), 3, 512, 2)
+        check_logprobs(SamplingParams(), 3, 512, 256, first)
+    check_logprobs(SamplingParams(), 3, 512, 256, 2)
 
 
 def test_a_score_is_made_once():
     with pytest.raises(SamplingError, match="n is 2; a request that scores its prompt has 1"):
-        check_logprobs(SamplingParams(n=2), 3, 512, 1)
+        check_logprobs(SamplingParams(n=2), 3, 512, 256, 1)
 
 
 def test_who_does_not_ask_has_no_record_and_no_rows():
@@ -290,9 +290,20 @@ def test_an_aborted_request_tells_what_it_has():
         ({"prompt_logprobs": 1024}, 4097, 8192),
         ({"logprobs": 1024, "max_tokens": None}, 10, 8192),
         ({"logprobs": 1024, "max_tokens": 256, "n": 17}, 10, 4096),
+        ({"logprobs": -1, "max_tokens": 28}, 10, 4096),
+        ({"prompt_logprobs": -1}, 28, 4096),
+        ({"logprob_token_ids": range(100_000), "max_tokens": 42}, 10, 4096),
     ],
 )
 def test_more_than_memory_should_hold_is_refused(params, n_prompt, n_ctx):
     with pytest.raises(SamplingError, match="a request may have 0 to 4194304"):
-        check_logprobs(SamplingParams(**params), n_prompt, n_ctx)
-    check_logprobs(SamplingParams(logprobs=20, prompt_logprobs=20), n_prompt, n_ctx)
+        check_logprobs(SamplingParams(**params), n_prompt, n_ctx, 151_936)
+    check_logprobs(SamplingParams(logprobs=20, prompt_logprobs=20), n_prompt, n_ctx, 151_936)
+
+
+def test_a_whole_vocabulary_says_how_many_it_has():
+    check_logprobs(SamplingParams(logprobs=-1, max_tokens=27), 10, 4096, 151_936)
+    with pytest.raises(SamplingError, match=r"up to 256 \(-1 means 151936\): 38895616 in all; .*lower max_tokens"):
+        check_logprobs(SamplingParams(logprobs=-1), 10, 4096, 151_936)
+    with pytest.raises(SamplingError, match="None and 9 logprob_token_ids for up to 5000000: 45000000 in all"):
+        check_logprobs(SamplingParams(logprob_token_ids=range(9), max_tokens=5_000_000), 1, 2**30, 151_936)

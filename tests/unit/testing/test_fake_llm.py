@@ -199,6 +199,15 @@ def test_logprobs_and_best_of():
     assert output.to_openai()["choices"][0]["logprobs"]["tokens"][:2] == ["x", " y"]
 
 
+def test_logprobs_of_tokens_by_id():
+    llm = FakeLLM(answers="a b")
+    [a, b] = llm.tokenize("a b", add_special=False)
+    [output] = llm.generate("x", {"logprob_token_ids": [a, b]})
+    told = output.outputs[0].logprobs
+    assert [list(each) for each in told[:2]] == [[a, b], [b, a]]
+    assert told[0][b].logprob < told[0][a].logprob == 0
+
+
 def test_score():
     llm = FakeLLM(scores={" Paris": -0.1, " Rome": -5.0})
     scores = llm.score("The capital of France is", [" Paris", " Rome"])
