@@ -168,24 +168,33 @@ def _build(plan: Plan, release: str, home: Path, display: Callable[[str], Displa
     start = time.monotonic()
     say(f"Building llama.cpp for this machine ({plan.backend}), once; this takes some minutes. Log: {log}")
     with tempfile.TemporaryDirectory(dir=home, prefix=_UNFINISHED, ignore_cleanup_errors=True) as temporary:
-        place = Path(temporary)
-        python = _with_pip(place, log)
-        tree = source.patched_tree(log, place, python)
-        _compile(plan, tree, place, log, python, display)
-        package = place / "ready" / binding.PACKAGE
-        libraries = binding.make_package(tree, package, release, marker(plan, release))
-        for library in _made(place / "build"):
-            shutil.copy2(library, libraries / library.name)
-        problem = helper.compile_library(libraries / helper.LIBRARY)
-        if problem:
-            say(f"  the sampler was not compiled, numpy takes its place: {problem}")
-        binding.prove(package)
+        try:
+            package = _made_package(plan, release, Path(temporary), log, display)
+        except KeyboardInterrupt:
+            say("  stopping: what is not whole is removed")  # some thousand files
+            raise
         target = home / plan.key
         if target.exists():  # without its marker: it is not whole
             shutil.rmtree(target)
-        os.replace(place / "ready", target)
+        os.replace(package.parent, target)
     minutes, seconds = divmod(int(time.monotonic() - start), 60)
     say(f"Built in {minutes}:{seconds:02d}")
+
+
+def _made_package(plan: Plan, release: str, place: Path, log: Path, display: Callable[[str], Display] | None) -> Path:
+    """The package, made in a folder of its own in `place`."""
+    python = _with_pip(place, log)
+    tree = source.patched_tree(log, place, python)
+    _compile(plan, tree, place, log, python, display)
+    package = place / "ready" / binding.PACKAGE
+    libraries = binding.make_package(tree, package, release, marker(plan, release))
+    for library in _made(place / "build"):
+        shutil.copy2(library, libraries / library.name)
+    problem = helper.compile_library(libraries / helper.LIBRARY)
+    if problem:
+        say(f"  the sampler was not compiled, numpy takes its place: {problem}")
+    binding.prove(package)
+    return package
 
 
 def marker(plan: Plan, release: str) -> str:

@@ -135,10 +135,11 @@ def test_a_failed_build_is_one_sentence_and_leaves_the_log(compiler, cache, outp
     assert left(cache) == ["lock"]
 
 
-def test_an_interrupted_build_leaves_nothing(compiler, cache, plan):
+def test_an_interrupted_build_leaves_nothing(compiler, cache, plan, capsys):
     compiler.error = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         user_build.make(plan, __version__)
+    assert "stopping: what is not whole is removed" in capsys.readouterr().err
     assert left(cache) == ["lock"]
     compiler.error = None
     assert user_build.make(plan, __version__)[1]
