@@ -6,6 +6,7 @@ from the fields of EngineConfig, so that both always agree.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -14,7 +15,14 @@ from typing import Any, Literal, TypedDict
 
 from llamabatch.chat.formats import check_tags
 from llamabatch.errors import ConfigError
+from llamabatch.gguf.overrides import (
+    TensorOverrides,
+    check_kv_overrides,
+    check_tensor_overrides,
+    expert_overrides,
+)
 from llamabatch.gguf.pooling import POOLINGS
+from llamabatch.gguf.validation import MAX_LAYERS, ROPE_SCALINGS
 from llamabatch.request.adapters import MAX_ADAPTERS, check_name
 from llamabatch.scheduler.policies import POLICIES, STRATEGIES
 from llamabatch.utils.checks import boolean, choice, integer, items, nearest, number, pairs, show, string
@@ -31,6 +39,7 @@ MAX_SLOTS = 256  # LLAMA_MAX_SEQ; seq ids beyond it abort the process
 MAX_BATCH = 2**17
 SPECULATION = ("off", "lookup", "draft")
 MAX_DRAFT = 64
+NUMA = ("off", "distribute", "isolate", "numactl")
 _DIGEST = re.compile("[0-9a-fA-F]{64}")
 _MOST_SHARES = 16  # GPUs
 # Logits of a call that checks guesses: with 152k tokens, 8 guesses for each of 32 slots take 175 MB.
@@ -54,7 +63,22 @@ _RANGES = (
     ("main_gpu", 0, 15),
     ("n_draft", 1, MAX_DRAFT),
     ("max_wait_ms", 0, 60_000),
+    ("n_cpu_moe", 0, MAX_LAYERS),
 )
+# the rotary embedding, as llama_context_params has it; None: as the file says
+_ROPE_NUMBERS = (
+    ("rope_freq_base", 1.0, 1e12),
+    ("rope_freq_scale", 1e-6, 1e3),
+    ("yarn_ext_factor", 0.0, 100.0),
+    ("yarn_attn_factor", 1e-3, 1e3),
+    ("yarn_beta_fast", 0.0, 1e6),
+    ("yarn_beta_slow", 0.0, 1e6),
+)
+ROPE_OPTIONS = ("rope_scaling", *(name for name, _, _ in _ROPE_NUMBERS), "yarn_orig_ctx")
+CONTENT_OPTIONS = (*ROPE_OPTIONS, "kv_overrides")  # what is given of these changes what the model computes
+_OF_THE_FILE: dict[str, Any] = {
+    **dict.fromkeys(ROPE_OPTIONS), "kv_overrides": (), "override_tensor": (), "n_cpu_moe": 0, "cpu_moe": False,
+}  # fmt: skip
 _AUTO_NUMBERS = (
     "n_slots",
     "start_slots",
@@ -65,6 +89,9 @@ _AUTO_NUMBERS = (
     "n_threads",
     "n_threads_batch",
     "instances",
+)
+_BOOLEANS = (
+    *("cache_prefix", "preempt", "use_mmap", "use_mlock", "cpu_moe", "isolate", "profile", "speculate_always"),
 )
 _CHOICES = (
     ("strategy", STRATEGIES),
@@ -116,6 +143,11 @@ class EngineConfig:
     n_gpu_layers: int = _option(-1, "layers on the GPU; -1: all, 0: none")
     main_gpu: int = _option(0, "index of the GPU for tensors that are not split")
     tensor_split: tuple[float, ...] | None = _option(None, "share of the model for each GPU, as 3,1")
+    override_tensor: tuple[tuple[str, str], ...] = _option(
+        (), "places of tensors by patterns of their names, the first that fits, as exps=CPU: CPU or a device"
+    )
+    n_cpu_moe: int = _option(0, "first layers with a mixture of experts that keep the experts in main memory")
+    cpu_moe: bool = _option(False, "keep the experts of all layers in main memory")
     flash_attn: str = _option("auto", "flash attention: on, off, or auto: on where it is fast")
     kv: str = _option("auto", "KV cache: split (cells for each slot), unified (shared by all), or auto: what fits")
     kv_cells: int | Auto = _option("auto", "cells of a unified KV cache, at least n_ctx; auto: what fits")
@@ -135,6 +167,25 @@ class EngineConfig:
         False, "let a request of better priority take the slot of a running one, which continues later"
     )
     use_mmap: bool = _option(True, "map the file instead of reading it")
+    use_mlock: bool = _option(False, "lock the weights in main memory, so that they are never swapped out")
+    numa: str | None = _option(
+        None, f"threads on NUMA nodes, for the whole process, by its first model: {', '.join(NUMA)} (not given: off)"
+    )
+    rope_scaling: str | None = _option(
+        None, f"scaling of the rotary embedding: {', '.join(ROPE_SCALINGS)} (not given: the file's, as all of these)"
+    )
+    rope_freq_base: float | None = _option(None, "base frequency of the rotary embedding")
+    rope_freq_scale: float | None = _option(
+        None, "scale of its frequencies: 0.25 lets n_ctx be 4 times what the model was trained for"
+    )
+    yarn_ext_factor: float | None = _option(None, "YaRN: share of extrapolation, 0: only interpolation")
+    yarn_attn_factor: float | None = _option(None, "factor of the attention, where yarn_ext_factor is 0")
+    yarn_beta_fast: float | None = _option(None, "YaRN: rotations from which on a dimension is not scaled")
+    yarn_beta_slow: float | None = _option(None, "YaRN: rotations up to which a dimension is scaled fully")
+    yarn_orig_ctx: int | None = _option(None, "YaRN: tokens that the model was trained for before it was scaled")
+    kv_overrides: tuple[tuple[str, bool | int | float | str], ...] = _option(
+        (), "other values for the metadata of the file, as tokenizer.ggml.add_bos_token=bool:false"
+    )
     trial: str = _option(
         "auto", "load the file in a child process first: on, off, or auto: unless it is known to load, by its hash"
     )
@@ -168,7 +219,7 @@ class EngineConfig:
             self._keep(name, choice(ConfigError, name, getattr(self, name), known))
         if self.max_queue is not None:
             self._keep("max_queue", integer(ConfigError, "max_queue", self.max_queue, 0, 2**31 - 1, ", or None"))
-        for name in ("cache_prefix", "preempt", "use_mmap", "isolate", "profile", "speculate_always"):
+        for name in _BOOLEANS:
             self._keep(name, boolean(ConfigError, name, getattr(self, name)))
         if self.n_ubatch != "auto" and self.n_ubatch > self.n_batch:
             raise ConfigError(f"n_ubatch is {self.n_ubatch}; it must not exceed n_batch, {self.n_batch}")
@@ -182,6 +233,11 @@ class EngineConfig:
         if self.type_v not in ("f32", "f16", "bf16") and self.flash_attn == "off":
             raise ConfigError(f"type_v is {self.type_v!r}, which needs flash attention; flash_attn is 'off'")
         self._check_speculation()
+        self._check_rope()
+        if self.numa is not None:
+            self._keep("numa", choice(ConfigError, "numa", self.numa, NUMA))
+        self._keep("kv_overrides", check_kv_overrides(self.kv_overrides))
+        self._keep("override_tensor", check_tensor_overrides(self.override_tensor))
         if self.sha256 is not None:
             self._keep("sha256", string(self.sha256) or self.sha256)
             if not isinstance(self.sha256, str) or not _DIGEST.fullmatch(self.sha256):
@@ -217,6 +273,8 @@ class EngineConfig:
         values = dict(options)
         if isinstance(values.get("flash_attn"), bool):
             values["flash_attn"] = "on" if values["flash_attn"] else "off"
+        if isinstance(values.get("numa"), bool):
+            values["numa"] = "distribute" if values["numa"] else "off"
         if "adapters" in values:
             values["adapters"] = _checked_adapters(values["adapters"])
         return cls(model, **values)  # type: ignore[arg-type]  # checked by __post_init__
@@ -233,13 +291,55 @@ class EngineConfig:
         if self.speculate_always and self.speculate == "off":
             raise ConfigError("speculate_always is on, but speculate is 'off'; give 'lookup' or 'draft'")
 
+    def _check_rope(self) -> None:
+        for name, low, high in _ROPE_NUMBERS:
+            if getattr(self, name) is not None:
+                found = number(ConfigError, name, getattr(self, name), low, high, ", or None: as the file says")
+                self._keep(name, float(found))
+        if self.yarn_orig_ctx is not None:
+            found = integer(ConfigError, "yarn_orig_ctx", self.yarn_orig_ctx, 1, MAX_CTX, ", or None: as the file says")
+            self._keep("yarn_orig_ctx", found)
+        scaling = self.rope_scaling
+        if scaling is None:
+            return
+        self._keep("rope_scaling", choice(ConfigError, "rope_scaling", scaling, ROPE_SCALINGS))
+        if scaling == "none" and self.rope_freq_scale is not None:
+            raise ConfigError(f"rope_freq_scale is {self.rope_freq_scale:g}, but rope_scaling is 'none'")
+        extrapolates = self.yarn_ext_factor if self.yarn_ext_factor is not None else float(scaling == "yarn")
+        for name in ("yarn_beta_fast", "yarn_beta_slow"):
+            if getattr(self, name) is not None and not extrapolates:
+                raise ConfigError(f"{name} is {getattr(self, name):g}; it is for rope_scaling='yarn', not {scaling!r}")
+        if self.yarn_attn_factor is not None and extrapolates:  # llama-context.cpp overwrites it
+            raise ConfigError(
+                f"yarn_attn_factor is {self.yarn_attn_factor:g}; llama.cpp works it out from rope_freq_scale unless "
+                "yarn_ext_factor is 0"
+            )
+
+    @property
+    def changes_rope(self) -> bool:
+        """True if an option changes the rotary embedding of the file."""
+        return any(getattr(self, name) is not None for name in ROPE_OPTIONS)
+
+    @property
+    def tensor_overrides(self) -> TensorOverrides:
+        """The rules of override_tensor, then those of n_cpu_moe and cpu_moe."""
+        experts = expert_overrides(None) if self.cpu_moe else expert_overrides(self.n_cpu_moe)
+        return self.override_tensor + experts
+
+    @property
+    def speed_changes(self) -> str:
+        """Options that change what a step computes, or where, as JSON; "" without any."""
+        names = ("override_tensor", "n_cpu_moe", "cpu_moe", "kv_overrides", "numa")
+        given = {name: value for name in names if (value := getattr(self, name))}
+        return json.dumps(given) if given else ""
+
     def asked(self) -> EngineConfig:
         """The same options as a caller would write them: those that cross to a child, and stand in reports."""
         return self
 
     def for_draft_model(self) -> EngineConfig:
-        """The options of the draft model: a split KV cache, no speculation of its own."""
-        return replace(self, kv="split", kv_cells="auto", pooling="auto", **_NO_SPECULATION)
+        """The options of the draft model: a split KV cache, no speculation of its own, its file as it is."""
+        return replace(self, kv="split", kv_cells="auto", pooling="auto", **_NO_SPECULATION, **_OF_THE_FILE)
 
     def for_child(self) -> EngineConfig:
         """The options in a child process, whose parent has tried out the file and compared its digest."""
@@ -282,7 +382,7 @@ class ResolvedConfig(EngineConfig):
         return EngineConfig(**{**vars(self), "kv_cells": self.kv_cells or "auto"})
 
     def for_draft_model(self) -> ResolvedConfig:
-        return replace(self, kv="split", kv_cells=0, pooling="mean", **_NO_SPECULATION)
+        return replace(self, kv="split", kv_cells=0, pooling="mean", **_NO_SPECULATION, **_OF_THE_FILE)
 
     def for_one_engine(self) -> ResolvedConfig:
         """The options of one of several engines in this process, which share the slots; of all others, the same."""
@@ -360,6 +460,9 @@ class EngineOptions(TypedDict, total=False):
     n_gpu_layers: int
     main_gpu: int
     tensor_split: tuple[float, ...] | list[float] | None
+    override_tensor: Mapping[str, str] | str
+    n_cpu_moe: int
+    cpu_moe: bool
     flash_attn: str | bool
     kv: str
     kv_cells: int | Auto
@@ -371,6 +474,17 @@ class EngineOptions(TypedDict, total=False):
     max_wait_ms: int
     preempt: bool
     use_mmap: bool
+    use_mlock: bool
+    numa: str | bool | None
+    rope_scaling: str | None
+    rope_freq_base: float | None
+    rope_freq_scale: float | None
+    yarn_ext_factor: float | None
+    yarn_attn_factor: float | None
+    yarn_beta_fast: float | None
+    yarn_beta_slow: float | None
+    yarn_orig_ctx: int | None
+    kv_overrides: Mapping[str, bool | int | float | str] | str
     trial: str
     sha256: str | None
     extra_bufts: str

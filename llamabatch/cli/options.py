@@ -71,20 +71,22 @@ def engine_options(exclude: tuple[str, ...] = ()) -> Callable[[Command], Command
 
 def _option(field: Field[Any]) -> Callable[[Command], Command]:
     flag = "--" + field.name.replace("_", "-")
-    default = "" if field.default is None else f"  [default: {str(field.default).lower()}]"
+    default = "" if field.default in (None, ()) else f"  [default: {str(field.default).lower()}]"
     text = field.metadata["help"] + default
     # the default is None here: the library chooses the value of an option that is not given
     if isinstance(field.default, bool):
         return click.option(f"{flag}/--no-{flag[2:]}", field.name, default=None, help=text)
-    kind: Any = str
+    kind: Any = str  # also of those that EngineConfig reads from llama.cpp's text
     if field.name == "tensor_split":
         kind = Shares()
     elif field.name == "reasoning_tags":
         kind = Tags()
     elif field.default == "auto" and "int" in str(field.type):
         kind = AutoInt()
-    elif "int" in str(field.type):
+    elif str(field.type).startswith("int"):
         kind = int
+    elif str(field.type).startswith("float"):
+        kind = float
     return click.option(flag, field.name, type=kind, default=None, help=text)
 
 

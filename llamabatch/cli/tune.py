@@ -18,7 +18,10 @@ from llamabatch.utils import interrupts
 from llamabatch.utils.console import check_targets, console, write_json
 
 # options that tuning does not choose and that decide its figures
-_GIVEN = ("n_gpu_layers", "main_gpu", "tensor_split", "type_k", "type_v")
+_GIVEN = (
+    *("n_gpu_layers", "main_gpu", "tensor_split", "type_k", "type_v"),
+    *("override_tensor", "n_cpu_moe", "cpu_moe", "kv_overrides", "use_mmap", "use_mlock", "numa"),
+)
 
 
 @click.command(short_help="Measure and keep the fastest settings of a model.")

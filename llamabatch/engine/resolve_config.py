@@ -8,19 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from llamabatch.config import EngineConfig
-from llamabatch.errors import MemoryPlanError, ModelFileError
+from llamabatch.errors import ConfigError, MemoryPlanError, ModelFileError
 from llamabatch.gguf.header import read_parts
+from llamabatch.gguf.overrides import KvOverrides, check_place, expert_overrides, overridden, places
 from llamabatch.gguf.reader import TensorInfo
 from llamabatch.gguf.resolve import file_bytes
 from llamabatch.gguf.resolve import resolve as resolve_path
 from llamabatch.llama import library
 from llamabatch.llama.tuned_load import profile_for
 from llamabatch.llama.vetting import FileIdentity, ensure_sound
-from llamabatch.planning.capacity import Plan, resolve
+from llamabatch.planning.capacity import Plan, resolve, scaled_ctx
 from llamabatch.planning.machine import Machine
-from llamabatch.planning.memory import MIB
+from llamabatch.planning.memory import MIB, Places
 from llamabatch.planning.model_facts import ModelFacts
 from llamabatch.utils import disk_cache
+from llamabatch.utils.checks import counted, show
 
 HEADERS = "header"  # notes of the headers in the cache
 _VERSION = 3  # of such a note
@@ -50,8 +52,15 @@ def plan(config: EngineConfig, path: Path, *, loaded: bool = False) -> Plan:
 
 def read_facts(config: EngineConfig, path: Path) -> ModelFacts:
     """Facts from the headers of the model and its draft model, and the size of the adapters."""
-    known = ensure_sound(path)  # no arithmetic on the figures of a damaged header
-    facts = replace(facts_of(path, known), adapter_bytes=sum(_adapter_bytes(each) for _, each in config.adapters))
+    # no arithmetic on the figures of a damaged header
+    known = ensure_sound(path, kv_overrides=config.kv_overrides)
+    facts = _with_overrides(path, config.kv_overrides) if config.kv_overrides else facts_of(path, known)
+    facts = replace(
+        facts,
+        adapter_bytes=sum(_adapter_bytes(each) for _, each in config.adapters),
+        n_ctx_scaled=scaled_ctx(config, facts),
+        placed=_placed(config, facts),
+    )
     if config.draft_model is None:
         return facts
     draft = resolve_path(config.draft_model)
@@ -59,6 +68,32 @@ def read_facts(config: EngineConfig, path: Path) -> ModelFacts:
     if draft.samefile(path):  # one file is loaded once
         theirs = replace(theirs, file_bytes=0, tensors=())
     return replace(facts, draft=theirs)
+
+
+def _with_overrides(path: Path, kv_overrides: KvOverrides) -> ModelFacts:
+    first, *others = read_parts(path)
+    return ModelFacts.from_headers(path, (overridden(first, kv_overrides), *others))
+
+
+def _placed(config: EngineConfig, facts: ModelFacts) -> Places:
+    """The GPU of each tensor that override_tensor, cpu_moe or n_cpu_moe names, None for main memory.
+
+    Raises:
+        ConfigError: one of them names no tensor of this file, or a place that this build of llama.cpp does not have.
+    """
+    if not config.tensor_overrides:
+        return ()
+    names = [tensor.name for tensor in facts.tensors]
+    known = library.buffer_types()
+    for pattern, place in config.override_tensor:
+        check_place(place, known)
+        if not places(names, ((pattern, place),)):
+            what = f"override_tensor has the pattern {show(pattern)}"
+            raise ConfigError(f"{what}, which fits none of the {counted(len(names), 'tensor')} of {facts.name}")
+    if (config.cpu_moe or config.n_cpu_moe) and not places(names, expert_overrides(None)):
+        option = "cpu_moe is True" if config.cpu_moe else f"n_cpu_moe is {config.n_cpu_moe}"
+        raise ConfigError(f"{option}, but {facts.name} is no mixture of experts")
+    return tuple((name, known[place].gpu) for name, place in places(names, config.tensor_overrides).items())
 
 
 def _adapter_bytes(path: str) -> int:

@@ -148,10 +148,11 @@ def _read_header(path: Path, _unchanged: tuple[int, int, int]) -> Header:
 
 
 def _texts(values: Mapping[str, Value]) -> dict[str, str]:
-    return {key: _text(value) for key, value in values.items() if not isinstance(value, Items)}
+    return {key: as_text(value) for key, value in values.items() if not isinstance(value, Items)}
 
 
-def _text(value: Number | str | tuple[Number, ...]) -> str:
+def as_text(value: Number | str | tuple[Number, ...]) -> str:
+    """A value as llama.cpp writes it, lists with commas."""
     if isinstance(value, tuple):
-        return ",".join(map(_text, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)  # as llama.cpp writes it
+        return ",".join(map(as_text, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from llamabatch.errors import ModelFileError
 from llamabatch.gguf.header import Header, read_parts
+from llamabatch.gguf.overrides import KvOverrides, overridden
 from llamabatch.gguf.reader import ARRAY, FLOAT32, INT32, TEXT, TOKENS, TYPE_NAMES, Items, TensorInfo, read_texts
 from llamabatch.utils.checks import counted, show
 
@@ -26,7 +27,7 @@ _MAX_SIZE = 2**24
 _NO_WEIGHTS = (9, 15, 24, 25, 26, 27, 28)
 _TABLES = ("tid2eid",)
 _MAX_CTX = 2**31 - 1
-_ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _NO_VOCABULARY = ("none", "no_vocab")
 _NO_ID = 2**32 - 1  # how some files say that there is no such token
@@ -50,14 +51,16 @@ _EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon",
 _ENDS = ("bos", "eos", "eot")  # of other special tokens llama.cpp passes over what is out of range
 
 
-def check_model(path: Path) -> tuple[Header, ...]:
-    """Checks all parts of a model; returns their headers.
+def check_model(path: Path, overrides: KvOverrides = ()) -> tuple[Header, ...]:
+    """Checks all parts of a model; returns their headers, with these other values in the first.
 
     Raises:
+        ConfigError: an override has another type than the file's value.
         ModelFileError: with the file, the field, its value and what is allowed.
         OSError: it cannot be read.
     """
-    headers = read_parts(path)
+    first, *others = read_parts(path)
+    headers = (overridden(first, overrides), *others)
     for header in headers:
         _check_layout(header)
     _check_split(headers)
@@ -135,8 +138,8 @@ def _check_shape(header: Header, tensors: dict[str, TensorInfo]) -> None:
         if isinstance(value, float) and not 0 <= value < math.inf:
             raise _refuse(header, f"{header.architecture}.{key}", value, "it must be a number of at least 0")
     scaling = header.own("rope.scaling.type")
-    if scaling is not None and scaling not in _ROPE_SCALINGS:
-        allowed = f"allowed are {', '.join(_ROPE_SCALINGS)}"
+    if scaling is not None and scaling not in ROPE_SCALINGS:
+        allowed = f"allowed are {', '.join(ROPE_SCALINGS)}"
         raise _refuse(header, f"{header.architecture}.rope.scaling.type", scaling, allowed)
     _check_layers(header, tensors)
     _check_heads(header, tensors)

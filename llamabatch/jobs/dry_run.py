@@ -27,7 +27,7 @@ class DryRunEngine:
     """The part of an engine that a Feed needs: the plan, and the vocabulary of the model. It computes nothing."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self.model = Model(resolve_path(config.model), pooling=config.pooling)
+        self.model = Model(resolve_path(config.model), config, vocab_only=True)
         try:
             self.plan = plan(config, self.model.path)
         except BaseException:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from llamabatch.config import EngineConfig, with_paths
+from llamabatch.config import CONTENT_OPTIONS, EngineConfig, with_paths
 from llamabatch.errors import ConfigError
 from llamabatch.gguf.resolve import resolve
 from llamabatch.jobs.input import sources
@@ -98,6 +98,10 @@ def identity(settings: Settings, inputs: list[Source], known_inputs: object = No
     engine = {name: getattr(settings.config, name) for name in ("n_ctx", "type_k", "type_v")}
     thinking = {name: getattr(settings.config, name) for name in ("reasoning_format", "reasoning_tags")}
     thinking = {name: value for name, value in thinking.items() if value not in ("auto", None)}
+    for name in CONTENT_OPTIONS:
+        value = getattr(settings.config, name)
+        if value not in (None, ()):
+            engine[name] = [list(pair) for pair in value] if isinstance(value, tuple) else value
     adapters = {
         name: {**model_identity(resolve(path)), "scale": (settings.adapters or {}).get(name)}
         for name, path in settings.config.adapters

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llamabatch.config import ResolvedConfig
+from llamabatch.config import ROPE_OPTIONS, ResolvedConfig
 from llamabatch.errors import ConfigError, EngineError
 from llamabatch.llama import kv_state, library, log
 from llamabatch.llama.model import Model
@@ -69,6 +69,7 @@ class Context:
         params.type_v = kv_state.type_number(lib, config.type_v)
         params.kv_unified = self._unified
         params.no_perf = True
+        scale_rope(lib, params, config)
         log.recent_complaints()
         self.handle = lib.llama_init_from_model(model.handle, params)
         if not self.handle:
@@ -179,6 +180,15 @@ class Context:
     def _check(self, slot: int) -> None:
         if not 0 <= slot < self.n_slots:  # llama.cpp would abort the process
             raise ValueError(f"slot {slot} is out of range; allowed are 0 to {self.n_slots - 1}")
+
+
+def scale_rope(lib: Any, params: Any, config: ResolvedConfig) -> None:
+    """Sets the rotary embedding of a context; what is not given stays as in the file."""
+    if config.rope_scaling is not None:
+        params.rope_scaling_type = int(getattr(lib, f"LLAMA_ROPE_SCALING_TYPE_{config.rope_scaling.upper()}"))
+    for name in ROPE_OPTIONS:
+        if name != "rope_scaling" and getattr(config, name) is not None:
+            setattr(params, name, getattr(config, name))
 
 
 def _padded(n_cells: int) -> int:

@@ -14,6 +14,7 @@ from llamabatch.errors import EngineError
 from llamabatch.gguf.pooling import POOLINGS, RANK
 from llamabatch.llama import library, log
 from llamabatch.llama.batch import Batch
+from llamabatch.llama.context import scale_rope
 from llamabatch.llama.model import Model
 from llamabatch.request.adapters import AdapterSet
 
@@ -98,6 +99,7 @@ class Embedder:
         params.n_threads_batch = config.n_threads_batch
         params.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[config.flash_attn]
         params.no_perf = True
+        scale_rope(lib, params, config)
         log.recent_complaints()
         self._handle = lib.llama_init_from_model(self._model.handle, params)
         if not self._handle:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import json
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from llamabatch.config import KV_TYPES, ResolvedConfig
+from llamabatch.config import CONTENT_OPTIONS, KV_TYPES, ResolvedConfig
 from llamabatch.errors import EngineError, InputError
 from llamabatch.gguf.resolve import file_bytes
 from llamabatch.llama import library
@@ -31,6 +32,7 @@ _BLOCKS = {"q8_0": (34, 1), "q4_0": (18, 1), "q4_1": (20, 2), "iq4_nl": (18, 1),
 def facts(model: Model, config: ResolvedConfig) -> dict[str, Any]:
     """All that cells depend on beside their tokens. States of other models and engines differ in one of these."""
     lib: Any = library.load()
+    changes = {name: value for name in CONTENT_OPTIONS if (value := getattr(config, name)) not in (None, ())}
     return {
         "model": fingerprint(model.path),
         "llama_cpp": str(lib.__version__).split("+")[0],
@@ -41,6 +43,7 @@ def facts(model: Model, config: ResolvedConfig) -> dict[str, Any]:
         "type_v": config.type_v,
         "flash_attn": config.flash_attn,
         "adapters": [],
+        "changes": json.dumps(changes) if changes else None,
     }
 
 

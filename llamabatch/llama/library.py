@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from llamabatch.errors import EngineError, SetupError
+from llamabatch.errors import ConfigError, EngineError, SetupError
 from llamabatch.llama import backends, log
 from llamabatch.llama.abi_check import check_layout
 from llamabatch.llama.build_info import build_marker, cpu_library, library_dir
@@ -34,9 +34,12 @@ AMX_PATCH = "0007-amx-can-be-off.patch"
 SPLITTING_PATCH = "0008-split-without-recursion.patch"
 CELLS_PATCH = "0009-cells-cost-nothing-until-used.patch"
 
+_GPUS = ("gpu", "integrated gpu")
+
 _lock = threading.Lock()
 _module: ModuleType | None = None
 _fork_guard = ForkGuard()  # of what llama_backend_init set up
+_numa: str | None = None  # as the first model of this process wanted it
 _amx_off = False  # because the environment said so when llama.cpp was loaded
 
 
@@ -59,6 +62,26 @@ def load(model_bytes: int | None = None, measured: OnLoad = NOTHING_MEASURED) ->
                     _amx_off = names is not None and "AMX" not in names
             _module, _fork_guard = module, ForkGuard()
         return _module
+
+
+def use_numa(strategy: str | None) -> None:
+    """Places the threads of this process on NUMA nodes as the first model wants it; None: as it is, else "off".
+
+    Raises:
+        ConfigError: the first model of this process wanted another strategy.
+    """
+    global _numa
+    module = load()
+    with _lock:
+        if _numa is None:
+            _numa = strategy or "off"
+            if _numa != "off":
+                module.llama_numa_init(int(getattr(module, f"GGML_NUMA_STRATEGY_{_numa.upper()}")))
+        elif strategy not in (None, _numa):
+            raise ConfigError(
+                f"numa is {strategy!r}, but the first model of this process was loaded with {_numa!r}, which holds for "
+                "all of it; give the same, or isolate=True"
+            )
 
 
 @in_forks
@@ -223,6 +246,35 @@ def _devices(module: ModuleType) -> tuple[Device, ...]:
     return tuple(found)
 
 
+@dataclass(frozen=True)
+class BufferType:
+    """A place for tensors: `address` of the ggml_backend_buffer_type; `gpu` is its index among gpu_names(), or None."""
+
+    address: int
+    gpu: int | None
+
+
+def buffer_types() -> dict[str, BufferType]:
+    """The places for tensors by the names of the buffer types of all devices, as "CPU", and of the devices."""
+    library, pointer = load().llama_cpp._lib, ctypes.c_void_p
+    found: dict[str, BufferType] = {}
+    try:
+        get = ctypes.CFUNCTYPE(pointer, ctypes.c_size_t)(("ggml_backend_dev_get", library))
+        type_of = ctypes.CFUNCTYPE(pointer, pointer)(("ggml_backend_dev_buffer_type", library))
+        name = ctypes.CFUNCTYPE(ctypes.c_char_p, pointer)(("ggml_backend_buft_name", library))
+    except (AttributeError, ValueError):
+        return found
+    n_gpus = 0
+    for number, device in enumerate(_devices(load())):
+        is_gpu = device.kind in _GPUS
+        address = type_of(get(number))
+        if address:
+            for each in (_text(name(address)), device.name):
+                found.setdefault(each, BufferType(address, n_gpus if is_gpu else None))
+        n_gpus += is_gpu
+    return found
+
+
 def _extra_buffers(module: ModuleType) -> tuple[str, ...] | None:
     """Names of the buffer types that repack weights; None if they are not known.
 
@@ -319,7 +371,7 @@ def gpu_count() -> int:
 
 def gpu_names() -> tuple[str, ...]:
     """Names of the devices that layers can be offloaded to."""
-    gpus = (device for device in _devices(load()) if device.kind in ("gpu", "integrated gpu"))
+    gpus = (device for device in _devices(load()) if device.kind in _GPUS)
     return tuple(device.description or device.name for device in gpus)
 
 

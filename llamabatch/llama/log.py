@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import atexit
 import collections
+import contextlib
 import ctypes
 import importlib
 import logging
 import sys
 import threading
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -29,12 +31,15 @@ class LogForwarder:
         self._level = logging.DEBUG
         self._pending = ""
         self.complaints: collections.deque[str] = collections.deque(maxlen=20)
+        self.heard: dict[int, list[str]] = {}  # lines of the threads that listen, by their ids
 
     def __call__(self, level: int, text: bytes | None, _user_data: object) -> None:
         if sys.is_finalizing():
             return
         try:
             for line_level, line in self._lines(level, (text or b"").decode("utf-8", "replace")):
+                if self.heard and (heard := self.heard.get(threading.get_ident())) is not None:
+                    heard.append(line)
                 if line_level >= logging.WARNING:
                     self.complaints.append(line)
                 self._target.log(line_level, "%s", line)
@@ -65,6 +70,20 @@ def recent_complaints() -> list[str]:
     while _forwarder.complaints:
         lines.append(_forwarder.complaints.popleft())
     return lines
+
+
+@contextlib.contextmanager
+def listening(module: ModuleType) -> Iterator[list[str] | None]:
+    """Gives a list that fills with all lines that llama.cpp logs from this thread in the block; None if they go to
+    another program's callback."""
+    if not any(known is module for known, _ in _callbacks):
+        yield None
+        return
+    lines = _forwarder.heard[threading.get_ident()] = []
+    try:
+        yield lines
+    finally:
+        del _forwarder.heard[threading.get_ident()]
 
 
 def reason() -> str:

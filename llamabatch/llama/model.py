@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llamabatch.config import EngineConfig
-from llamabatch.errors import EngineClosedError, ModelFileError, PromptError
-from llamabatch.gguf.header import read_header, read_start, read_tensors
+from llamabatch.config import ROPE_OPTIONS, EngineConfig
+from llamabatch.errors import ConfigError, EngineClosedError, ModelFileError, PromptError
+from llamabatch.gguf.header import as_text, read_header, read_start, read_tensors
+from llamabatch.gguf.overrides import KvOverrides, overridden
 from llamabatch.gguf.pooling import RANK, default_pooling, read_labels
 from llamabatch.gguf.reader import TensorInfo, Value
 from llamabatch.gguf.resolve import file_bytes
-from llamabatch.llama import library, log
+from llamabatch.llama import library, log, overrides
 from llamabatch.llama.adapters import Adapters
 from llamabatch.llama.long_words import needed_stack, on_larger_stack, recursive_pre_tokenizer
 from llamabatch.llama.tuned_load import profile_for
@@ -67,10 +68,13 @@ class Model:
         self, path: Path, config: EngineConfig | None = None, *, vocab_only: bool = False, pooling: str = "auto"
     ) -> None:
         self.path = path
+        # kept: what a caller asked for also holds for the vocabulary alone
+        self._kv_overrides: KvOverrides = () if config is None else config.kv_overrides
+        self._changes_rope = config is not None and config.changes_rope
         if config is None:
             ensure_loadable(path)
         else:
-            ensure_loadable(path, config.trial, config.sha256)
+            ensure_loadable(path, config.trial, config.sha256, config.kv_overrides, config.override_tensor)
             pooling = config.pooling
         if vocab_only:
             config = None
@@ -86,12 +90,21 @@ class Model:
         else:
             if profile is not None:
                 config, _ = profile.fill(config)
-            self._tensor_split = _place(self._lib, params, config)  # kept: llama.cpp reads it through a pointer
+            library.use_numa(config.numa)
+            self._native_arrays = _place(self._lib, params, config)  # kept: llama.cpp reads them through pointers
+        if self._kv_overrides:
+            params.kv_overrides = overrides.kv_array(self._lib, self._kv_overrides)  # ctypes keeps it with `params`
         log.recent_complaints()  # forgets those of earlier calls
-        self.handle = self._lib.llama_model_load_from_file(os.fsencode(path), params)
+        with log.listening(self._lib) as lines:
+            self.handle = self._lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self.handle:
             reason = log.reason()
             raise ModelFileError(f"{path} cannot be loaded: {reason}")
+        try:
+            self._check_effects(config, lines)
+        except ConfigError:
+            self._lib.llama_model_free(self.handle)
+            raise
         self.vocab_handle = self._lib.llama_model_get_vocab(self.handle)
         self.metadata: Mapping[str, str] = self._read_metadata()
         self.n_vocab = int(self._lib.llama_vocab_n_tokens(self.vocab_handle))
@@ -126,6 +139,20 @@ class Model:
         self.adapters = Adapters(self._lib, self.handle, self.metadata)
         self.vocabulary = Vocabulary(self.n_vocab, self.is_eog, self.token_bytes, self.all_bytes, self._bos())
 
+    def _check_effects(self, config: EngineConfig | None, lines: list[str] | None) -> None:
+        """Raises ConfigError for an option that has no effect on this model.
+
+        Args:
+            config: None: the vocabulary alone is loaded.
+            lines: llama.cpp's log of the load; None: not known.
+        """
+        if self._kv_overrides and lines is not None:
+            keys = read_start(self.path).texts
+            overrides.check_used(self._kv_overrides, lines, keys, all_read=config is not None)
+        if config is not None and config.changes_rope and self._lib.llama_model_rope_type(self.handle) < 0:
+            given = next(name for name in ROPE_OPTIONS if getattr(config, name) is not None)
+            raise ConfigError(f"{given} is {getattr(config, given)!r}, but {self.path.name} has no rotary embedding")
+
     def _window_in_file(self) -> bool:
         """True if the file names a sliding window. llama.cpp reads none with a vocabulary alone, and not phi3's."""
         arch = self.metadata.get("general.architecture", "")
@@ -144,7 +171,9 @@ class Model:
 
     @property
     def scales_rope(self) -> bool:
-        """True if the rotary embedding scales as it rotates (YaRN, LongRoPE): a rotation by 0 may then change K."""
+        """True if the rotary embedding may scale as it rotates (YaRN, LongRoPE): a rotation by 0 may then change K."""
+        if self._changes_rope:  # maybe so that it scales
+            return True
         architecture = self.metadata.get("general.architecture", "")
         return self.metadata.get(f"{architecture}.rope.scaling.type", "none") not in ("none", "linear")
 
@@ -277,6 +306,7 @@ class Model:
             pairs[key] = _string(
                 lambda buffer, size, i=i: lib.llama_model_meta_val_str_by_index(self.handle, i, buffer, size)
             )
+        pairs.update((key, as_text(value)) for key, value in self._kv_overrides)  # llama.cpp gives the file's
         return pairs
 
     def is_eog(self, token_id: int) -> bool:
@@ -328,7 +358,7 @@ class Model:
     def header(self) -> Mapping[str, Value]:
         """The values of the file's header by their keys. Raises ModelFileError if the file cannot be read any more."""
         try:
-            return read_header(self.path).metadata
+            return overridden(read_header(self.path), self._kv_overrides).metadata
         except OSError as error:
             raise ModelFileError(f"{self.path} cannot be read any more: {error.strerror}") from error
 
@@ -434,18 +464,27 @@ class Model:
         raise AssertionError(f"llama_token_to_piece changed its mind about token {token_id}")
 
 
-def _place(lib: Any, params: Any, config: EngineConfig) -> Any:
-    """Sets the placement of the weights; returns the array that must stay alive during the load, or None."""
+def _place(lib: Any, params: Any, config: EngineConfig) -> list[Any]:
+    """Sets the placement of the weights; returns the arrays that must live as long as the model. Raises ConfigError."""
+    arrays: list[Any] = []
     params.n_gpu_layers = config.n_gpu_layers if config.n_gpu_layers >= 0 else 0x7FFFFFFF
     params.main_gpu = config.main_gpu
     params.use_extra_bufts = config.extra_bufts == "on" or (config.extra_bufts == "auto" and library.extra_bufts_safe())
-    if not config.use_mmap:
+    if config.use_mlock:
+        if not lib.llama_supports_mlock():
+            raise ConfigError("use_mlock is True, but this build of llama.cpp cannot lock memory on this system")
+        params.load_mode = lib.LLAMA_LOAD_MODE_MMAP_MLOCK if config.use_mmap else lib.LLAMA_LOAD_MODE_MLOCK
+    elif not config.use_mmap:
         params.load_mode = lib.LLAMA_LOAD_MODE_NONE
-    if config.tensor_split is None:
-        return None
-    split = (ctypes.c_float * lib.llama_max_devices())(*config.tensor_split)
-    params.tensor_split = split
-    return split
+    if config.tensor_split is not None:
+        split = (ctypes.c_float * lib.llama_max_devices())(*config.tensor_split)
+        params.tensor_split = split
+        arrays.append(split)
+    if config.tensor_overrides:
+        rules = overrides.tensor_array(config.tensor_overrides)
+        params.tensor_buft_overrides = ctypes.addressof(rules)
+        arrays.append(rules)
+    return arrays
 
 
 def _string(read: Any) -> str:

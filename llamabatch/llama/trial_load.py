@@ -1,5 +1,5 @@
-"""A program: `python -m llamabatch.llama.trial_load PATH BYTES` loads a model as an engine does, so that a crash ends
-this process and no engine.
+"""A program: `python -m llamabatch.llama.trial_load PATH BYTES [CHANGES]` loads a model as an engine does, so that a
+crash ends this process and no engine. CHANGES: overrides of values, and patterns of tensors, as JSON.
 
 Exit status 0: the model can be loaded. 3: llama.cpp refused the file; the reason is on stdout as JSON.
 """
@@ -11,13 +11,16 @@ import ctypes
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from llamabatch.errors import InputError
 from llamabatch.gguf.header import read_header, read_tensors
+from llamabatch.gguf.overrides import CPU, KvOverrides
 from llamabatch.gguf.pooling import POOLINGS, RANK, default_pooling, read_labels
 from llamabatch.llama import library, log
+from llamabatch.llama.overrides import kv_array, tensor_array
 from llamabatch.llama.probe import no_core_dump
 from llamabatch.utils.lifetime import end_with_parent
 
@@ -34,13 +37,17 @@ _CONVERSATIONS = (
 _ALL_BYTES = "".join(map(chr, range(1, 0x180))) + " word 12345 漢字 🙂\n"
 
 
-def run(path: Path, n_bytes: int) -> int:
+def run(path: Path, n_bytes: int, kv_overrides: KvOverrides = (), patterns: Sequence[str] = ()) -> int:
     """Load the model, render the chat template, tokenize, write all tokens, make a context, decode: on CPUs, with the
     file mapped."""
     llama = library.load(n_bytes)
     params = llama.llama_model_default_params()
     params.n_gpu_layers = 0
     params.use_extra_bufts = False  # no copies
+    if kv_overrides:
+        params.kv_overrides = kv_array(llama, kv_overrides)
+    rules = tensor_array(tuple((pattern, CPU) for pattern in patterns))
+    params.tensor_buft_overrides = ctypes.addressof(rules)
     model = llama.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
         reason = log.reason()
@@ -133,6 +140,7 @@ if __name__ == "__main__":
     end_with_parent()
     no_core_dump()
     _limit_memory(int(sys.argv[2]))
-    code = run(Path(sys.argv[1]), int(sys.argv[2]))
+    changes = json.loads(sys.argv[3]) if len(sys.argv) > 3 else ((), ())
+    code = run(Path(sys.argv[1]), int(sys.argv[2]), *changes)
     sys.stdout.flush()
     os._exit(code)  # nothing is left to learn from freeing it

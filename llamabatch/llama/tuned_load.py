@@ -17,7 +17,7 @@ def profile_for(path: Path, config: EngineConfig) -> Profile | None:
 
     Loads the library if it is not loaded yet, with the profile's environment, even if the devices then differ.
     """
-    found = profile_store.find(path, config.type_k, config.type_v) if config.profile else None
+    found = profile_store.find(path, config) if config.profile else None
     measured = OnLoad(found.spins, found.amx) if found is not None else NOTHING_MEASURED
     library.load(file_bytes(path), measured)
     if found is None or found.gpus != used_gpus(config):

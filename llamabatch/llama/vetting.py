@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 from llamabatch.errors import ModelFileError
 from llamabatch.gguf.header import Header, part_paths
+from llamabatch.gguf.overrides import KvOverrides, TensorOverrides
 from llamabatch.gguf.validation import check_model
 from llamabatch.planning import machine
 from llamabatch.planning.binding_choice import for_children
@@ -46,7 +47,7 @@ Identity: TypeAlias = "tuple[tuple[str, int, int, int], ...]"
 
 # of this process, where no cache can be written
 _seen: dict[Identity, FileIdentity] = {}
-_loadable: set[Identity] = set()
+_loadable: set[tuple[Identity, str]] = set()  # with what the load changes
 
 
 @dataclass(frozen=True)
@@ -96,35 +97,46 @@ class FileIdentity:
         disk_cache.keep(FILES, self.key, kept)
 
 
-def ensure_loadable(path: Path, trial: str = "auto", sha256: str | None = None) -> None:
+def ensure_loadable(
+    path: Path,
+    trial: str = "auto",
+    sha256: str | None = None,
+    kv_overrides: KvOverrides = (),
+    override_tensor: TensorOverrides = (),
+) -> None:
     """Return if llama.cpp may load the file into this process; raise otherwise.
 
     Args:
         trial: "auto" loads it in a child first unless a kept verdict says that it loads; "on" always; "off" never.
         sha256: the digest that the file, or its parts one after another, must have: 64 hexadecimal digits.
+        kv_overrides, override_tensor: as the load will have them; a verdict holds for the same ones.
 
     Raises:
         ModelFileError: the file is damaged, has another digest, is refused by llama.cpp, or killed the child.
+        ConfigError: an override has another type than the file's value.
     """
-    known = ensure_sound(path, sha256)
-    if trial != "on" and (trial == "off" or known.content == BUNDLED or known.identity in _loadable):
+    known = ensure_sound(path, sha256, kv_overrides)
+    patterns = [pattern for pattern, _ in override_tensor]  # the child has no devices
+    changes = json.dumps([kv_overrides, patterns]) if kv_overrides or patterns else ""
+    is_known = (known.content == BUNDLED and not changes) or (known.identity, changes) in _loadable
+    if trial != "on" and (trial == "off" or is_known):
         return
-    key = _verdict_key(str(known.content))
+    key = _verdict_key(f"{known.content}{changes}")
     kept = disk_cache.read(MODELS, key) if trial == "auto" else None
     if kept is None or not isinstance(kept.get("loads"), bool):
-        kept = _tried(path, known)
+        kept = _tried(path, known, changes)
         if kept.pop("certain"):
             disk_cache.keep(MODELS, key, kept)
     if not kept["loads"]:
         raise ModelFileError(f"{path} {kept.get('why')}")
-    _loadable.add(known.identity)
+    _loadable.add((known.identity, changes))
 
 
-def ensure_sound(path: Path, sha256: str | None = None) -> FileIdentity:
+def ensure_sound(path: Path, sha256: str | None = None, kv_overrides: KvOverrides = ()) -> FileIdentity:
     """Check the headers of a file unless it is known, and its digest if one is given, without llama.cpp.
 
     Raises:
-        ModelFileError: as ensure_loadable.
+        ModelFileError, ConfigError: as ensure_loadable.
     """
     try:
         known = FileIdentity.of(path)
@@ -133,6 +145,8 @@ def ensure_sound(path: Path, sha256: str | None = None) -> FileIdentity:
         if known.content is None:
             known = replace(known, content=content_hash(check_model(path)))
             known.keep()
+        if kv_overrides:
+            check_model(path, kv_overrides)
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read: {error.strerror}") from error
     return known
@@ -172,17 +186,19 @@ def _verdict_key(content: str) -> str:
     return hashlib.sha256(f"{VERSION} {content} {library_id()}".encode()).hexdigest()[:32]
 
 
-def _tried(path: Path, known: FileIdentity) -> dict[str, Any]:
-    """The verdict of a trial load; its entry "certain" is True if it may be kept."""
+def _tried(path: Path, known: FileIdentity, changes: str) -> dict[str, Any]:
+    """The verdict of a trial load; its entry "certain" is True if it may be kept.
+
+    Args:
+        changes: overrides of values and patterns of tensors, as JSON; "" for none.
+    """
     if not sys.executable:
         logger.debug("%s is not tried out: no interpreter is known", path)
         return {"loads": True, "certain": False}
     patience_s = _PATIENCE_S + known.n_bytes / _SLOWEST
     try:
-        child = run_program(
-            PROGRAM, absolute(path), str(known.n_bytes),
-            timeout_s=patience_s, without_gpus=True, environment=for_children(),
-        )  # fmt: skip
+        arguments = [absolute(path), str(known.n_bytes), *([changes] if changes else [])]
+        child = run_program(PROGRAM, *arguments, timeout_s=patience_s, without_gpus=True, environment=for_children())
     except subprocess.TimeoutExpired:
         why = f"could not be loaded by a child process within {patience_s:.0f} s; {_CURE}"
         return {"loads": False, "why": why, "certain": False}

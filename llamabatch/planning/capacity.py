@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from llamabatch.chat.formats import reasoning_of
-from llamabatch.config import MAX_SLOTS, MIN_CTX, EngineConfig, ResolvedConfig
+from llamabatch.config import MAX_CTX, MAX_SLOTS, MIN_CTX, EngineConfig, ResolvedConfig
 from llamabatch.errors import ConfigError, MemoryPlanError
 from llamabatch.gguf.pooling import POOLINGS, RANK
 from llamabatch.planning.machine import Machine
@@ -90,7 +90,8 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
     """Turns "auto" into values: from the profile where there is one, else by rule.
 
     Raises:
-        ConfigError: n_ctx is above what the model was trained for; pooling is "rank" without a classification head.
+        ConfigError: n_ctx is above what the model was trained for, or its scaled rotary embedding reaches; pooling is
+            "rank" without a classification head.
         MemoryPlanError: it does not fit in the memory that is free; the message shows the sum.
     """
     config = config.asked()
@@ -129,6 +130,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
     found = replace(found, start_slots=_start_slots(facts, config, found, machine, reasons))
     tags = reasoning_of(facts.chat_template, config.reasoning_tags, config.reasoning_format)
     family = None if tags is None else tags.family
+    _placement(config, facts, planned(facts, found, machine).memory, machine, reasons)
     plan = replace(planned(facts, found, machine), reasons=reasons, reasoning=family)
     check_fits(plan, machine)
     return plan
@@ -163,6 +165,11 @@ def check_fits(plan: Plan, machine: Machine, share: float = 1.0) -> None:
             f"{mib(plan.data_bytes)} that no file backs are needed, but RLIMIT_DATA leaves {mib(machine.data_bytes)}: "
             f"part of {sums}; raise the limit (ulimit -d), or {cure}"
         )
+    if machine.lockable_bytes is not None and need.locked > machine.lockable_bytes:
+        raise MemoryPlanError(
+            f"use_mlock is True and {mib(need.locked)} of weights are to be locked, but RLIMIT_MEMLOCK leaves "
+            f"{mib(machine.lockable_bytes)}; raise the limit (ulimit -l), or leave use_mlock out"
+        )
     for gpu, there in zip(need.gpus, machine.gpus, strict=False):
         if gpu.total > there.free_bytes * share:
             raise MemoryPlanError(
@@ -183,11 +190,56 @@ def fits(facts: ModelFacts, config: ResolvedConfig, machine: Machine, share: flo
 
 def _n_ctx(config: EngineConfig, facts: ModelFacts, reasons: dict[str, str]) -> int:
     if config.n_ctx == "auto":
-        reasons["n_ctx"] = f"the smaller of {facts.n_ctx_train} (trained) and {MOST_CTX}"
-        return max(MIN_CTX, min(facts.n_ctx_train, MOST_CTX))
-    if config.n_ctx > facts.n_ctx_train:
-        raise ConfigError(f"n_ctx is {config.n_ctx}; {facts.name} was trained for 32 to {facts.n_ctx_train}")
+        is_scaled = config.rope_freq_scale is not None and facts.n_ctx_most > facts.n_ctx_train
+        # another base frequency sets no bound that could be a default
+        n_ctx = facts.n_ctx_most if is_scaled and config.rope_freq_base is None else facts.n_ctx_train
+        source = "scaled" if n_ctx > facts.n_ctx_train else "trained"
+        reasons["n_ctx"] = f"the smaller of {n_ctx} ({source}) and {MOST_CTX}"
+        return max(MIN_CTX, min(n_ctx, MOST_CTX))
+    if config.n_ctx > facts.n_ctx_most:
+        scaled = f", and its scaled rotary embedding reaches {facts.n_ctx_scaled}" if facts.n_ctx_scaled else ""
+        refusal = f"n_ctx is {config.n_ctx}; {facts.name} was trained for 32 to {facts.n_ctx_train}{scaled}"
+        if facts.has_positions:
+            raise ConfigError(f"{refusal}; its table of positions has no more")
+        scale = f"{(facts.n_ctx_orig or facts.n_ctx_train) / config.n_ctx:.4g}"
+        raise ConfigError(
+            f"{refusal}; rope_scaling='yarn' with rope_freq_scale={scale} reaches further, less precisely"
+        )
     return config.n_ctx
+
+
+def scaled_ctx(config: EngineConfig, facts: ModelFacts) -> int:
+    """Tokens that options for the rotary embedding allow; 0 without any that reach further.
+
+    A scale of 1/4 puts 4 positions where the model knows one. A base frequency has no such bound.
+    """
+    if facts.has_positions:
+        return 0
+    if config.rope_freq_base is not None:
+        return MAX_CTX
+    if config.rope_freq_scale is None:
+        return 0
+    return min(
+        MAX_CTX, int((config.yarn_orig_ctx or facts.n_ctx_orig or facts.n_ctx_train) / config.rope_freq_scale + 0.5)
+    )
+
+
+def _placement(
+    config: EngineConfig, facts: ModelFacts, need: Memory, machine: Machine, reasons: dict[str, str]
+) -> None:
+    """Adds what options for the places of tensors change."""
+    name = "override_tensor" if config.override_tensor else "cpu_moe" if config.cpu_moe else "n_cpu_moe"
+    if facts.placed and not (on_gpus := machine.gpu_shares(config.tensor_split) and config.n_gpu_layers):
+        why = "llama.cpp has no GPU here" if not machine.n_gpus else "no layer is on a GPU"
+        reasons[name] = f"{counted(len(facts.placed), 'tensor')}, all in main memory anyway: {why}"
+    elif facts.placed and on_gpus:
+        sizes = {tensor.name: tensor.n_bytes for tensor in facts.tensors}
+        here = sum(sizes.get(tensor, 0) for tensor, gpu in facts.placed if gpu is None)
+        reasons[name] = f"{counted(len(facts.placed), 'tensor')}, {mib(here)} of them in main memory"
+    if config.use_mlock:
+        reasons["use_mlock"] = f"{mib(need.locked)} are locked" + (
+            f"; {mib(need.copies)} of repacked copies are not, unless extra_bufts is 'off'" if need.copies else ""
+        )
 
 
 def _pooling(config: EngineConfig, facts: ModelFacts, reasons: dict[str, str]) -> str:

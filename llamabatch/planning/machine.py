@@ -19,6 +19,7 @@ except ImportError:  # not on Windows
 
 _ROOT = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
+_CAP_IPC_LOCK = 14  # capabilities(7): may lock any memory
 _NO_LIMIT = 2**60  # version 1 writes a number of this size where there is none
 
 
@@ -34,6 +35,7 @@ class Machine:
         lazy_cells: cells of a KV cache take memory, and time, at their first use (native_patches/0009).
         features: repacked formats of the llama.cpp in use; see memory.weights.
         address_space, data_bytes: bytes left of RLIMIT_AS and RLIMIT_DATA; None where they are not set.
+        lockable_bytes: bytes left of RLIMIT_MEMLOCK; None: no limit holds for this process.
         gpus: memory of the GPUs, if NVML lists as many as llama.cpp uses; else empty.
         unified_memory: GPUs use the machine's own memory: Metal.
     """
@@ -48,6 +50,7 @@ class Machine:
     gpus: tuple[Gpu, ...] = ()
     unified_memory: bool = False
     lazy_cells: bool = False
+    lockable_bytes: int | None = None
 
     @classmethod
     def here(
@@ -70,6 +73,7 @@ class Machine:
             known if len(known) == n_gpus else (),
             sys.platform == "darwin",
             lazy_cells,
+            lockable_bytes(),
         )
 
     def gpu_shares(self, tensor_split: tuple[float, ...] | None) -> tuple[float, ...]:
@@ -177,6 +181,21 @@ def address_space_left() -> int | None:
 def data_bytes_left() -> int | None:
     """Bytes left of RLIMIT_DATA; None without such a limit."""
     return _rlimit("RLIMIT_DATA", "data")
+
+
+def lockable_bytes() -> int | None:
+    """Bytes left of RLIMIT_MEMLOCK; None without such a limit, and for a process that may exceed it."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        if int(lines["CapEff"], 16) >> _CAP_IPC_LOCK & 1:
+            return None
+        locked = int(lines["VmLck"].split()[0]) * 1024
+    except (OSError, ValueError, KeyError, IndexError):  # not on macOS
+        locked = 0
+    if resource is None or not hasattr(resource, "RLIMIT_MEMLOCK"):
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    return None if limit == resource.RLIM_INFINITY else max(0, limit - locked)
 
 
 def _rlimit(name: str, used: str) -> int | None:

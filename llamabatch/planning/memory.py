@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
 
 from llamabatch.config import MIN_CTX, ResolvedConfig
 from llamabatch.gguf.pooling import RANK
@@ -20,6 +21,8 @@ TYPE_BYTES = {
     "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32, "q4_1": 20 / 32, "iq4_nl": 18 / 32,
     "q5_0": 22 / 32, "q5_1": 24 / 32,
 }  # fmt: skip
+Places: TypeAlias = "tuple[tuple[str, int | None], ...]"
+
 MIB = 2**20
 CELL_PADDING = 256  # llama.cpp rounds the cells of a slot up to this
 # Measured with CPython 3.11 on Linux, x86-64, tests/long/memory_prediction.py holds the sum against more of them:
@@ -82,6 +85,7 @@ class Memory:
         reclaimable: mapped pages of the file that are not read again, since a copy is used: the system may take them.
         data: the part of all this that no file backs.
         loading: the part of the file that is mapped during the load only; not in `total`.
+        locked: the part that use_mlock locks: from the start of a mapped file to the last tensor that is used in place.
     """
 
     weights: int
@@ -95,6 +99,7 @@ class Memory:
     reclaimable: int = 0
     data: int = 0
     loading: int = 0
+    locked: int = 0
     gpus: tuple[GpuNeed, ...] = ()
 
     @property
@@ -163,7 +168,8 @@ def memory(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float
     per_cell = facts.k_values * TYPE_BYTES[config.type_k] + facts.v_values * TYPE_BYTES[config.type_v]
     layers = facts.layers or (Layer(facts.k_values, facts.v_values, facts.state_values),)
     kept = [_kept(layer, config, cells, 1 if unified else n_slots, n_slots) for layer in layers]
-    sorted_weights = _sorted(facts)
+    placed = facts.placed if gpu_shares else ()  # else all are in main memory
+    sorted_weights = _sorted(facts, frozenset(name for name, _ in placed))
     devices = _devices(config, len(layers), gpu_shares)
     graph, untouched, work = _pass(facts, config, n_slots, cells)
     logits = _logits(facts, config, n_slots)
@@ -183,18 +189,32 @@ def memory(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float
         layout += f", and those of {start} while it grows"
     if facts.state_values:
         layout = f"{layout} and states" if per_cell else f"{n_slots} states"
-    gpus = tuple(_on_gpu(number, devices, sorted_weights, kept, graph, draft) for number in range(len(gpu_shares)))
+    sizes = {tensor.name: tensor for tensor in facts.tensors} if placed else {}
+    gpus = tuple(
+        _on_gpu(
+            number,
+            devices,
+            sorted_weights,
+            kept,
+            graph,
+            draft,
+            sum(sizes[name].n_bytes for name, gpu in placed if gpu == number),
+        )
+        for number in range(len(gpu_shares))
+    )
     moved = sum(gpu.weights for gpu in gpus) - sum(g.weights for g in (draft.gpus if draft else ()))
     kept_here = sum(n for n, device in zip(kept, devices, strict=False) if device is None)
     copies = sum(n for n, device in zip(sorted_weights.copies, devices, strict=False) if device is None)
-    compute = (graph if None in devices else 0) + work + logits
+    copies += sum(_copy(sizes[name], facts.features) for name, gpu in placed if gpu is None)
+    computes_here = None in devices or any(gpu is None for _, gpu in placed)
+    compute = (graph if computes_here else 0) + work + logits
     vocabulary = (facts.n_vocab * _TOKEN_BYTES if facts.file_bytes else 0) + facts.adapter_bytes + ENGINE_BYTES
-    files = _in_files(facts, tuple(device is None for device in devices), facts.file_bytes - moved)
+    files = _in_files(facts, tuple(device is None for device in devices), facts.file_bytes - moved, placed)
     here = files.mapped if config.use_mmap else files.used
     embeddings = _embeddings(facts, config)
     if facts.is_encoder or config.pooling == RANK:
         kept_here, compute, layout = 0, embeddings, "none: an encoder" if facts.is_encoder else "none: it ranks texts"
-    reclaimable = files.mapped - files.used + files.embedding if config.use_mmap else 0
+    reclaimable = files.mapped - files.used + files.embedding if config.use_mmap and not config.use_mlock else 0
     theirs = draft.total - ENGINE_BYTES if draft is not None else 0
     private = kept_here + compute + untouched + copies + vocabulary + (draft.data if draft is not None else 0)
     return Memory(
@@ -209,28 +229,40 @@ def memory(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float
         reclaimable=reclaimable,
         data=private if config.use_mmap else private + here,
         loading=facts.file_bytes - here if config.use_mmap else 0,
+        locked=_locked(facts, files, config),
         gpus=gpus,
     )
 
 
 @lru_cache(maxsize=16)
-def _sorted_tensors(facts: ModelFacts) -> Weights:
-    return weights(facts.tensors, facts.n_layer, facts.features)
+def _sorted_tensors(facts: ModelFacts, placed: frozenset[str]) -> Weights:
+    return weights(facts.tensors, facts.n_layer, facts.features, placed)
 
 
 @lru_cache(maxsize=16)
-def _in_files(facts: ModelFacts, on_cpu: tuple[bool, ...], file_bytes: int) -> Files:
+def _in_files(facts: ModelFacts, on_cpu: tuple[bool, ...], file_bytes: int, placed: Places) -> Files:
     """As in_files; where the tensors are not known, `file_bytes` stay."""
     if not facts.tensors:
         return Files(file_bytes, file_bytes, 0)
-    return in_files(facts.tensors, facts.parts, facts.n_layer, facts.features, on_cpu)
+    here = {name: gpu is None for name, gpu in placed}
+    return in_files(facts.tensors, facts.parts, facts.n_layer, facts.features, on_cpu, here)
 
 
-def _sorted(facts: ModelFacts) -> Weights:
+def _sorted(facts: ModelFacts, placed: frozenset[str]) -> Weights:
     """The weights by layer; all in one layer where the tensors are not known."""
     if facts.tensors:
-        return _sorted_tensors(facts)
+        return _sorted_tensors(facts, placed)
     return Weights((facts.file_bytes,), (0,))
+
+
+def _locked(facts: ModelFacts, files: Files, config: ResolvedConfig) -> int:
+    """Bytes that use_mlock locks. llama.cpp locks no repacked copies: their buffers are not those of a host."""
+    if not config.use_mlock:
+        return 0
+    if not config.use_mmap:
+        return files.used
+    before = facts.file_bytes - sum(tensor.n_bytes for tensor in facts.tensors)  # the headers
+    return min(facts.file_bytes, before + files.ends) if files.ends else 0
 
 
 def _kept(layer: Layer, config: ResolvedConfig, cells: int, streams: int, n_slots: int) -> int:
@@ -295,13 +327,23 @@ def _devices(config: ResolvedConfig, n_layer: int, shares: Sequence[float]) -> l
 
 
 def _on_gpu(
-    number: int, devices: list[int | None], parts: Weights, kept: list[int], graph: int, draft: Memory | None
+    number: int,
+    devices: list[int | None],
+    parts: Weights,
+    kept: list[int],
+    graph: int,
+    draft: Memory | None,
+    placed: int,
 ) -> GpuNeed:
-    """The share of one GPU. Untested: no figure of a GPU was ever compared with this."""
-    used = any(device == number for device in devices)
+    """The share of one GPU. Untested: no figure of a GPU was ever compared with this.
+
+    Args:
+        placed: bytes of tensors that override_tensor puts there.
+    """
+    used = placed > 0 or any(device == number for device in devices)
     need = GpuNeed(
         number,
-        sum(n for n, device in zip(parts.layers, devices, strict=False) if device == number),
+        placed + sum(n for n, device in zip(parts.layers, devices, strict=False) if device == number),
         sum(n for n, device in zip(kept, devices, strict=False) if device == number),
         graph if used else 0,
     )
@@ -343,17 +385,22 @@ class Weights:
     largest: int = 0
 
 
-def weights(tensors: Iterable[TensorInfo], n_layer: int, features: frozenset[str]) -> Weights:
+def weights(
+    tensors: Iterable[TensorInfo], n_layer: int, features: frozenset[str], placed: frozenset[str] = frozenset()
+) -> Weights:
     """The weights of a model by layer, and which of them llama.cpp keeps a second, repacked copy of.
 
     Args:
         features: of "amx", "avx2", "avx512", "neon", and with native_patches/0006 "rows" (AVX2) and "vnni512" (AVX-512
             VNNI), those for which this build of llama.cpp repacks; empty: none.
+        placed: names of tensors to leave out: override_tensor has a place for them.
     """
     found = {tensor.name: tensor for tensor in tensors}
     layers, copies = [0] * (n_layer + 1), [0] * (n_layer + 1)
     rest = 0
     for tensor in found.values():
+        if tensor.name in placed:
+            continue
         layer = _layer(tensor.name, n_layer)
         if layer is None:
             rest += tensor.n_bytes
@@ -374,37 +421,48 @@ class Files(NamedTuple):
             the file first, then unmaps both ends: llama-model-loader.cpp, load_all_data.
         used: the tensors among them that are used in place. Without mapping they are all that is kept.
         embedding: the part of `used` that is only looked up, since the logits are made with a copy.
+        ends: from the first tensor of each file to the last that is used in place.
     """
 
     mapped: int
     used: int
     embedding: int
+    ends: int = 0
 
 
 def in_files(
-    tensors: Sequence[TensorInfo], parts: Sequence[int], n_layer: int, features: frozenset[str], on_cpu: Sequence[bool]
+    tensors: Sequence[TensorInfo],
+    parts: Sequence[int],
+    n_layer: int,
+    features: frozenset[str],
+    on_cpu: Sequence[bool],
+    placed: Mapping[str, bool] = MappingProxyType({}),
 ) -> Files:
     """The part of the files that stays where tensors have repacked copies, or lie on GPUs.
 
     Args:
         parts: number of tensors in each file; empty: there is one file.
         on_cpu: for each layer, and last for the output, True if it lies in main memory.
+        placed: the same for the tensors of override_tensor, by name.
     """
-    mapped = used = embedding = start = 0
+    mapped = used = embedding = ends = start = 0
     tied = all(tensor.name != _OUTPUT for tensor in tensors)
     for count in parts or (len(tensors),):
         kept = []
         for tensor in tensors[start : start + count]:
             layer = _layer(tensor.name, n_layer)
-            if (layer is None or on_cpu[layer]) and not _copy(tensor, features):
+            here = placed.get(tensor.name, layer is None or on_cpu[layer])
+            if here and not _copy(tensor, features):
                 kept.append(tensor)
                 if tensor.name == _EMBEDDING and tied and _copy(tensor, features, tied=True):
                     embedding = tensor.n_bytes
         if kept:
-            mapped += max(each.offset + each.n_bytes for each in kept) - min(each.offset for each in kept)
+            end = max(each.offset + each.n_bytes for each in kept)
+            mapped += end - min(each.offset for each in kept)
+            ends += end
         used += sum(each.n_bytes for each in kept)
         start += count
-    return Files(mapped, used, embedding)
+    return Files(mapped, used, embedding, ends)
 
 
 def _layer(name: str, n_layer: int) -> int | None:

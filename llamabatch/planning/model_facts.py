@@ -45,6 +45,10 @@ class ModelFacts:
         features: repacked formats, as in memory.weights; empty: none.
         adapter_bytes: size of the adapters' files.
         chat_template: jinja2 source; None: the file has none.
+        n_ctx_orig: as n_ctx_train, before the rotary embedding was scaled; 0 where the file does not say.
+        n_ctx_scaled: tokens that options for the rotary embedding allow; 0 without them.
+        has_positions: the model looks positions up in a table, beyond whose end llama.cpp aborts.
+        placed: the GPU of each tensor that override_tensor names, by name; None: main memory.
     """
 
     name: str
@@ -68,6 +72,15 @@ class ModelFacts:
     features: frozenset[str] = frozenset()
     adapter_bytes: int = 0
     chat_template: str | None = None
+    n_ctx_orig: int = 0
+    n_ctx_scaled: int = 0
+    has_positions: bool = False
+    placed: tuple[tuple[str, int | None], ...] = ()
+
+    @property
+    def n_ctx_most(self) -> int:
+        """Tokens that a request may use at most."""
+        return max(self.n_ctx_train, self.n_ctx_scaled)
 
     @property
     def n_layer(self) -> int:
@@ -104,6 +117,7 @@ class ModelFacts:
             pooling=default_pooling(metadata, tensors),
             names_pooling=declared_pooling(metadata) is not None,
             has_head=head_width(tensors) > 0,
+            has_positions=any(tensor.name.startswith("position_embd") for tensor in tensors),
         )
 
     @classmethod
@@ -120,6 +134,7 @@ class ModelFacts:
             n_head=max(1, _first(own, "attention.head_count", 1)),
             n_vocab=n_vocab,
             n_ctx_train=_first(own, "context_length", MOST_CTX),
+            n_ctx_orig=_first(own, "rope.scaling.original_context_length", 0),
             state_values=sum(layer.state_values for layer in layers),
             chat_template=metadata.get("tokenizer.chat_template"),
         )

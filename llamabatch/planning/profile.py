@@ -29,6 +29,7 @@ class ProfileKey:
         cpu, cpu_flags, cores: name of the CPU, a hash of its flags, and the number of cores that a process may use.
         library: version and build of llama-cpp-python.
         type_k, type_v: types of the KV cache, which decide the cost of attention.
+        changes: options that change what a step computes, or where: EngineConfig.speed_changes.
     """
 
     shape: ModelShape
@@ -38,11 +39,15 @@ class ProfileKey:
     library: str
     type_k: str
     type_v: str
+    changes: str = ""
 
     @property
     def digest(self) -> str:
         """A hash of the key, the name of the profile's file."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        facts = dataclasses.asdict(self)
+        if not self.changes:  # as before there were any
+            del facts["changes"]
+        text = json.dumps(facts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 

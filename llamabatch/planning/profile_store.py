@@ -12,6 +12,7 @@ import logging
 import tempfile
 from pathlib import Path
 
+from llamabatch.config import EngineConfig
 from llamabatch.errors import ModelFileError, SetupError
 from llamabatch.gguf.shape import read_shape
 from llamabatch.planning import binding_choice
@@ -31,12 +32,12 @@ def folder() -> Path:
     return paths.cache_dir() / "profiles"
 
 
-def find(model: Path, type_k: str, type_v: str) -> Profile | None:
-    """The profile of a model file on this machine with these cache types; None: none can be read."""
+def find(model: Path, config: EngineConfig) -> Profile | None:
+    """The profile of a model file on this machine with these options; None: none can be read."""
     if not folder().is_dir():
         return None  # nothing was tuned here: the header need not be read
     try:
-        key = key_of(model, type_k, type_v)
+        key = key_of(model, config)
     except (OSError, ModelFileError) as error:
         logger.debug("the model has no profile: %s", error)
         return None
@@ -85,9 +86,9 @@ def here() -> list[Profile]:
     return sorted(mine, key=lambda profile: profile.created, reverse=True)
 
 
-def key_of(model: Path, type_k: str, type_v: str) -> ProfileKey:
-    """The key of the profile of this file, here. Raises OSError and ModelFileError."""
-    return ProfileKey(read_shape(model), *_machine_key(), type_k, type_v)
+def key_of(model: Path, config: EngineConfig) -> ProfileKey:
+    """The key of the profile of this file with these options, here. Raises OSError and ModelFileError."""
+    return ProfileKey(read_shape(model), *_machine_key(), config.type_k, config.type_v, config.speed_changes)
 
 
 def file_of(key: ProfileKey) -> Path:

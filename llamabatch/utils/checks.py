@@ -45,7 +45,7 @@ def integer(error: type[InputError], name: str, value: object, low: int, high: i
     Args:
         other: another allowed value, for the message: ", or None".
     """
-    whole = _plain(value)
+    whole = plain(value)
     if isinstance(whole, bool) or not isinstance(whole, int) or not low <= whole <= high:
         raise error(f"{name} is {show(value)}; give a whole number from {low} to {high}{other}")
     return whole
@@ -53,20 +53,20 @@ def integer(error: type[InputError], name: str, value: object, low: int, high: i
 
 def number(error: type[InputError], name: str, value: object, low: float, high: float, other: str = "") -> float:
     """The value as a plain float or int; arguments and errors as `integer`."""
-    plain = _plain(value)
-    if isinstance(plain, bool) or not isinstance(plain, (int, float)) or plain != plain or abs(plain) == math.inf:
+    found = plain(value)
+    if isinstance(found, bool) or not isinstance(found, (int, float)) or found != found or abs(found) == math.inf:
         raise error(f"{name} is {show(value)}; give a number from {low:g} to {high:g}{other}")
-    if not low <= plain <= high:
+    if not low <= found <= high:
         raise error(f"{name} is {show(value)}; it must lie from {low:g} to {high:g}{other}")
-    return plain
+    return found
 
 
 def boolean(error: type[InputError], name: str, value: object) -> bool:
     """The value as a plain bool, also of numpy's. Raises `error`."""
-    plain = _plain(value)
-    if not isinstance(plain, bool):
+    found = plain(value)
+    if not isinstance(found, bool):
         raise error(f"{name} is {show(value)}; give True or False")
-    return plain
+    return found
 
 
 def choice(error: type[InputError], name: str, value: object, known: Iterable[str]) -> str:
@@ -112,7 +112,7 @@ def pairs(value: object, most: int) -> list[tuple[Any, Any]] | None:
     return [(first, second) for first, second in found] if len(found) == len(entries) else None
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
     """A number of numpy or of a subclass as Python's own; any other value unchanged, None if reading it raises."""
     if type(value) in (int, float, bool):
         return value

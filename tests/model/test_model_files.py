@@ -46,12 +46,12 @@ def test_a_model_in_parts_is_opened_by_its_first(whole, parts, options):
 
 
 def test_what_a_profile_is_for_counts_all_parts(parts):
-    first = profile_store.key_of(parts, "f16", "f16")
+    first = profile_store.key_of(parts, EngineConfig("m"))
     assert first.shape.file_bytes == file_bytes(parts)
-    assert profile_store.key_of(parts, "f16", "f16") == first
+    assert profile_store.key_of(parts, EngineConfig("m")) == first
     longest = max(parts.parent.iterdir())
     longest.write_bytes(longest.read_bytes() + bytes(32))
-    assert profile_store.key_of(parts, "f16", "f16") != first
+    assert profile_store.key_of(parts, EngineConfig("m")) != first
 
 
 def test_parts_that_are_missing_or_damaged_are_named_before_the_load(parts):

@@ -43,7 +43,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def keep(**values):
-    key = profile_store.key_of(resolve("tiny"), "f16", "f16")
+    key = profile_store.key_of(resolve("tiny"), EngineConfig("m"))
     profile_store.keep(Profile(key, "2026-01-02", "tiny", **values))
 
 
@@ -55,7 +55,7 @@ def test_tuned_once_used_from_then_on(cache):
     assert report.latency.rows == report.best_rows == report.profile.latency_rows
     assert report.latency.prompt_ms > 0
     assert report.file.is_relative_to(cache)
-    assert profile_store.find(resolve("tiny"), "f16", "f16") == report.profile
+    assert profile_store.find(resolve("tiny"), EngineConfig("m")) == report.profile
     assert started() == []
     with LLM("tiny", strategy="batched", n_ctx=256) as llm:
         assert llm.plan.config.n_slots == report.best_rows

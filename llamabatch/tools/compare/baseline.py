@@ -10,6 +10,7 @@ a larger n_batch would only cost it memory, and flash attention is slower on CPU
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import sys
 import time
@@ -18,11 +19,12 @@ from typing import Any
 
 from llamabatch.client.parent_link import ParentLink
 from llamabatch.client.wire import pack_output, unpack_config, unpack_request
-from llamabatch.config import EngineConfig
+from llamabatch.config import ROPE_OPTIONS, EngineConfig
 from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import ModelFileError
 from llamabatch.gguf.resolve import file_bytes, resolve
 from llamabatch.llama import library
+from llamabatch.llama.overrides import tensor_array
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, Timings
 from llamabatch.request.request import Request
 
@@ -33,7 +35,12 @@ class Loop:
     def __init__(self, config: EngineConfig) -> None:
         path = resolve(config.model)
         self._module = library.load(file_bytes(path))
-        self._choose_buffers(config)
+        self._change_defaults(config)
+        library.use_numa(config.numa)
+        rope = {name: getattr(config, name) for name in ROPE_OPTIONS if getattr(config, name) is not None}
+        if "rope_scaling" in rope:
+            name = f"LLAMA_ROPE_SCALING_TYPE_{rope.pop('rope_scaling').upper()}"
+            rope["rope_scaling_type"] = int(getattr(self._module, name))
         try:
             self._llama = self._module.Llama(
                 str(path),
@@ -44,10 +51,13 @@ class Loop:
                 main_gpu=config.main_gpu,
                 tensor_split=list(config.tensor_split) if config.tensor_split else None,
                 use_mmap=config.use_mmap,
+                use_mlock=config.use_mlock,
+                kv_overrides=dict(config.kv_overrides) or None,
                 flash_attn=config.flash_attn == "on",
                 type_k=self._ggml_type(config.type_k),
                 type_v=self._ggml_type(config.type_v),
                 verbose=False,
+                **rope,
             )
         except ValueError as error:  # llama_cpp.Llama raises it for a file or a context that it cannot make
             raise ModelFileError(f"llama_cpp.Llama refuses {path}: {error}") from error
@@ -99,19 +109,21 @@ class Loop:
             self._tokens.append(int(token))
             yield token
 
-    def _choose_buffers(self, config: EngineConfig) -> None:
-        """Turn the extra buffers off where they crash; llama_cpp.Llama has no option for it."""
-        if config.extra_bufts == "on" or (config.extra_bufts == "auto" and library.extra_bufts_safe()):
-            return
+    def _change_defaults(self, config: EngineConfig) -> None:
+        """Turns the extra buffers off where they crash, and places tensors: llama_cpp.Llama has no option for it."""
+        repacks = config.extra_bufts == "on" or (config.extra_bufts == "auto" and library.extra_bufts_safe())
+        self._rules = tensor_array(config.tensor_overrides)
         binding = self._module.llama_cpp
         defaults = binding.llama_model_default_params
 
-        def without_extra_buffers() -> Any:
+        def changed() -> Any:
             params = defaults()
-            params.use_extra_bufts = False
+            params.use_extra_bufts = repacks
+            if config.tensor_overrides:
+                params.tensor_buft_overrides = ctypes.addressof(self._rules)
             return params
 
-        binding.llama_model_default_params = without_extra_buffers
+        binding.llama_model_default_params = changed
 
     def _ggml_type(self, name: str) -> int:
         return int(getattr(self._module, f"GGML_TYPE_{name.upper()}"))

@@ -120,8 +120,9 @@ def run(settings: Settings, progress: Progress) -> Report:
     """
     with no_child_left():
         path = resolve(settings.model)
-        with closing(Model(path)) as vocabulary:
-            n_ctx = plan(settings.config("sequential"), path).config.n_ctx
+        config = settings.config("sequential")
+        with closing(Model(path, config, vocab_only=True)) as vocabulary:
+            n_ctx = plan(config, path).config.n_ctx
             workload = load(settings.prompts, vocabulary, n_ctx)
             model_name = vocabulary.metadata.get("general.name", path.name)
         rows, sized = _measure_all(settings, workload, progress)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from llamabatch.config import MAX_SLOTS, ResolvedConfig
+from llamabatch.config import MAX_CTX, MAX_SLOTS, ResolvedConfig
 from llamabatch.planning.capacity import MEMORY_SHARE, Plan, fits, planned
 from llamabatch.planning.machine import Machine
 from llamabatch.planning.memory import mib, padded
@@ -24,8 +24,11 @@ _LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 
 
 def lengths(facts: ModelFacts, *asked: int) -> tuple[int, ...]:
-    """Context lengths worth a row: powers of two up to what the model was trained for, and those asked for."""
-    most = facts.n_ctx_train
+    """Context lengths worth a row: powers of two up to what the model was trained for, or its scaled positions reach,
+    and those asked for."""
+    most = facts.n_ctx_most
+    if most == MAX_CTX:  # another base frequency: no bound
+        most = max((facts.n_ctx_train, *asked))
     return tuple(sorted({n for n in (*_LENGTHS, most, *asked) if 32 <= n <= most}))
 
 

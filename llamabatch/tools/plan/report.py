@@ -14,7 +14,8 @@ from llamabatch.planning.memory import PROCESS_BYTES, Memory
 SCHEMA_VERSION = 1
 ENGINE = (
     *("strategy", "instances", "n_slots", "n_ctx", "kv", "kv_cells", "type_k", "type_v", "n_ubatch", "flash_attn"),
-    *("n_threads", "n_threads_batch", "n_gpu_layers", "extra_bufts", "use_mmap"),
+    *("n_threads", "n_threads_batch", "n_gpu_layers", "extra_bufts", "use_mmap", "use_mlock"),
+    *("rope_scaling", "rope_freq_base", "rope_freq_scale"),
 )
 
 
@@ -145,6 +146,7 @@ def _machine(report: Report) -> Mapping[str, Any]:
         "assumed": report.given_bytes is not None,
         "address_space": machine.address_space,
         "data_bytes": machine.data_bytes,
+        "lockable_bytes": machine.lockable_bytes,
         "repacks_for": sorted(machine.features),
         "gpus": [dataclasses.asdict(gpu) for gpu in machine.gpus],
     }

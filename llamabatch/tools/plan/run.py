@@ -128,10 +128,10 @@ def answer(question: Question) -> Report:
 
 def _context_for(prompts: Lengths, facts: ModelFacts) -> int:
     """The n_ctx for these prompts. Raises ConfigError where it exceeds the model's training."""
-    if prompts.n_ctx > facts.n_ctx_train:
+    if prompts.n_ctx > facts.n_ctx_most:
         raise ConfigError(
             f"the longest prompt of {prompts.source} has {prompts.longest} tokens, and {prompts.output} are to follow; "
-            f"{facts.name} was trained for {facts.n_ctx_train}"
+            f"{facts.name} was trained for {facts.n_ctx_most}"
         )
     return max(32, prompts.n_ctx)
 
@@ -141,7 +141,7 @@ def _lengths(question: Question, path: Path) -> Lengths:
     from llamabatch.tools.workload import load  # with the library
 
     assert question.prompts is not None
-    with closing(Model(path)) as vocabulary:
+    with closing(Model(path, question.config(), vocab_only=True)) as vocabulary:
         found = sorted(len(ids) for ids in load(question.prompts, vocabulary, MAX_CTX).prompts)
 
     def at(share: float) -> int:

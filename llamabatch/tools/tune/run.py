@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import psutil
 
 from llamabatch.config import EngineConfig, ResolvedConfig, with_paths
-from llamabatch.engine.resolve_config import plan
+from llamabatch.engine.resolve_config import plan, read_facts
 from llamabatch.errors import ConfigError, EngineError
 from llamabatch.gguf.resolve import resolve
 from llamabatch.llama.environment import amx_is_off, environment_defaults
@@ -98,8 +98,9 @@ def run(settings: Settings, progress: Progress) -> Report:
     path = resolve(settings.model)
     profile_store.check_writable()
     load = psutil.getloadavg()[0]
-    facts = ModelFacts.read(path)
-    config = replace(settings.config(), n_ctx=max(32, min(_CELLS, facts.n_ctx_train)), n_slots=1)
+    config = settings.config()
+    facts = read_facts(config, path)
+    config = replace(config, n_ctx=max(32, min(_CELLS, facts.n_ctx_train)), n_slots=1)
     ruled = plan(config, path).config
     with no_child_left(), Children(ruled, _room(facts, ruled)) as children:
         tuner = Tuner(settings, ruled, facts, children, progress)
@@ -141,7 +142,9 @@ def _profile(
     threads = differs("n_threads", "n_threads_batch")  # both or none: the rule for one depends on the other
     flash = differs("flash_attn") and chosen.type_v == rule.type_v  # otherwise the cache types decide it
     return Profile(
-        key=profile_store.key_of(resolve(settings.model), chosen.type_k, chosen.type_v),
+        key=profile_store.key_of(
+            resolve(settings.model), replace(ruled, type_k=chosen.type_k, type_v=chosen.type_v, flash_attn="auto")
+        ),
         created=date.today().isoformat(),
         model=name,
         gpus=used_gpus(ruled),

@@ -89,7 +89,13 @@ def config_of(base: EngineConfig, setting: Setting, job: Job) -> ResolvedConfig:
         tensor_split=base.tensor_split,
         kv="split",
         kv_cells=0,
+        override_tensor=base.override_tensor,
+        n_cpu_moe=base.n_cpu_moe,
+        cpu_moe=base.cpu_moe,
+        kv_overrides=base.kv_overrides,
         use_mmap=base.use_mmap,
+        use_mlock=base.use_mlock,
+        numa=base.numa,
         profile=False,
         **setting.options(),
     )

@@ -117,6 +117,14 @@ def test_configs_cross_unchanged():
     assert unpack_config(across(pack_config(config))[0]) == config
 
 
+def test_overrides_keep_the_types_of_their_values():
+    values = (("a", True), ("b", 1), ("c", 1.0), ("d", "1"))
+    config = EngineConfig("tiny", kv_overrides=values, override_tensor={"ffn": "CPU"}, rope_freq_scale=0.5)
+    crossed = unpack_config(across(pack_config(config))[0])
+    assert crossed == config
+    assert [type(value) for _, value in crossed.kv_overrides] == [bool, int, float, str]
+
+
 def test_large_messages_cross():
     assert across("x" * 5_000_000) == ("x" * 5_000_000,)
 

@@ -22,10 +22,11 @@ def child(tmp_path, monkeypatch):
     """Stands for the program that loads the model; `runs` counts."""
     child = SimpleNamespace(runs=0, code=0, says="")
 
-    def run_program(module, path, n_bytes, *, timeout_s, without_gpus, environment):
+    def run_program(module, path, n_bytes, *changes, timeout_s, without_gpus, environment):
         assert (module, without_gpus) == ("llamabatch.llama.trial_load", True)
         assert timeout_s > 60
         child.runs += 1
+        child.changes = changes
         if isinstance(child.code, Exception):
             raise child.code
         return SimpleNamespace(returncode=child.code, stdout=child.says.encode())
@@ -74,6 +75,21 @@ def test_an_unknown_file_is_tried_once(child, model, tmp_path):
     ensure_loadable(model, "on")
     assert child.runs == 2
     assert (len(disk_cache.all_of(vetting.FILES)), len(disk_cache.all_of(vetting.MODELS))) == (2, 1)
+
+
+def test_other_values_and_patterns_are_tried_with_the_file(child, model):
+    values, rules = (("llama.context_length", 512),), (("ffn", "CUDA0"),)
+    for _ in range(2):
+        ensure_loadable(model)
+        ensure_loadable(model, kv_overrides=values)
+        ensure_loadable(model, kv_overrides=values, override_tensor=rules)
+        new_process()
+    assert child.runs == 3
+    assert json.loads(*child.changes) == [[["llama.context_length", 512]], ["ffn"]]
+    ensure_loadable(paths.bundled_model(), kv_overrides=values)  # no longer the file whose hash is known
+    assert child.runs == 4
+    with pytest.raises(ModelFileError, match=r"llama.block_count is 0"):
+        ensure_loadable(model, "off", kv_overrides=(("llama.block_count", 0),))
 
 
 def test_off_tries_nothing_and_still_checks(child, model):

@@ -4,7 +4,7 @@ import pytest
 
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, MemoryPlanError
-from llamabatch.planning.capacity import resolve
+from llamabatch.planning.capacity import resolve, scaled_ctx
 from llamabatch.planning.compute_buffers import Widths
 from llamabatch.planning.machine import Machine
 from llamabatch.planning.memory import memory
@@ -64,6 +64,30 @@ def test_defaults():
     assert (config.strategy, config.flash_attn) == ("batched", "off")
     assert {"n_ctx", "n_slots", "strategy", "n_threads", "flash_attn"} <= plan.reasons.keys()
     assert "KV cache" in plan.describe()
+
+
+def scaled(n_ctx, facts=FACTS, **options):
+    config = EngineConfig("m", n_ctx=n_ctx, **options)
+    return resolve(config, replace(facts, n_ctx_scaled=scaled_ctx(config, facts)), MACHINE).config.n_ctx
+
+
+def test_a_scaled_rotary_embedding_reaches_beyond_the_training():
+    short = replace(FACTS, n_ctx_train=2048)
+    with pytest.raises(ConfigError, match=r"trained for 32 to 2048; rope_scaling='yarn' with rope_freq_scale=0.25"):
+        scaled(8192, short)
+    assert scaled(8192, short, rope_freq_scale=0.25, rope_scaling="yarn") == 8192
+    assert scaled("auto", short, rope_freq_scale=0.25) == 4096
+    assert scaled("auto", short, rope_freq_base=1e6) == 2048
+    assert scaled(50_000, short, rope_freq_base=1e6) == 50_000
+    with pytest.raises(ConfigError, match="scaled rotary embedding reaches 8192"):
+        scaled(8193, short, rope_freq_scale=0.25)
+    assert scaled(4096, short, rope_freq_scale=0.25, yarn_orig_ctx=1024) == 4096
+    with pytest.raises(ConfigError, match="reaches 4096"):
+        scaled(4097, replace(short, n_ctx_orig=1024), rope_freq_scale=0.25)  # the file is scaled already
+    with pytest.raises(ConfigError, match="its table of positions has no more"):
+        scaled(4096, replace(short, has_positions=True), rope_freq_scale=0.25)
+    more = memory(short, resolved(n_ctx=8192)).kv_cache
+    assert more == 2 * memory(short, resolved(n_ctx=4096)).kv_cache
 
 
 def start_of(config=None, facts=FACTS, machine=MACHINE):

@@ -122,7 +122,7 @@ def test_the_file_stays_mapped_from_the_first_to_the_last_tensor_without_a_copy(
     here = (True, True)
 
     def found(*tensors, parts=(), features=AVX2, on_cpu=here):
-        return in_files(laid_out(*tensors), parts, 1, features, on_cpu)
+        return in_files(laid_out(*tensors), parts, 1, features, on_cpu)[:3]
 
     n, e = copied.n_bytes, EMBEDDING.n_bytes
     kept = e + NORM.n_bytes
@@ -134,7 +134,7 @@ def test_the_file_stays_mapped_from_the_first_to_the_last_tensor_without_a_copy(
     assert found(EMBEDDING, NORM, copied, on_cpu=(False, False)) == (e, e, 0)  # on a GPU
     tied = tensor("token_embd.weight", "Q4_K", 1024, 256)
     assert found(tied, copied, NORM) == (tied.n_bytes + n + NORM.n_bytes, tied.n_bytes + NORM.n_bytes, tied.n_bytes)
-    assert found(tied, copied, NORM, output).embedding == 0
+    assert found(tied, copied, NORM, output)[2] == 0
 
 
 def test_an_embedding_that_also_makes_the_logits_is_kept_beside_its_copy():
@@ -254,6 +254,40 @@ def test_layers_go_to_gpus_as_llama_cpp_deals_them():
     some = resolve(EngineConfig("m", n_slots=2, n_ctx=1024, n_gpu_layers=2, tensor_split=(0, 1)), FACTS, machine)
     assert [gpu.weights for gpu in some.memory.gpus] == [0, n + NORM.n_bytes]
     assert some.memory.kv_cache == 3 * some.memory.gpus[1].kv_cache
+
+
+def test_a_place_of_its_own_moves_a_tensor_between_a_gpu_and_main_memory():
+    machine = replace(MACHINE, n_gpus=2, gpus=TWO)
+    asked = EngineConfig("m", n_slots=2, n_ctx=1024, override_tensor={"ffn_up": "CPU"})
+    before = resolve(asked, FACTS, machine).memory
+    first, second, third = (f"blk.{n}.ffn_up.weight" for n in range(3))
+    n = TENSORS[0].n_bytes
+    here = resolve(asked, replace(FACTS, placed=((first, None), (second, None))), machine)
+    assert [gpu.weights for gpu in here.memory.gpus] == [before.gpus[0].weights - 2 * n, before.gpus[1].weights]
+    assert here.memory.copies == before.copies + 2 * n
+    assert here.memory.compute > before.compute  # a part of each pass runs on the CPU
+    assert here.reasons["override_tensor"] == f"2 tensors, {2 * n / MIB:.0f} MiB of them in main memory"
+    plain = resolve(replace(asked, extra_bufts="off"), replace(FACTS, placed=((first, None),)), machine)
+    assert plain.memory.weights == EMBEDDING.n_bytes + n
+    there = resolve(asked, replace(FACTS, placed=((third, 1),)), machine)
+    assert [gpu.weights for gpu in there.memory.gpus] == [before.gpus[0].weights - n, before.gpus[1].weights + n]
+    assert there.memory.copies == before.copies
+    nowhere = resolve(asked, replace(FACTS, placed=((first, None),)), MACHINE)
+    assert nowhere.memory == resolve(EngineConfig("m", n_slots=2, n_ctx=1024), FACTS, MACHINE).memory
+    assert nowhere.reasons["override_tensor"] == "1 tensor, all in main memory anyway: llama.cpp has no GPU here"
+
+
+def test_locked_memory_is_within_its_limit():
+    asked = EngineConfig("m", n_slots=2, use_mlock=True, extra_bufts="off")
+    plan = resolve(asked, FACTS, replace(MACHINE, lockable_bytes=FACTS.file_bytes))
+    assert sum(t.n_bytes for t in FACTS.tensors) <= plan.memory.locked <= FACTS.file_bytes
+    assert plan.memory.reclaimable == 0
+    assert plan.reasons["use_mlock"] == f"{plan.memory.locked / MIB:,.0f} MiB are locked"
+    with pytest.raises(MemoryPlanError, match=r"RLIMIT_MEMLOCK leaves 1 MiB; raise the limit \(ulimit -l\)"):
+        resolve(asked, FACTS, replace(MACHINE, lockable_bytes=MIB))
+    repacked = resolve(replace(asked, extra_bufts="auto"), FACTS, MACHINE)
+    assert "9 MiB of repacked copies are not" in repacked.reasons["use_mlock"]
+    assert resolve(replace(asked, use_mlock=False), FACTS, replace(MACHINE, lockable_bytes=0)).memory.locked == 0
 
 
 def test_weights_that_a_gpu_cannot_hold_are_refused():

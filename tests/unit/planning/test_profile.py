@@ -111,7 +111,7 @@ def model(tmp_path, monkeypatch):
 
 
 def kept(model, **changes):
-    profile = replace(PROFILE, key=profile_store.key_of(model, "f16", "f16"), **changes)
+    profile = replace(PROFILE, key=profile_store.key_of(model, EngineConfig("m")), **changes)
     return profile, profile_store.keep(profile)
 
 
@@ -128,17 +128,26 @@ def test_every_part_of_a_shape_counts(name):
 
 
 def test_a_profile_comes_back_for_any_file_of_that_shape(model, tmp_path):
-    assert profile_store.find(model, "f16", "f16") is None
+    assert profile_store.find(model, EngineConfig("m")) is None
     profile, file = kept(model)
-    assert profile_store.find(model, "f16", "f16") == profile
+    assert profile_store.find(model, EngineConfig("m")) == profile
     elsewhere = tmp_path / "renamed.gguf"
     elsewhere.write_bytes(WHOLE)
-    assert profile_store.find(elsewhere, "f16", "f16") == profile
-    assert profile_store.find(model, "q8_0", "f16") is None
+    assert profile_store.find(elsewhere, EngineConfig("m")) == profile
+    assert profile_store.find(model, EngineConfig("m", type_k="q8_0")) is None
     assert profile_store.here() == [profile]
     assert [path.name for path in file.parent.iterdir()] == [file.name]  # nothing half-written beside it
     elsewhere.write_bytes(WHOLE + b"\0")
-    assert profile_store.find(elsewhere, "f16", "f16") is None
+    assert profile_store.find(elsewhere, EngineConfig("m")) is None
+
+
+def test_options_that_change_a_step_have_a_profile_of_their_own(model):
+    profile, _ = kept(model)
+    changed = EngineConfig("m", kv_overrides={"qwen2.expert_used_count": 1})
+    assert profile_store.find(model, changed) is None
+    profile_store.keep(replace(profile, key=profile_store.key_of(model, changed), created="2026-01-02"))
+    assert profile_store.find(model, changed).created == "2026-01-02"
+    assert profile_store.find(model, EngineConfig("m")) == profile
 
 
 def test_another_machine_or_build_has_no_profile(model, monkeypatch):
@@ -146,7 +155,7 @@ def test_another_machine_or_build_has_no_profile(model, monkeypatch):
     for name, value in (("cpu_name", "B"), ("cpu_flags", frozenset({"z"})), ("library_id", "2")):
         with monkeypatch.context() as patch:
             patch.setattr(profile_store, name, lambda value=value: value)
-            assert profile_store.find(model, "f16", "f16") is None
+            assert profile_store.find(model, EngineConfig("m")) is None
             assert profile_store.here() == []
 
 
@@ -179,7 +188,7 @@ def test_a_damaged_or_foreign_file_is_ignored_with_a_log_line(damage, model, cap
     profile, file = kept(model)
     file.write_text(damage(json.loads(json.dumps(profile.to_json()))))
     with caplog.at_level(logging.WARNING):
-        assert profile_store.find(model, "f16", "f16") is None
+        assert profile_store.find(model, EngineConfig("m")) is None
     assert "is ignored" in caplog.text
 
 

@@ -22,7 +22,7 @@ from tests.unit.compare_fakes import MACHINE, measurement
 
 
 class FakeModel:
-    def __init__(self, path) -> None:
+    def __init__(self, path, config, vocab_only) -> None:
         self.metadata = {"general.name": "An invented model"}
 
     def close(self) -> None:
