@@ -58,6 +58,7 @@ COMMANDS = {
     'llamabatch generate -m hf:owner/repo:Q4_K_M "Once upon a time"': Short(
         'llamabatch generate -m hf:owner/repo:Q4_K_M "Once upon a time"', 2, OFFLINE
     ),
+    "llamabatch generate --chat": Short('llamabatch generate -m tiny --chat "Hello" -n 2'),
     "llamabatch generate --help": Short("llamabatch generate --help", says="--n-ctx"),
     "llamabatch compare": Short("llamabatch compare --strategies sequential -n 2", says="64 prompts (bundled)"),
     "llamabatch compare -m model.gguf --slots 1,2,4,8,16,32": Short(
@@ -72,6 +73,10 @@ COMMANDS = {
         makes=("compare.png", "compare.json"),
     ),
     "llamabatch build": Short("llamabatch build --remove abc", 2, "No build has the key 'abc'; there are: none"),
+    **{
+        f"llamabatch build --backend {backend}": Short(f"llamabatch build --backend {backend} --list", 2, "--list")
+        for backend in ("cuda", "vulkan", "metal")
+    },
     "llamabatch build --list": Short("llamabatch build --list", says="No builds are kept"),
     "llamabatch tune -m model.gguf": Short("llamabatch tune -m model.gguf --seconds 1", says="Engines on this machine"),
     "llamabatch tune -m model.gguf --plot tune.png --json tune.json": Short(
