@@ -139,9 +139,10 @@ def import_build(build: Build) -> ModuleType:
 def _import_from(build: Build) -> ModuleType:
     """Import the binding of a build from its folder, which need not be on sys.path."""
     package = sys.modules.get(build.package)
-    if package is not None and Path(str(package.__file__)).parent.resolve() != build.folder.resolve():
+    file = getattr(package, "__file__", None)
+    if package is not None and (file is None or Path(str(file)).parent.resolve() != build.folder.resolve()):
         if build.package == binding_choice.FOREIGN:
-            raise ImportError(f"another llama_cpp has been imported, from {package.__file__}")
+            raise ImportError(f"another llama_cpp has been imported, from {file}")
         _forget_modules(build.package)  # of a build that was passed over
     before = set(sys.modules)
     try:

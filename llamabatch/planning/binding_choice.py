@@ -57,7 +57,8 @@ _VERSION = 1  # of the trial
 _GPU_LIBRARY = re.compile(r"ggml-(cuda|hip|musa|vulkan|metal|sycl|opencl|cann|webgpu)\b")
 _GPU_BACKENDS = {"cuda", "hip", "musa", "vulkan", "metal", "sycl", "opencl", "cann", "webgpu"}
 _DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
-_DEVICE_NODES = ("nvidia[0-9]*", "kfd", "dri/renderD*")
+_DEVICE_NODES = ("nvidia[0-9]*", "kfd", "dri/renderD*", "dxg")
+_OF_THE_BUILD = ("SIGSEGV", "SIGILL", "SIGABRT", "SIGBUS", "SIGFPE")
 
 
 class Origin(Enum):
@@ -287,13 +288,15 @@ def _in_order() -> Iterator[tuple[Build, str]]:
     yield from _built()
     foreign = installed(FOREIGN)
     stock = Build(Origin.INSTALLED, foreign, foreign / "lib") if foreign is not None else None
+    if stock is not None and imported is not None and stock.folder == imported.folder:
+        stock = None
     if stock is not None and _offloads(stock):
         yield dataclasses.replace(stock, origin=Origin.GPU), ""
         stock = None
     wheel = installed(OURS)
     if wheel is not None:
         yield Build(Origin.WHEEL, wheel, wheel / "lib"), ""
-    if stock is not None and (imported is None or stock.folder != imported.folder):
+    if stock is not None:
         yield stock, ""
 
 
@@ -401,9 +404,9 @@ def _tried(build: Build) -> tuple[str, bool]:
         logger.debug("%s is not tried: no child process can be started: %s", build.describe(), error)
         return "", False
     if child.returncode < 0:
-        number = -child.returncode
-        certain = number in {signal.SIGSEGV, signal.SIGILL, signal.SIGABRT, getattr(signal, "SIGBUS", signal.SIGSEGV)}
-        return f"it kills the process that loads it ({signal.Signals(number).name})", certain
+        names = {int(each): each.name for each in signal.Signals}
+        name = names.get(-child.returncode, f"signal {-child.returncode}")
+        return f"it kills the process that loads it ({name})", name in _OF_THE_BUILD
     answer = _answer(child.stdout)
     if answer is None:
         words = child.stdout.decode("utf-8", "replace").split("\n")

@@ -10,13 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from llamabatch.llama import build_info, library
+import llamabatch
 from llamabatch.native_patches import source
 from llamabatch.native_patches.binding import copy_binding
-from llamabatch.planning.binding_choice import LIBRARIES_VARIABLE, MARKER, VARIABLE
+from llamabatch.planning.binding_choice import LIBRARIES_VARIABLE, MARKER, VARIABLE, installed
 from llamabatch.sampling import native
 
-ROOT = Path(library.__file__).parents[2]
+ROOT = Path(llamabatch.__file__).parents[1]
+INSTALLED = installed("llama_cpp")
 ASKS = "[[{'role': 'user', 'content': 'What is the capital of France?'}]], {'max_tokens': 8, 'temperature': 0}"
 USES = """
 import json, sys
@@ -29,11 +30,10 @@ def where(): return str(build_info.library_dir(library.load()))
 def made(tmp_path_factory):
     """A folder with llamabatch_llama: the installed binding and libraries, and the marker of this release."""
     folder = tmp_path_factory.mktemp("made") / "llamabatch_llama"
-    module = library.load()
     folder.mkdir()
     (folder / "__init__.py").write_text('__version__ = "1"\n')
-    copy_binding(Path(module.__file__).parent, folder / "_binding")
-    shutil.copytree(build_info.library_dir(module), folder / "lib", symlinks=True)
+    copy_binding(INSTALLED, folder / "_binding", prefix="")
+    shutil.copytree(INSTALLED / "lib", folder / "lib", symlinks=True)
     hashes = {"patches": source.patches(), "kernels": source.kernels()}
     facts = {name: {file.name: source.sha256_of(file) for file in files} for name, files in hashes.items()}
     (folder / MARKER).write_text(json.dumps(facts | {"version": "9.9", "backend": "cpu", "compiler": "a compiler"}))
@@ -77,7 +77,7 @@ def test_what_llamabatch_build_made_is_used_by_all_processes_and_shadows_nothing
     assert "site-packages/llama_cpp/lib" not in maps
     assert "Paris" in first
     assert first == second
-    assert foreign == library.load().__file__
+    assert Path(foreign).parent == INSTALLED
 
 
 def test_a_broken_build_gives_way_to_the_installed_one_and_doctor_says_so(run, made):
@@ -89,7 +89,7 @@ def test_a_broken_build_gives_way_to_the_installed_one_and_doctor_says_so(run, m
     told = json.loads(run.run(["-m", "llamabatch", "doctor", "--json"]))
     checks = {check["name"]: check for check in told["checks"]}
     assert told["facts"]["origin"] == "installed"
-    assert told["facts"]["library_dir"] == str(build_info.library_dir(library.load()))
+    assert told["facts"]["library_dir"] == str((INSTALLED / "lib").resolve())
     assert "llamabatch-llama cannot load its library" in checks["passed over"]["detail"]
     assert "llamabatch build" in checks["passed over"]["cure"]
     named = run.run("where()", fails=True, **{VARIABLE: str(folder)})
@@ -136,7 +136,7 @@ def test_the_loop_of_compare_runs_on_the_same_build(run, made):
 def test_an_imported_llama_cpp_is_used_as_it_is(run, made):
     shutil.copytree(made, run.site, symlinks=True, dirs_exist_ok=True)
     told = run.run("import llama_cpp\nassert library.load() is llama_cpp\nprint(where())")
-    assert told.strip() == str(build_info.library_dir(library.load()))
+    assert told.strip() == str((INSTALLED / "lib").resolve())
 
 
 @pytest.mark.parametrize("place", ["made", "package"])

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from llamabatch.llama import build_info, library
+from llamabatch.planning import binding_choice
 
 
 def test_the_cpu_library_is_the_one_that_ggml_calls_and_the_system_has_mapped():
@@ -20,7 +21,7 @@ def test_the_cpu_library_is_the_one_that_ggml_calls_and_the_system_has_mapped():
 
 def test_a_variant_for_another_cpu_beside_it_is_not_taken(tmp_path):
     folder = tmp_path / "lib"
-    shutil.copytree(build_info.library_dir(library.load()), folder, symlinks=True)
+    shutil.copytree(binding_choice.installed("llama_cpp") / "lib", folder, symlinks=True)
     (folder / "libggml-cpu-a.so").write_bytes(b"kernels for another CPU")
     code = (
         "from llamabatch.llama import build_info, library; module = library.load()\n"

@@ -102,6 +102,12 @@ def test_the_order(place, monkeypatch, tmp_path):
     monkeypatch.setenv("LLAMABATCH_LLAMA", str(place.builds / "1"))
     assert (chosen().origin, chosen().folder) == (Origin.NAMED, built)
     assert [other.origin for other in choose().others] == [Origin.IMPORTED, Origin.GPU, Origin.WHEEL]
+    monkeypatch.delenv("LLAMABATCH_LLAMA")
+    imported(monkeypatch, stock)
+    binding_choice.forget()
+    assert [choose().build.origin, *(other.origin for other in choose().others)] == [
+        Origin.IMPORTED, Origin.BUILT, Origin.WHEEL
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("backend", ["cuda", "vulkan", "metal", "cpu"])
@@ -132,6 +138,7 @@ def test_a_build_for_gpus_without_a_gpu_is_passed_over(place):
         ((0, {"problem": "it has no llama_decode"}), "it has no llama_decode", True),
         ((-signal.SIGILL, {}), r"kills the process that loads it \(SIGILL\)", True),
         ((-signal.SIGKILL, {}), r"\(SIGKILL\)", False),
+        ((-77, {}), r"\(signal 77\)", False),
         ((1, {}), "exit code 1", False),
         (subprocess.TimeoutExpired("child", 60), "within 60 s", False),
     ],
