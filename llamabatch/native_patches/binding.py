@@ -10,6 +10,7 @@ of libraries. The copy needs the packages that llama-cpp-python needs: numpy, ty
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import re
 import shutil
@@ -41,6 +42,14 @@ _INIT = '''"""llama.cpp with the patches of llamabatch, for llamabatch. Importin
 
 __version__ = "{version}"
 '''
+
+
+def require_packages() -> None:
+    """Raises SetupFailure where this Python lacks a package that the binding imports: before minutes of compiling."""
+    missing = [name for name in NEEDED_PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        names = " ".join(name.replace("_", "-") for name in missing)
+        raise SetupFailure(f"The Python files of llama-cpp-python need more packages here: pip install {names}")
 
 
 def own_names_flag() -> str:

@@ -24,6 +24,8 @@ FILE_NAME = f"llama_cpp_python-{VERSION}.tar.gz"
 PATCH_FOLDER = Path(__file__).resolve().parent
 KERNEL_FOLDER = PATCH_FOLDER / "kernels"
 
+_NO_PATCH_TOOL = "Neither git nor patch is installed: install git and run it again."
+
 _LLAMA_CPP = Path("vendor", "llama.cpp")
 _CPU = _LLAMA_CPP / "ggml" / "src" / "ggml-cpu"
 
@@ -146,6 +148,12 @@ def _digest_or_none(path: Path) -> str | None:
     return sha256_of(path) if path.is_file() else None
 
 
+def require_patch_tool() -> None:
+    """Raises SetupFailure where patches cannot be applied: before a download, that is."""
+    if not shutil.which("git") and not shutil.which("patch"):
+        raise SetupFailure(_NO_PATCH_TOOL)
+
+
 def _patch_command(patch: Path, source: Path) -> tuple[list[str], dict[str, str]]:
     """`git apply`, or `patch` where git is missing."""
     if git := shutil.which("git"):
@@ -157,4 +165,4 @@ def _patch_command(patch: Path, source: Path) -> tuple[list[str], dict[str, str]
         }
     if tool := shutil.which("patch"):
         return [tool, "--batch", "--forward", "--fuzz=0", "-p1", "-i", str(patch)], dict(os.environ)
-    raise SetupFailure("Neither git nor patch is installed: install git and run the set-up again.")
+    raise SetupFailure(_NO_PATCH_TOOL)

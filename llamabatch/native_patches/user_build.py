@@ -162,6 +162,8 @@ def _kept(folder: Path) -> Kept:
 
 
 def _build(plan: Plan, release: str, home: Path, display: Callable[[str], Display] | None) -> None:
+    source.require_patch_tool()
+    binding.require_packages()
     require_space(home, GIGABYTES.get(plan.backend, _GPU_GIGABYTES))
     log = make_folder(cache_dir() / "logs") / f"user-build-{plan.key}.log"
     log.write_text(plan.marker(), encoding="utf-8")

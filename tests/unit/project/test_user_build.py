@@ -64,6 +64,7 @@ def compiler(cache, make_source, monkeypatch):
     monkeypatch.setattr(user_build, "run_logged", compiler)
     monkeypatch.setattr(user_build, "require_space", lambda folder, gigabytes: None)
     monkeypatch.setattr(user_build, "with_cmake", lambda place, log, python: dict(os.environ))
+    monkeypatch.setattr(binding, "NEEDED_PACKAGES", ("json",))
     monkeypatch.setattr(source, "patched_tree", lambda log, place, python: make_source)
     monkeypatch.setattr(helper, "compile_library", lambda library: library.write_text("sampler") and "")
     with open(make_source / "llama_cpp" / "mtmd_cpp.py", "w") as file:
@@ -154,6 +155,20 @@ def test_what_a_killed_build_left_goes_with_the_next_one(compiler, cache, plan):
     assert user_build.is_complete(plan.key)
 
 
+def test_without_git_nothing_is_downloaded(compiler, cache, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
+    done = run()
+    assert done.exit_code == 3
+    assert "Neither git nor patch is installed: install git" in done.stderr
+    assert compiler.commands == []
+
+
+def test_packages_of_the_binding_are_asked_for_first(compiler, cache, monkeypatch):
+    monkeypatch.setattr(binding, "NEEDED_PACKAGES", ("json", "not_there", "nor_this"))
+    assert "pip install not-there nor-this" in run().stderr
+    assert compiler.commands == []
+
+
 def test_a_full_disk_is_said_so(compiler, cache, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device", "lib/libllama.so")
@@ -198,7 +213,7 @@ def test_a_sampler_that_does_not_compile_stops_nothing(compiler, cache, plan, mo
 
 
 def test_without_pip_an_environment_lends_its_own(compiler, cache, plan, monkeypatch):
-    monkeypatch.setattr(user_build.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(user_build.importlib.util, "find_spec", lambda name: None if name == "pip" else name)
     given = []
     monkeypatch.setattr(user_build, "with_cmake", lambda place, log, python: given.append(python) or dict(os.environ))
     user_build.make(plan, __version__)
