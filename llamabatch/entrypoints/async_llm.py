@@ -26,6 +26,7 @@ from llamabatch.entrypoints.prompts import Prompt
 from llamabatch.entrypoints.saved_prefix import CROWDED, ONE_TOKEN, TRIES, tokens_to_save
 from llamabatch.entrypoints.scoring import Pairs, Score, Scoring
 from llamabatch.entrypoints.submission import ErrorPolicy, Submission, Vector, token_vectors, vectors
+from llamabatch.entrypoints.title import described
 from llamabatch.errors import EngineClosedError, EngineError, InputError, LlamaBatchError
 from llamabatch.gguf.metadata import MetadataValue, metadata_of
 from llamabatch.gguf.resolve import fetch
@@ -483,6 +484,12 @@ class AsyncLLM:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self.aclose()
+
+    def __repr__(self) -> str:
+        connecting = self._connecting
+        is_there = connecting is not None and connecting.done() and connecting.exception() is None
+        plan = connecting.result().plan if connecting is not None and is_there else None
+        return described(type(self).__name__, plan, self._config.model)
 
     async def _client(self) -> CountingClient:
         with self._lock:

@@ -22,6 +22,7 @@ from llamabatch.entrypoints.prompts import Prompt
 from llamabatch.entrypoints.saved_prefix import CROWDED, ONE_TOKEN, TRIES, tokens_to_save
 from llamabatch.entrypoints.scoring import Pairs, Score, Scoring
 from llamabatch.entrypoints.submission import ErrorPolicy, Submission, Vector, token_vectors, vectors
+from llamabatch.entrypoints.title import described
 from llamabatch.errors import EngineError, InputError, LlamaBatchError
 from llamabatch.gguf.metadata import MetadataValue, metadata_of
 from llamabatch.gguf.resolve import fetch
@@ -655,6 +656,10 @@ class LLM:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        client = getattr(self, "_client", None)  # None: __init__ has raised
+        return described(type(self).__name__, None if client is None else client.plan)
 
     @property
     def _inputs(self) -> InputProcessor:

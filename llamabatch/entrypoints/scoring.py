@@ -26,6 +26,7 @@ from llamabatch.request.outputs import RequestOutput
 from llamabatch.request.request import Request, new_group
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.scheduler.common_prefix import common_length
+from llamabatch.utils.brief import brief
 from llamabatch.utils.checks import items, show
 
 # prompt_logprobs 0: the logprob and rank of each token itself, and no likelier tokens.
@@ -52,6 +53,9 @@ class Score:
     token_ids: tuple[int, ...]
     token_logprobs: tuple[float, ...]
     error: str | None = None
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     @property
     def num_tokens(self) -> int:

@@ -16,6 +16,7 @@ from llamabatch.planning.model_facts import MOST_CTX, ModelFacts
 from llamabatch.planning.profile import Profile
 from llamabatch.scheduler.policies import POLICIES
 from llamabatch.utils.checks import counted
+from llamabatch.utils.paths import shown as shown_path
 
 __all__ = ["MEMORY_SHARE", "Memory", "Plan", "check_fits", "fits", "memory", "planned", "resolve"]
 
@@ -42,6 +43,14 @@ class Plan:
     memory: Memory
     reasons: Mapping[str, str]
     reasoning: str | None = None
+
+    def __repr__(self) -> str:
+        config = self.config
+        shown = {
+            name: getattr(config, name) for name in ("strategy", "instances", "n_slots", "n_ctx", "kv", "n_threads")
+        }
+        told = ", ".join(f"{name}={value!r}" for name, value in shown.items())
+        return f"Plan({shown_path(config.model)!r}, {told}, memory={mib(self.total_bytes)!r})"
 
     @property
     def in_children(self) -> bool:

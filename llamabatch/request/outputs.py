@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamabatch.request.logprobs import TokenLogprobs
 from llamabatch.request.request import Request
+from llamabatch.utils.brief import brief
 
 if TYPE_CHECKING:
     from llamabatch.request.logprobs import Logprob
@@ -45,6 +46,9 @@ class Timings:
     ttft_s: float | None = None
     total_s: float = 0.0
     token_times_s: tuple[float, ...] = ()
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     @property
     def inter_token_s(self) -> tuple[float, ...]:
@@ -86,6 +90,9 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     reasoning: str | None = None
 
+    def __repr__(self) -> str:
+        return brief(self)
+
 
 @dataclass(frozen=True)
 class RequestOutput:
@@ -112,6 +119,9 @@ class RequestOutput:
     embedding: array[float] | None = None
     num_truncated: int = 0
     num_cached_tokens: int = 0
+
+    def __repr__(self) -> str:
+        return brief(self, hidden=("timings",))
 
     def to_openai(self, *, chat: bool = False, model: str = "") -> dict[str, Any]:
         """The dictionary that OpenAI's API and llama_cpp.Llama would return.
@@ -174,6 +184,9 @@ class SequenceOutput:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     reasoning: str = ""
     ended: FinishReason | None = None
+
+    def __repr__(self) -> str:
+        return brief(self, finished=self.finish_reason)
 
     @property
     def finish_reason(self) -> FinishReason | None:

@@ -13,6 +13,7 @@ from llamabatch.request.delta import AnswerParser
 from llamabatch.request.logprobs import TokenLogprobs
 from llamabatch.request.reasoning import Reasoning
 from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.utils.brief import brief
 
 _group_numbers = itertools.count()
 
@@ -70,6 +71,9 @@ class Request:
         if self.seed < 0:
             seed = self.params.seed if self.params.seed is not None else secrets.randbits(64)
             object.__setattr__(self, "seed", seed)
+
+    def __repr__(self) -> str:
+        return brief(self, hidden=("arrival_s", "group", "seed"))
 
     @property
     def tier(self) -> tuple[bool, int]:

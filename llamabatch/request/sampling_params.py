@@ -8,6 +8,7 @@ from typing import Any
 
 from llamabatch.errors import SamplingError
 from llamabatch.request.structured_outputs import Structure, structure
+from llamabatch.utils.brief import brief
 from llamabatch.utils.checks import boolean, choice, integer, items, nearest, number, pairs, show, string
 
 MAX_CHARS = 256  # of a stop string, a bad word or a breaker
@@ -241,6 +242,9 @@ class SamplingParams:
         self._keep("structured_outputs", structure(self.structured_outputs))
         self._keep("logits_processors", processors(self.logits_processors))
         self._check_together()
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     def _keep(self, name: str, value: object) -> None:
         if value is not getattr(self, name):

@@ -1,0 +1,69 @@
+"""A repr for people: one line, without what has its default, long texts and lists cut."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+from llamabatch.utils.checks import counted, show
+
+_LONGEST_TEXT = 60  # characters
+_MOST_ITEMS = 8  # of a list or mapping that is shown whole
+_MOST_PARTS = 3  # of a list of dataclasses
+_LONGEST_PART = 1000  # characters of a dataclass within another
+
+
+def brief(instance: Any, hidden: Collection[str] = (), **instead: object) -> str:
+    """A dataclass as its constructor would be called, but for fields that have their default.
+
+    Args:
+        hidden: fields that are left out.
+        instead: values to show in place of those of these fields.
+    """
+    names = [field.name for field in fields(instance) if field.name not in hidden and _is_told(field, instance)]
+    shown = [f"{name}={brief_value(instead.get(name, getattr(instance, name)))}" for name in names]
+    return f"{type(instance).__name__}({', '.join(shown)})"
+
+
+def brief_value(value: object) -> str:
+    """A value on one line: cut where it is long, a number of items in place of many."""
+    if isinstance(value, Enum):
+        return repr(value.value)
+    if isinstance(value, str):
+        return repr(value if len(value) <= _LONGEST_TEXT else f"{value[: _LONGEST_TEXT - 1]}…")
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if is_dataclass(value) and not isinstance(value, type):
+        text = repr(value)
+        return text if len(text) <= _LONGEST_PART else show(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named one
+        told = [f"{name}={brief_value(each)}" for name, each in zip(value._fields, value, strict=True)]
+        return f"{type(value).__name__}({', '.join(told)})"
+    if isinstance(value, (tuple, list)) and value and all(map(is_dataclass, value)):
+        parts = [brief_value(each) for each in value[:_MOST_PARTS]]
+        more = [f"and {len(value) - _MOST_PARTS} more"] if len(value) > _MOST_PARTS else []
+        return f"[{', '.join([*parts, *more])}]"
+    if isinstance(value, (tuple, list, array, Mapping)) and (len(value) > _MOST_ITEMS or _holds_mappings(value)):
+        return f"<{counted(len(value), 'item')}>"
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(brief_value, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{brief_value(name)}: {brief_value(each)}' for name, each in value.items())}}}"
+    return show(value)
+
+
+def _holds_mappings(values: Collection[object]) -> bool:
+    return any(isinstance(each, Mapping) for each in values)
+
+
+def _is_told(field: Field[Any], instance: object) -> bool:
+    """True unless the field is for repr() of no use, or has its default."""
+    if not field.repr:
+        return False
+    value = getattr(instance, field.name)
+    if field.default_factory is not MISSING:
+        return bool(value != field.default_factory())
+    return field.default is MISSING or type(value) is not type(field.default) or bool(value != field.default)
