@@ -261,7 +261,7 @@ HOSTILE_LEAVES = [
     Structure("json", {"type": "object"}), Structure(Raises(), "x"), Structure("regex", None), Structure([], []),
     np.array(1), np.array(0.5), np.array([1, 2]), np.array([0.5]), np.array(["x"]), np.array([[1, 2]]), np.array([]),
     np.array([None, Raises()], object), np.array("x"), np.array(True), np.float16("nan"), np.float32(0.5), np.int8(3),
-    np.uint64(2**64 - 1), np.longdouble(2), np.bool_(True), np.str_("x"), np.datetime64("NaT"), np.complex64(1),
+    np.uint64(2**64 - 1), np.longdouble(2), np.bool_(True), np.str_("x"), np.datetime64("NaT", "s"), np.complex64(1),
 ]  # fmt: skip
 
 
