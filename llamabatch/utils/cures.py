@@ -23,10 +23,9 @@ def in_checkout() -> bool:
 
 
 def has_wheels() -> bool:
-    """True if this system is one that llamabatch-llama has wheels for: Linux with glibc, on x86-64 or 64-bit ARM."""
-    return (
-        sys.platform == "linux"
-        and platform.machine() in {"x86_64", "aarch64"}
-        and platform.libc_ver()[0] == "glibc"
-        and platform.python_implementation() == "CPython"
-    )
+    """True if llamabatch-llama has wheels for this system: Linux with glibc 2.28 or newer, on x86-64 or 64-bit ARM."""
+    if sys.platform != "linux" or platform.machine() not in {"x86_64", "aarch64"}:
+        return False
+    name, version = platform.libc_ver()
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    return name == "glibc" and numbers >= (2, 28) and platform.python_implementation() == "CPython"
