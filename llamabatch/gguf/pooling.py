@@ -13,6 +13,10 @@ from llamabatch.gguf.reader import TEXT, Items, TensorInfo, read_texts
 
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # by number
 RANK = "rank"
+NO_DENSE_LAYER = (
+    "its classification head has no dense layer (cls.weight), which llama.cpp's converter leaves out of BERT: the "
+    "scores are not those of the original model"
+)
 _LABELS = "classifier.output_labels"
 
 
@@ -51,6 +55,14 @@ def head_width(tensors: Iterable[TensorInfo]) -> int:
     if "cls.output.weight" in widths:
         return widths["cls.output.weight"]
     return 1 if widths.get("cls.weight") == 1 else 0
+
+
+def lacks_dense_layer(metadata: Mapping[str, str], tensors: Iterable[TensorInfo]) -> bool:
+    """True for a BERT with a projection and no dense layer before it: llama.cpp's converter leaves the `pooler` of a
+    BertForSequenceClassification out, so that its scores are not those of the original."""
+    names = {tensor.name for tensor in tensors}
+    is_bert = metadata.get("general.architecture") == "bert"
+    return is_bert and "cls.output.weight" in names and "cls.weight" not in names
 
 
 def read_labels(path: Path) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from llamabatch.config import ROPE_OPTIONS, EngineConfig
 from llamabatch.errors import ConfigError, EngineClosedError, ModelFileError, PromptError
 from llamabatch.gguf.header import as_text, read_header, read_start, read_tensors
 from llamabatch.gguf.overrides import KvOverrides, overridden
-from llamabatch.gguf.pooling import RANK, default_pooling, read_labels
+from llamabatch.gguf.pooling import NO_DENSE_LAYER, RANK, default_pooling, lacks_dense_layer, read_labels
 from llamabatch.gguf.reader import TensorInfo, Value
 from llamabatch.gguf.resolve import file_bytes
 from llamabatch.llama import library, log, overrides
@@ -27,6 +28,8 @@ from llamabatch.utils.lifetime import ForkGuard
 
 if TYPE_CHECKING:
     from llamabatch.sampling.grammar_compiler import Grammars
+
+logger = logging.getLogger(__name__)
 
 _MAX_TEXT_BYTES = 64 * 2**20  # llama_tokenize takes 8 s for 20 MB, and its length is an int32
 
@@ -129,6 +132,8 @@ class Model:
         self.pooling = default_pooling(self.metadata, self._tensors()) if pooling == "auto" else pooling
         # names of the outputs of the classification head; empty unless texts are pooled by it
         self.labels = read_labels(path) if self.pooling == RANK else ()
+        if self.labels and config is not None and lacks_dense_layer(self.metadata, self._tensors()):
+            logger.warning("%s: %s", path, NO_DENSE_LAYER)
         self.cannot_generate = self._kind_without_generation()
         # the reasons for which the model gives no embeddings, and no scores, for messages; None if it gives them
         self.cannot_embed = self._kind_without_embedding()

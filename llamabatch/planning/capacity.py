@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from llamabatch.chat.formats import reasoning_of
 from llamabatch.config import MAX_CTX, MAX_SLOTS, MIN_CTX, EngineConfig, ResolvedConfig
 from llamabatch.errors import ConfigError, MemoryPlanError
-from llamabatch.gguf.pooling import POOLINGS, RANK
+from llamabatch.gguf.pooling import NO_DENSE_LAYER, POOLINGS, RANK
 from llamabatch.planning.machine import Machine
 from llamabatch.planning.memory import CELL_PADDING, MIB, Memory, memory, mib, padded
 from llamabatch.planning.model_facts import MOST_CTX, ModelFacts
@@ -106,7 +106,8 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
     config = config.asked()
     reasons: dict[str, str] = {}
     on_gpu = machine.n_gpus > 0 and config.n_gpu_layers != 0
-    facts = replace(facts, features=machine.features if config.extra_bufts != "off" else frozenset())
+    features = machine.features if config.extra_bufts != "off" else frozenset()
+    facts = replace(facts, features=features, lazy_cells=machine.lazy_cells)
     small = facts.file_bytes < _SMALL_MODEL
     n_instances = _instances(config, machine, small and not on_gpu, reasons)
     config = replace(config, instances=n_instances)
@@ -257,13 +258,14 @@ def _pooling(config: EngineConfig, facts: ModelFacts, reasons: dict[str, str]) -
         raise ConfigError(
             f"pooling is 'rank', but {facts.name} has no classification head (cls.output); allowed are {others}"
         )
-    if config.pooling != "auto":
-        return config.pooling
-    if facts.names_pooling:
+    pooling = facts.pooling if config.pooling == "auto" else config.pooling
+    if config.pooling == "auto" and facts.names_pooling:
         reasons["pooling"] = "the file names it"
-    elif facts.is_encoder:
+    elif config.pooling == "auto" and facts.is_encoder:
         reasons["pooling"] = "an encoder with a classification head" if facts.has_head else "the file names none"
-    return facts.pooling
+    if pooling == RANK and facts.lacks_dense_layer:
+        reasons["pooling"] = f"{reasons.get('pooling', 'as asked')}; {NO_DENSE_LAYER}"
+    return pooling
 
 
 def _threads(config: EngineConfig, cores: int, small: bool, reasons: dict[str, str]) -> tuple[int, int]:

@@ -83,7 +83,8 @@ class Memory:
         embeddings: a second context, made when the first text is embedded; in `total` for a model that only
             embeds, or ranks.
         reclaimable: mapped pages of the file that are not read again, since a copy is used: the system may take them.
-        data: the part of all this that no file backs.
+        data: the part of all this that no file backs, and `reserved`.
+        reserved: address space beside all this that is never written.
         loading: the part of the file that is mapped during the load only; not in `total`.
         locked: the part that use_mlock locks: from the start of a mapped file to the last tensor that is used in place.
     """
@@ -100,6 +101,7 @@ class Memory:
     data: int = 0
     loading: int = 0
     locked: int = 0
+    reserved: int = 0
     gpus: tuple[GpuNeed, ...] = ()
 
     @property
@@ -132,7 +134,7 @@ class Memory:
     def address_space(self, engines: int, threads: int) -> int:
         """Virtual memory, for RLIMIT_AS: the whole file, and what threads reserve without use."""
         file = self.shared + self.loading
-        return file + engines * (self.own + threads * _THREAD_SPACE) + _ARENA_SPACE + _PROCESS_SPACE
+        return file + engines * (self.own + self.reserved + threads * _THREAD_SPACE) + _ARENA_SPACE + _PROCESS_SPACE
 
     def document(self) -> dict[str, Any]:
         """Plain values for JSON, in bytes."""
@@ -211,9 +213,10 @@ def memory(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float
     vocabulary = (facts.n_vocab * _TOKEN_BYTES if facts.file_bytes else 0) + facts.adapter_bytes + ENGINE_BYTES
     files = _in_files(facts, tuple(device is None for device in devices), facts.file_bytes - moved, placed)
     here = files.mapped if config.use_mmap else files.used
-    embeddings = _embeddings(facts, config)
+    embeddings, reserved = _embeddings(facts, config)
     if facts.is_encoder or config.pooling == RANK:
         kept_here, compute, layout = 0, embeddings, "none: an encoder" if facts.is_encoder else "none: it ranks texts"
+        untouched = reserved
     reclaimable = files.mapped - files.used + files.embedding if config.use_mmap and not config.use_mlock else 0
     theirs = draft.total - ENGINE_BYTES if draft is not None else 0
     private = kept_here + compute + untouched + copies + vocabulary + (draft.data if draft is not None else 0)
@@ -230,6 +233,7 @@ def memory(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float
         data=private if config.use_mmap else private + here,
         loading=facts.file_bytes - here if config.use_mmap else 0,
         locked=_locked(facts, files, config),
+        reserved=untouched,
         gpus=gpus,
     )
 
@@ -299,12 +303,18 @@ def _logits(facts: ModelFacts, config: ResolvedConfig, n_slots: int) -> int:
     return rows * facts.n_vocab * 4
 
 
-def _embeddings(facts: ModelFacts, config: ResolvedConfig) -> int:
-    """Bytes of the context of llama/embedder.py: the tokens of one pass, each with logits of the whole vocabulary."""
+def _embeddings(facts: ModelFacts, config: ResolvedConfig) -> tuple[int, int]:
+    """Bytes of the context of llama/embedder.py for the tokens of one pass: those that are written, and the rest.
+
+    llama.cpp keeps logits of the whole vocabulary for each token, also for an encoder, whose graph has none.
+    """
     n_tokens = padded(min(config.n_ubatch, config.n_batch))
-    graph = graph_bytes(_widths(facts), n_tokens, n_tokens, n_tokens, config.flash_attn == "on")
+    widths = replace(_widths(facts), n_vocab=0) if facts.is_encoder else _widths(facts)
+    graph = graph_bytes(widths, n_tokens, n_tokens, n_tokens, config.flash_attn == "on")
     cells = 0 if facts.is_encoder else n_tokens * (facts.k_values + facts.v_values) * 2
-    return n_tokens * facts.n_vocab * 4 + cells + graph + work_bytes(_widths(facts), n_tokens)
+    logits = n_tokens * facts.n_vocab * 4
+    written = cells + graph + work_bytes(widths, n_tokens)
+    return (written, logits) if facts.is_encoder and facts.lazy_cells else (written + logits, 0)
 
 
 def _devices(config: ResolvedConfig, n_layer: int, shares: Sequence[float]) -> list[int | None]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llamabatch.gguf.header import Header, read_parts
-from llamabatch.gguf.pooling import declared_pooling, default_pooling, head_width
+from llamabatch.gguf.pooling import declared_pooling, default_pooling, head_width, lacks_dense_layer
 from llamabatch.gguf.reader import TensorInfo
 from llamabatch.planning.compute_buffers import Widths
 
@@ -41,9 +41,10 @@ class ModelFacts:
         is_encoder: the model reads a text in both directions, and has no next token.
         pooling: a name of gguf/pooling.py; the default of the model.
         names_pooling: the file names a pooling.
-        has_head: the model has a classification head.
+        has_head: the model has a classification head. lacks_dense_layer: one without the layer that BERT's has.
         features: repacked formats, as in memory.weights; empty: none.
         adapter_bytes: size of the adapters' files.
+        lazy_cells: as of the Machine: buffers of zeros take memory when they are written.
         chat_template: jinja2 source; None: the file has none.
         n_ctx_orig: as n_ctx_train, before the rotary embedding was scaled; 0 where the file does not say.
         n_ctx_scaled: tokens that options for the rotary embedding allow; 0 without them.
@@ -69,8 +70,10 @@ class ModelFacts:
     pooling: str = "mean"
     names_pooling: bool = False
     has_head: bool = False
+    lacks_dense_layer: bool = False
     features: frozenset[str] = frozenset()
     adapter_bytes: int = 0
+    lazy_cells: bool = False
     chat_template: str | None = None
     n_ctx_orig: int = 0
     n_ctx_scaled: int = 0
@@ -118,6 +121,7 @@ class ModelFacts:
             names_pooling=declared_pooling(metadata) is not None,
             has_head=head_width(tensors) > 0,
             has_positions=any(tensor.name.startswith("position_embd") for tensor in tensors),
+            lacks_dense_layer=lacks_dense_layer(metadata, tensors),
         )
 
     @classmethod

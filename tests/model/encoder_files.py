@@ -74,25 +74,38 @@ TEXTS = (
 QUERY = "What is the capital of France?"
 
 
-def vocabulary(family: str) -> list[tuple[str, float]]:
-    """Tokens in the form of transformers, with scores, which only XLM-R's unigrams have."""
+def vocabulary(family: str, n_more: int = 0) -> list[tuple[str, float]]:
+    """Tokens in the form of transformers, with scores, which only XLM-R's unigrams have.
+
+    Args:
+        n_more: words that no text has, for a vocabulary of real size.
+    """
+    more = [f"zz{n}" for n in range(n_more)]
     letters = string.ascii_lowercase + string.digits
     marks = ".,?!()-"
     if family == "bert":
         names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *marks, *letters, *(f"##{c}" for c in letters)]
         names += [word for word in _WORDS if len(word) > 1] + [f"##{ending}" for ending in _ENDINGS if len(ending) > 1]
-        return [(name, 0.0) for name in names]
+        return [(name, 0.0) for name in [*names, *more]]
     pieces = ["▁", *letters, *string.ascii_uppercase, *marks]
     pieces += [f"▁{word}" for word in _WORDS] + [ending for ending in _ENDINGS if len(ending) > 1]
     scored = [(piece, -3.0 - 0.01 * at - (5.0 if len(piece) == 1 else 0.0)) for at, piece in enumerate(pieces)]
-    return [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *scored, ("<mask>", 0.0)]
+    return [
+        ("<s>", 0.0),
+        ("<pad>", 0.0),
+        ("</s>", 0.0),
+        ("<unk>", 0.0),
+        *scored,
+        ("<mask>", 0.0),
+        *((m, -99.0) for m in more),
+    ]
 
 
-def weights(kind: Encoder) -> dict[str, Any]:
+def weights(kind: Encoder, n_more: int = 0) -> dict[str, Any]:
     """The weights by transformers' names, those of the base model without its prefix. Two kinds of one family have the
-    same base."""
+    same base. `n_more` as in vocabulary()."""
     rng = np.random.default_rng([SEED, int(kind.is_bert)])
-    n_vocab = len(vocabulary(kind.family))
+    n_vocab = len(vocabulary(kind.family, n_more))
     found: dict[str, Any] = {}
 
     def matrix(name: str, rows: int, columns: int, std: float, bias: bool = True) -> None:
@@ -152,11 +165,12 @@ _NAMES = {
 }
 
 
-def write_encoder(name: str, path: Path, *, without: tuple[str, ...] = (), **changes: Any) -> Path:
+def write_encoder(name: str, path: Path, *, without: tuple[str, ...] = (), n_more: int = 0, **changes: Any) -> Path:
     """Writes a kind of ENCODERS; returns the path.
 
     Args:
         without: names of tensors to leave out.
+        n_more: as in vocabulary().
         changes: further metadata of the architecture, or other values, "__" for "."; None leaves one out.
     """
     kind = ENCODERS[name]
@@ -181,8 +195,8 @@ def write_encoder(name: str, path: Path, *, without: tuple[str, ...] = (), **cha
             writer.add_float32(f"bert.{key}", value)
         elif value is not None:
             writer.add_uint32(f"bert.{key}", int(value))
-    _add_vocabulary(writer, kind)
-    for theirs, values in weights(kind).items():
+    _add_vocabulary(writer, kind, n_more)
+    for theirs, values in weights(kind, n_more).items():
         stem, _, end = theirs.rpartition(".")
         ours = f"{_NAMES[stem]}.{end}"
         if (_NAMES[stem] == "cls" and not kind.n_labels) or ours in without:
@@ -197,8 +211,8 @@ def write_encoder(name: str, path: Path, *, without: tuple[str, ...] = (), **cha
     return path
 
 
-def _add_vocabulary(writer: gguf.GGUFWriter, kind: Encoder) -> None:
-    tokens = vocabulary(kind.family)
+def _add_vocabulary(writer: gguf.GGUFWriter, kind: Encoder, n_more: int) -> None:
+    tokens = vocabulary(kind.family, n_more)
     names = [name for name, _ in tokens]
     writer.add_token_type_count(kind.n_token_types)
     if kind.is_bert:

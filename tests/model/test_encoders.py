@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from llamabatch import (
     LLM,
@@ -26,7 +30,9 @@ from llamabatch import (
     Request,
     RerankResult,
 )
+from llamabatch.cli import cli
 from llamabatch.entrypoints.classification import pair_tokenizer
+from llamabatch.llama import library
 from tests.model.architectures import RERANK_TEMPLATE, write, write_bert, write_qwen3_reranker
 from tests.model.encoder_files import ENCODERS, N_CTX, N_EMBD, QUERY, TEXTS, write_encoder
 
@@ -200,9 +206,51 @@ def test_a_plan_names_the_pooling(files):
             assert llm.plan.config.pooling == pooling
             assert f"pooling = {pooling}: {why}" in llm.plan.describe()
             assert llm.plan.memory.kv_cache == 0
+        shown = CliRunner().invoke(cli, ["plan", "-m", str(files[name])], catch_exceptions=False)
+        assert f"Pooling of texts: {pooling}: {why}." in " ".join(shown.output.split())
+        shown = CliRunner().invoke(cli, ["plan", "-m", str(files[name]), "--json"], catch_exceptions=False)
+        assert json.loads(shown.output)["engine"]["pooling"] == pooling
     with LLM("tiny") as llm:
         assert llm.plan.config.pooling == "mean"
         assert "pooling" not in llm.plan.reasons
+
+
+def test_a_bert_whose_converter_lost_its_pooler_says_so(tmp_path, caplog):
+    path = write_encoder("bert-rank", tmp_path / "a.gguf", without=("cls.weight", "cls.bias"))
+    with LLM(path) as llm:
+        assert len(llm.rerank(QUERY, DOCUMENTS)) == len(DOCUMENTS)
+        assert "cls.weight" in llm.plan.reasons["pooling"]
+    assert [r.message for r in caplog.records if "the scores are not those of the original model" in r.message]
+    caplog.clear()
+    with LLM(path, pooling="mean") as llm:
+        assert "cls.weight" not in llm.plan.reasons.get("pooling", "")
+    assert not caplog.records
+
+
+PEAK = """
+import json, sys
+from pathlib import Path
+from llamabatch import LLM
+from llamabatch.planning.memory import PROCESS_BYTES
+with LLM(sys.argv[1], profile=False, n_ubatch=256) as llm:
+    llm.classify([list(range(10, 90))] * 16) if llm.plan.config.pooling == "rank" else llm.embed(["a " * 80] * 16)
+    lines = Path("/proc/self/status").read_text().splitlines()
+    [peak] = [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")]
+    print(json.dumps([llm.plan.peak_bytes + PROCESS_BYTES, peak, llm.plan.memory.reserved]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
+@pytest.mark.parametrize("name", ["bert", "xlm-roberta-classes"])
+def test_the_predicted_peak_is_the_measured_one(tmp_path, name):
+    """An encoder's graph has no logits, and those that llama.cpp keeps room for are written on a stock build alone."""
+    path = write_encoder(name, tmp_path / "large.gguf", n_more=60_000)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", PEAK, str(path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    predicted, measured, reserved = json.loads(done.stdout)
+    assert predicted == pytest.approx(measured, rel=0.1)
+    assert (reserved > 0) == library.has_lazy_cells()
 
 
 def test_pooling_is_an_option_of_the_engine(files):

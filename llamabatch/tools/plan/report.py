@@ -14,7 +14,7 @@ from llamabatch.planning.memory import PROCESS_BYTES, Memory
 SCHEMA_VERSION = 1
 ENGINE = (
     *("strategy", "instances", "n_slots", "n_ctx", "kv", "kv_cells", "type_k", "type_v", "n_ubatch", "flash_attn"),
-    *("n_threads", "n_threads_batch", "n_gpu_layers", "extra_bufts", "use_mmap", "use_mlock"),
+    *("n_threads", "n_threads_batch", "n_gpu_layers", "extra_bufts", "use_mmap", "use_mlock", "pooling"),
     *("rope_scaling", "rope_freq_base", "rope_freq_scale"),
 )
 

@@ -90,7 +90,8 @@ def answer(question: Question) -> Report:
     if question.memory_bytes is not None:
         free = max(0, question.memory_bytes - PROCESS_BYTES)  # free memory here excludes this process, too
         machine = replace(machine, available_bytes=free, address_space=None, data_bytes=None, gpus=())
-    facts = replace(facts, features=machine.features if config.extra_bufts != "off" else frozenset())
+    features = machine.features if config.extra_bufts != "off" else frozenset()
+    facts = replace(facts, features=features, lazy_cells=machine.lazy_cells)
     prompts = _lengths(question, path) if question.prompts is not None else None
     if prompts is not None and config.n_ctx == "auto":
         config = replace(config, n_ctx=_context_for(prompts, facts))

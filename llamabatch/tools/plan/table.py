@@ -46,6 +46,8 @@ def show(report: Report, console: Console) -> None:
     line(f"Strategy: {report.strategy}: {report.because}.")
     if report.asked.reasoning is not None:
         line(f"Thinking: told apart from the text of chats, as the family {report.asked.reasoning} marks it.")
+    if config.pooling != "mean" or "pooling" in report.asked.reasons:
+        line(f"Pooling of texts: {config.pooling}: {report.asked.reasons.get('pooling', 'as asked')}.")
     line(f"Instances: {config.instances} in the plan; {_children(report)}.")
     if report.changes:
         line("What would make it fit:" if not report.fits else "For more slots:")

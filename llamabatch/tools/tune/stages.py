@@ -88,6 +88,7 @@ def config_of(base: EngineConfig, setting: Setting, job: Job) -> ResolvedConfig:
         main_gpu=base.main_gpu,
         tensor_split=base.tensor_split,
         kv="split",
+        pooling="mean",
         kv_cells=0,
         override_tensor=base.override_tensor,
         n_cpu_moe=base.n_cpu_moe,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llamabatch.gguf.pooling import declared_pooling, default_pooling, head_width
+from llamabatch.gguf.pooling import declared_pooling, default_pooling, head_width, lacks_dense_layer
 from llamabatch.gguf.reader import TensorInfo
 
 HEAD = TensorInfo("cls.output.weight", (64, 3), 0, 0, 768)
@@ -50,3 +50,10 @@ def test_tensors_are_read_for_encoders_alone():
 
 def test_outputs_of_a_head():
     assert [head_width(given) for given in ([], [DENSE], [DENSE_ONE], [ONE], [DENSE, HEAD])] == [0, 0, 1, 1, 3]
+
+
+def test_a_head_without_its_dense_layer():
+    assert lacks_dense_layer(ENCODER, [HEAD])
+    assert not lacks_dense_layer(ENCODER, [HEAD, DENSE])
+    assert not lacks_dense_layer(ENCODER, [DENSE_ONE])
+    assert not lacks_dense_layer({"general.architecture": "qwen3"}, [HEAD])
