@@ -20,7 +20,7 @@ from llamabatch.utils.checks import counted, show
 
 # Tokens that a prompt leaves for the output where max_tokens does not say, as in Request.expected_tokens.
 _EXPECTED_OUTPUT = 256
-# Logprobs of one request: about 300 bytes each as Python objects, 25 in a message between processes.
+# Logprobs of one request: about 250 bytes each as Python objects, 30 in a message between processes.
 MAX_LOGPROBS_IN_ALL = 2**22
 
 
