@@ -8,7 +8,7 @@ import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llamabatch.errors import ConfigError, PromptError
@@ -74,6 +74,17 @@ class ChatOptions:
                 "add_generation_prompt and continue_final_message are both True; a prompt ends with the header of a "
                 "new answer or with the last message: leave one of them out"
             )
+
+    @property
+    def given(self) -> list[str]:
+        """Names of the arguments of a call that differ from their defaults."""
+        names = {"kwargs": "chat_template_kwargs", "template": "chat_template"}
+        values = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
+        return [
+            names.get(name, name)
+            for name, (value, default) in values.items()
+            if value != default and not (isinstance(value, (Mapping, Sequence)) and not value)
+        ]
 
 
 def template_source(given: str | os.PathLike[str] | None) -> str | None:

@@ -147,7 +147,11 @@ class Router:
         answers = (self._members[number].call(method, *arguments) for number in self._alive())
         if method == "save_prefix":
             return any(answers)  # asks no further once one has saved it
-        return list(answers)[-1]  # equal in all engines
+        answer = list(answers)[-1]  # equal in all engines
+        if method == "reset_prefix_cache" and self._affinity is not None:
+            with self._lock:
+                self._affinity = Affinity()
+        return answer
 
     def _alive(self) -> list[int]:
         alive = [number for number, member in enumerate(self._members) if member.alive]

@@ -99,6 +99,8 @@ class InputProcessor:
         """The Submission of one prompt or conversation, or of a list that may hold both."""
         alone = _is_prompt(prompts) or is_conversation(prompts)
         given = [prompts] if alone else listed("prompts", prompts)
+        if options.given and all_are(given, _is_prompt):
+            raise PromptError(f"{' and '.join(options.given)} would change nothing: prompts holds no conversation")
         return self._submission(given, params, adapters, partial(self._either_ids, options), alone, errors)
 
     def texts(

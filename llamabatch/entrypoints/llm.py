@@ -206,7 +206,7 @@ class LLM:
                 runs is raised by the call itself.
 
         Raises:
-            PromptError: as for generate.
+            PromptError: as for generate; or options of chats are given, and no prompt is a conversation.
         """
         options = chat_options(
             tools, chat_template_kwargs, chat_template, add_generation_prompt, continue_final_message

@@ -71,6 +71,18 @@ def test_every_verb_takes_a_template(llm, tmp_path):
     assert asyncio.run(ask()) == {wanted}
 
 
+def test_options_of_chats_are_refused_where_no_prompt_is_one(llm):
+    with pytest.raises(PromptError, match="chat_template and add_generation_prompt would change nothing"):
+        llm.stream("hi", chat_template="{{ 1 }}", add_generation_prompt=False)
+    with pytest.raises(PromptError, match="tools would change nothing: prompts holds no conversation"):
+        llm.as_completed(["hi", [5]], tools=[{"type": "function", "function": {"name": "f"}}])
+    mixed = llm.stream(["hi", ASKED], GREEDY, tools=[], chat_template_kwargs={}, continue_final_message=False)
+    assert {piece.prompt_index for piece in mixed} == {0, 1}
+    template = "{{ messages[0].content }}"
+    ended = [piece.finished for piece in llm.stream(["hi", ASKED], GREEDY, chat_template=template) if piece.finished]
+    assert {output.prompt for output in ended} == {"hi", ASKED[0]["content"]}
+
+
 def test_jobs_take_a_template_and_lines_continue_messages(tmp_path):
     begun = [*ASKED, {"role": "assistant", "content": "The capital"}]
     lines = [

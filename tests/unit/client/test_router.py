@@ -52,6 +52,9 @@ class Engine:
             sink([SequenceOutput(request.request_id, (), "", whole)])
         self.taken.clear()
 
+    def call(self, method, *arguments):
+        return True
+
     def stats(self) -> EngineStats:
         return EngineStats()
 
@@ -91,3 +94,22 @@ def test_an_engine_with_too_much_to_do_is_left_alone():
     more = [Request(f"{i}", text(0, 100), SamplingParams(max_tokens=100)) for i in range(8)]
     router.submit(more, lambda outputs: None)
     assert [len(engine.taken) for engine in engines] == [5, 3]
+
+
+def test_after_a_reset_an_engine_is_chosen_by_its_load_alone():
+    engines = [Engine(), Engine()]
+    router = Router(engines, keeps_prefixes=True)
+    turn = text(1, 300)
+
+    def ask(name, prompt):
+        router.submit([Request(name, prompt, SamplingParams(max_tokens=4))], lambda outputs: None)
+        return went_to(engines)[name]
+
+    router.submit([Request("busy", text(2, 300), SamplingParams(max_tokens=4))], lambda outputs: None)
+    assert ask("first", turn) == 1
+    engines[1].finish()
+    engines[0].finish()
+    assert ask("next", (*turn, 5)) == 1
+    engines[1].finish()
+    assert router.call("reset_prefix_cache") is True
+    assert ask("anew", (*turn, 6)) == 0
