@@ -106,14 +106,14 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
     config = config.asked()
     reasons: dict[str, str] = {}
     on_gpu = machine.n_gpus > 0 and config.n_gpu_layers != 0
-    features = machine.features if config.extra_bufts != "off" else frozenset()
-    facts = replace(facts, features=features, lazy_cells=machine.lazy_cells)
     small = facts.file_bytes < _SMALL_MODEL
     n_instances = _instances(config, machine, small and not on_gpu, reasons)
     config = replace(config, instances=n_instances)
     if profile is not None:
         config, measured = profile.fill(config)
         reasons |= measured
+    features = machine.features if config.extra_bufts != "off" else frozenset()
+    facts = replace(facts, features=features, lazy_cells=machine.lazy_cells)
     n_ubatch = min(_UBATCH, config.n_batch) if config.n_ubatch == "auto" else config.n_ubatch
     n_ctx = _n_ctx(config, facts, reasons)
     flash_attn = _flash_attn(config, on_gpu, small, machine, reasons)

@@ -1,6 +1,7 @@
 """`llamabatch tune` on the bundled model: end to end in a few seconds, and what engines then do."""
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -14,8 +15,10 @@ import pytest
 from llamabatch import LLM, EngineConfig, SamplingParams
 from llamabatch.errors import EngineError
 from llamabatch.gguf.resolve import resolve
+from llamabatch.llama import library, log
 from llamabatch.planning import profile_store
 from llamabatch.planning.profile import Profile, Stair
+from llamabatch.tools.plan.run import Question, answer
 from llamabatch.tools.tune.children import Children, busy_neighbour
 from llamabatch.tools.tune.run import Settings, run
 from llamabatch.tools.tune.stages import STAIRS, Job, Setting
@@ -80,17 +83,43 @@ def test_an_engine_runs_as_its_profile_says(cache, isolate):
         assert (llm.plan.config.n_ubatch, llm.plan.config.flash_attn, llm.plan.config.n_threads) == (128, "on", 2)
 
 
+@pytest.mark.parametrize("instances", [1, 2])
+def test_the_plan_and_the_load_repack_as_the_profile_says(cache, instances):
+    lines = []
+    handler, level = logging.Handler(), log.llama_logger.level
+    handler.emit = lambda record: lines.append(record.getMessage())
+    log.llama_logger.addHandler(handler)
+    log.llama_logger.setLevel(logging.INFO)
+    found = []
+    try:
+        for kept in (False, True):
+            if kept:
+                keep(extra_bufts="off")
+            lines.clear()
+            with LLM("tiny", n_slots=2, n_ctx=256, instances=instances) as llm:
+                buffers = {line.split()[1] for line in lines if "model buffer size" in line} - {"CPU_Mapped"}
+                found.append((llm.plan.config.extra_bufts, bool(buffers), llm.plan.memory.copies > 0))
+            report = answer(Question("tiny", {"n_slots": 2, "n_ctx": 256, "instances": instances}))
+            assert report.memory == llm.plan.memory
+            assert all((row.memory.copies > 0) == found[-1][2] for row in report.rows)
+    finally:
+        log.llama_logger.removeHandler(handler)
+        log.llama_logger.setLevel(level)
+    repacks = bool(library.repack_features()) and library.extra_bufts_safe()
+    assert found == [("auto", repacks, repacks), ("off", False, False)]
+
+
 @pytest.mark.parametrize(("option", "read"), [("True", ["77", "0"]), ("False", ["3000", "None"])])
 def test_variables_that_libraries_read_once_are_set_for_the_load(cache, option, read):
     keep(spins=77, amx="off")
     code = (
         "import os, sys\n"
         "from llamabatch.llama import library\n"
-        "real = library._import_llama_cpp\n"
+        "real = library._import_choice\n"
         "def show():\n"
         "    print(os.environ['GOMP_SPINCOUNT'], os.environ.get('GGML_CPU_AMX'))\n"
         "    return real()\n"
-        "library._import_llama_cpp = show\n"
+        "library._import_choice = show\n"
         "from llamabatch import Engine, EngineConfig\n"
         "assert 'llama_cpp' not in sys.modules\n"
         f"Engine(EngineConfig('tiny', profile={option})).close()\n"

@@ -90,8 +90,6 @@ def answer(question: Question) -> Report:
     if question.memory_bytes is not None:
         free = max(0, question.memory_bytes - PROCESS_BYTES)  # free memory here excludes this process, too
         machine = replace(machine, available_bytes=free, address_space=None, data_bytes=None, gpus=())
-    features = machine.features if config.extra_bufts != "off" else frozenset()
-    facts = replace(facts, features=features, lazy_cells=machine.lazy_cells)
     prompts = _lengths(question, path) if question.prompts is not None else None
     if prompts is not None and config.n_ctx == "auto":
         config = replace(config, n_ctx=_context_for(prompts, facts))
@@ -104,6 +102,8 @@ def answer(question: Question) -> Report:
         least = replace(config, n_slots=1) if config.n_slots == "auto" else config
         roomy = replace(machine, available_bytes=_UNLIMITED, address_space=None, data_bytes=None, gpus=())
         asked = resolve(least, facts, roomy, profile)
+    features = machine.features if asked.config.extra_bufts != "off" else frozenset()
+    facts = replace(facts, features=features, lazy_cells=machine.lazy_cells)
     # "auto" is sequential where one slot fits; the rows of the report are about several, all of them from the start
     many = replace(asked.config, start_slots=MAX_SLOTS)
     if config.strategy == "auto":
