@@ -28,6 +28,10 @@ CELL_PADDING = 256  # llama.cpp rounds the cells of a slot up to this
 # Measured with CPython 3.11 on Linux, x86-64, tests/long/memory_prediction.py holds the sum against more of them:
 PROCESS_BYTES = 51 * MIB  # a process that has imported llamabatch, numpy and llama.cpp's libraries, and loaded nothing
 ENGINE_BYTES = 9 * MIB  # a thread with its stack and heap, graphs, batches, llguidance, Python's objects
+# Bytes of a cell in use beside K and V. llama-kv-cells.h: position, shift and extent (16), a bit for each of 256
+# sequences (32), a node in the set of used cells and one in that of its sequence's positions (48 each).
+# Python: the token's number (32), and its place in the prompt, the sequence and the kept prefix (8 each).
+_LISTED_BYTES = 144 + 56
 _TOKEN_BYTES = 180  # of llama.cpp's vocabulary: texts, ids, merges
 # Virtual memory, which counts where RLIMIT_AS is set: a thread reserves its stack and an arena of glibc's malloc.
 _THREAD_SPACE = (8 + 64) * MIB
@@ -75,7 +79,7 @@ class Memory:
         weights: the part of the model's file that stays mapped, or is kept.
         kv_cache: cells and states of all slots; where the context starts with fewer, also those of the first context,
             which exist beside the larger one while it grows.
-        compute: buffers of a pass, its logits, and the working memory of threads.
+        compute: buffers of a pass, its logits, the working memory of threads, and the lists of cells and tokens.
         layout: the KV cache in words, for messages.
         draft: the whole draft model.
         copies: weights repacked for this CPU.
@@ -209,7 +213,8 @@ def memory(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float
     copies = sum(n for n, device in zip(sorted_weights.copies, devices, strict=False) if device is None)
     copies += sum(_copy(sizes[name], facts.features) for name, gpu in placed if gpu is None)
     computes_here = None in devices or any(gpu is None for _, gpu in placed)
-    compute = (graph if computes_here else 0) + work + logits
+    listed = cells * (1 if unified else n_slots) * _LISTED_BYTES if per_cell else 0
+    compute = (graph if computes_here else 0) + work + logits + listed
     vocabulary = (facts.n_vocab * _TOKEN_BYTES if facts.file_bytes else 0) + facts.adapter_bytes + ENGINE_BYTES
     files = _in_files(facts, tuple(device is None for device in devices), facts.file_bytes - moved, placed)
     here = files.mapped if config.use_mmap else files.used

@@ -170,6 +170,20 @@ def test_in_a_model_of_one_layer_only_outputs_reach_the_feed_forward_network():
     assert sizes[0].data + 3 * (sizes[1].kv_cache // 4) == sizes[1].data
 
 
+def test_the_lists_of_cells_are_counted_beside_the_cells():
+    """llama.cpp's lists, and the numbers of tokens: a twelfth of the whole for the bundled model with 32 slots."""
+
+    def compute(**options):
+        return memory(FACTS, resolved(flash_attn="on", n_ctx=1000, **options)).compute
+
+    logits = 4 * FACTS.n_vocab
+    assert compute(n_slots=5) - compute(n_slots=4) == 1024 * 200 + logits
+    shared = {"kv": "unified", "kv_cells": 2048}
+    assert compute(n_slots=5, **shared) - compute(n_slots=4, **shared) == logits
+    stateful = replace(FACTS, k_values=0, v_values=0)  # keeps no cells
+    assert memory(stateful, resolved(n_slots=5)).compute - memory(stateful, resolved(n_slots=4)).compute == logits
+
+
 def test_engines_of_one_process_share_and_children_map():
     one = memory(FACTS, resolved(flash_attn="on", n_ctx=1024, n_slots=4))
     assert one.together(3, children=False) == one.total + 2 * (one.kv_cache + one.compute)
