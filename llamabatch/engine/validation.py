@@ -20,7 +20,7 @@ from llamabatch.utils.checks import counted, show
 
 # Tokens that a prompt leaves for the output where max_tokens does not say, as in Request.expected_tokens.
 _EXPECTED_OUTPUT = 256
-# Logprobs of one request: about 250 bytes each as Python objects, 30 in a message between processes.
+# Logprobs of one request: about 300 bytes each as Python objects, 25 in a message between processes.
 MAX_LOGPROBS_IN_ALL = 2**22
 
 
@@ -73,8 +73,8 @@ def validate(request: Request, limits: RequestLimits, model: RequestModel, adapt
         ConfigError: the model cannot generate, gives no embeddings, or has no classification head.
         PromptError: the prompt is empty, longer than n_ctx, or holds ids outside the vocabulary.
         AdapterError: an adapter is not loaded.
-        SamplingError: the parameters name token ids outside the vocabulary, ask for too many logprobs, or shift where
-            that is impossible or need never end.
+        SamplingError: the parameters name token ids outside the vocabulary, ask for too many logprobs, bound a thinking
+            of unknown marks, or shift where that is impossible or need never end.
     """
     check_kind(model, embed=request.embed, classify=request.classify)
     if request.adapters:
@@ -83,6 +83,7 @@ def validate(request: Request, limits: RequestLimits, model: RequestModel, adapt
         what = "a text to rank or classify" if request.classify else "an embedding"
         check_text(request.prompt_token_ids, model.n_vocab, limits.n_text, what)
         return request
+    check_budget(request)
     check_shift(request.params, limits)
     request = fitted(request, limits.n_ctx, model.vocabulary.bos)
     check_prompt(request.prompt_token_ids, model.n_vocab, limits.n_ctx)
@@ -164,6 +165,16 @@ def check_logprobs(
             f"prompt_logprobs is {params.prompt_logprobs} for {n_prompt} tokens and logprobs is {params.logprobs}"
             f"{others} for up to {n_output}{whole}: {asked} in all; a request may have 0 to {MAX_LOGPROBS_IN_ALL}, so "
             "give a lower max_tokens"
+        )
+
+
+def check_budget(request: Request) -> None:
+    """Raises SamplingError for a budget of thinking where it is not known how the model marks its thinking."""
+    budget = request.params.thinking_token_budget
+    if budget is not None and request.reasoning is None:
+        raise SamplingError(
+            f"thinking_token_budget is {budget}, but this model's chat template shows no thinking, or reasoning_format "
+            'is \'none\'; give the engine reasoning_tags, as ("<think>", "</think>"), or leave the budget out'
         )
 
 

@@ -13,6 +13,8 @@ from llamabatch.config import ResolvedConfig
 from llamabatch.request.reasoning import Reasoning, ReasoningTags, Thinking
 from llamabatch.request.request import Request
 
+_TAIL = 64  # tokens of a prompt in which a tag at its end stands
+
 
 class FormatModel(Protocol):
     """The part of a Model that is used here."""
@@ -21,6 +23,8 @@ class FormatModel(Protocol):
     def chat_template(self) -> str | None: ...
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]: ...
+
+    def detokenize(self, token_ids: list[int], *, skip_special: bool = True) -> str: ...
 
     def token_bytes(self, token_id: int) -> bytes: ...
 
@@ -53,6 +57,18 @@ class AnswerFormat:
             preserved_token_ids=self._special_ids,
             make_parser=self._parser(tags, thinking),
         )
+
+    def of_prompt(self, request: Request) -> Request:
+        """Any other request, whose text stays raw: a form binds from the first token, unless the prompt ends within
+        thinking."""
+        tags, params = self.tags, request.params
+        if tags is None or request.embed or (params.thinking_token_budget is None and params.structure is None):
+            return request
+        tail = self._model.detokenize(list(request.prompt_token_ids[-_TAIL:]), skip_special=False)
+        thinking = tags.at_end_of(tail)
+        if thinking is Thinking.POSSIBLE and params.structure is not None:
+            thinking = Thinking.OVER
+        return replace(request, reasoning=Reasoning(tags, thinking, parsed=False))
 
     def _parser(self, tags: ReasoningTags, thinking: Thinking) -> Callable[[int], OutputParser]:
         chat_format, special = ChatFormat(tags), self._special_marks

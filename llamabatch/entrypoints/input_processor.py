@@ -60,7 +60,6 @@ class InputProcessor:
         self._cancelled = cancelled
         self._model = client.model
         self._limits = RequestLimits.of(client.plan.config, client.model)
-        self._format = AnswerFormat(client.model, client.plan.config)
 
     def prompts(
         self, prompts: object, params: Params, adapters: Adapters = None, errors: ErrorPolicy = "warn"
@@ -86,7 +85,7 @@ class InputProcessor:
                 "such lists; texts and token ids go to generate()"
             )
         to_ids = partial(self._chat_ids, options)
-        return self._submission(given, params, adapters, to_ids, alone, errors, name="conversations")
+        return self._submission(given, params, adapters, to_ids, alone, errors, name="conversations", options=options)
 
     def either(
         self,
@@ -101,7 +100,8 @@ class InputProcessor:
         given = [prompts] if alone else listed("prompts", prompts)
         if options.given and all_are(given, _is_prompt):
             raise PromptError(f"{' and '.join(options.given)} would change nothing: prompts holds no conversation")
-        return self._submission(given, params, adapters, partial(self._either_ids, options), alone, errors)
+        to_ids = partial(self._either_ids, options)
+        return self._submission(given, params, adapters, to_ids, alone, errors, options=options)
 
     def texts(
         self,
@@ -219,12 +219,14 @@ class InputProcessor:
         name: str = "prompts",
         embed: bool = False,
         classify: bool = False,
+        options: ChatOptions | None = None,
     ) -> Submission:
         """The Submission of checked items.
 
         Args:
             alone: a single prompt, given outside a list.
             name: name of the argument that holds the prompts, for messages.
+            options: of the conversations among them.
         """
         check_kind(self._model, embed=embed, classify=classify)
         if not items:
@@ -232,6 +234,7 @@ class InputProcessor:
         each = zip(items, _params_for(items, params), self._adapters_for(len(items), adapters), strict=True)
         group, arrival, loaded = new_group(), time.perf_counter(), self._client.adapters
         requests: list[Request | Refused] = []
+        answers = AnswerFormat(self._model, self._client.plan.config, None if options is None else options.template)
         for item, item_params, item_adapters in each:
             if self._cancelled is not None and self._cancelled():
                 raise CancelledError
@@ -239,8 +242,10 @@ class InputProcessor:
             try:
                 text, ids = to_ids(item)
                 request = replace(request, prompt=text, prompt_token_ids=ids, adapters=item_adapters, embed=embed)
-                if is_conversation(item):
-                    request = self._format.of_chat(request)
+                if options is not None and is_conversation(item):
+                    request = answers.of_chat(request, _continued(item, options))
+                else:
+                    request = answers.of_prompt(request)
                 if classify:
                     request = replace(request, classify=True)
                 requests.append(validate(request, self._limits, self._model, loaded))
@@ -260,6 +265,12 @@ def _pair_ids(to_tokens: Callable[[str], tuple[int, ...]], document: object) -> 
     if not isinstance(document, str):
         raise PromptError(f"a document is a text, not {show(document)}")
     return document, to_tokens(document)
+
+
+def _continued(conversation: Conversation, options: ChatOptions) -> str:
+    """Text of the last message where the answer goes on with it; else ""."""
+    content = conversation[-1].get("content") if options.continue_final_message else None
+    return content if isinstance(content, str) else ""
 
 
 _request_numbers = itertools.count()

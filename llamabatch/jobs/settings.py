@@ -20,6 +20,9 @@ from llamabatch.jobs.rows import ReadOptions
 from llamabatch.utils.checks import integer, number, show
 from llamabatch.utils.paths import absolute
 
+# Manifests of earlier versions have no such fields; a job that leaves them at None is the same job.
+_LATER_PARAMS = ("logprob_token_ids", "thinking_token_budget")
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -96,6 +99,12 @@ def identity(settings: Settings, inputs: list[Source], known_inputs: object = No
     if settings.reading.chat_template is not None:
         reading["chat_template"] = hashlib.sha256(settings.reading.chat_template.encode(errors="replace")).hexdigest()
     engine = {name: getattr(settings.config, name) for name in ("n_ctx", "type_k", "type_v")}
+    params = asdict(settings.reading.params)
+    for name in _LATER_PARAMS:
+        if params[name] is None:
+            del params[name]
+    if params["structured_outputs"] is not None and not params["structured_outputs"].in_reasoning:
+        params["structured_outputs"] = params["structured_outputs"][:2]  # as earlier versions wrote it
     thinking = {name: getattr(settings.config, name) for name in ("reasoning_format", "reasoning_tags")}
     thinking = {name: value for name, value in thinking.items() if value not in ("auto", None)}
     for name in CONTENT_OPTIONS:
@@ -110,7 +119,7 @@ def identity(settings: Settings, inputs: list[Source], known_inputs: object = No
         "model": model_identity(resolve(settings.model)),
         "inputs": sources.fingerprint(inputs, known_inputs),
         **reading,
-        "params": asdict(settings.reading.params),
+        "params": params,
         "seed": settings.seed,
         **engine,
         **thinking,

@@ -23,8 +23,10 @@ from llamabatch.llama.context import Context, DecodeCode
 from llamabatch.llama.library import load
 from llamabatch.llama.model import Model
 from llamabatch.request.logprobs import RowLogprobs
+from llamabatch.request.reasoning import ReasoningTags
 from llamabatch.request.request import Request
 from llamabatch.sampling.prepared_params import PreparedParams
+from llamabatch.sampling.reasoning import ReasoningTokens, ReasoningTracker
 from llamabatch.sampling.row_logprobs import accepted_logprobs, sample_with_logprobs
 from llamabatch.sampling.sampler import NO_TOKEN, NOTHING_MAY_COME, SamplerState, sample_rows
 from llamabatch.sampling.verify_drafts import accepted_tokens
@@ -39,6 +41,7 @@ logger = logging.getLogger(__name__)
 _GROWTH_NICENESS = 5
 Logits = npt.NDArray[np.float32]
 _Read = Callable[[list[ScheduledSpan], list[SamplerState], Logits], list[SpanOutput]]
+_MOST_TAGS = 16  # pairs of tags in the tokens of the model
 _COMPUTED = SpanOutput(DecodeStatus.OK)  # of a span without output rows
 
 
@@ -91,6 +94,7 @@ class ModelRunner:
             raise ConfigError(f"{model.path.name} cannot generate text: llama.cpp gives its architecture no memory")
         self._batch = Batch(load(), config.n_batch)
         self._states: dict[str, SamplerState] = {}  # of the sequences in flight, by request id
+        self._reasoning_tokens: dict[ReasoningTags, ReasoningTokens] = {}
         self._grammar_masks: GrammarMasks | None = None
         plain = not model.is_recurrent
         self.limits = Limits(
@@ -117,13 +121,27 @@ class ModelRunner:
 
     def add(self, request: Request, prepared: PreparedParams) -> None:
         """Makes the sampler state of a request, before the scheduler gets its sequence; `remove` ends it."""
-        self._states[request.request_id] = prepared.sampler_state(request)
+        state = prepared.sampler_state(request)
+        if request.follows_reasoning:
+            state.reasoning = self._tracker(request)
+        self._states[request.request_id] = state
+
+    def _tracker(self, request: Request) -> ReasoningTracker:
+        assert request.reasoning is not None
+        tags = request.reasoning.tags
+        if tags not in self._reasoning_tokens:
+            if len(self._reasoning_tokens) >= _MOST_TAGS:
+                self._reasoning_tokens.clear()
+            self._reasoning_tokens[tags] = ReasoningTokens(tags, self.model)
+        budget = request.params.thinking_token_budget
+        return ReasoningTracker(self._reasoning_tokens[tags], request.reasoning, budget)
 
     def constrain(self, request_id: str, grammar: Compiled) -> None:
-        """Keeps the output of a request that was added to a grammar."""
+        """Keeps the output of a request that was added to a grammar, behind its thinking where that is followed."""
         from llamabatch.sampling.grammar_matcher import GrammarMatcher  # not at import, with its library
 
-        self._states[request_id].constrain(GrammarMatcher(grammar), self.model.n_vocab)
+        state = self._states[request_id]
+        state.constrain(GrammarMatcher(grammar, state.reasoning), self.model.n_vocab)
 
     def remove(self, request_id: str) -> None:
         """Frees the sampler state of a request that has ended, if there is one."""

@@ -71,7 +71,9 @@ class Reasoning:
 
     Attributes:
         thinking: its state where the prompt ends.
+        parsed: the answer is taken apart: line breaks between thinking and answer are no part of the answer.
     """
 
     tags: ReasoningTags
     thinking: Thinking
+    parsed: bool = True

@@ -85,6 +85,14 @@ class Request:
         return self.params.deadline_s is not None and now > self.arrival_s + self.params.deadline_s
 
     @property
+    def follows_reasoning(self) -> bool:
+        """True if the thinking of the answer is followed while it is generated: it has a budget, or a form binds behind
+        it."""
+        params = self.params
+        binds = params.structure is not None and not params.structure.in_reasoning
+        return self.reasoning is not None and (binds or params.thinking_token_budget is not None)
+
+    @property
     def expected_tokens(self) -> int:
         """Upper bound of the tokens that the request will occupy, by present knowledge: the measure of load."""
         output = self.params.n_copies * (self.params.max_tokens or 256)

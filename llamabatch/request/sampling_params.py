@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from llamabatch.errors import SamplingError
-from llamabatch.request.structured_outputs import Structure, structure
+from llamabatch.request.structured_outputs import IN_REASONING, Structure, structure
 from llamabatch.utils.brief import brief
 from llamabatch.utils.checks import boolean, choice, integer, items, nearest, number, pairs, show, string
 
@@ -49,6 +49,7 @@ ALIASES = {
     "dry_sequence_breaker": "dry_sequence_breakers",
     "stop_strings": "stop",
     "stop_sequences": "stop",
+    "thinking_budget": "thinking_token_budget",
     "top_logprobs": "logprobs",
     "n_probs": "logprobs",
     "logits_processor": "logits_processors",
@@ -101,6 +102,7 @@ _INTEGERS = {
 _OPTIONAL_INTEGERS = {
     "best_of": (1, MAX_N),
     "max_tokens": (1, 2**31 - 1),
+    "thinking_token_budget": (0, 2**31 - 1),
     "seed": (0, 2**64 - 1),
     "logprobs": (-1, MAX_LOGPROBS),
     "prompt_logprobs": (-1, MAX_LOGPROBS),
@@ -162,8 +164,9 @@ class SamplingParams:
         structured_outputs: one of {"json": a schema (mapping, text or pydantic model class)}, {"regex": …},
             {"choice": [strings]}, {"grammar": in Lark's or llama.cpp's notation}, {"json_object": True}; or OpenAI's
             response_format. The text is of this form whenever it ends with "stop", unless one of your stop strings
-            (stop_reason) cut it. Kept as a Structure. Not with stop_token_ids, min_tokens or ignore_eos: the form
-            alone says which token may end the text.
+            (stop_reason) cut it. Where the answer of a chat begins with thinking, the form is that of the text behind
+            it; {"enable_in_reasoning": True} beside the form binds it from the first token on. Kept as a Structure. Not
+            with stop_token_ids, min_tokens or ignore_eos: the form alone says which token may end the text.
         logits_processors: called as f(output token ids, logits) before each token and all else; logits is a copy of
             the row, numpy float32 of shape (vocabulary,); the logits that f returns are sampled. An exception of f
             ends the request with an error. Not where a child process does the work.
@@ -172,6 +175,9 @@ class SamplingParams:
         deadline_s: seconds after its arrival at which the request ends as an error; None: never.
         overflow: fate of a request that outgrows n_ctx. "refuse": the prompt is refused, or the output ends there;
             "truncate": the prompt loses its left; "shift": the oldest tokens go, and the output goes on.
+        thinking_token_budget: tokens of thinking after which the engine closes it, with the text that the model's
+            family writes there; 0: as soon as it begins; None: the model decides. For models whose family is known
+            (LLM.plan.reasoning), or with reasoning_tags.
     """
 
     n: int = 1
@@ -217,6 +223,7 @@ class SamplingParams:
     background: bool = False
     deadline_s: float | None = None
     overflow: str = "refuse"
+    thinking_token_budget: int | None = None
 
     def __post_init__(self) -> None:
         for name, (least, most) in _NUMBERS.items():
@@ -256,6 +263,11 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise SamplingError(f"min_tokens is {self.min_tokens}; it must not exceed max_tokens, {self.max_tokens}")
         if self.structured_outputs is not None:
+            if self.thinking_token_budget is not None and self.structure is not None and self.structure.in_reasoning:
+                raise SamplingError(
+                    f"thinking_token_budget is {self.thinking_token_budget} beside {IN_REASONING}: the form says what "
+                    "the thinking may be; leave one of them out"
+                )
             for name in ("stop_token_ids", "min_tokens", "ignore_eos"):
                 if getattr(self, name):
                     raise SamplingError(

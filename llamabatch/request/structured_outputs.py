@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from llamabatch.errors import SamplingError
-from llamabatch.utils.checks import items, mapping, nearest, show, string
+from llamabatch.utils.checks import boolean, items, mapping, nearest, show, string
 
 MAX_CHARS = 2**18  # of a schema, a regex, a grammar, or all choices together
 KINDS = ("json", "regex", "choice", "grammar")
 TOOLS = "tools"  # a grammar that llamabatch makes of the tools of a conversation; no caller can ask for it
+IN_REASONING = "enable_in_reasoning"
 ANY_OBJECT = '{"type": "object"}'
 
 _MOST_KEPT = 16  # structures that passed the checks
@@ -31,10 +32,12 @@ class Structure(NamedTuple):
     Attributes:
         kind: "json", "regex", "choice" or "grammar"; TOOLS.
         text: a JSON schema; a regular expression; a JSON list of strings; a grammar in Lark's or llama.cpp's notation.
+        in_reasoning: it binds from the first token on; else behind the thinking, of a model that thinks.
     """
 
     kind: str
     text: str
+    in_reasoning: bool = False
 
 
 def structure(given: object) -> Structure | None:
@@ -47,11 +50,14 @@ def structure(given: object) -> Structure | None:
     if asked is None:
         raise SamplingError(f"structured_outputs is {show(given)}; give a mapping with one of {', '.join(_KEYS)}")
     if "type" in asked and not any(key in asked for key in KINDS):
-        return _response_format(asked)
+        form = _response_format(asked)
+        in_reasoning = boolean(SamplingError, IN_REASONING, asked.get(IN_REASONING) or False)
+        return form if form is None else form._replace(in_reasoning=in_reasoning)
+    in_reasoning = boolean(SamplingError, IN_REASONING, asked.pop(IN_REASONING, None) or False)
     asked = {key: value for key, value in asked.items() if value is not None and value is not False}
     for key in asked:
         if not isinstance(key, str) or string(key) not in _KEYS:
-            raise SamplingError(f"structured_outputs has no {show(key)}{nearest(show(key), _KEYS)}")
+            raise SamplingError(f"structured_outputs has no {show(key)}{nearest(show(key), (*_KEYS, IN_REASONING))}")
     if len(asked) != 1:
         names = ", ".join(asked) or "nothing"
         raise SamplingError(f"structured_outputs holds {names}; give exactly one of {', '.join(_KEYS)}")
@@ -59,8 +65,8 @@ def structure(given: object) -> Structure | None:
     if key == "json_object":
         if value is not True:
             raise SamplingError(f"json_object of structured_outputs is {show(value)}; give True or False")
-        return Structure("json", ANY_OBJECT)
-    return Structure(key, _short_enough(key, _TEXTS[key](value)))
+        return Structure("json", ANY_OBJECT, in_reasoning)
+    return Structure(key, _short_enough(key, _TEXTS[key](value)), in_reasoning)
 
 
 def _checked(given: Structure) -> Structure:
@@ -68,7 +74,9 @@ def _checked(given: Structure) -> Structure:
     kind, text = string(given.kind), string(given.text)
     if kind is None or kind not in _TEXTS:
         raise SamplingError(f"the kind of structured_outputs is {show(given.kind)}{nearest(show(given.kind), KINDS)}")
-    return Structure(kind, _short_enough(kind, _TEXTS[kind](given.text))) if text is None else _read(kind, text)
+    in_reasoning = boolean(SamplingError, IN_REASONING, given.in_reasoning)
+    read = Structure(kind, _short_enough(kind, _TEXTS[kind](given.text))) if text is None else _read(kind, text)
+    return read._replace(in_reasoning=True) if in_reasoning else read
 
 
 @functools.lru_cache(_MOST_KEPT)

@@ -22,7 +22,7 @@ import llguidance
 from llamabatch.errors import EngineClosedError, EngineError, LlamaBatchError, SamplingError, describe
 from llamabatch.request.structured_outputs import ANY_OBJECT, TOOLS, Structure, special_name
 from llamabatch.sampling import grammar_sandbox
-from llamabatch.sampling.grammar_matcher import Compiled
+from llamabatch.sampling.grammar_matcher import Compiled, VocabularyFacts
 from llamabatch.utils.subprogram import import_path
 
 logger = logging.getLogger(__name__)
@@ -68,6 +68,7 @@ class Grammars:
         self._trial = Trial(lambda: self._names)
         self._names: list[str] = []
         self._vocabulary: Any = None
+        self._facts: VocabularyFacts | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._closed = False
 
@@ -76,6 +77,7 @@ class Grammars:
 
         Raises EngineClosedError after close().
         """
+        structure = structure._replace(in_reasoning=False)  # the same grammar
         with self._lock:
             if self._closed:
                 raise EngineClosedError("the model is closed")
@@ -100,6 +102,7 @@ class Grammars:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
         self._known.clear()
+        self._facts = None
         self._vocabulary = None  # through it, llguidance holds the model, where no garbage collector sees it
 
     def _compile(self, structure: Structure) -> Compiled:
@@ -108,10 +111,11 @@ class Grammars:
                 raise SamplingError("structured_outputs need a model that has an end-of-generation token")
             tokens = self._tokens()
             grammar = (
-                self._trial.run(structure) if _is_foreign(structure) else grammar_sandbox.to_llguidance(*structure)
+                self._trial.run(structure) if _is_foreign(structure) else grammar_sandbox.to_llguidance(*structure[:2])
             )
             compiled = Compiled(
-                lambda: llguidance.LLMatcher(tokens, grammar, log_level=0, limits=grammar_sandbox.limits())
+                lambda: llguidance.LLMatcher(tokens, grammar, log_level=0, limits=grammar_sandbox.limits()),
+                self._facts,
             )
             if compiled.error:
                 raise SamplingError(_refusal(structure, compiled.error))
@@ -132,6 +136,7 @@ class Grammars:
             vocabulary = _Vocabulary(self._model)
             names = [vocabulary.tokens[token_id] for token_id in vocabulary.special_token_ids]
             self._names = [name.decode(errors="replace") for name in names]
+            self._facts = VocabularyFacts(vocabulary.tokens, self._model.eog_ids, vocabulary)
             self._vocabulary = llguidance.LLTokenizer(
                 llguidance.TokenizerWrapper(vocabulary),
                 n_vocab=self._model.n_vocab,
@@ -211,7 +216,7 @@ class Trial:
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._start()
-            answer = self._ask(list(structure), MOST_SECONDS)
+            answer = self._ask(list(structure[:2]), MOST_SECONDS)
             if answer is None:
                 raise SamplingError(_refusal(structure, self._how_it_ended()))
         if "error" in answer:

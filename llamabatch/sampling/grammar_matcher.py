@@ -4,18 +4,46 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import llguidance
 import numpy as np
 
 from llamabatch.errors import describe
+from llamabatch.request.reasoning import GAP
 from llamabatch.sampling.grammar_sandbox import reason
-from llamabatch.sampling.token_masks import Words, n_words
+from llamabatch.sampling.reasoning import Phase, ReasoningTracker
+from llamabatch.sampling.token_masks import Words, all_but, allow, n_words
 
 _MOST_SECONDS = 0.02  # to compile within a step
 _FEW = 4  # rows that one thread serves sooner than several: a mask takes 5 to 50 us
+
+
+class VocabularyFacts:
+    """Masks for the tokens around an answer that begins behind a thinking.
+
+    Args:
+        tokens: bytes of each token, of special ones their names.
+        eog_ids: tokens that end a generation.
+        spell: tokens of a text.
+
+    Attributes:
+        no_end: all tokens but those of eog_ids.
+        no_break: all but those that begin with a line break.
+        breaks: by a number of line breaks: the tokens of so many at most, and of nothing else.
+    """
+
+    def __init__(self, tokens: Sequence[bytes], eog_ids: Iterable[int], spell: Callable[[bytes], list[int]]) -> None:
+        n_vocab = len(tokens)
+        self.spell = spell
+        self.no_end = all_but(eog_ids, n_vocab)
+        self.no_break = all_but((at for at, text in enumerate(tokens) if text[:1] == b"\n"), n_vocab)
+        self.breaks = [np.zeros(n_words(n_vocab), np.uint32) for _ in range(len(GAP) + 1)]
+        for at, text in enumerate(tokens):
+            if text[:1] == b"\n" and text == b"\n" * len(text):
+                for mask in self.breaks[len(text) :]:
+                    allow(mask, at)
 
 
 class Compiled:
@@ -26,14 +54,16 @@ class Compiled:
 
     Args:
         make: an LLMatcher at its beginning.
+        vocabulary: needed where the grammar binds behind a thinking.
 
     Attributes:
         first: an LLMatcher at its beginning; copies of it share its lexer.
         spent: its lexer is full, and it takes long to make; the next request should have it compiled anew.
     """
 
-    def __init__(self, make: Callable[[], Any]) -> None:
+    def __init__(self, make: Callable[[], Any], vocabulary: VocabularyFacts | None = None) -> None:
         self._make = make
+        self.vocabulary = vocabulary
         start = time.perf_counter()
         self.first = make()
         self._seconds = time.perf_counter() - start
@@ -60,18 +90,31 @@ class GrammarMatcher:
 
     It follows the tokens of the sequence and keeps none of its own, so that preemption and dropped tokens need no care.
 
+    Args:
+        reasoning: of a sequence that may think: the grammar binds behind the thinking; None: from the first token on.
+
     Attributes:
         error: reason why the grammar cannot be followed any further, mostly its cost; then it allows no token.
+        computes: the matcher is to write the mask of the next token; else it is known without the grammar.
     """
 
-    __slots__ = ("_compiled", "_num_consumed", "_ready", "_row", "_source", "error", "matcher")
+    __slots__ = (
+        *("_begin", "_compiled", "_extra", "_gap", "_num_consumed", "_ready", "_reasoning", "_rest", "_row", "_source"),
+        *("computes", "error", "matcher"),
+    )
 
-    def __init__(self, compiled: Compiled) -> None:
+    def __init__(self, compiled: Compiled, reasoning: ReasoningTracker | None = None) -> None:
         self._source: Any = compiled.first  # None: its lexer is its own
         self.matcher = self._source.deep_copy()
         self.error: str | None = None
+        self.computes = True
         self._compiled = compiled
-        self._num_consumed = 0
+        self._reasoning = reasoning
+        self._begin = 0  # output tokens before the first that the matcher consumed
+        self._rest = b""  # of the token before that one, which the matcher consumed as well
+        self._num_consumed = 0  # output tokens
+        self._gap = 0  # line breaks that may come before the answer
+        self._extra: list[int] = []  # tokens of the tag that begins the thinking
         self._ready = -1  # the output token that _row is for
         self._row: Words | None = None
 
@@ -83,26 +126,88 @@ class GrammarMatcher:
         """Consumes the output tokens before `index`; token_ids ends with the last of them."""
         if self.error is not None:
             return
+        self._extra, self._gap, self.computes = [], 0, True
+        begin, rest = 0, b""
+        if self._reasoning is not None:
+            state = self._reasoning.at(index, token_ids)
+            if state.phase is Phase.BEFORE and not self._reasoning.tokens.tags.channels:
+                self._extra = self._tokens_of_tag(state.tail)
+                self.computes = self._may_consume(token_ids[len(token_ids) - index :])
+            elif state.phase is not Phase.ANSWER:
+                self.computes = False
+            if not self.computes:
+                return
+            begin, rest, self._gap = state.begin, state.rest, state.gap
+        if (begin, rest) != (self._begin, self._rest) or (index - begin < self._num_consumed and begin):
+            self._begin_at(begin, rest)
+        self._consume(index, token_ids)
+        if self.matcher.is_error():
+            self._start_anew(index, token_ids)
+
+    def _consume(self, index: int, token_ids: Sequence[int]) -> None:
+        index -= self._begin
         if self._num_consumed > index:  # the text was cut back
             self.matcher.rollback(self._num_consumed - index)
             self._num_consumed = index
         while self._num_consumed < index:
             self.matcher.consume_token(token_ids[self._num_consumed - index])
             self._num_consumed += 1
-        if self.matcher.is_error():
-            self._start_anew(index, token_ids)
+
+    def _begin_at(self, begin: int, rest: bytes) -> None:
+        """Sets the matcher to the beginning of an answer, whose first bytes came with the token before it."""
+        self.matcher = self._compiled.first.deep_copy()
+        self._source, self._num_consumed = self._compiled.first, 0
+        self._begin, self._rest = begin, rest
+        if rest:
+            self.matcher.consume_tokens(self._facts.spell(rest))
+
+    def _may_consume(self, token_ids: Sequence[int]) -> bool:
+        """True if the grammar allows an answer that begins with these tokens."""
+        if not token_ids:
+            return True
+        matcher = self._compiled.first.deep_copy()
+        return bool(matcher.validate_tokens(list(token_ids)) == len(token_ids))
+
+    def _tokens_of_tag(self, tail: bytes) -> list[int]:
+        """Tokens that go on with the tag that begins the thinking, of which `tail` has come."""
+        assert self._reasoning is not None
+        tokens, begun = self._reasoning.tokens, tail.lstrip()
+        for at, token_id in enumerate(tokens.start):
+            if b"".join(map(tokens.model.all_bytes, tokens.start[:at])) == begun:
+                return [token_id]
+        return []
+
+    @property
+    def _facts(self) -> VocabularyFacts:
+        assert self._compiled.vocabulary is not None
+        return self._compiled.vocabulary
 
     def _start_anew(self, index: int, token_ids: Sequence[int]) -> None:
         own = None if self._source is None else self._compiled.own(self._source)
         if own is not None:
             self.matcher, self._source = own, None
-            self.matcher.consume_tokens(list(token_ids[len(token_ids) - index :]))
+            before = self._facts.spell(self._rest) if self._rest else []
+            self.matcher.consume_tokens([*before, *token_ids[len(token_ids) - (index - self._begin) :]])
+            self._num_consumed = index - self._begin
         if self.matcher.is_error():
             self.error = f"structured_outputs cannot be followed any further: {reason(self.matcher.get_error())}"
 
     def set_mask(self, index: int, token_ids: Sequence[int], row: Words) -> None:
         """Makes `row`, to which the matcher wrote it, the mask for output token `index`, until it is written again."""
         self._ready, self._row = index, row
+        if self.error is None and not self.computes:
+            row[:] = 0 if self._extra else self._facts.no_end
+        else:
+            self._check(index, token_ids, row)
+        if self._gap:
+            np.bitwise_and(row, self._facts.no_break, out=row)
+            np.bitwise_or(row, self._facts.breaks[self._gap], out=row)
+        for token_id in self._extra:
+            allow(row, token_id)
+        if self._extra and index == 0:
+            np.bitwise_or(row, self._facts.breaks[1], out=row)  # some families write one before the tag
+
+    def _check(self, index: int, token_ids: Sequence[int], row: Words) -> None:
         for _ in range(2):
             if self.error is None and self.matcher.is_error():
                 self._start_anew(index, token_ids)
@@ -148,7 +253,11 @@ class GrammarMasks:
                 matcher.advance(index, token_ids)
             except Exception as error:
                 matcher.fail(error)
-        pairs = [(matcher.matcher, at) for at, (matcher, _, _) in enumerate(constrained) if matcher.error is None]
+        pairs = [
+            (matcher.matcher, at)
+            for at, (matcher, _, _) in enumerate(constrained)
+            if matcher.error is None and matcher.computes
+        ]
         if len(pairs) < _FEW or self._n_threads < 2:
             for matcher, at in pairs:
                 try:

@@ -24,6 +24,7 @@ from llamabatch.sampling.token_masks import Masks
 
 if TYPE_CHECKING:
     from llamabatch.sampling.grammar_matcher import GrammarMatcher
+    from llamabatch.sampling.reasoning import ReasoningTracker
 
 NO_TOKEN = numpy_sampler.NO_TOKEN
 NOTHING_MAY_COME = "no token may come: the masks forbid all, or the logits are not finite numbers"
@@ -44,11 +45,13 @@ class SamplerState:
         chain: the samplers that few ask for; None for most.
         token_ids: prompt and output so far; kept up to date where there is a chain.
         error: message of the logits processor that failed for this token.
+        reasoning: place in the thinking, of a sequence with a budget of it; None for most.
+        dictated: the token that comes whatever is sampled, to close the thinking; None: the sampled one.
     """
 
     __slots__ = (
-        *("_prepared", "chain", "counts", "error", "grammar", "index", "mask", "masks", "params", "seed"),
-        "token_ids",
+        *("_prepared", "chain", "counts", "dictated", "error", "grammar", "index", "mask", "masks", "params"),
+        *("reasoning", "seed", "token_ids"),
     )
 
     def __init__(
@@ -71,6 +74,8 @@ class SamplerState:
         self.chain = Chain(self.params, dry) if self.params.uncommon else None
         self.token_ids: Sequence[int] = ()
         self.error: str | None = None
+        self.reasoning: ReasoningTracker | None = None
+        self.dictated: int | None = None
         self._prepared: native.Prepared | None = None
 
     @property
@@ -90,7 +95,7 @@ class SamplerState:
         return NOTHING_MAY_COME
 
     def constrain(self, grammar: GrammarMatcher, n_vocab: int) -> None:
-        """Keeps the output to a grammar, from its first token on."""
+        """Keeps the output to a grammar."""
         self.grammar = grammar
         if self.masks is None:
             self.masks = Masks(n_vocab)
@@ -110,6 +115,8 @@ class SamplerState:
             self.mask = self.masks.next(index, token_ids)
         if self.chain is not None:
             self.token_ids = token_ids
+        if self.reasoning is not None:
+            self.dictated = self.reasoning.dictated(index, token_ids)
 
     def later(self, number: int) -> SamplerState:
         """The state for the output token that comes `number` tokens after this one, without masks and chain."""
@@ -130,8 +137,9 @@ def sample_rows(logits: npt.NDArray[np.float32], states: list[SamplerState], n_t
         tokens = native.sample_rows(logits, states, n_threads)
         for i in [i for i, state in enumerate(states) if state.chain is not None]:
             tokens[i] = _sample_row(logits[i], states[i])
-        return tokens
-    return [_sample_row(row, state) for row, state in zip(logits, states, strict=True)]
+    else:
+        tokens = [_sample_row(row, state) for row, state in zip(logits, states, strict=True)]
+    return [token if state.dictated is None else state.dictated for token, state in zip(tokens, states, strict=True)]
 
 
 def _sample_row(row: npt.NDArray[np.float32], state: SamplerState) -> int:

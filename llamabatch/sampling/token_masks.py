@@ -65,6 +65,11 @@ def forbid(words: Words, token_id: int) -> None:
     words[token_id // 32] &= ~np.uint32(1 << token_id % 32)
 
 
+def allow(words: Words, token_id: int) -> None:
+    """Puts a token into a mask."""
+    words[token_id // 32] |= np.uint32(1 << token_id % 32)
+
+
 class NotBefore:
     """Forbids tokens in the first part of the output: with min_tokens those that would end the text.
 

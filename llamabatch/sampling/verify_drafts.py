@@ -31,7 +31,7 @@ def accepted_tokens(
     results, at = [], 0
     for span, state in zip(spans, states, strict=True):
         guesses, end = span.draft or (), at + 1 + len(span.draft or ())
-        if state.counts is None and state.masks is None:
+        if state.counts is None and state.masks is None and state.reasoning is None:
             results.append(_run(guesses, chosen[at:end]))
         else:
             results.append(_sample_in_turn(logits[at:end], guesses, state, span.token_ids))
@@ -64,8 +64,9 @@ def _run(guesses: tuple[int, ...], chosen: list[int]) -> tuple[int, ...]:
 def _sample_in_turn(
     rows: npt.NDArray[np.float32], guesses: tuple[int, ...], state: SamplerState, token_ids: list[int]
 ) -> tuple[int, ...]:
-    """Samples one position after another, for a request with penalties that count the tokens before, or masks that
-    depend on them. The state and token_ids, which is prompt and output so far, are left as they were."""
+    """Samples one position after another, for a request with penalties that count the tokens before, masks that
+    depend on them, or a thinking that is to end. The state and token_ids, which is prompt and output so far, are left
+    as they were."""
     counts, first, n_known = state.counts, state.index, len(token_ids)
     n_distinct, n_counted = (0, 0) if counts is None else (len(counts.ids), counts.num_output)
     tokens: list[int] = []

@@ -386,21 +386,3 @@ def test_prefixes_are_saved_and_loaded(tmp_path):
     assert count == n_saved
     assert stats.prefix_tokens >= count - 2
     assert second.token_ids == first.token_ids
-
-
-def test_mappings_are_prompts_and_the_prefix_cache_can_be_reset():
-    async def ask():
-        async with AsyncLLM("tiny", n_slots=2, instances=1) as llm:
-            ids = await llm.tokenize("Ada keeps three cats. Ben keeps one dog. " * 4)
-            params = SamplingParams(temperature=0, max_tokens=4)
-            [first] = await llm.generate({"prompt_token_ids": ids}, params)
-            [again, other] = await llm.generate([{"prompt_token_ids": ids, "prompt": "cats"}, {"prompt": "a"}], params)
-            assert await llm.reset_prefix_cache() is True
-            pieces = [piece async for piece in llm.stream({"prompt_token_ids": ids}, params)]
-            assert (again.prompt, other.prompt) == ("cats", "a")
-            shown = repr(llm)
-            return shown, len(ids), [o.num_cached_tokens for o in (first, again, pieces[-1].finished)]
-
-    shown, n_prompt, cached = asyncio.run(ask())
-    assert cached == [0, n_prompt - 1, 0]
-    assert shown.startswith("AsyncLLM('tiny', strategy=")

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from llamabatch import ConfigError
+from llamabatch import ConfigError, SamplingError, SamplingParams
 from llamabatch.chat.conversation import ChatOptions
 from llamabatch.client.parsing_client import ParsingClient
 from llamabatch.request.outputs import SequenceOutput
@@ -122,6 +122,16 @@ def test_wrong_tags_are_refused(tags):
         FakeLLM(reasoning_tags=tags)
     with pytest.raises(ConfigError, match="reasoning_format is 'deepseek'"):
         FakeLLM(reasoning_format="deepseek")
+
+
+def test_a_budget_needs_known_tags():
+    with FakeLLM() as llm, pytest.raises(SamplingError, match=r"thinking_token_budget is 5.*reasoning_tags"):
+        llm.chat(HI, {"thinking_token_budget": 5})
+    with fake() as llm:
+        llm.chat(HI, {"thinking_budget": 5})
+    assert SamplingParams.from_options(thinking_budget=7).thinking_token_budget == 7
+    with pytest.raises(SamplingError, match="thinking_token_budget is -1"):
+        SamplingParams(thinking_token_budget=-1)
 
 
 class Behind:

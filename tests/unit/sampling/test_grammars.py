@@ -62,6 +62,7 @@ TEXT = json.dumps(SCHEMA)
     ],
 )
 def test_everything_becomes_one_form(given, wanted):
+    wanted = wanted and Structure(*wanted)
     assert structure(given) == wanted
     params = SamplingParams.from_options(response_format=given)
     assert params.structured_outputs == wanted

@@ -1,0 +1,227 @@
+"""The thinking of a sequence, token by token: where it ends, and the tokens that end it when its budget is spent.
+
+A tag may be one token or several, and a token may hold the end of a tag with text behind it, so that tags are looked
+for in the bytes of the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import NamedTuple, Protocol
+
+from llamabatch.request.reasoning import CHANNEL, END, GAP, MESSAGE, START, Reasoning, ReasoningTags, Thinking
+
+_KEPT = 128  # states of the last tokens, more than a step guesses
+_MOST_PIECES = 3  # tokens that may come after the budget to complete a character
+_SPACE = b" \t\r\n"
+
+
+class Tokenizer(Protocol):
+    """Part of a Model that is used here."""
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+    def all_bytes(self, token_id: int) -> bytes: ...
+
+
+class Phase(Enum):
+    """Place of the next token."""
+
+    BEFORE = auto()  # the thinking may begin; of channels: in the header of a message
+    THINKING = auto()
+    ELSEWHERE = auto()  # of channels: in a message that is neither thinking nor the answer
+    ANSWER = auto()
+
+
+class State(NamedTuple):
+    """The state behind some tokens.
+
+    Attributes:
+        begin: in ANSWER, the number of output tokens before it.
+        rest: bytes of the last of these tokens that belong to the answer.
+        gap: bytes of white space between the thinking and the answer that may still come.
+        forced: tokens of the closing text that have come; None: it is not being written.
+        n_thinking: tokens of thinking so far.
+        tail: bytes in which a mark may have begun.
+    """
+
+    phase: Phase
+    begin: int = 0
+    rest: bytes = b""
+    gap: int = 0
+    forced: int | None = None
+    n_thinking: int = 0
+    tail: bytes = b""
+
+
+class ReasoningTokens:
+    """The marks of a family in the tokens of one model. Any number of sequences share it.
+
+    Attributes:
+        closing: tokens of the text that ends the thinking.
+        start: tokens of the tag that begins it, as the model writes it.
+    """
+
+    def __init__(self, tags: ReasoningTags, model: Tokenizer) -> None:
+        self.tags = tags
+        self.model = model
+        self.start_bytes, self.end_bytes = tags.start.encode(), tags.end.encode()
+        self.closing = spelled(tags.closing, model)
+        self.start = spelled(tags.start, model)
+        self.gap = 0 if tags.channels else len(GAP)
+        # a tag that is one special token counts wherever it stands
+        special = len(self.start) == 1 and not model.token_bytes(self.start[0])
+        self.reopens_at = self.start[0] if special and not tags.channels else None
+
+
+class ReasoningTracker:
+    """Follows the thinking of one sequence. It keeps no tokens, so that dropped ones and preemption need no care.
+
+    Args:
+        budget: tokens of thinking after which the closing text is forced; None: any number.
+    """
+
+    def __init__(self, tokens: ReasoningTokens, reasoning: Reasoning, budget: int | None = None) -> None:
+        self.tokens = tokens
+        self._budget = budget
+        self._first = self._begun(reasoning)
+        self._from = 0  # output tokens before the first of _states
+        self._states = [self._first]
+
+    def at(self, index: int, token_ids: Sequence[int]) -> State:
+        """The state before output token `index`.
+
+        Args:
+            token_ids: prompt and output so far, which ends with output token index - 1.
+        """
+        if index < self._from:
+            self._from, self._states = 0, [self._first]
+        del self._states[index - self._from + 1 :]
+        known = self._from + len(self._states) - 1
+        for token_id in token_ids[len(token_ids) - (index - known) :] if index > known else ():
+            self._states.append(self._after(self._states[-1], token_id, known))
+            known += 1
+        if len(self._states) > 2 * _KEPT:
+            del self._states[:_KEPT]
+            self._from += _KEPT
+        return self._states[-1]
+
+    def dictated(self, index: int, token_ids: Sequence[int]) -> int | None:
+        """The token that must come as output token `index`; None: the sampler's choice."""
+        state = self.at(index, token_ids)
+        return None if state.forced is None else self.tokens.closing[state.forced]
+
+    def _begun(self, reasoning: Reasoning) -> State:
+        if reasoning.thinking is Thinking.OVER:
+            return State(Phase.ANSWER, gap=self.tokens.gap if reasoning.parsed else 0)
+        if reasoning.thinking is Thinking.INSIDE:
+            return self._bounded(State(Phase.THINKING), b"")
+        return State(Phase.BEFORE, tail=f"{START}assistant".encode() if self.tokens.tags.channels else b"")
+
+    def _after(self, state: State, token_id: int, index: int) -> State:
+        """The state behind output token `index`."""
+        text = self.tokens.model.all_bytes(token_id)
+        if state.forced is not None and token_id == self.tokens.closing[state.forced]:
+            return self._forced(state, index)
+        if state.phase is Phase.ANSWER:
+            return self._in_answer(state, token_id, text, index)
+        if self.tokens.tags.channels:
+            return self._in_channels(state, text, index)
+        if state.phase is Phase.BEFORE:
+            return self._before(state, text, index)
+        return self._thinking(state, text, index)
+
+    def _forced(self, state: State, index: int) -> State:
+        assert state.forced is not None
+        if state.forced + 1 < len(self.tokens.closing):
+            return state._replace(forced=state.forced + 1)
+        closing = self.tokens.tags.closing.encode()
+        breaks = len(closing) - len(closing.rstrip(_SPACE))
+        return self._answer(state, index, b"", max(0, self.tokens.gap - breaks))
+
+    def _answer(self, state: State, index: int, rest: bytes, gap: int) -> State:
+        """The answer begins behind output token `index`, with the bytes `rest` of that token."""
+        while gap and rest[:1] == b"\n":
+            rest, gap = rest[1:], gap - 1
+        return State(Phase.ANSWER, index + 1, rest, 0 if rest else gap, n_thinking=state.n_thinking)
+
+    def _in_answer(self, state: State, token_id: int, text: bytes, index: int) -> State:
+        if token_id == self.tokens.reopens_at:
+            return self._bounded(State(Phase.THINKING, n_thinking=state.n_thinking), b"")
+        if not state.gap:
+            return state
+        if text and len(text) <= state.gap and not text.strip(b"\n"):
+            return state._replace(begin=index + 1, gap=state.gap - len(text))
+        return state._replace(gap=0)
+
+    def _before(self, state: State, text: bytes, index: int) -> State:
+        tail = state.tail + text
+        begun, tokens = tail.lstrip(_SPACE), self.tokens
+        if begun.startswith(tokens.start_bytes):
+            return self._thinking(State(Phase.THINKING, n_thinking=-1), begun[len(tokens.start_bytes) :], index)
+        if begun.startswith(tokens.end_bytes):
+            return self._answer(state, index, begun[len(tokens.end_bytes) :], tokens.gap)
+        if tokens.start_bytes.startswith(begun) or tokens.end_bytes.startswith(begun):
+            return state._replace(tail=tail)
+        return State(Phase.ANSWER)  # without thinking, from the first token on
+
+    def _thinking(self, state: State, text: bytes, index: int) -> State:
+        tail, end = state.tail + text, self.tokens.end_bytes
+        _, found, rest = tail.partition(end)
+        state = state._replace(n_thinking=state.n_thinking + 1, forced=None)
+        if found:
+            return self._answer(state, index, rest, self.tokens.gap)
+        return self._bounded(state, tail[max(0, len(tail) - len(end) - 3) :])
+
+    def _in_channels(self, state: State, text: bytes, index: int) -> State:
+        tail = state.tail + text
+        if state.phase is Phase.BEFORE:
+            header, found, rest = tail.partition(MESSAGE.encode())
+            if not found:
+                return state._replace(tail=tail)
+            if b"to=" not in header and f"{CHANNEL}analysis".encode() in header:
+                return self._in_channels(State(Phase.THINKING, n_thinking=state.n_thinking - 1), rest, index)
+            if b"to=" not in header and f"{CHANNEL}final".encode() in header:
+                return self._answer(state, index, rest, 0)
+            return State(Phase.ELSEWHERE, n_thinking=state.n_thinking, tail=rest)
+        state = state._replace(n_thinking=state.n_thinking + (state.phase is Phase.THINKING), forced=None)
+        places = [(at, mark) for mark in (END, START, CHANNEL) if (at := tail.find(mark.encode())) >= 0]
+        if places:
+            at, mark = min(places)
+            return State(Phase.BEFORE, n_thinking=state.n_thinking, tail=tail[at:] if mark != END else b"")
+        tail = tail[-len(CHANNEL) - 3 :]
+        return self._bounded(state, tail) if state.phase is Phase.THINKING else state._replace(tail=tail)
+
+    def _bounded(self, state: State, tail: bytes) -> State:
+        """A state of thinking, in which the closing text is forced once the budget is spent; not within a character."""
+        n_over = -1 if self._budget is None else state.n_thinking - self._budget
+        closes = n_over >= 0 and (n_over >= _MOST_PIECES or not within_character(tail))
+        return state._replace(tail=tail, forced=0 if closes else None)
+
+
+def spelled(text: str, model: Tokenizer) -> tuple[int, ...]:
+    """Tokens of a text with special tokens in it, in the middle of another text.
+
+    Some vocabularies put a space before every text: then those of the text behind a line break.
+    """
+    wanted = text.encode()
+    tokens: list[int] = []
+    for before in ("", "\n"):
+        skipped = len(model.tokenize(before, add_special=False, parse_special=True)) if before else 0
+        tokens = model.tokenize(before + text, add_special=False, parse_special=True)[skipped:]
+        if b"".join(map(model.all_bytes, tokens)) == wanted:
+            break
+    return tuple(tokens)
+
+
+def within_character(text: bytes) -> bool:
+    """True if a text of UTF-8 ends within a character."""
+    for length in range(1, min(3, len(text)) + 1):
+        byte = text[-length]
+        if byte & 0xC0 != 0x80:  # no continuation: the first byte of a character, or all of it
+            needed = 2 if byte & 0xE0 == 0xC0 else 3 if byte & 0xF0 == 0xE0 else 4 if byte & 0xF8 == 0xF0 else 1
+            return length < needed
+    return False
