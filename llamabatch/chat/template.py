@@ -24,7 +24,8 @@ import jinja2
 import jinja2.meta
 from jinja2 import nodes, pass_context
 from jinja2.compiler import CodeGenerator, Frame
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.runtime import BlockReference, Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Namespace
@@ -178,6 +179,17 @@ class _Items:
         return next(self._items)
 
 
+class _Generation(Extension):
+    """`{% generation %}` of transformers, which marks for training what the assistant writes: its content as it is, in
+    a scope of its own."""
+
+    tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     """The settings that Hugging Face's templates are written for (transformers, chat_template_utils.py), tojson
     included; and the prices."""
@@ -192,7 +204,11 @@ class _Environment(ImmutableSandboxedEnvironment):
             return self.light(value)
 
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], optimized=False, finalize=finalize
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[loopcontrols, _Generation],
+            optimized=False,
+            finalize=finalize,
         )
         self.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
         self.filters = {

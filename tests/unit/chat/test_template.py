@@ -91,6 +91,22 @@ def test_what_the_template_does_not_read_is_refused():
         text(template="{{ messages[0].content }}", add_generation_prompt=False)
 
 
+def test_what_transformers_marks_for_training_is_text_like_any_other():
+    template = (
+        "{% set x = 1 %}{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{% set x = 2 %}"
+        "{{ m.content }}{{ x }}{{ loop.index }}\n{% endgeneration %}{% else %}{{ m.content }}{% endif %}{{ x }}"
+        "{% endfor %}"
+    )
+    conversation = [*HI, {"role": "assistant", "content": "ho"}]
+    assert text(conversation, template) == "hi1ho22\n1"
+    assert text(conversation, template, continue_final_message=True) == "hi1ho"
+    endless = "{% for a in range(99999) %}{% generation %}" * 2 + "x" + "{% endgeneration %}{% endfor %}" * 2
+    with pytest.raises(PromptError, match="it takes more than the"):
+        text(template=endless)
+    with pytest.raises(ConfigError, match="cannot be compiled"):
+        text(template="{% generation %}")
+
+
 def test_content_in_parts_and_calls_of_tools():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
