@@ -103,12 +103,13 @@ class Model:
         if not self.handle:
             reason = log.reason()
             raise ModelFileError(f"{path} cannot be loaded: {reason}")
+        self.vocab_handle = self._lib.llama_model_get_vocab(self.handle)
         try:
             self._check_effects(config, lines)
-        except ConfigError:
+            self._check_marks()
+        except (ConfigError, ModelFileError):
             self._lib.llama_model_free(self.handle)
             raise
-        self.vocab_handle = self._lib.llama_model_get_vocab(self.handle)
         self.metadata: Mapping[str, str] = self._read_metadata()
         self.n_vocab = int(self._lib.llama_vocab_n_tokens(self.vocab_handle))
         ids = {name: int(getattr(self._lib, f"llama_vocab_{name}")(self.vocab_handle)) for name in _SPECIAL}
@@ -195,6 +196,27 @@ class Model:
         arch = self.metadata.get("general.architecture", "")
         texts = (self.metadata.get(f"{arch}.{key}", "") for key in ("embedding_length_out", "embedding_length"))
         return next((int(text) for text in texts if text.isdigit() and int(text) > 0), 0)
+
+    def _check_marks(self) -> None:
+        """Raises ModelFileError where the vocabulary puts a token around each text that it does not have: llama.cpp
+        asserts it for every text (llama-vocab.cpp, llama_vocab::impl::tokenize)."""
+        lib, vocab = self._lib, self.vocab_handle
+        kind = int(lib.llama_vocab_type(vocab))
+        is_wpm = kind == lib.LLAMA_VOCAB_TYPE_WPM
+        if not is_wpm and kind not in (lib.LLAMA_VOCAB_TYPE_SPM, lib.LLAMA_VOCAB_TYPE_BPE, lib.LLAMA_VOCAB_TYPE_UGM):
+            return
+        wanted = {
+            "bos": is_wpm or lib.llama_vocab_get_add_bos(vocab),
+            "eos": not is_wpm and lib.llama_vocab_get_add_eos(vocab),
+            "sep": is_wpm,
+        }
+        for name, is_added in wanted.items():
+            if is_added and int(getattr(lib, f"llama_vocab_{name}")(vocab)) < 0:
+                key = {"bos": "bos", "eos": "eos", "sep": "seperator"}[name]  # as GGUF spells it
+                raise ModelFileError(
+                    f"{self.path} cannot be used: its vocabulary puts a {name.upper()} token around each text, and has "
+                    f"none: tokenizer.ggml.{key}_token_id is missing, or outside of the vocabulary"
+                )
 
     def _pair_marks(self) -> PairMarks:
         lib, vocab = self._lib, self.vocab_handle
@@ -285,7 +307,7 @@ class Model:
         if self.pooling != RANK:
             return f"a model whose pooling is {self.pooling!r}; it takes 'rank', and a file with a classification head"
         if not self.labels:
-            return "a model without a classification head (cls.output), or with another number of labels than outputs"
+            return "a model whose classification head has another number of outputs than labels"
         return self._kind_without_pooling()
 
     def _kind_without_generation(self) -> str | None:
@@ -297,7 +319,8 @@ class Model:
         if self._lib.llama_model_is_diffusion(self.handle):
             return f"a diffusion model ({arch}), which writes all tokens of a text at once"
         if self.pooling == RANK:
-            return f"a model ({arch}) that ranks and classifies texts"
+            head = "" if self.labels else ", but whose classification head has another number of outputs than labels"
+            return f"a model ({arch}) that ranks and classifies texts{head}"
         if self.metadata.get(f"{arch}.attention.causal") == "false":
             return f"an encoder ({arch}), which reads a text in both directions and has no next token"
         return None

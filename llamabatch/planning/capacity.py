@@ -253,12 +253,12 @@ def _placement(
 
 
 def _pooling(config: EngineConfig, facts: ModelFacts, reasons: dict[str, str]) -> str:
-    if config.pooling == RANK and not facts.has_head:
+    pooling = facts.pooling if config.pooling == "auto" else config.pooling
+    if pooling == RANK and not facts.has_head:
         others = ", ".join(repr(name) for name in POOLINGS if name != RANK)
         raise ConfigError(
             f"pooling is 'rank', but {facts.name} has no classification head (cls.output); allowed are {others}"
         )
-    pooling = facts.pooling if config.pooling == "auto" else config.pooling
     if config.pooling == "auto" and facts.names_pooling:
         reasons["pooling"] = "the file names it"
     elif config.pooling == "auto" and facts.is_encoder:

@@ -165,12 +165,15 @@ _NAMES = {
 }
 
 
-def write_encoder(name: str, path: Path, *, without: tuple[str, ...] = (), n_more: int = 0, **changes: Any) -> Path:
+def write_encoder(
+    name: str, path: Path, *, without: tuple[str, ...] = (), n_more: int = 0, marks: bool = True, **changes: Any
+) -> Path:
     """Writes a kind of ENCODERS; returns the path.
 
     Args:
         without: names of tensors to leave out.
         n_more: as in vocabulary().
+        marks: False leaves the ids of the tokens around a text out.
         changes: further metadata of the architecture, or other values, "__" for "."; None leaves one out.
     """
     kind = ENCODERS[name]
@@ -195,7 +198,7 @@ def write_encoder(name: str, path: Path, *, without: tuple[str, ...] = (), n_mor
             writer.add_float32(f"bert.{key}", value)
         elif value is not None:
             writer.add_uint32(f"bert.{key}", int(value))
-    _add_vocabulary(writer, kind, n_more)
+    _add_vocabulary(writer, kind, n_more, marks)
     for theirs, values in weights(kind, n_more).items():
         stem, _, end = theirs.rpartition(".")
         ours = f"{_NAMES[stem]}.{end}"
@@ -211,7 +214,7 @@ def write_encoder(name: str, path: Path, *, without: tuple[str, ...] = (), n_mor
     return path
 
 
-def _add_vocabulary(writer: gguf.GGUFWriter, kind: Encoder, n_more: int) -> None:
+def _add_vocabulary(writer: gguf.GGUFWriter, kind: Encoder, n_more: int, marks: bool) -> None:
     tokens = vocabulary(kind.family, n_more)
     names = [name for name, _ in tokens]
     writer.add_token_type_count(kind.n_token_types)
@@ -239,9 +242,10 @@ def _add_vocabulary(writer: gguf.GGUFWriter, kind: Encoder, n_more: int) -> None
     writer.add_token_types([types.get(name, _NORMAL) for name in names])
     writer.add_add_space_prefix(True)
     writer.add_remove_extra_whitespaces(True)
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(2)
-    writer.add_sep_token_id(2)
+    if marks:
+        writer.add_bos_token_id(0)
+        writer.add_eos_token_id(2)
+        writer.add_sep_token_id(2)
     writer.add_pad_token_id(1)
     writer.add_unk_token_id(3)
     writer.add_add_bos_token(True)

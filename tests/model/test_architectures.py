@@ -188,7 +188,7 @@ def test_in_and_out_of_the_batch(models, peers, kind):
         aborted.close()
         peers.check(kind, llm.generate(prompts, params))
         tokens += [piece.token_ids for piece in runs_on]
-        is_plain = not (llm._client.behind.ask(_holds_more_than_cells).result())
+        is_plain = not (llm._client.behind.behind.ask(_holds_more_than_cells).result())
         assert llm.stats().preemptions == (0 if is_plain else 1)
         alone = llm.generate(prompts[0], LONG)[0]
     tokens = [token for piece in tokens for token in piece]
@@ -279,13 +279,22 @@ def test_the_plan_counts_what_llama_cpp_allocates(models, kind, caplog):
     ("kind", "changes", "reason"),
     [
         ("t5", {}, r"an encoder-decoder \(t5\)"),
-        ("bert", {"pooling_type": gguf.PoolingType.RANK}, r"a model \(bert\) that ranks texts"),
         ("bert", {"attention__causal": None}, "llama.cpp gives its architecture no memory"),
     ],
 )
 def test_refused_at_load_with_the_reason(tmp_path, kind, changes, reason, options):
     path = write(kind, tmp_path / "model.gguf", **changes)
     with pytest.raises(ConfigError, match=f"model.gguf cannot generate text: .*{reason}"):
+        LLM(path, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"isolate": True}])
+@pytest.mark.parametrize("kind", ["bert", "llama", "mamba"])
+def test_a_model_that_ranks_without_a_head_is_refused_at_load(tmp_path, kind, options):
+    path = write(kind, tmp_path / "model.gguf", pooling_type=gguf.PoolingType.RANK)
+    with pytest.raises(
+        ConfigError, match=r"pooling is 'rank', but .* has no classification head .* allowed are 'none'"
+    ):
         LLM(path, **options)
 
 
@@ -302,7 +311,7 @@ def test_encoders_embed_and_are_refused_for_generation(tmp_path, kind, changes, 
 
 
 def test_every_kind_is_tested():
-    assert {*GENERATING, "bert", "t5"} == set(KINDS)
+    assert {*GENERATING, "bert", "t5", "qwen3"} == set(KINDS)  # the last in test_encoders.py
     assert set(RECURRENT) < set(GENERATING)
 
 

@@ -331,6 +331,37 @@ def test_heads_that_llama_cpp_could_not_read_are_refused(tmp_path):
         assert list(llm.classify("blue")[0].probs) == ["a", "b", "LABEL_2", "LABEL_3"]
 
 
+@pytest.mark.parametrize(
+    ("trial", "reason"), [("off", "puts a BOS token around each text, and has none"), ("on", "kills the process")]
+)
+def test_a_vocabulary_without_its_own_marks_is_refused(tmp_path, trial, reason):
+    """llama.cpp asserts that a token which it puts around each text is there."""
+    path = write_encoder("xlm-roberta-rank", tmp_path / "a.gguf", marks=False)
+    with pytest.raises(ModelFileError, match=reason):
+        LLM(path, trial=trial)
+
+
+def test_adapters_change_scores(qwen, tmp_path):
+    """A LoRA on a model that ranks, for one call and not for another."""
+    writer = gguf.GGUFWriter(tmp_path / "lora.gguf", "qwen3")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 8.0)
+    rng = np.random.default_rng(0)
+    for side, shape in (("a", (4, 128)), ("b", (64, 4))):
+        writer.add_tensor(f"blk.1.ffn_down.weight.lora_{side}", rng.normal(0, 0.4, shape).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with LLM(qwen, adapters={"a": tmp_path / "lora.gguf"}) as llm:
+        [plain], [adapted], [again] = (llm.rerank(QUERY, ["blue"], adapters=each) for each in (None, "a", None))
+        assert abs(plain.relevance_score - adapted.relevance_score) > 1e-3
+        assert plain.relevance_score == pytest.approx(again.relevance_score, abs=1e-5)
+        texts = llm.classify(["blue"] * 2, adapters=[None, "a"])
+        assert abs(texts[0].probability - texts[1].probability) > 1e-4
+
+
 def test_a_decoder_ranks_by_its_template(qwen):
     """As Qwen3-Reranker: the probability of "yes" behind the last token."""
     with LLM(qwen, instances=1) as llm:

@@ -119,7 +119,7 @@ def test_stats_wait_for_no_long_step():
     """An engine that stands still in a step answers all the same."""
     with LLM("tiny", n_slots=2, instances=1) as llm:
         go_on, inside = threading.Event(), threading.Event()
-        llm._client.behind.ask(lambda engine: (inside.set(), go_on.wait(20)))
+        llm._client.behind.behind.ask(lambda engine: (inside.set(), go_on.wait(20)))
         assert inside.wait(10)
         llm._client.submit([Request("waits", (1, 2))], print)
         stats = llm.stats()

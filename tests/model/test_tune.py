@@ -210,7 +210,7 @@ def test_slots_follow_the_queue():
             assert all(output.error is None for output in outputs)
             after = llm.stats()
             rows = (after.decode_rows - before.decode_rows) / (after.decode_calls - before.decode_calls)
-            return rows, llm._client.behind.ask(lambda engine: engine._runner._context.n_slots).result()
+            return rows, llm._client.behind.behind.ask(lambda engine: engine._runner._context.n_slots).result()
 
         assert rows_of(1) == (1.0, 3)
         rows, slots = rows_of(3)
