@@ -78,7 +78,7 @@ def _signature(function: Any) -> str:
     parameters = [p for p in signature.parameters.values() if p.name not in ("self", "cls")]
     signature = signature.replace(parameters=parameters)
     if len(str(signature)) < 100:
-        return str(signature).replace("'", "")
+        return re.sub(r"ForwardRef\((\w+)\)", r"\1", str(signature).replace("'", ""))  # of named tuples, before 3.14
     lines, keywords = [], False
     for p in parameters:
         if p.kind is p.KEYWORD_ONLY and not keywords:
