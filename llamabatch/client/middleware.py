@@ -22,39 +22,39 @@ from llamabatch.utils.lifetime import ForkGuard
 
 
 class PassingClient:
-    """An EngineClient that passes every call to the one behind it; subclasses change a part."""
+    """An EngineClient that passes every call to its inner one; subclasses change a part."""
 
     def __init__(self, client: EngineClient) -> None:
         self.plan = client.plan
         self.model = client.model
-        self.behind = client
+        self.inner = client
 
     @property
     def pids(self) -> list[int]:
-        return self.behind.pids
+        return self.inner.pids
 
     @property
     def heartbeats(self) -> list[Heartbeat]:
-        return self.behind.heartbeats
+        return self.inner.heartbeats
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
-        self.behind.submit(requests, sink, stream=stream)
+        self.inner.submit(requests, sink, stream=stream)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        self.behind.abort(request_ids)
+        self.inner.abort(request_ids)
 
     def stats(self) -> EngineStats:
-        return self.behind.stats()
+        return self.inner.stats()
 
     @property
     def adapters(self) -> list[str]:
-        return self.behind.adapters
+        return self.inner.adapters
 
     def call(self, method: EngineMethod, *arguments: Any) -> Any:
-        return self.behind.call(method, *arguments)
+        return self.inner.call(method, *arguments)
 
     def close(self) -> None:
-        self.behind.close()
+        self.inner.close()
 
 
 class BoundedClient(PassingClient):
@@ -94,7 +94,7 @@ class BoundedClient(PassingClient):
             sink(outputs)
 
         try:
-            self.behind.submit(requests, counted, stream=stream)
+            self.inner.submit(requests, counted, stream=stream)
         except BaseException:
             self._forget(request.request_id for request in fresh)
             raise
@@ -105,7 +105,7 @@ class BoundedClient(PassingClient):
                 self._n_in_flight -= self._sizes.pop(request_id, 0)
 
     def stats(self) -> EngineStats:
-        return replace(self.behind.stats(), rejected=self._n_rejected)
+        return replace(self.inner.stats(), rejected=self._n_rejected)
 
 
 def slots_of(config: ResolvedConfig) -> int:
@@ -145,7 +145,7 @@ class CountingClient(PassingClient):
             sink(outputs)
 
         try:
-            self.behind.submit(requests, counted, stream=stream)
+            self.inner.submit(requests, counted, stream=stream)
         except BaseException:  # nothing was queued; interrupted, some may have ended already
             with self._lock:
                 self._counts.submitted -= left
@@ -163,7 +163,7 @@ class CountingClient(PassingClient):
         self._fork_guard.check()
         with self._lock:
             counts = self._counts.figures()  # before the engine's, in which a request that has ended must not still run
-        return replace(self.behind.stats(), **counts)
+        return replace(self.inner.stats(), **counts)
 
     def at_close(self, action: Callable[[], None]) -> None:
         """Registers a method to call once before the engines are closed. Its object is not kept alive."""

@@ -18,10 +18,10 @@ class ParsingClient(PassingClient):
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
         parsed = {request.request_id: request for request in requests if request.make_parser is not None}
         if not parsed:
-            self.behind.submit(requests, sink, stream=stream)
+            self.inner.submit(requests, sink, stream=stream)
             return
         answers = _Answers(parsed, stream)
-        self.behind.submit(requests, lambda outputs: sink(answers.taken_apart(outputs)), stream=stream)
+        self.inner.submit(requests, lambda outputs: sink(answers.taken_apart(outputs)), stream=stream)
 
 
 class _Answers:

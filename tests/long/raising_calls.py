@@ -21,6 +21,7 @@ from llamabatch.config import EngineConfig
 
 sys.path.append(str(Path(__file__).parents[2]))
 
+from tests.clients import innermost
 from tests.workers.raising_worker import ERRORS, VARIABLE, Fault
 
 HOLDS = (
@@ -126,7 +127,7 @@ def _outcome(llm: LLM, fault: Fault | None = None) -> _Result:
             results.append(error)
 
     if fault is not None:
-        _profile(llm._client.behind, fault)
+        _profile(innermost(llm), fault)
     caller = threading.Thread(target=call, daemon=True)
     caller.start()
     caller.join(_PATIENCE_S)

@@ -15,6 +15,7 @@ from llamabatch.engine.resolve_config import plan
 from llamabatch.llama.context import Context
 from llamabatch.llama.model import Model
 from llamabatch.llama.model_runner import ModelRunner
+from tests.clients import innermost
 from tests.model.architectures import KINDS, N_EMBD, WINDOW, write, write_bert
 
 GENERATING = ["llama", "gemma2", "qwen2moe", "deepseek2", "mamba", "rwkv7", "jamba", "granitehybrid", "lfm2"]
@@ -188,7 +189,7 @@ def test_in_and_out_of_the_batch(models, peers, kind):
         aborted.close()
         peers.check(kind, llm.generate(prompts, params))
         tokens += [piece.token_ids for piece in runs_on]
-        is_plain = not (llm._client.behind.behind.ask(_holds_more_than_cells).result())
+        is_plain = not (innermost(llm).ask(_holds_more_than_cells).result())
         assert llm.stats().preemptions == (0 if is_plain else 1)
         alone = llm.generate(prompts[0], LONG)[0]
     tokens = [token for piece in tokens for token in piece]

@@ -221,10 +221,11 @@ def test_an_llm_in_a_fork_says_so(options):
         pieces = llm.stream(["x"] * 2, LONG)
         next(pieces)
         locks = [llm._client.model._lock]
-        behind = llm._client.behind
-        queues = [c._commands for c in getattr(behind, "_clients", [behind]) if hasattr(c, "_commands")]
+        chain = [llm._client]
+        while hasattr(chain[-1], "inner"): chain.append(chain[-1].inner)
+        queues = [c._commands for c in getattr(chain[-1], "_clients", chain[-1:]) if hasattr(c, "_commands")]
         locks += [q._lock for q in queues]
-        locks += [c._lock for c in (llm._client, behind) if hasattr(c, "_lock")]
+        locks += [c._lock for c in chain if hasattr(c, "_lock")]
         held, go_on = threading.Event(), threading.Event()
         def hold():
             for lock in locks: lock.acquire()

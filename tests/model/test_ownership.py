@@ -14,6 +14,7 @@ from llamabatch.config import EngineConfig
 from llamabatch.llama import library
 from llamabatch.request.request import Request
 from llamabatch.request.structured_outputs import Structure
+from tests.clients import innermost
 from tests.long import raising_calls
 
 PATIENCE_S = 60
@@ -166,7 +167,7 @@ def test_a_call_after_the_engine_has_failed_is_refused(monkeypatch):
         raise OSError("no")
 
     with LLM("tiny", n_slots=2, n_ctx=256) as llm:
-        monkeypatch.setattr(llm._client.behind._engine, "step", fail)
+        monkeypatch.setattr(innermost(llm)._engine, "step", fail)
         with pytest.raises(EngineError, match="the engine failed: OSError: no"):
             llm.generate("Once", SHORT)
         # the model is freed: to ask llama.cpp about it may end the process

@@ -12,6 +12,7 @@ import pytest
 
 from llamabatch import LLM, AsyncLLM, Engine, EngineConfig, FinishReason, Request, SamplingParams
 from llamabatch.monitor.snapshot import Snapshot
+from tests.clients import innermost
 
 KINDS = {
     "thread": {"n_slots": 4, "instances": 1, "n_threads": 1},
@@ -119,7 +120,7 @@ def test_stats_wait_for_no_long_step():
     """An engine that stands still in a step answers all the same."""
     with LLM("tiny", n_slots=2, instances=1) as llm:
         go_on, inside = threading.Event(), threading.Event()
-        llm._client.behind.behind.ask(lambda engine: (inside.set(), go_on.wait(20)))
+        innermost(llm).ask(lambda engine: (inside.set(), go_on.wait(20)))
         assert inside.wait(10)
         llm._client.submit([Request("waits", (1, 2))], print)
         stats = llm.stats()
@@ -164,7 +165,7 @@ def test_a_monitor_watches_while_it_runs_and_ends_with_the_llm(kind, tmp_path, b
 def test_a_forgotten_llm_ends_though_it_is_watched():
     llm = LLM("tiny", n_slots=1, instances=1)
     monitor = llm.monitor(every_s=0.02).start()
-    thread = llm._client.behind._lifetime._parts.thread
+    thread = innermost(llm)._lifetime._parts.thread
     del llm
     gc.collect()
     monitor._thread.join(5)

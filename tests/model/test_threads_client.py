@@ -10,6 +10,7 @@ from llamabatch import LLM, EngineClosedError, EngineConfig, FinishReason, Reque
 from llamabatch.client.connect import connect
 from llamabatch.client.multi_engine_client import MultiEngineClient
 from llamabatch.client.thread_client import ThreadClient
+from tests.clients import innermost
 from tests.model.conftest import mixed_conversations
 
 TWO = {"strategy": "batched", "instances": 2, "n_slots": 8}
@@ -18,9 +19,9 @@ TWO = {"strategy": "batched", "instances": 2, "n_slots": 8}
 def test_texts_are_those_of_one_engine_and_both_work(reference, greedy, assert_equal_by_the_rule):
     conversations = mixed_conversations(60)
     with LLM("tiny", **TWO) as llm:
-        assert isinstance(llm._client.behind, MultiEngineClient)
+        assert isinstance(innermost(llm), MultiEngineClient)
         assert_equal_by_the_rule(llm.chat(conversations, greedy), reference.chat(conversations, greedy))
-        loads = [client.stats().decode_rows for client in llm._client.behind._clients]
+        loads = [client.stats().decode_rows for client in innermost(llm)._clients]
         assert min(loads) > 0.25 * sum(loads)
         assert llm.stats().decode_rows == sum(loads)
         assert llm.stats().free_slots == 8

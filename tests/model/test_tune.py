@@ -22,6 +22,7 @@ from llamabatch.tools.plan.run import Question, answer
 from llamabatch.tools.tune.children import Children, busy_neighbour
 from llamabatch.tools.tune.run import Settings, run
 from llamabatch.tools.tune.stages import STAIRS, Job, Setting
+from tests.clients import innermost
 from tests.processes import Started
 
 SETTING = Setting("on", 1000, "off", "f16", "f16", 512, 1, 1)
@@ -210,7 +211,7 @@ def test_slots_follow_the_queue():
             assert all(output.error is None for output in outputs)
             after = llm.stats()
             rows = (after.decode_rows - before.decode_rows) / (after.decode_calls - before.decode_calls)
-            return rows, llm._client.behind.behind.ask(lambda engine: engine._runner._context.n_slots).result()
+            return rows, innermost(llm).ask(lambda engine: engine._runner._context.n_slots).result()
 
         assert rows_of(1) == (1.0, 3)
         rows, slots = rows_of(3)
