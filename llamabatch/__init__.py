@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, Timings
     from llamabatch.request.request import Request
     from llamabatch.request.sampling_params import SamplingParams
+    from llamabatch.request.tool_calls import ToolCall, ToolCallDelta
     from llamabatch.request.vocab import Vocab
 
 __all__ = [
@@ -77,6 +78,8 @@ __all__ = [
     "TextPrompt",
     "Timings",
     "TokensPrompt",
+    "ToolCall",
+    "ToolCallDelta",
     "Vocab",
     "__version__",
 ]
@@ -121,6 +124,7 @@ _NAMES = {
     ),
     "request.request": ("Request",),
     "request.sampling_params": ("SamplingParams",),
+    "request.tool_calls": ("ToolCall", "ToolCallDelta"),
     "request.vocab": ("Vocab",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

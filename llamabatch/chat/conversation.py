@@ -9,8 +9,9 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from llamabatch.chat import tool_prompts
 from llamabatch.errors import ConfigError, PromptError
 from llamabatch.utils.checks import boolean, nearest, show
 from llamabatch.utils.paths import absolute
@@ -24,7 +25,7 @@ Conversation = Sequence[Message]
 
 # Variables of a template that a caller cannot set: those that llamabatch sets, and the functions of the environment.
 # A template is a program: what it reads under these names must be what its author meant.
-_OPTIONS_OF_THEIR_OWN = ("tools", "add_generation_prompt", "continue_final_message")
+_OPTIONS_OF_THEIR_OWN = ("tools", "tool_choice", "add_generation_prompt", "continue_final_message")
 RESERVED = (
     *("messages", "bos_token", "eos_token", *_OPTIONS_OF_THEIR_OWN),
     *("range", "dict", "lipsum", "cycler", "joiner", "namespace", "raise_exception", "strftime_now"),
@@ -37,21 +38,29 @@ _MAX_DEPTH = 64  # of lists in the value of a variable
 _MAX_ITEMS = 2**20  # of them on one level
 
 
+ToolChoice = Literal["auto", "none", "required"] | Mapping[str, Any] | None
+_CHOICES = ("auto", "none", "required")
+
+
 @dataclass(frozen=True)
 class ChatOptions:
     """How a conversation becomes a prompt.
 
     Attributes:
-        tools: OpenAI's function tools, [{"type": "function", "function": {"name": …, "parameters": …}}].
+        tools: OpenAI's function tools, [{"type": "function", "function": {"name": …, "parameters": …}}]. A template
+            that has no place for them gets them described in a message.
         kwargs: variables of the template by name, of plain values as in JSON.
         template: jinja2 source in place of the model's own template; None: the model's.
         add_generation_prompt: the prompt ends with the header of the assistant's answer; None: yes, unless
             continue_final_message.
         continue_final_message: the prompt ends with the content of the last message, an assistant's, to be continued.
+        tool_choice: "auto": the model decides whether it calls; "none": its text is not read for calls; "required": it
+            can only call; {"type": "function", "function": {"name": …}}: it can only call this one. None: "auto".
+        parallel_tool_calls: more than one call may come.
 
     Raises:
-        PromptError: the tools are no such list; a variable has a reserved name or a value that is not plain; or both
-            add_generation_prompt and continue_final_message are asked for.
+        PromptError: the tools are no such list, or tool_choice fits none of them; a variable has a reserved name or a
+            value that is not plain; or both add_generation_prompt and continue_final_message are asked for.
     """
 
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -59,10 +68,14 @@ class ChatOptions:
     template: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool = True
 
     def __post_init__(self) -> None:
         if self.tools is not None:
             _check_tools(self.tools)
+        boolean(PromptError, "parallel_tool_calls", self.parallel_tool_calls)
+        self._check_choice()
         if not isinstance(self.kwargs, Mapping):
             raise PromptError(f"chat_template_kwargs is {show(self.kwargs)}; give a mapping from name to value")
         for name, value in self.kwargs.items():
@@ -85,6 +98,51 @@ class ChatOptions:
             for name, (value, default) in values.items()
             if value != default and not (isinstance(value, (Mapping, Sequence)) and not value)
         ]
+
+    @property
+    def schemas(self) -> dict[str, Mapping[str, Any]]:
+        """The schema of the parameters of each tool, by its name."""
+        functions = [tool["function"] for tool in self.tools or ()]
+        return {function["name"]: function.get("parameters") or {} for function in functions}
+
+    @property
+    def reads_calls(self) -> bool:
+        """True if answers are read for calls."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def forced_tools(self) -> dict[str, Mapping[str, Any]] | None:
+        """The tools of which one must be called, as `schemas`; None: none must."""
+        if self.tool_choice == "required":
+            return self.schemas
+        name = _chosen(self.tool_choice)
+        return None if name is None else {name: self.schemas[name]}
+
+    def _check_choice(self) -> None:
+        choice, names = self.tool_choice, list(self.schemas)
+        name = _chosen(choice)
+        if name is None and choice not in (None, *_CHOICES):
+            raise PromptError(
+                f"tool_choice is {show(choice)}; give 'auto', 'none', 'required', or "
+                '{"type": "function", "function": {"name": …}}'
+            )
+        if choice in (None, "auto", "none"):
+            return
+        if not names:
+            raise PromptError(
+                f"tool_choice is {show(choice)}, and there are no tools to call; give tools, or leave it out"
+            )
+        if name is not None and name not in names:
+            raise PromptError(f"tool_choice names {show(name)}, which is none of the tools{nearest(name, names)}")
+
+
+def _chosen(choice: object) -> str | None:
+    """The name in a tool_choice that names a function."""
+    if not isinstance(choice, Mapping) or choice.get("type", "function") != "function":
+        return None
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) else None
 
 
 def template_source(given: str | os.PathLike[str] | None) -> str | None:
@@ -121,10 +179,14 @@ def chat_options(
     chat_template: str | os.PathLike[str] | None = None,
     add_generation_prompt: bool | None = None,
     continue_final_message: bool = False,
+    tool_choice: ToolChoice = None,
+    parallel_tool_calls: bool = True,
 ) -> ChatOptions:
     """The options of a call: those of ChatOptions, with a template that may be in a file. Raises as both."""
     kwargs = {} if chat_template_kwargs is None else chat_template_kwargs
-    return ChatOptions(tools, kwargs, template_source(chat_template), add_generation_prompt, continue_final_message)
+    template = template_source(chat_template)
+    ends = (add_generation_prompt, continue_final_message)
+    return ChatOptions(tools, kwargs, template, *ends, tool_choice, parallel_tool_calls)
 
 
 def check_template(source: str) -> None:
@@ -174,24 +236,39 @@ def render(
         "tools": options.tools or None,
         "add_generation_prompt": not options.continue_final_message if adds is None else adds,
         "continue_final_message": options.continue_final_message,
-        "messages": messages,
         "bos_token": bos,
         "eos_token": eos,
     }
-    try:
-        text = compiled.render(variables, cancelled)
-    except CancelledError:
-        raise
-    except Exception as error:  # a template is a program: it can raise any exception
-        from llamabatch.chat.template import describe
+    refusal: Exception | None = None
+    for form in _forms(messages, source, compiled, options):
+        try:
+            text = compiled.render({**variables, "messages": form}, cancelled)
+            return text if mark is None else _cut_at(text, mark)
+        except CancelledError:
+            raise
+        except PromptError:
+            raise
+        except Exception as error:  # a template is a program: it can raise any exception
+            refusal = refusal or error
+    from llamabatch.chat.template import describe
 
-        raise PromptError(f"the chat template refuses this conversation: {describe(error)}") from error
-    return text if mark is None else _cut_at(text, mark)
+    assert refusal is not None
+    raise PromptError(f"the chat template refuses this conversation: {describe(refusal)}") from refusal
+
+
+def _forms(
+    messages: list[Message], source: str, template: BoundedTemplate, options: ChatOptions
+) -> list[list[Message]]:
+    """The messages as the template can show them; of several forms the first that it accepts counts."""
+    if "tools" in template.variables:
+        return [messages]
+    messages = tool_prompts.as_text(messages, source)
+    return tool_prompts.described(messages, options.tools, source) if options.tools else [messages]
 
 
 def _check_known(template: BoundedTemplate, options: ChatOptions) -> None:
     """Raises PromptError for an option that the template does not read, so that it would change nothing."""
-    given = [*(["tools"] if options.tools else ()), *options.kwargs]
+    given = list(options.kwargs)
     if options.add_generation_prompt is False and not options.continue_final_message:
         given.append("add_generation_prompt")
     for name in given:
@@ -354,10 +431,23 @@ def _check_variable(name: object, value: object) -> None:
 def _check_tools(tools: object) -> None:
     if isinstance(tools, (str, Mapping)) or not isinstance(tools, Sequence):
         raise PromptError(f"tools is {show(tools)}; give a list of function tools")
+    names: set[str] = set()
     for tool in tools:
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise PromptError(f'a tool is {show(tool)}; give {{"type": "function", "function": {{"name": …}}}}')
+        if tool.get("type", "function") != "function":
+            raise PromptError(f"a tool is of type {show(tool['type'])}; only functions are known")
+        name, parameters = function["name"], function.get("parameters")
+        if not name or name in names:
+            raise PromptError(f"tools has {'two functions' if name else 'a function'} of the name {show(name)}")
+        names.add(name)
+        if parameters is not None and not isinstance(parameters, Mapping):
+            raise PromptError(f"the parameters of {show(name)} are {show(parameters)}; give a JSON schema of an object")
+        try:
+            json.dumps(tool, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise PromptError(f"the tool {show(name)} cannot be written as JSON: {error}") from error
 
 
 @functools.lru_cache(maxsize=8)

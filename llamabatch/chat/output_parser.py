@@ -66,6 +66,10 @@ class OutputParser:
     def has_reasoned(self) -> bool:
         return self._parts.has_reasoned
 
+    @property
+    def has_called(self) -> bool:
+        return self._parts.has_called
+
     def feed(self, text: str) -> Delta:
         """Takes the next piece of text."""
         self._splitter.feed(text)
@@ -96,6 +100,7 @@ class _Parts:
 
     def __init__(self, tool_parser: TextParser | None) -> None:
         self.has_reasoned = False
+        self.has_called = False
         self.tool_parser = tool_parser
         self._reasoning, self._text = "", ""
         self._calls: list[ToolCallDelta] = []
@@ -131,6 +136,7 @@ class _Parts:
         return delta
 
     def _take_in(self, delta: Delta) -> None:
+        self.has_called = self.has_called or bool(delta.tool_calls)
         self._reasoning += delta.reasoning
         self._text += delta.text
         self._calls += delta.tool_calls

@@ -19,9 +19,10 @@ from llamabatch.chat.tool_parsers import STRING, Reader, Schemas, types_of
 
 
 class Raw(NamedTuple):
-    """A regular expression within a notation."""
+    """A regular expression within a notation, and a text that it matches."""
 
     regex: str
+    sample: str
 
 
 Part = str | Raw
@@ -33,7 +34,7 @@ class JsonNotation:
 
     Attributes:
         head, middle, tail: around the name and the arguments of a call.
-        before, between, after: around all calls, and between two.
+        before, between, after: around all calls, and between two; None: an answer has one call at most.
         only_if_several: `before` and `after` stand around several calls only.
         quoted: the name is a JSON string.
     """
@@ -42,7 +43,7 @@ class JsonNotation:
     middle: tuple[Part, ...]
     tail: str = ""
     before: str = ""
-    between: str = ""
+    between: str | None = ""
     after: str = ""
     only_if_several: bool = False
     quoted: bool = False
@@ -77,8 +78,9 @@ class ToolFormat:
         reader: of text in it.
         notation: the form that grammar() makes; variants of it are read as well.
         marks: texts of the notation that may be special tokens of a vocabulary.
+        thought: text that may stand before the calls: the beginning and the end of a thinking part, where the grammar
+            itself has to allow it.
         id_letters: letters and digits of the ids that are made for calls; 0: as OpenAI's, "call_" and 24 of them.
-        in_template: the chat template takes the tools; otherwise they are described in a message.
     """
 
     name: str
@@ -86,8 +88,8 @@ class ToolFormat:
     reader: Reader
     notation: JsonNotation | TaggedNotation
     marks: tuple[str, ...] = ()
+    thought: tuple[str, str] | None = None
     id_letters: int = 0
-    in_template: bool = True
 
     @classmethod
     def of(cls, template: str | None) -> ToolFormat:
@@ -95,8 +97,7 @@ class ToolFormat:
         for each in FORMATS:
             if template is not None and all(sign in template for sign in each.signs):
                 return each
-        knows_tools = template is not None and re.search(r"\btools\b", template) is not None
-        return GENERIC if not knows_tools else OTHER
+        return GENERIC
 
 
 _OBJECT = '{"name": "', ('", "arguments": ',), "}"
@@ -127,15 +128,16 @@ FORMATS: Sequence[ToolFormat] = (
         "gpt-oss",
         ("<|channel|>commentary", "functions."),
         tool_parsers.harmony,
-        JsonNotation("<|channel|>commentary to=functions.", (" <|constrain|>json<|message|>",)),
+        JsonNotation("<|channel|>commentary to=functions.", (" <|constrain|>json<|message|>",), between=None),
         _HARMONY,
+        thought=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
     ),
     ToolFormat(
         "kimi-k2",
         (_KIMI[0],),
         tool_parsers.kimi,
         JsonNotation(
-            *(f"{_KIMI[1]}functions.", (":", Raw("[0-9]{1,3}"), _KIMI[2]), _KIMI[3]),
+            *(f"{_KIMI[1]}functions.", (":", Raw("[0-9]{1,3}", "0"), _KIMI[2]), _KIMI[3]),
             before=_KIMI[0],
             after=_KIMI[4],
         ),
@@ -174,7 +176,7 @@ FORMATS: Sequence[ToolFormat] = (
         "mistral-v11",
         ("[TOOL_CALLS]", "[CALL_ID]"),
         tool_parsers.mistral,
-        JsonNotation("[TOOL_CALLS]", ("[CALL_ID]", Raw("[a-zA-Z0-9]{9}"), "[ARGS]")),
+        JsonNotation("[TOOL_CALLS]", ("[CALL_ID]", Raw("[a-zA-Z0-9]{9}", "000000000"), "[ARGS]")),
         _MISTRAL,
         id_letters=9,
     ),
@@ -211,18 +213,29 @@ FORMATS: Sequence[ToolFormat] = (
 )
 
 _BARE = JsonNotation(*_OBJECT, before="[", between=", ", after="]", only_if_several=True, quoted=True)
-GENERIC = ToolFormat("generic", (), tool_parsers.bare_json, _BARE, in_template=False)
-# A template with a notation of its own that is not known here.
-OTHER = ToolFormat("other", (), tool_parsers.bare_json, _BARE)
+# Templates without tools, and those with a notation that is not known here.
+GENERIC = ToolFormat("generic", (), tool_parsers.bare_json, _BARE)
 
 
-def description(tools: Sequence[Mapping[str, Any]]) -> str:
-    """The message that tells a model of the tools, where its chat template cannot."""
-    functions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    return (
-        f"You may call these functions, each given with the JSON schema of its parameters:\n{functions}\n"
-        'To call one, answer with nothing but {"name": the function, "arguments": {its arguments}}.'
+def written_call(tool_format: ToolFormat, name: str, arguments: Mapping[str, Any]) -> str:
+    """A call as text, in the notation of the family."""
+    notation = tool_format.notation
+    if isinstance(notation, JsonNotation):
+        around = ("", "") if notation.only_if_several else (notation.before, notation.after)
+        written = json.dumps(name, ensure_ascii=False)[1:-1] if notation.quoted else name
+        middle = "".join(part.sample if isinstance(part, Raw) else part for part in notation.middle)
+        text = json.dumps(arguments, ensure_ascii=False)
+        return f"{around[0]}{notation.head}{written}{middle}{text}{notation.tail}{around[1]}"
+    values = (
+        notation.key + key + notation.value + (value if isinstance(value, str) else json.dumps(value)) + notation.end
+        for key, value in arguments.items()
     )
+    return notation.head + name + notation.middle + "".join(values) + notation.tail
+
+
+def example(tool_format: ToolFormat) -> str:
+    """The form of a call, for a model that has to be told."""
+    return written_call(tool_format, "<function>", {"<parameter>": "<value>"})
 
 
 _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -274,7 +287,9 @@ def grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, *, parallel: 
         else:
             calls.append(lark.rule(f"call{n}", _tagged(lark, notation, n, name, schema)))
     call = lark.rule("call", " | ".join(calls))
-    several = f"{call} ({lark.text(notation.between)} {call})*" if parallel else call
+    several = call
+    if parallel and notation.between is not None:
+        several = f"{call} ({lark.text(notation.between)} {call})*"
     if json_calls:
         assert isinstance(notation, JsonNotation)
         around = f"{lark.text(notation.before)} {several} {lark.text(notation.after)}"
@@ -282,6 +297,10 @@ def grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, *, parallel: 
             several = f"{call} | {around}" if parallel else call
         else:
             several = around
+    if tool_format.thought is not None:
+        several = f"thought? ({several})"
+        begin, end = tool_format.thought
+        lark.rule("thought", f"{lark.text(begin)} {lark.up_to(end)}")
     return f"start: {several}\n" + "".join(lark.rules)
 
 
@@ -294,7 +313,7 @@ def _tagged(lark: _Lark, notation: TaggedNotation, n: int, name: str, schema: Ma
         parts.append(made if key in required else f"({made})?")
     if properties is None and schema.get("additionalProperties") is not False:
         any_value = lark.lazy(f"any{n}", "(?s:.*)", notation.end)
-        name_of = Raw(r"[a-zA-Z_][a-zA-Z0-9_.-]{0,63}")
+        name_of = Raw(r"[a-zA-Z_][a-zA-Z0-9_.-]{0,63}", "x")
         parts.append(f"({lark.text(notation.key, name_of, notation.value)} {any_value})*")
     parts.append(lark.text(notation.tail))
     return " ".join(parts)
@@ -342,6 +361,14 @@ class _Lark:
         """A text up to the first `end`, with that."""
         self.rules.append(f"{name}[lazy]: /{regex}{_escaped(end)}/\n")
         return name
+
+    def up_to(self, end: str) -> str:
+        """Any text up to the first `end`, with that; `end` begins with a mark."""
+        mark = self._marks.match(end)
+        assert mark is not None
+        if self._spell(mark[0]) == quoted_mark(mark[0]):
+            return self.lazy("any", "(?s:.*)", end)
+        return f"/(?s:.*)/ {self.text(end)}"  # no text has a special token in it
 
     def text(self, *parts: Part) -> str:
         """Literal text, in which marks may be special tokens."""

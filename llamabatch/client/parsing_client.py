@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
+from llamabatch.chat.output_parser import joined_calls
 from llamabatch.client.middleware import PassingClient
 from llamabatch.engine.hooks import Sink
 from llamabatch.request.delta import AnswerParser
@@ -13,7 +14,7 @@ from llamabatch.request.request import Request
 
 
 class ParsingClient(PassingClient):
-    """Turns the raw text of requests with a `make_parser` into thinking and answer; all others pass as they are."""
+    """Turns the raw text of requests with a `make_parser` into thinking, answer and tool calls; others pass through."""
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
         parsed = {request.request_id: request for request in requests if request.make_parser is not None}
@@ -59,13 +60,20 @@ class _Answers:
         if output.finished is not None:
             for index in range(request.params.n_copies):
                 self._parsers.pop((request.request_id, index), None)
-        return replace(output, text=delta.text, reasoning=delta.reasoning, finished=whole)
+        return replace(
+            output,
+            text=delta.text,
+            reasoning=delta.reasoning,
+            tool_calls=delta.tool_calls,
+            called_tools=ends and parser.has_called,
+            finished=whole,
+        )
 
     def _parser(self, request: Request, index: int) -> AnswerParser:
         assert request.make_parser is not None
         key = request.request_id, index
         if key not in self._parsers:
-            self._parsers[key] = request.make_parser(index)
+            self._parsers[key] = request.make_parser(request, index)
         return self._parsers[key]
 
 
@@ -77,6 +85,7 @@ def _parsed_completion(completion: CompletionOutput, request: Request) -> Comple
     if completion.finish_reason is FinishReason.ERROR and not completion.token_ids:
         return completion  # it never ran
     assert request.make_parser is not None
-    parser = request.make_parser(completion.index)
+    parser = request.make_parser(request, completion.index)
     delta = parser.finish(completion.text)
-    return replace(completion, text=delta.text, reasoning=delta.reasoning if parser.has_reasoned else None)
+    reasoning = delta.reasoning if parser.has_reasoned else None
+    return replace(completion, text=delta.text, reasoning=reasoning, tool_calls=joined_calls(delta.tool_calls))

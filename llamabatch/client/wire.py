@@ -24,6 +24,7 @@ from llamabatch.request.reasoning import Reasoning, ReasoningTags
 from llamabatch.request.request import Request, ResumedOutput
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.request.structured_outputs import Structure
+from llamabatch.request.tool_calls import ToolCall, ToolCallDelta
 from llamabatch.utils.lifetime import in_forks
 
 MAX_MESSAGE = 256 * 2**20  # bytes; a larger length is a damaged stream
@@ -132,6 +133,8 @@ Codec(SamplingParams, _CHECKED_BY_PARAMS | {"structured_outputs": Structure | No
 Codec(ReasoningTags)
 Codec(Reasoning)
 _REQUEST = Codec(Request, left_out=["prompt", "make_parser"])  # the child has no use for them
+Codec(ToolCall)
+Codec(ToolCallDelta)
 Codec(CompletionOutput)
 Codec(Timings)
 # the parent knows these of a request

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
 
+from llamabatch.chat.conversation import ChatOptions
 from llamabatch.chat.formats import ChatFormat, reasoning_of
 from llamabatch.chat.output_parser import OutputParser
+from llamabatch.chat.tool_formats import ToolFormat, call_id, grammar, quoted_mark
+from llamabatch.chat.tool_parsers import ToolParser
 from llamabatch.config import ResolvedConfig
+from llamabatch.errors import SamplingError
 from llamabatch.request.reasoning import Reasoning, ReasoningTags, Thinking
 from llamabatch.request.request import Request
+from llamabatch.request.structured_outputs import TOOLS, Structure, special_name
 
 _TAIL = 64  # tokens of a prompt in which a tag at its end stands
 
@@ -33,27 +38,34 @@ class AnswerFormat:
     """Adds to requests what their model's format asks for.
 
     Args:
-        template: of the chats; None: the model's own.
+        options: of the chats; their template takes the place of the model's own. None: the defaults.
     """
 
-    def __init__(self, model: FormatModel, config: ResolvedConfig, template: str | None = None) -> None:
+    def __init__(self, model: FormatModel, config: ResolvedConfig, options: ChatOptions | None = None) -> None:
         self._model = model
-        template = model.chat_template if template is None else template
+        self._options = options = options or ChatOptions()
+        template = model.chat_template if options.template is None else options.template
         self.tags = reasoning_of(template, config.reasoning_tags, config.reasoning_format)
+        self._tools = ToolFormat.of(template) if options.reads_calls else None
 
     def of_chat(self, request: Request, continued: str = "") -> Request:
         """A request whose prompt a chat template made: its answer is taken apart.
 
         Args:
             continued: text of the last message, if the answer goes on with it.
+
+        Raises:
+            SamplingError: tools and structured_outputs cannot both hold.
         """
         tags = self.tags
-        if tags is None:
+        if self._tools is not None:
+            request = self._with_tools(request)
+        if tags is None and self._tools is None:
             return request
-        thinking = tags.at_end_of(request.prompt or "", continued)
+        thinking = Thinking.OVER if tags is None else tags.at_end_of(request.prompt or "", continued)
         return replace(
             request,
-            reasoning=Reasoning(tags, thinking),
+            reasoning=None if tags is None else Reasoning(tags, thinking),
             preserved_token_ids=self._special_ids,
             make_parser=self._parser(tags, thinking),
         )
@@ -70,22 +82,64 @@ class AnswerFormat:
             thinking = Thinking.OVER
         return replace(request, reasoning=Reasoning(tags, thinking, parsed=False))
 
-    def _parser(self, tags: ReasoningTags, thinking: Thinking) -> Callable[[int], OutputParser]:
-        chat_format, special = ChatFormat(tags), self._special_marks
-        return lambda index: OutputParser(chat_format, thinking=thinking, special=special)
+    def _with_tools(self, request: Request) -> Request:
+        """The request with the grammar of the calls that must come."""
+        if request.params.structure is not None:
+            raise SamplingError(
+                "structured_outputs and tools are both given, and an answer cannot be a form and a call; leave one of "
+                "them out, or give tool_choice='none'"
+            )
+        if self._forced is None:
+            return request
+        return replace(request, params=replace(request.params, structured_outputs=self._forced))
+
+    @cached_property
+    def _forced(self) -> Structure | None:
+        """The form of an answer that must call; None: it need not."""
+        tools = self._options.forced_tools
+        if tools is None or self._tools is None:
+            return None
+        text = grammar(self._tools, tools, self._spell, parallel=self._options.parallel_tool_calls)
+        # a grammar that allows the thinking binds from the first token on
+        return Structure(TOOLS, text, in_reasoning=self._tools.thought is not None)
+
+    def _spell(self, mark: str) -> str:
+        """A mark in a grammar: the name of its special token, if it is one."""
+        return special_name(mark) if mark in self._special_marks else quoted_mark(mark)
+
+    def _parser(self, tags: ReasoningTags | None, thinking: Thinking) -> Callable[[Request, int], OutputParser]:
+        chat_format, special, tools = ChatFormat(tags), self._special_marks, self._tools
+        schemas, parallel = self._options.schemas, self._options.parallel_tool_calls
+
+        def make(request: Request, continuation: int) -> OutputParser:
+            def make_id(index: int, name: str) -> str:
+                assert tools is not None
+                return call_id(tools, request.seed, request.prompt_token_ids, continuation, index)
+
+            def make_tool_parser() -> ToolParser:
+                assert tools is not None
+                return ToolParser(tools.reader, schemas, make_id, parallel=parallel)
+
+            reads_calls = None if tools is None else make_tool_parser
+            return OutputParser(chat_format, thinking=thinking, special=special, make_tool_parser=reads_calls)
+
+        return make
+
+    @property
+    def _marks(self) -> Iterable[str]:
+        of_thinking = () if self.tags is None else self.tags.marks
+        return (*of_thinking, *(() if self._tools is None else self._tools.marks))
 
     @cached_property
     def _special_ids(self) -> tuple[int, ...]:
         """Special tokens in the marks."""
-        assert self.tags is not None
-        ids = {token_id for mark in self.tags.marks for token_id in self._ids_of(mark) if self._is_special(token_id)}
+        ids = {token_id for mark in self._marks for token_id in self._ids_of(mark) if self._is_special(token_id)}
         return tuple(sorted(ids))
 
     @cached_property
     def _special_marks(self) -> tuple[str, ...]:
         """Marks that are one special token each."""
-        assert self.tags is not None
-        ids = {mark: self._ids_of(mark) for mark in self.tags.marks}
+        ids = {mark: self._ids_of(mark) for mark in self._marks}
         return tuple(mark for mark, found in ids.items() if len(found) == 1 and self._is_special(found[0]))
 
     def _ids_of(self, mark: str) -> list[int]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from llamabatch.chat.conversation import Conversation, chat_options
+from llamabatch.chat.conversation import Conversation, ToolChoice, chat_options
 from llamabatch.client.base import Heartbeat
 from llamabatch.client.connect import connect
 from llamabatch.client.middleware import CountingClient
@@ -154,6 +154,8 @@ class AsyncLLM:
         params: Params = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool = True,
         chat_template: str | os.PathLike[str] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
@@ -163,7 +165,14 @@ class AsyncLLM:
     ) -> list[RequestOutput]:
         """As LLM.chat; cancelling it aborts the requests."""
         options = partial(
-            chat_options, tools, chat_template_kwargs, chat_template, add_generation_prompt, continue_final_message
+            chat_options,
+            tools,
+            chat_template_kwargs,
+            chat_template,
+            add_generation_prompt,
+            continue_final_message,
+            tool_choice,
+            parallel_tool_calls,
         )
         return await self._run(lambda inputs: inputs.conversations(conversations, params, options(), adapters, errors))
 
@@ -173,6 +182,8 @@ class AsyncLLM:
         params: Params = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool = True,
         chat_template: str | os.PathLike[str] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
@@ -182,7 +193,14 @@ class AsyncLLM:
     ) -> AsyncIterator[SequenceOutput]:
         """As LLM.stream, for `async for`. Errors that LLM.stream raises at the call come with the first step."""
         options = partial(
-            chat_options, tools, chat_template_kwargs, chat_template, add_generation_prompt, continue_final_message
+            chat_options,
+            tools,
+            chat_template_kwargs,
+            chat_template,
+            add_generation_prompt,
+            continue_final_message,
+            tool_choice,
+            parallel_tool_calls,
         )
         return self._events(lambda inputs: inputs.either(prompts, params, options(), adapters, errors), stream=True)
 
@@ -192,6 +210,8 @@ class AsyncLLM:
         params: Params = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool = True,
         chat_template: str | os.PathLike[str] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
@@ -201,7 +221,14 @@ class AsyncLLM:
     ) -> AsyncIterator[tuple[int, RequestOutput]]:
         """As LLM.as_completed, for `async for`."""
         options = partial(
-            chat_options, tools, chat_template_kwargs, chat_template, add_generation_prompt, continue_final_message
+            chat_options,
+            tools,
+            chat_template_kwargs,
+            chat_template,
+            add_generation_prompt,
+            continue_final_message,
+            tool_choice,
+            parallel_tool_calls,
         )
         return self._completed(lambda inputs: inputs.either(prompts, params, options(), adapters, errors))
 

@@ -234,7 +234,7 @@ class InputProcessor:
         each = zip(items, _params_for(items, params), self._adapters_for(len(items), adapters), strict=True)
         group, arrival, loaded = new_group(), time.perf_counter(), self._client.adapters
         requests: list[Request | Refused] = []
-        answers = AnswerFormat(self._model, self._client.plan.config, None if options is None else options.template)
+        answers = AnswerFormat(self._model, self._client.plan.config, options)
         for item, item_params, item_adapters in each:
             if self._cancelled is not None and self._cancelled():
                 raise CancelledError

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from llamabatch.chat.conversation import Conversation, chat_options
+from llamabatch.chat.conversation import Conversation, ToolChoice, chat_options
 from llamabatch.client.base import Heartbeat
 from llamabatch.client.connect import connect
 from llamabatch.client.middleware import CountingClient
@@ -157,6 +157,8 @@ class LLM:
         params: Params = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool = True,
         chat_template: str | os.PathLike[str] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
@@ -169,7 +171,12 @@ class LLM:
 
         Args:
             conversations: one conversation, a list of {"role": …, "content": …}, or a list of conversations.
-            tools: functions that the model may call, as OpenAI's API describes them, for the template.
+            tools: functions that the model may call, as OpenAI's API describes them. Calls are in `tool_calls` of the
+                outputs, in the notation of any family that plan.tools can name (docs/tools.md).
+            tool_choice: "auto", or None: the model decides; "none": nothing is read as a call; "required": it calls one
+                of the tools; {"type": "function", "function": {"name": …}}: it calls this one. A grammar of the
+                parameters' schemas holds the last two.
+            parallel_tool_calls: False: one call at most.
             chat_template_kwargs: variables of the template, such as {"enable_thinking": False}, of those in
                 llamabatch.chat.conversation.TEMPLATE_KWARGS. One that the model's template does not read is refused.
 
@@ -178,7 +185,13 @@ class LLM:
             PromptError: as for generate; texts are no conversations.
         """
         options = chat_options(
-            tools, chat_template_kwargs, chat_template, add_generation_prompt, continue_final_message
+            tools,
+            chat_template_kwargs,
+            chat_template,
+            add_generation_prompt,
+            continue_final_message,
+            tool_choice,
+            parallel_tool_calls,
         )
         return self._run(self._inputs.conversations(conversations, params, options, adapters, errors), progress)
 
@@ -188,6 +201,8 @@ class LLM:
         params: Params = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool = True,
         chat_template: str | os.PathLike[str] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
@@ -209,7 +224,13 @@ class LLM:
             PromptError: as for generate; or options of chats are given, and no prompt is a conversation.
         """
         options = chat_options(
-            tools, chat_template_kwargs, chat_template, add_generation_prompt, continue_final_message
+            tools,
+            chat_template_kwargs,
+            chat_template,
+            add_generation_prompt,
+            continue_final_message,
+            tool_choice,
+            parallel_tool_calls,
         )
         return self._events(self._inputs.either(prompts, params, options, adapters, errors), stream=True)
 
@@ -219,6 +240,8 @@ class LLM:
         params: Params = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool = True,
         chat_template: str | os.PathLike[str] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
@@ -228,7 +251,13 @@ class LLM:
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Pairs of a prompt's index and its output, in the order in which prompts finish. Otherwise as `stream`."""
         options = chat_options(
-            tools, chat_template_kwargs, chat_template, add_generation_prompt, continue_final_message
+            tools,
+            chat_template_kwargs,
+            chat_template,
+            add_generation_prompt,
+            continue_final_message,
+            tool_choice,
+            parallel_tool_calls,
         )
         return self._completed(self._inputs.either(prompts, params, options, adapters, errors))
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from llamabatch.chat.formats import reasoning_of
+from llamabatch.chat.tool_formats import GENERIC, ToolFormat
 from llamabatch.config import MAX_CTX, MAX_SLOTS, MIN_CTX, EngineConfig, ResolvedConfig
 from llamabatch.errors import ConfigError, MemoryPlanError
 from llamabatch.gguf.pooling import NO_DENSE_LAYER, POOLINGS, RANK
@@ -37,12 +38,14 @@ class Plan:
     Attributes:
         reasoning: family of models whose thinking is told apart from the text of chats, "custom" for reasoning_tags;
             None: no thinking is looked for.
+        tools: family of models in whose notation calls of tools are read and forced; "generic": no known one.
     """
 
     config: ResolvedConfig
     memory: Memory
     reasons: Mapping[str, str]
     reasoning: str | None = None
+    tools: str = GENERIC.name
 
     def __repr__(self) -> str:
         config = self.config
@@ -88,6 +91,8 @@ class Plan:
         lines = [f"{name} = {getattr(self.config, name)}: {why}" for name, why in self.reasons.items()]
         if self.reasoning is not None:
             lines.append(f"reasoning = {self.reasoning}: {self._why_reasoning}")
+        if self.tools != GENERIC.name:
+            lines.append(f"tools = {self.tools}: by the model's chat template")
         return "\n".join([*lines, f"memory of one engine: {self.memory.describe()}"])
 
     @property
@@ -140,8 +145,9 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
     found = replace(found, start_slots=_start_slots(facts, config, found, machine, reasons))
     tags = reasoning_of(facts.chat_template, config.reasoning_tags, config.reasoning_format)
     family = None if tags is None else tags.family
+    tools = ToolFormat.of(facts.chat_template).name
     _placement(config, facts, planned(facts, found, machine).memory, machine, reasons)
-    plan = replace(planned(facts, found, machine), reasons=reasons, reasoning=family)
+    plan = replace(planned(facts, found, machine), reasons=reasons, reasoning=family, tools=tools)
     check_fits(plan, machine)
     return plan
 

@@ -41,3 +41,7 @@ class AnswerParser(TextParser, Protocol):
     @property
     def has_reasoned(self) -> bool:
         """True if the text so far has a thinking part, be it empty."""
+
+    @property
+    def has_called(self) -> bool:
+        """True if the text so far has a call of a tool."""

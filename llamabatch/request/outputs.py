@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamabatch.request.logprobs import TokenLogprobs
 from llamabatch.request.request import Request
+from llamabatch.request.tool_calls import ToolCall, ToolCallDelta
 from llamabatch.utils.brief import brief
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ class CompletionOutput:
         cumulative_logprob: the sum of the logprobs of token_ids; None unless logprobs or best_of asked for it.
         reasoning: the thinking before the text, of a chat with a model whose family is known (`plan.reasoning`); None:
             the model did not think, or its text is not taken apart.
+        tool_calls: calls of the tools that the conversation was given; they are not in the text. finish_reason is
+            "stop" after them, too; OpenAI's shape says "tool_calls".
     """
 
     index: int
@@ -89,6 +92,7 @@ class CompletionOutput:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     cumulative_logprob: float | None = None
     reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
     def __repr__(self) -> str:
         return brief(self)
@@ -96,7 +100,8 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """The result of one request, in vLLM's shape. `text`, `reasoning`, `token_ids`, `finish_reason` are outputs[0]'s.
+    """The result of one request, in vLLM's shape. `text`, `reasoning`, `tool_calls`, `token_ids`, `finish_reason` are
+    those of outputs[0].
 
     Attributes:
         prompt_logprobs: for each token of the prompt, itself and the likeliest at its place, by id, and None for the
@@ -143,6 +148,11 @@ class RequestOutput:
         return self.outputs[0].reasoning
 
     @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """Calls of the first continuation."""
+        return self.outputs[0].tool_calls
+
+    @property
     def token_ids(self) -> tuple[int, ...]:
         """Tokens of the first continuation."""
         return self.outputs[0].token_ids
@@ -173,6 +183,8 @@ class SequenceOutput:
         logprobs: those of token_ids, as in CompletionOutput; None unless asked for.
         reasoning: new thinking; "" where there is none.
         ended: of several continuations, the reason for the end of this one, in its last piece; else None.
+        tool_calls: calls that begin or go on; joined by their index they are the tool_calls of the CompletionOutput.
+        called_tools: the continuation, whose last piece this is, has called tools.
     """
 
     request_id: str
@@ -184,6 +196,8 @@ class SequenceOutput:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     reasoning: str = ""
     ended: FinishReason | None = None
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    called_tools: bool = False
 
     def __repr__(self) -> str:
         return brief(self, finished=self.finish_reason)
@@ -219,9 +233,9 @@ def openai_chat_completion(output: RequestOutput, model: str) -> dict[str, Any]:
     choices = [
         {
             "index": each.index,
-            "message": {"role": "assistant", **_thought(each.reasoning), "content": each.text},
+            "message": {"role": "assistant", **_thought(each.reasoning), **_said(each)},
             "logprobs": _chat_logprobs(each.logprobs),
-            "finish_reason": each.finish_reason.value,
+            "finish_reason": _chat_reason(each.finish_reason, called=bool(each.tool_calls)),
         }
         for each in output.outputs
     ]
@@ -238,9 +252,9 @@ def openai_chat_chunk(piece: SequenceOutput, model: str) -> dict[str, Any]:
     """A piece of a stream, a "chat.completion.chunk"."""
     choice = {
         "index": piece.index,
-        "delta": {**_thought(piece.reasoning or None), "content": piece.text},
+        "delta": {**_thought(piece.reasoning or None), **_said(piece)},
         "logprobs": _chat_logprobs(piece.logprobs),
-        "finish_reason": _reason(piece),
+        "finish_reason": _chat_reason(piece.finish_reason, called=piece.called_tools),
     }
     return _document(f"chatcmpl-{piece.request_id}", "chat.completion.chunk", model, [choice])
 
@@ -266,6 +280,20 @@ def _ending(output: RequestOutput) -> dict[str, Any]:
 
 def _reason(piece: SequenceOutput) -> str | None:
     return None if piece.finish_reason is None else piece.finish_reason.value
+
+
+def _chat_reason(reason: FinishReason | None, *, called: bool) -> str | None:
+    """finish_reason of a chat: "tool_calls" where a model has called tools and its text has not been cut."""
+    if reason is None:
+        return None
+    return "tool_calls" if called and reason is FinishReason.STOP else reason.value
+
+
+def _said(part: CompletionOutput | SequenceOutput) -> dict[str, Any]:
+    """Text and calls of a message or of a delta; the content of a message that only calls is None."""
+    if not part.tool_calls:
+        return {"content": part.text}
+    return {"content": part.text or None, "tool_calls": [call.to_openai() for call in part.tool_calls]}
 
 
 def _thought(reasoning: str | None) -> dict[str, str]:

@@ -43,8 +43,8 @@ class Request:
             structured_outputs depends on it.
         preserved_token_ids: special tokens whose names stand in the text also with skip_special_tokens, since the
             parser of the answer looks for them; rising.
-        make_parser: makes the parser of a continuation from its index; None: its text stays as it is. The engine
-            knows nothing of it.
+        make_parser: makes the parser of a continuation from this request and its index; None: the text stays as it is.
+            The engine knows nothing of it.
     """
 
     request_id: str
@@ -63,7 +63,7 @@ class Request:
     known: ResumedOutput | None = None
     reasoning: Reasoning | None = None
     preserved_token_ids: tuple[int, ...] = ()
-    make_parser: Callable[[int], AnswerParser] | None = field(default=None, compare=False, repr=False)
+    make_parser: Callable[[Request, int], AnswerParser] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.classify:

@@ -22,7 +22,10 @@ from llamabatch.utils.checks import boolean, integer, nearest, show
 TASK_OF: dict[str, Task] = {"prompt": "completion", "messages": "chat", "input": "embedding"}
 
 _IDS = ("id", "custom_id")
-_CHAT = ("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+_CHAT = (
+    *("tools", "tool_choice", "parallel_tool_calls"),
+    *("chat_template_kwargs", "add_generation_prompt", "continue_final_message"),
+)
 _KNOWN = (*TASK_OF, *_IDS, *_CHAT)
 
 _MOST_KNOWN = 256
@@ -162,8 +165,6 @@ _ONLY: dict[str, tuple[object, ...]] = {
     "stream_options": (),
     "echo": (False,),
     "suffix": ("",),
-    "tool_choice": ("auto",),
-    "parallel_tool_calls": (True,),
     "modalities": (["text"],),
     "encoding_format": ("float",),
     "audio": (),

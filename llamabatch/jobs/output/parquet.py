@@ -25,7 +25,7 @@ _GROUP_ROWS = 10_000
 _GROUP_BYTES = 16 * 2**20  # of lines
 _PIECE_BYTES = 2**20
 _RANGE_BYTES = 16 * 2**20
-_JSON = ("logprobs", "prompt_logprobs", "response")  # columns that hold a text of JSON
+_JSON = ("logprobs", "prompt_logprobs", "response", "tool_calls")  # columns that hold a text of JSON
 _ALWAYS = ("id", "custom_id", "response", "error")  # keys of records that may be None
 
 
@@ -51,7 +51,7 @@ def schema(shape: Shape) -> pa.Schema:
         return pa.schema([("id", pa.string()), ("custom_id", pa.string()), ("response", pa.string()), ("error", error)])
     tokens = pa.list_(pa.int32())
     continuation = [("text", pa.string()), ("finish_reason", pa.string()), ("token_ids", tokens)]
-    logprobs = [("reasoning", pa.string()), ("logprobs", pa.string())]
+    logprobs = [(name, pa.string()) for name in ("reasoning", "tool_calls", "logprobs")]
     times = [(name, pa.float64()) for name in ("queued_s", "ttft_s", "total_s", "generation_tps")]
     return pa.schema(
         [

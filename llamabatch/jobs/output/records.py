@@ -65,9 +65,9 @@ def record(row: Row, output: RequestOutput, options: RecordOptions) -> dict[str,
     """The record of a row that the engine has answered.
 
     Flat: row (its number), id, text, finish_reason, and error, which is None unless the row failed; further token_ids
-    and times on request, reasoning where the model thought, outputs with more than one continuation, logprobs and
-    prompt_logprobs where the row asks for them, num_truncated of a prompt that was cut, and embedding of a text to
-    embed. Times bring num_cached_tokens, which depends on the company of a row as they do.
+    and times on request, reasoning where the model thought, tool_calls where it called, outputs with more than one
+    continuation, logprobs and prompt_logprobs where the row asks for them, num_truncated of a prompt that was cut, and
+    embedding of a text to embed. Times bring num_cached_tokens, which depends on the company of a row as they do.
     """
     error = _error(output)
     if options.is_openai(row):
@@ -108,6 +108,8 @@ def _continuation(each: CompletionOutput, options: RecordOptions) -> dict[str, A
     made: dict[str, Any] = {"text": each.text, "finish_reason": each.finish_reason.value}
     if each.reasoning is not None:
         made["reasoning"] = each.reasoning
+    if each.tool_calls:
+        made["tool_calls"] = [call.to_openai() for call in each.tool_calls]
     if options.token_ids:
         made["token_ids"] = each.token_ids
     if each.logprobs is not None:

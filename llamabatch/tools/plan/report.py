@@ -121,6 +121,7 @@ def document(report: Report) -> dict[str, Any]:
         "engine": {name: getattr(config.asked(), name) for name in ENGINE},
         "reasons": dict(report.asked.reasons),
         "reasoning": report.asked.reasoning,
+        "tools": report.asked.tools,
         "memory": {
             "one_engine": report.memory.document(),
             "all_engines": report.total_bytes,

@@ -6,6 +6,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from llamabatch.chat.tool_formats import GENERIC
 from llamabatch.config import ResolvedConfig
 from llamabatch.planning.memory import MIB, PROCESS_BYTES, mib
 from llamabatch.tools.plan.advice import has_one_slot
@@ -48,6 +49,8 @@ def show(report: Report, console: Console) -> None:
         line(f"Thinking: told apart from the text of chats, as the family {report.asked.reasoning} marks it.")
     if config.pooling != "mean" or "pooling" in report.asked.reasons:
         line(f"Pooling of texts: {config.pooling}: {report.asked.reasons.get('pooling', 'as asked')}.")
+    if report.asked.tools != GENERIC.name:
+        line(f"Tools: calls are read and forced in the notation of the family {report.asked.tools}.")
     line(f"Instances: {config.instances} in the plan; {_children(report)}.")
     if report.changes:
         line("What would make it fit:" if not report.fits else "For more slots:")

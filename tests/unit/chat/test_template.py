@@ -85,8 +85,6 @@ def test_what_the_template_does_not_read_is_refused():
         text(kwargs={"documents": []})
     with pytest.raises(PromptError, match=r"does not know 'enable_thinkin'.*did you mean 'enable_thinking'"):
         text(kwargs={"enable_thinkin": True})
-    with pytest.raises(PromptError, match="does not know 'tools'"):
-        text(template="{{ messages[0].content }}", tools=[WEATHER])
     with pytest.raises(PromptError, match="does not know 'add_generation_prompt'"):
         text(template="{{ messages[0].content }}", add_generation_prompt=False)
 

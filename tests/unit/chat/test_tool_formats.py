@@ -7,7 +7,18 @@ import llguidance
 import numpy as np
 import pytest
 
-from llamabatch.chat.tool_formats import FORMATS, GENERIC, OTHER, ToolFormat, call_id, grammar, quoted_mark
+from llamabatch.chat.formats import ChatFormat
+from llamabatch.chat.output_parser import OutputParser
+from llamabatch.chat.tool_formats import (
+    FORMATS,
+    GENERIC,
+    ToolFormat,
+    call_id,
+    example,
+    grammar,
+    quoted_mark,
+    written_call,
+)
 from llamabatch.chat.tool_parsers import ToolParser
 from llamabatch.request.structured_outputs import special_name
 from llamabatch.sampling import grammar_sandbox
@@ -47,7 +58,6 @@ EXCERPTS = {
     "hermes": '<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call>',
     "llama-3": "<|start_header_id|>{{- '{\"name\": \"' + tool_call.name + '\", ' }}{{- '\"parameters\": ' }}",
     "generic": "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}{% endfor %}",
-    "other": "{% if tools %}<|my_tools|>{{ tools }}{% endif %}{{ messages[0].content }}",
 }
 
 
@@ -57,7 +67,7 @@ def test_the_family_is_found_from_the_template(name, template):
 
 
 def test_each_family_has_an_excerpt():
-    assert set(EXCERPTS) == {each.name for each in (*FORMATS, GENERIC, OTHER)}
+    assert set(EXCERPTS) == {each.name for each in (*FORMATS, GENERIC)}
     assert ToolFormat.of(None) is GENERIC
 
 
@@ -101,7 +111,12 @@ class Walk:
 
 
 def calls_of(tool_format, tools, text):
-    parser = ToolParser(tool_format.reader, tools, lambda index, name: "id")
+    tags = None
+    if tool_format.thought is not None:
+        tags = ChatFormat.of("".join(tool_format.thought) + EXCERPTS[tool_format.name]).reasoning
+    parser = OutputParser(
+        ChatFormat(tags), make_tool_parser=lambda: ToolParser(tool_format.reader, tools, lambda index, name: "id")
+    )
     delta = parser.finish(text)
     return delta.text, [(call.name, call.arguments) for call in delta.tool_calls]
 
@@ -166,8 +181,23 @@ def test_the_grammar_has_the_notation_that_the_model_was_trained_on(tool_format)
     written = WRITTEN[tool_format.name]
     assert walk.allows(written)
     assert not walk.allows(written.replace("clock", "volcano"))
+    if tool_format.thought is not None:
+        begin, end = tool_format.thought
+        for special in (True, False):
+            walk = Walk(tool_format, XML_TOOLS, special=special, parallel=False)
+            assert walk.allows(f"{begin}Hm. <|en{end}{written}")
+            assert not walk.allows(f"{begin}Hm. {written}")
     assert not walk.allows(written[:-1])
     assert calls_of(tool_format, XML_TOOLS, written) == ("", [("clock", "{}")])
+
+
+@pytest.mark.parametrize("tool_format", FAMILIES, ids=lambda each: each.name)
+def test_a_call_can_be_written_in_each_notation(tool_format):
+    arguments = {"city": "Oslo", "unit": "C", "days": 3}
+    written = written_call(tool_format, "weather", arguments)
+    rest, [(name, text)] = calls_of(tool_format, XML_TOOLS, written)
+    assert (rest, name, json.loads(text)) == ("", "weather", arguments)
+    assert "<function>" in example(tool_format)
 
 
 def test_ids_are_made_of_seed_prompt_and_place():

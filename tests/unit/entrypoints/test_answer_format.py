@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from llamabatch.chat.conversation import ChatOptions
 from llamabatch.entrypoints.answer_format import AnswerFormat
 from llamabatch.request.reasoning import Thinking
 from llamabatch.request.request import Request
@@ -33,10 +34,10 @@ def test_special_tokens_of_the_marks_are_shown_and_no_others(model):
     ids = [START, *model.tokenize("so", add_special=False), BOS, *model.tokenize("a", add_special=False), EOS]
     raw = "".join(sequence.accept(token_id, 0.0) for token_id in ids)
     assert raw == "<|im_start|>so<|bos|>a"
-    parser = made.make_parser(0)
+    parser = made.make_parser(made, 0)
     delta = parser.finish(raw)
     assert (delta.reasoning, delta.text) == ("so", "a")
-    assert made.make_parser(0).finish("x<|im_start|>so<|bos|>a").text == "xa"  # no text can spell a special token
+    assert made.make_parser(made, 0).finish("x<|im_start|>so<|bos|>a").text == "xa"  # no text can spell a special token
 
 
 def test_names_of_special_tokens_stay_out_of_texts_that_nothing_takes_apart(model):
@@ -73,7 +74,7 @@ def test_the_template_of_a_call_and_a_continued_message(model):
         reasoning_tags = None
 
     assert AnswerFormat(model, Plain()).tags is None
-    answers = AnswerFormat(model, Plain(), "{# [THINK] [/THINK] #}")
+    answers = AnswerFormat(model, Plain(), ChatOptions(template="{# [THINK] [/THINK] #}"))
     assert answers.tags.family == "magistral"
     assert answers.of_chat(request(model)).reasoning.thinking is Thinking.POSSIBLE
     assert answers.of_chat(request(model), "[THINK]so far").reasoning.thinking is Thinking.INSIDE

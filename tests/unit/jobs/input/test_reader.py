@@ -89,6 +89,25 @@ def batch(url, body, **fields):
     return {"custom_id": "a", "method": "POST", "url": url, "body": body, **fields}
 
 
+def test_tools_of_lines(tmp_path):
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    named = {"type": "function", "function": {"name": "f"}}
+    for choice, parallel in (("required", False), (named, True), ("none", None)):
+        asked = {"messages": [USER], "tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
+        for line in (asked, batch("/v1/chat/completions", asked)):
+            options = one(tmp_path, line).options
+            assert (options.tools, options.tool_choice) == (tools, choice)
+            assert options.parallel_tool_calls is (parallel is not False)
+    for wrong, words in (
+        ({"tool_choice": "required"}, "tool_choice is 'required', and there are no tools"),
+        ({"tool_choice": "any", "tools": tools}, "tool_choice is 'any'; give"),
+        ({"parallel_tool_calls": 1, "tools": tools}, "parallel_tool_calls is 1"),
+    ):
+        for line in ({"messages": [USER], **wrong}, batch("/v1/chat/completions", {"messages": [USER], **wrong})):
+            [row] = rows_of(tmp_path, line)
+            assert words in row.error
+
+
 def test_a_batch_line_of_a_chat(tmp_path):
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     body = {

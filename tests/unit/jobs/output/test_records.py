@@ -10,6 +10,7 @@ from llamabatch.jobs.output.records import RecordOptions, has_error, number_of, 
 from llamabatch.jobs.rows import BadRow, Row
 from llamabatch.request.logprobs import Logprob
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, Timings
+from llamabatch.request.tool_calls import ToolCall
 
 ROW = Row(17, "a", "completion", "France?")
 CHAT = Row(18, "b", "chat", ({"role": "user", "content": "France?"},), openai=True, model="gpt")
@@ -46,6 +47,19 @@ def test_several_continuations_logprobs_and_cut_prompts():
         (0, "Pa", (5,)), (1, "Lo", (7,)),
     ]  # fmt: skip
     assert made["num_truncated"] == 3
+
+
+def test_calls_of_tools():
+    calls = (ToolCall("call_1", "weather", '{"city": "Oslo"}'),)
+    written = [{"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}]
+    called = CompletionOutput(0, "", (5,), FinishReason.STOP, tool_calls=calls)
+    output = RequestOutput("r", "x", (1, 2), (called,))
+    made = record(ROW, output, RecordOptions())
+    assert (made["tool_calls"], made["finish_reason"]) == (written, "stop")
+    [choice] = record(CHAT, output, RecordOptions())["response"]["body"]["choices"]
+    assert choice["message"] == {"role": "assistant", "content": None, "tool_calls": written}
+    assert choice["finish_reason"] == "tool_calls"
+    assert "tool_calls" not in record(ROW, OUTPUT, RecordOptions())
 
 
 def test_an_embedding():

@@ -1,0 +1,106 @@
+"""Forced calls on the bundled model, in the notation of each family, beside other requests and in child processes."""
+
+import pytest
+
+from llamabatch import LLM, SamplingParams
+from llamabatch.chat.tool_formats import FORMATS, GENERIC
+from tests.unit.chat.test_tool_formats import EXCERPTS
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 12},
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+                "unit": {"enum": ["C", "F"]},
+            },
+            "required": ["city", "days", "unit"],
+        },
+    },
+}
+CLOCK = {"type": "function", "function": {"name": "clock", "description": "The time"}}
+TOOLS = [WEATHER, CLOCK]
+NAMED = {"type": "function", "function": {"name": "weather"}}
+ASKED = [{"role": "user", "content": "What is the weather in Paris?"}]
+CHATML = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+WILD = SamplingParams(temperature=2.0, max_tokens=300, seed=15, n=4)
+FAMILIES = sorted({each.name for each in (*FORMATS, GENERIC)})
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM("tiny", n_slots=8) as llm:
+        yield llm
+
+
+def check(call, names=("weather", "clock")):
+    assert call.name in names
+    if call.name == "clock":
+        assert call.parsed == {}
+    else:
+        assert set(call.parsed) == {"city", "days", "unit"}
+        assert len(call.parsed["city"]) <= 12
+        assert 1 <= call.parsed["days"] <= 9
+        assert call.parsed["unit"] in ("C", "F")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_forced_call_is_whole_and_fits_its_schema(llm, family):
+    """At a temperature at which the model writes noise."""
+    template = f"{{# {EXCERPTS[family]} #}}{CHATML}"
+    for choice, parallel in (("required", False), (NAMED, False)):
+        [out] = llm.chat(
+            ASKED, WILD, tools=TOOLS, tool_choice=choice, parallel_tool_calls=parallel, chat_template=template
+        )
+        whole = [each for each in out.outputs if each.finish_reason == "stop"]
+        assert whole == list(out.outputs) or family == "gpt-oss", "noise may think to the end"
+        for each in whole:
+            assert each.text == ""
+            [call] = each.tool_calls
+            check(call, ("weather",) if choice is NAMED else ("weather", "clock"))
+
+
+def test_several_calls_come_if_they_may(llm):
+    """A model that does not want to end calls again and again, each time whole, up to its last token."""
+    template = f"{{# {EXCERPTS['hermes']} #}}{CHATML}"
+    endless = SamplingParams(temperature=0, max_tokens=300, logit_bias=dict.fromkeys(llm.vocab.eog_token_ids, -100))
+    [out] = llm.chat(ASKED, endless, tools=TOOLS, tool_choice="required", chat_template=template)
+    assert out.finish_reason == "length"
+    assert not out.text or out.text.startswith("\n<tool_call>"), "a call that was cut before it had begun"
+    assert len(out.tool_calls) > 2
+    for call in out.tool_calls[:-1]:
+        check(call)
+    one = {"tool_choice": "required", "parallel_tool_calls": False}
+    [out] = llm.chat(ASKED, endless, tools=TOOLS, chat_template=template, **one)
+    assert (len(out.tool_calls), out.finish_reason) == (1, "stop")
+
+
+@pytest.mark.parametrize("options", [{"isolate": True}, {"strategy": "multi-instance", "instances": 2}])
+def test_calls_are_the_same_in_other_processes(llm, options):
+    greedy = SamplingParams(temperature=0, max_tokens=200, seed=1)
+
+    def run(llm):
+        pieces = list(llm.stream([ASKED, "Once"], greedy, tools=TOOLS, tool_choice="required"))
+        outs = {piece.prompt_index: piece.finished for piece in pieces if piece.finished is not None}
+        arguments = "".join(call.arguments for piece in pieces for call in piece.tool_calls)
+        assert arguments == outs[0].tool_calls[0].arguments
+        assert outs[1].tool_calls == ()
+        return outs[0].tool_calls
+
+    with LLM("tiny", **options) as other:
+        assert run(other) == run(llm)
+
+
+def test_a_schema_that_cannot_be_a_grammar_ends_its_own_request(llm):
+    bad = {"function": {"name": "bad", "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}}
+    greedy = SamplingParams(temperature=0, max_tokens=60)
+    refused = llm.chat(ASKED, greedy, tools=[bad], tool_choice="required", errors="return")[0]
+    assert refused.error.startswith("tools are refused: ")
+    assert llm.chat(ASKED, greedy, tools=[bad])[0].error is None
