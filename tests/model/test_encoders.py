@@ -6,8 +6,11 @@ import asyncio
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import gguf
@@ -394,6 +397,25 @@ def test_beside_a_query_that_spells_out_special_tokens(files):
         ids = pair_tokenizer(llm._client.model, "[SEP] blue")("[CLS]")
         assert ids.count(llm.tokenize("")[0]) == 1, "only the mark in front is a [CLS]"
         assert llm.rerank("[SEP] blue", ["[CLS]"])[0].error is None
+
+
+def test_pairs_of_a_child_that_dies_go_on_in_another(files):
+    documents = DOCUMENTS * 200
+    with LLM(files["bert-rank"], isolate=True) as llm:
+        [pid] = llm._client.pids
+        found = []
+        thread = threading.Thread(target=lambda: found.extend(llm.rerank(QUERY, documents, use_activation=False)))
+        thread.start()
+        while llm.stats().submitted < 1 and thread.is_alive():
+            time.sleep(0.01)
+        os.kill(pid, signal.SIGKILL)
+        thread.join(60)
+        llm.rerank(QUERY, ["blue"])  # by the next child, also if the first one was done before it died
+        assert [beat.restarts for beat in llm.heartbeats] == [1]
+    assert sorted(each.index for each in found) == list(range(len(documents)))
+    for each in found:
+        wanted = VECTORS["bert-rank"]["results"][each.index % len(DOCUMENTS)]["values"][0]
+        assert abs(each.relevance_score - wanted) < NEAR
 
 
 def test_async(files):
