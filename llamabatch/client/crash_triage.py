@@ -108,7 +108,7 @@ class TrackedRequest:
         if first is not None and first.token_ids and _can_resume(self.request):
             logprobs = tuple(first.logprobs) if self.request.params.wants_logprobs else None
             known = ResumedOutput(tuple(first.token_ids), tuple(first.times), logprobs, self._first_admitted_s)
-            self.request = replace(self.request, known=known)
+            self.request = replace(self.request, resumed=known)
             return
         self._repeats = bool(self._emitted)
         for emitted in self._emitted.values():

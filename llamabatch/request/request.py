@@ -38,7 +38,7 @@ class Request:
         score_from: index of the first prompt token to score, 1 .. their number - 1: the request gives the logprobs of
             the prompt from there on and samples nothing. None: an ordinary request.
         num_truncated: tokens that the prompt has lost at its left (overflow="truncate").
-        known: output tokens that another engine emitted before it died.
+        resumed: output tokens that another engine emitted before it died.
         reasoning: the thinking of the answer; None: none is known, so that neither a budget nor the start of
             structured_outputs depends on it.
         preserved_token_ids: special tokens whose names stand in the text also with skip_special_tokens, since the
@@ -60,7 +60,7 @@ class Request:
     embed: bool = False
     classify: bool = False
     num_truncated: int = 0
-    known: ResumedOutput | None = None
+    resumed: ResumedOutput | None = None
     reasoning: Reasoning | None = None
     preserved_token_ids: tuple[int, ...] = ()
     make_parser: Callable[[Request, int], AnswerParser] | None = field(default=None, compare=False, repr=False)

@@ -84,8 +84,8 @@ class Sequence:
         self.last_token_s: float | None = None
         self._admitted_s: float | None = None
         self._token_times: list[float] = []
-        if request.known is not None:
-            self._resume(request.known)
+        if request.resumed is not None:
+            self._resume(request.resumed)
 
     @property
     def num_prompt(self) -> int:

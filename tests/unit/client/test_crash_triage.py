@@ -293,13 +293,13 @@ def test_the_next_engine_resumes_after_what_was_emitted(asked):
     logprobs = ({1: Logprob(-0.5, 1, "a")}, {2: Logprob(-1.5, 2, "b")})
     tracked.new_part(SequenceOutput("a", (1, 2), "ab", logprobs=logprobs))
     tracked.child_died(2.0)
-    known = tracked.request.known
+    known = tracked.request.resumed
     assert (known.token_ids, known.logprobs, len(known.times_s)) == ((1, 2), logprobs, 2)
     assert known.admitted_s <= known.times_s[0]
     assert tracked.new_part(piece(3, text="c")).token_ids == (3,)
     tracked.child_died(3.0)
-    assert tracked.request.known.token_ids == (1, 2, 3)
-    assert streamed(mirostat=1).request.known is None
+    assert tracked.request.resumed.token_ids == (1, 2, 3)
+    assert streamed(mirostat=1).request.resumed is None
 
 
 def test_the_last_output_has_what_was_emitted():

@@ -193,7 +193,7 @@ def test_a_stream_is_taken_up_with_its_tokens(world):
     second = world.child()
     _, request, stream = second.sent.get(timeout=5)
     assert stream
-    assert request.known.token_ids == (3, 4)
+    assert request.resumed.token_ids == (3, 4)
     second.emit("a", 5)
     assert world.told.get(timeout=5)[0].token_ids == (5,)
 
