@@ -162,11 +162,12 @@ class SamplingParams:
             theirs and that of the output token alone.
         skip_special_tokens: leave the names of special tokens out of the text.
         structured_outputs: one of {"json": a schema (mapping, text or pydantic model class)}, {"regex": …},
-            {"choice": [strings]}, {"grammar": in Lark's or llama.cpp's notation}, {"json_object": True}; or OpenAI's
-            response_format. The text is of this form whenever it ends with "stop", unless one of your stop strings
-            (stop_reason) cut it. Where the answer of a chat begins with thinking, the form is that of the text behind
-            it; {"enable_in_reasoning": True} beside the form binds it from the first token on. Kept as a Structure. Not
-            with stop_token_ids, min_tokens or ignore_eos: the form alone says which token may end the text.
+            {"choice": [strings]}, {"grammar": in Lark's or llama.cpp's notation}, {"json_object": True},
+            {"structural_tag": free text with such parts, as in vLLM}; or OpenAI's response_format. The text is of this
+            form whenever it ends with "stop", unless one of your stop strings (stop_reason) cut it. Where the answer of
+            a chat begins with thinking, the form is that of the text behind it; {"enable_in_reasoning": True} beside
+            the form binds it from the first token on. Kept as a Structure. Not with stop_token_ids, min_tokens or
+            ignore_eos: the form alone says which token may end the text.
         logits_processors: called as f(output token ids, logits) before each token and all else; logits is a copy of
             the row, numpy float32 of shape (vocabulary,); the logits that f returns are sampled. An exception of f
             ends the request with an error. Not where a child process does the work.

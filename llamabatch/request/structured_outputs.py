@@ -12,17 +12,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from llamabatch.errors import SamplingError
+from llamabatch.request import structural_tag
 from llamabatch.utils.checks import boolean, items, mapping, nearest, show, string
 
 MAX_CHARS = 2**18  # of a schema, a regex, a grammar, or all choices together
-KINDS = ("json", "regex", "choice", "grammar")
+KINDS = ("json", "regex", "choice", "grammar", "structural_tag")
 TOOLS = "tools"  # a grammar that llamabatch makes of the tools of a conversation; no caller can ask for it
 IN_REASONING = "enable_in_reasoning"
 ANY_OBJECT = '{"type": "object"}'
 
 _MOST_KEPT = 16  # structures that passed the checks
 _KEYS = (*KINDS, "json_object")
-_FORMATS = ("json_schema", "json_object", "text")
+_FORMATS = ("json_schema", "json_object", "structural_tag", "text")
 _UNWRITABLE = re.compile("[\0\ud800-\udfff]")  # UTF-8 or the notation of a grammar cannot hold these
 
 
@@ -30,8 +31,9 @@ class Structure(NamedTuple):
     """The form of an output.
 
     Attributes:
-        kind: "json", "regex", "choice" or "grammar"; TOOLS.
-        text: a JSON schema; a regular expression; a JSON list of strings; a grammar in Lark's or llama.cpp's notation.
+        kind: "json", "regex", "choice", "grammar" or "structural_tag"; TOOLS.
+        text: a JSON schema; a regular expression; a JSON list of strings; a grammar in Lark's or llama.cpp's notation;
+            JSON of a structural tag.
         in_reasoning: it binds from the first token on; else behind the thinking, of a model that thinks.
     """
 
@@ -99,6 +101,8 @@ def _response_format(given: dict[Any, Any]) -> Structure | None:
         raise SamplingError(f"the type of structured_outputs is {shown}{nearest(shown, _FORMATS)}")
     if kind == "text":
         return None
+    if kind == "structural_tag":
+        return structure({kind: {key: value for key, value in given.items() if key not in ("type", IN_REASONING)}})
     if kind == "json_object":
         schema = given.get("schema")
         return Structure("json", ANY_OBJECT) if schema is None else structure({"json": schema})
@@ -128,6 +132,19 @@ def _schema_text(given: object) -> str:
         return json.dumps(schema, allow_nan=False)
     except Exception as error:  # items can be of any class
         raise SamplingError(f"json of structured_outputs cannot be written as JSON: {error}") from error
+
+
+def _structural_tag(given: object) -> str:
+    text = string(given)
+    try:
+        text = json.dumps(mapping(given) if text is None else json.loads(_short_enough("structural_tag", text)))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SamplingError(f"structural_tag of structured_outputs is no JSON: {error}") from error
+    try:
+        structural_tag.to_lark(_short_enough("structural_tag", text), lambda part: [part] if part else [])
+    except RecursionError as error:
+        raise SamplingError("structural_tag of structured_outputs is nested too deeply") from error
+    return text
 
 
 def _plain_text(kind: str, given: object) -> str:
@@ -162,6 +179,7 @@ _TEXTS: dict[str, Callable[[Any], str]] = {
     "regex": lambda given: _plain_text("regex", given),
     "grammar": lambda given: _plain_text("grammar", given),
     "choice": _choices,
+    "structural_tag": _structural_tag,
     TOOLS: lambda given: _plain_text(TOOLS, given),
 }
 

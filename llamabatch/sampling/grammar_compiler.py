@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import logging
+import re
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from typing import Any, Protocol
 import llguidance
 
 from llamabatch.errors import EngineClosedError, EngineError, LlamaBatchError, SamplingError, describe
+from llamabatch.request import structural_tag
 from llamabatch.request.structured_outputs import ANY_OBJECT, TOOLS, Structure, special_name
 from llamabatch.sampling import grammar_sandbox
 from llamabatch.sampling.grammar_matcher import Compiled, VocabularyFacts
@@ -69,6 +71,7 @@ class Grammars:
         self._names: list[str] = []
         self._vocabulary: Any = None
         self._facts: VocabularyFacts | None = None
+        self._specials: dict[str, str] = {}  # names of special tokens -> their names in a grammar
         self._pool: ThreadPoolExecutor | None = None
         self._closed = False
 
@@ -110,9 +113,10 @@ class Grammars:
             if not self._model.eog_ids:
                 raise SamplingError("structured_outputs need a model that has an end-of-generation token")
             tokens = self._tokens()
-            grammar = (
-                self._trial.run(structure) if _is_foreign(structure) else grammar_sandbox.to_llguidance(*structure[:2])
-            )
+            if _is_foreign(structure):
+                grammar = self._trial.run(structure, self._lark(structure))
+            else:
+                grammar = grammar_sandbox.to_llguidance(*structure[:2])
             compiled = Compiled(
                 lambda: llguidance.LLMatcher(tokens, grammar, log_level=0, limits=grammar_sandbox.limits()),
                 self._facts,
@@ -130,12 +134,31 @@ class Grammars:
             ) from error
         return compiled
 
+    def _lark(self, structure: Structure) -> Structure:
+        """A structural tag as a grammar, with the special tokens of this vocabulary; any other structure as it is."""
+        if structure.kind != "structural_tag":
+            return structure
+        return Structure("grammar", structural_tag.to_lark(structure.text, self._split))
+
+    def _split(self, text: str) -> list[structural_tag.Part]:
+        """The pieces of a text: names of special tokens, and what stands between them."""
+        if not self._specials:
+            return [text] if text else []
+        names = sorted(self._specials, key=len, reverse=True)
+        pieces = re.split(f"({'|'.join(map(re.escape, names))})", text)
+        return [
+            structural_tag.Special(self._specials[piece]) if at % 2 else piece
+            for at, piece in enumerate(pieces)
+            if piece
+        ]
+
     def _tokens(self) -> Any:
         """The vocabulary as llguidance reads it; 0.5 s for 128k tokens, once."""
         if self._vocabulary is None:
             vocabulary = _Vocabulary(self._model)
             names = [vocabulary.tokens[token_id] for token_id in vocabulary.special_token_ids]
             self._names = [name.decode(errors="replace") for name in names]
+            self._specials = vocabulary.specials
             self._facts = VocabularyFacts(vocabulary.tokens, self._model.eog_ids, vocabulary)
             self._vocabulary = llguidance.LLTokenizer(
                 llguidance.TokenizerWrapper(vocabulary),
@@ -154,13 +177,16 @@ class _Vocabulary:
         self.eos_token_id = model.eog_ids[0]
         self.tokens: list[bytes] = []
         self.special_token_ids: list[int] = []
+        self.specials: dict[str, str] = {}
         for token_id in range(model.n_vocab):
             if token_id % _YIELD_EVERY == 0:
                 time.sleep(0)  # lets an engine's thread go on
             text = model.token_bytes(token_id)
             if not text and (name := model.all_bytes(token_id)):
                 self.special_token_ids.append(token_id)
-                text = special_name(name.decode(errors="replace")).encode()
+                named = name.decode(errors="replace")
+                text = special_name(named).encode()
+                self.specials[named] = text.decode()
             self.tokens.append(text)
 
         self._line_break = set(model.tokenize("\n", add_special=False))
@@ -211,12 +237,15 @@ class Trial:
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
 
-    def run(self, structure: Structure) -> str:
-        """The grammar in llguidance's form. Raises SamplingError if it is bad, or more than the process could bear."""
+    def run(self, structure: Structure, tried: Structure) -> str:
+        """The grammar of `tried`, which was made of `structure`, in llguidance's form.
+
+        Raises SamplingError if it is bad, or more than the process could bear.
+        """
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._start()
-            answer = self._ask(list(structure[:2]), MOST_SECONDS)
+            answer = self._ask(list(tried[:2]), MOST_SECONDS)
             if answer is None:
                 raise SamplingError(_refusal(structure, self._how_it_ended()))
         if "error" in answer:
