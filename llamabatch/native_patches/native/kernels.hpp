@@ -9,7 +9,11 @@
 
 #if defined(LB_CLONES) // x86-64; the build tries without where compiler or C library cannot
 #include <immintrin.h>
+#if defined(__clang__) // which never inlines a function with clones, and refuses to be told so
+#define LB_KERNEL __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
 #define LB_KERNEL __attribute__((target_clones("avx512f", "avx2", "default"), noinline))
+#endif
 #define LB_ONLY(isa) __attribute__((target(isa)))
 #else
 #define LB_KERNEL
@@ -70,6 +74,40 @@ double uniform(uint64_t seed, uint64_t index) {
 
 // Passes over many logits, compiled once for each instruction set.
 
+#if defined(__clang__) // which takes a maximum of floats for one whose order matters, and does not vectorise it
+using floats = float __attribute__((vector_size(64)));
+using words = int32_t __attribute__((vector_size(64)));
+
+LB_INLINE float largest_of(floats many) {
+    float x[16];
+    std::memcpy(x, &many, 64);
+    for (int width = 8; width; width /= 2) {
+        for (int j = 0; j < width; j++) {
+            x[j] = x[j + width] > x[j] ? x[j + width] : x[j];
+        }
+    }
+    return x[0];
+}
+
+template <int CHUNK> LB_INLINE bool maxima_of(const float * x, int n_chunks, float * maxima) {
+    words bad = {};
+    for (int c = 0; c < n_chunks; c++, x += CHUNK) {
+        floats most = floats{} + NEVER;
+        for (int j = 0; j < CHUNK; j += 16) {
+            floats some;
+            std::memcpy(&some, x + j, 64);
+            most = some > most ? some : most;
+            bad |= ~(some <= floats{} + FLT_MAX);
+        }
+        maxima[c] = largest_of(most);
+    }
+    int any = 0;
+    for (int j = 0; j < 16; j++) {
+        any |= bad[j];
+    }
+    return !any;
+}
+#else
 template <int CHUNK> LB_INLINE bool maxima_of(const float * x, int n_chunks, float * maxima) {
     int bad = 0;
     for (int c = 0; c < n_chunks; c++, x += CHUNK) {
@@ -83,6 +121,7 @@ template <int CHUNK> LB_INLINE bool maxima_of(const float * x, int n_chunks, flo
     }
     return !bad;
 }
+#endif
 
 // The largest of each chunk; false if there is a NaN or +inf.
 LB_KERNEL bool chunk_maxima(const float * x, int n_chunks, int chunk, float * maxima) {

@@ -8,6 +8,7 @@
 // as the likeliest have weight 0.
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -214,6 +215,21 @@ int sample_row(const Row & row, int n_vocab, const lb_params & p, uint64_t seed,
 
 thread_local Scratch scratch;
 
+// Calls work(i) for each i below n; threads take the next one in turn. Returns 0, or 1 when memory ran out.
+template <typename Work> int for_each(int n, int n_threads, Work work) {
+    std::atomic<int> next{0}, failed{0};
+    // a region without a loop construct: the runtime of native_patches/portable has no more of OpenMP
+#pragma omp parallel num_threads(n_threads) if (n_threads > 1)
+    for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n;) {
+        try {
+            work(i);
+        } catch (const std::bad_alloc &) {
+            failed = 1;
+        }
+    }
+    return failed;
+}
+
 } // namespace
 
 // Raised when the layout above or the meaning of an argument changes.
@@ -226,21 +242,14 @@ LB_EXPORT int lb_sample_rows(const float * logits, int64_t stride, int n_rows, i
                              const lb_params * const * params, const uint64_t * seeds, const uint64_t * indices,
                              const lb_history * histories, const uint32_t * const * masks, int64_t n_mask_words,
                              int n_threads, int32_t * tokens) {
-    int failed = 0;
     // With fewer threads than llama.cpp's the team would be torn down and built up again in each step: all or one.
     const bool worth_it = n_threads > 1 && n_rows > 1 && static_cast<int64_t>(n_rows) * n_vocab >= PARALLEL_FROM;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(n_threads) reduction(| : failed) if (worth_it)
-    for (int r = 0; r < n_rows; r++) {
-        try {
-            const lb_params & p = *params[r];
-            const Row row(logits + r * stride, n_vocab, chunk_for(p, n_vocab), p, histories ? histories + r : nullptr,
-                          masks ? masks[r] : nullptr, n_mask_words, scratch);
-            tokens[r] = sample_row(row, n_vocab, p, seeds[r], indices[r], scratch);
-        } catch (const std::bad_alloc &) {
-            failed |= 1;
-        }
-    }
-    return failed;
+    return for_each(n_rows, worth_it ? n_threads : 1, [&](int r) {
+        const lb_params & p = *params[r];
+        const Row row(logits + r * stride, n_vocab, chunk_for(p, n_vocab), p, histories ? histories + r : nullptr,
+                      masks ? masks[r] : nullptr, n_mask_words, scratch);
+        tokens[r] = sample_row(row, n_vocab, p, seeds[r], indices[r], scratch);
+    });
 }
 
 // The candidates of one row: ids rising, and their weights; room for n_vocab of each. Returns their number, 0 where the
@@ -269,17 +278,10 @@ LB_EXPORT int lb_candidates(const float * logits, int n_vocab, const lb_params *
 LB_EXPORT int lb_logprobs(const float * logits, int64_t stride, int n_vocab, int n, const int32_t * rows,
                           const int32_t * chosen, const int32_t * ks, int most, int n_threads, int32_t * ids,
                           double * logprobs, int32_t * ranks, int32_t * counts) {
-    int failed = 0;
     const bool worth_it = n_threads > 1 && n > 1 && static_cast<int64_t>(n) * n_vocab >= PARALLEL_FROM;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(n_threads) reduction(| : failed) if (worth_it)
-    for (int i = 0; i < n; i++) {
-        try {
-            const int64_t at = static_cast<int64_t>(i) * (most + 1);
-            counts[i] = row_logprobs(logits + rows[i] * stride, n_vocab, chosen[i], ks[i], ids + at, logprobs + at,
-                                     ranks + i, scratch);
-        } catch (const std::bad_alloc &) {
-            failed |= 1;
-        }
-    }
-    return failed;
+    return for_each(n, worth_it ? n_threads : 1, [&](int i) {
+        const int64_t at = static_cast<int64_t>(i) * (most + 1);
+        counts[i] = row_logprobs(logits + rows[i] * stride, n_vocab, chosen[i], ks[i], ids + at, logprobs + at,
+                                 ranks + i, scratch);
+    });
 }
