@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 p
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup compare test test-native test-long bench bench-quick bench-ab bench-isolation model clean
+.PHONY: help setup compare test wheels test-native test-long bench bench-quick bench-ab bench-isolation model clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 13
@@ -27,6 +27,9 @@ test: setup ## all checks: ruff, mypy, the whole test suite, the package as inst
 	.venv/bin/mypy
 	.venv/bin/python -m pytest --ignore tests/installed
 	.venv/bin/python -m pytest tests/installed
+
+wheels: setup ## both wheels, for every CPU, into dist/ (ARGS="--arch aarch64", ARGS="--variants native")
+	@.venv/bin/python -m llamabatch.native_patches.wheels $(ARGS)
 
 test-long: setup ## the figures of tests/long with their full counts: hours; goes on where it was stopped
 	@.venv/bin/python -m tests.long $(ARGS)

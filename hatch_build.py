@@ -1,10 +1,13 @@
 """Compiles the sampler of native_patches/native when llamabatch is installed, wherever a C++ compiler is at hand.
 
 Without one, or when it fails, the install goes on: llamabatch then samples with numpy, and `llamabatch doctor` says so.
+With LLAMABATCH_RELEASE in the environment nothing is compiled: the wheel is for every system, and llamabatch-llama has
+the sampler.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,8 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # generic 
     """Adds the library to the wheel, and leaves it in the tree for editable installs."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if os.environ.get("LLAMABATCH_RELEASE"):
+            return
         path = f"llamabatch/sampling/{helper.LIBRARY}"
         problem = helper.compile_library(Path(self.root) / path)
         if problem:

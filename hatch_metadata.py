@@ -1,5 +1,8 @@
 """The project's page on an index: README.md with links that work away from the repository, and the project's addresses.
 
+It also says what llamabatch needs: with LLAMABATCH_RELEASE in the environment, as `make wheels` has it, the wheel of
+llamabatch-llama where there is one; else, in a checkout and from the source package, llama-cpp-python.
+
 Where `address` in `[tool.hatch.metadata.hooks.custom]` of pyproject.toml names the repository, relative links lead into
 it, to the files of this version. Where it is empty, links are plain text with the file's path, and pictures are their
 descriptions.
@@ -7,6 +10,7 @@ descriptions.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -15,11 +19,12 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 _LINK = re.compile(r"(!?)\[([^\[\]]*)\]\(([^()\s]+)\)")
 _OUTSIDE = re.compile(r"(?:[a-z][a-z0-9+.-]*:|#|//)", re.IGNORECASE)
+RELEASE = "LLAMABATCH_RELEASE"
 _PLACEHOLDER = "<this repository>"  # in `git clone`
 
 
 class CustomMetadataHook(MetadataHookInterface):
-    """Gives the fields `readme` and `urls`."""
+    """Gives the fields `readme`, `urls` and `dependencies`."""
 
     def update(self, metadata: dict[str, Any]) -> None:
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
@@ -27,6 +32,32 @@ class CustomMetadataHook(MetadataHookInterface):
         files, pictures = str(self.config["files"]), str(self.config["pictures"])
         metadata["readme"] = {"content-type": "text/markdown", "text": page(text, address, version, files, pictures)}
         metadata["urls"] = urls(address, version, files)
+        llama = llama_cpp(
+            version, str(self.config["source"]), str(self.config["wheels"]), bool(os.environ.get(RELEASE))
+        )
+        metadata["dependencies"] = [*llama, *self.config["dependencies"]]
+
+
+def llama_cpp(version: str, source: str, wheels: str, is_release: bool) -> list[str]:
+    """The dependencies that bring llama.cpp.
+
+    Args:
+        source: the requirement of llama-cpp-python, which is compiled when it is installed.
+        wheels: the marker of the systems with a wheel of llamabatch-llama.
+    """
+    if not is_release:
+        return [source]
+    others = " or ".join(f"({part})" for part in _negated(wheels))
+    return [f"llamabatch-llama=={version}; {wheels}", f"{source}; {others}"]
+
+
+def _negated(marker: str) -> list[str]:
+    """Alternatives, one of which holds wherever a marker of clauses with `and` between them does not hold."""
+    alternatives = []
+    for clause in marker.split(" and "):
+        opposite = clause.replace("==", "!=").replace(" or ", " and ")
+        alternatives.append(opposite.strip().removeprefix("(").removesuffix(")"))
+    return alternatives
 
 
 def page(text: str, address: str, version: str, files: str, pictures: str) -> str:

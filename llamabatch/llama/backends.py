@@ -38,7 +38,7 @@ _PROBE_VERSION = 1
 _PROBE_TIMEOUT_S = 60.0
 _VERDICTS = "cpu-variant"
 _BASELINE = {"sse2", "asimd"}  # every CPU of x86-64 and aarch64 has one: a list without them says nothing about it
-_PREFIX = "libggml-cpu-"
+_MARK = "ggml-cpu-"  # of the files' names
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,8 @@ def variants_in(folder: Path, marker: Mapping[str, Any] | None) -> list[Variant]
 
 def variant_name(cpu_library: Path) -> str | None:
     """The variant that a library of CPU kernels is, by its name: `haswell` of libggml-cpu-haswell.so."""
-    return cpu_library.stem.removeprefix(_PREFIX) if cpu_library.name.startswith(_PREFIX) else None
+    _, marked, name = cpu_library.name.rpartition(_MARK)
+    return name.rpartition(".")[0] if marked else None
 
 
 def usable(variants: Sequence[Variant]) -> list[Variant]:

@@ -19,11 +19,16 @@ from pathlib import Path
 
 import pytest
 
-from llamabatch.native_patches import source
+from llamabatch.native_patches import binding, source
+from tests.installed import offline
 
 CHECKOUT = Path(__file__).parents[2]
 PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md"))]
 SAMPLE = ("test_readme.py", "test_examples.py", "test_model_files.py", "test_saved_prefixes.py", "test_native.py")
+EXTRAS = "tools,hub,parquet,metrics,gpu"
+OF_TESTS = ("pytest", "hypothesis", "pydantic")  # for the sample of model tests
+OURS = frozenset({"llamabatch", "llamabatch-llama", "llama-cpp-python"})
+PROGRAMS = ("sh", "cat", "head", "uname", "env")
 SECONDS = 120  # for one command, on a machine that is busy
 
 
@@ -192,19 +197,29 @@ class Stranger:
 
     def run(self, *command, folder, timeout=SECONDS):
         """In a folder, with caches of its own."""
-        keep = ("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "TMPDIR", "CUDA_VISIBLE_DEVICES", "TERM")
-        variables = {name: os.environ[name] for name in keep if name in os.environ}
-        path = os.pathsep.join((str(self.environment / "bin"), "/usr/local/bin", "/usr/bin", "/bin"))
-        variables |= {"HOME": str(folder.parent / "home"), "PATH": path, "HF_HUB_OFFLINE": "1"}
-        variables |= {"LLAMABATCH_CACHE": str(folder.parent / "cache")}
+        given = variables(self.home, self.environment)
+        given |= {"HOME": str(folder.parent / "home"), "LLAMABATCH_CACHE": str(folder.parent / "cache")}
         return subprocess.run(
-            command, cwd=folder, env=variables, timeout=timeout,
+            command, cwd=folder, env=given, timeout=timeout,
             capture_output=True, text=True, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
     def metadata(self):
         [found] = self.environment.glob("lib/python*/site-packages/llamabatch-*.dist-info")
         return PathDistribution(found).metadata
+
+
+def variables(home, environment):
+    """An environment whose PATH has a shell and little else: no compiler, no git."""
+    programs = home / "programs"
+    if not programs.is_dir():
+        programs.mkdir()
+        for name in PROGRAMS:
+            (programs / name).symlink_to(shutil.which(name))
+    path = os.pathsep.join((str(environment / "bin"), str(programs)))
+    assert not any(shutil.which(name, path=path) for name in ("cc", "c++", "gcc", "g++", "clang", "cmake", "make"))
+    keep = ("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "TMPDIR", "CUDA_VISIBLE_DEVICES", "TERM")
+    return {name: os.environ[name] for name in keep if name in os.environ} | {"PATH": path, "HF_HUB_OFFLINE": "1"}
 
 
 def done(*command, **more):
@@ -216,24 +231,27 @@ def done(*command, **more):
 
 @pytest.fixture(scope="session")
 def stranger(tmp_path_factory):
+    """Both wheels, made from the source package, in an environment of their own: no index, no compiler, no checkout."""
     home = tmp_path_factory.mktemp("stranger")
     build = "import os, sys; from hatchling.build import build_sdist; os.chdir(sys.argv[1]); build_sdist(sys.argv[2])"
     done(sys.executable, "-c", build, str(CHECKOUT), str(home))
     [packed] = home.glob("llamabatch-*.tar.gz")
-    # the build system is that of the test environment: nothing is fetched
-    pip = ("-m", "pip", "--disable-pip-version-check", "--no-input")
-    done(sys.executable, *pip, "wheel", "--no-build-isolation", "--no-deps", "--no-index", "-w", str(home), str(packed))
-    [wheel] = home.glob("*.whl")
-    environment = home / "environment"
-    done(sys.executable, "-m", "venv", str(environment))
-    done(str(environment / "bin" / "python"), *pip, "install", "--no-deps", "--no-index", str(wheel))
-    [site] = environment.glob("lib/python*/site-packages")
-    # folders that a .pth file names are searched for modules, not for further .pth files, as of editable installs
-    folders = [entry for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")]
-    (site / "of-the-test-environment.pth").write_text("\n".join(folders) + "\n", encoding="utf-8")
     with tarfile.open(packed) as archive:
         archive.extractall(home, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
-    return Stranger(home, environment, home / packed.name.removesuffix(".tar.gz"))
+    source_folder = home / packed.name.removesuffix(".tar.gz")
+    wheels = home / "wheels"
+    # one CPU variant, the build of `make setup`: others take minutes
+    make = ("-m", "llamabatch.native_patches.wheels", "--variants", "native", "--out", str(wheels))
+    done(sys.executable, *make, cwd=home, env={**os.environ, "PYTHONPATH": str(source_folder)})
+    for known in offline.needed_by([f"llamabatch[{EXTRAS}]", *OF_TESTS, *binding.NEEDED_PACKAGES], OURS):
+        offline.repack(known, wheels)
+    environment = home / "environment"
+    done(sys.executable, "-m", "venv", str(environment))
+    pip = ("-m", "pip", "--disable-pip-version-check", "--no-input")
+    install = ("install", "--no-index", "--no-compile", "--find-links", str(wheels), f"llamabatch[{EXTRAS}]", *OF_TESTS)
+    done(str(environment / "bin" / "python"), *pip, *install, env=variables(home, environment))
+    shutil.rmtree(wheels)  # they are large, and pytest keeps the folders of several runs
+    return Stranger(home, environment, source_folder)
 
 
 @pytest.fixture
@@ -252,10 +270,10 @@ def folder(tmp_path, stranger):
 
 def test_neither_the_checkout_nor_its_installation_is_seen(stranger, tmp_path):
     code = (
-        "import importlib.util as u, sys, pathlib, llamabatch, llama_cpp\n"
+        "import importlib.util as u, sys, pathlib, llamabatch, llamabatch_llama\n"
         "print(llamabatch.__file__)\n"
         "print([e for e in sys.path if (pathlib.Path(e) / 'llamabatch' / '__init__.py').exists()])\n"
-        "print([name for name in ('tests', 'benchmarks') if u.find_spec(name)])\n"
+        "print([name for name in ('tests', 'benchmarks', 'llama_cpp') if u.find_spec(name)])\n"
     )
     folder = tmp_path / "empty"
     folder.mkdir()
@@ -271,7 +289,7 @@ def test_the_wheel_holds_what_the_package_needs(stranger):
     [package] = stranger.environment.glob("lib/python*/site-packages/llamabatch")
     here = CHECKOUT / "llamabatch"
     wanted = {str(f.relative_to(here)) for f in here.rglob("*") if f.suffix in (".py", ".typed", ".jsonl", ".gguf")}
-    of_the_checkout = {"native_patches/bootstrap.py", "native_patches/check.py"}
+    of_the_checkout = {f"native_patches/{name}.py" for name in ("bootstrap", "check", "variants", "wheels")}
     found = {str(f.relative_to(package)) for f in package.rglob("*")}
     assert wanted - of_the_checkout <= found
     native = {f for f in found if f.startswith("native_patches/")}
@@ -282,8 +300,12 @@ def test_the_wheel_holds_what_the_package_needs(stranger):
     assert len([f for f in native if f.endswith(".patch")]) == len(source.patches())
     assert not native & of_the_checkout
     assert not [f for f in native if "/tests" in f]
-    if list(here.glob("sampling/libllamabatch.*")):  # there is a compiler
-        assert list(package.glob("sampling/libllamabatch.*"))
+    assert not [f for f in native if f.startswith("native_patches/portable")]
+    assert not list(package.glob("sampling/libllamabatch.*"))  # the other wheel has it
+    libraries = {f.name for f in (package.parent / "llamabatch_llama" / "lib").iterdir()}
+    assert {"libllama.so", "libllamabatch.so"} <= libraries
+    notices = {f.name for f in (package.parent / "llamabatch_llama" / "licenses").iterdir()}
+    assert notices == {"llama.cpp.txt", "llama-cpp-python.txt", "llamabatch.txt", "UPSTREAM.txt"}
 
 
 def test_the_first_example_of_the_readme(stranger, folder):

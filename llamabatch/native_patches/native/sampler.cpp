@@ -217,7 +217,7 @@ thread_local Scratch scratch;
 
 // Calls work(i) for each i below n; threads take the next one in turn. Returns 0, or 1 when memory ran out.
 template <typename Work> int for_each(int n, int n_threads, Work work) {
-    std::atomic<int> next{0}, failed{0};
+    std::atomic<int> next{ 0 }, failed{ 0 };
     // a region without a loop construct: the runtime of native_patches/portable has no more of OpenMP
 #pragma omp parallel num_threads(n_threads) if (n_threads > 1)
     for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n;) {

@@ -128,4 +128,5 @@ def test_a_stock_build_with_variants_is_left_to_ggml(build, monkeypatch):
 
 def test_a_variant_is_known_by_its_file(tmp_path):
     assert backends.variant_name(tmp_path / "libggml-cpu-haswell.so") == "haswell"
-    assert backends.variant_name(tmp_path / "libggml-cpu.so") is None
+    assert backends.variant_name(tmp_path / "libllamabatch-ggml-cpu-armv8.2.so") == "armv8.2"
+    assert backends.variant_name(tmp_path / "libggml-cpu.so.0") is None

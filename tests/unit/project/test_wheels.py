@@ -1,0 +1,209 @@
+"""What the wheels are made of: the CPU variants, the dependencies of a release, the key of a build."""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from llamabatch.native_patches import helper, source, variants, wheels
+from llamabatch.native_patches.tools import SetupFailure
+
+ROOT = Path(__file__).parents[3]
+LIST = """\
+if (GGML_CPU_ALL_VARIANTS)
+    if (GGML_SYSTEM_ARCH STREQUAL "x86")
+        ggml_add_cpu_backend_variant(x64)
+        ggml_add_cpu_backend_variant(haswell   SSE42 AVX F16C FMA AVX2 BMI2)
+        ggml_add_cpu_backend_variant(zen4      SSE42 AVX)
+    endif()
+elseif (GGML_CPU)
+    ggml_add_cpu_backend_variant_impl("")
+endif()
+"""
+
+
+@pytest.fixture
+def tree(tmp_path):
+    place = tmp_path / "vendor" / "llama.cpp" / "ggml" / "src"
+    place.mkdir(parents=True)
+    (place / "CMakeLists.txt").write_text(LIST)
+    return tmp_path, place / "CMakeLists.txt"
+
+
+def test_our_list_of_variants_takes_the_place_of_ggmls(tree):
+    folder, file = tree
+    variants.write_list(folder, variants.chosen("x86_64", "haswell,x64"))
+    lines = [line.strip() for line in file.read_text().splitlines() if "variant(" in line]
+    assert lines == [
+        "ggml_add_cpu_backend_variant(haswell SSE42 AVX F16C FMA AVX2 BMI2)",
+        "ggml_add_cpu_backend_variant(x64)",
+    ]
+    assert 'ggml_add_cpu_backend_variant_impl("")' in file.read_text()
+
+
+def test_another_way_of_listing_them_stops(tree):
+    folder, file = tree
+    file.write_text(LIST.replace("elseif (GGML_CPU)", "else()"))
+    with pytest.raises(SetupFailure, match="adapt variants"):
+        variants.write_list(folder, variants.chosen("x86_64", "haswell"))
+
+
+def test_unknown_names_are_refused_with_the_list():
+    with pytest.raises(SetupFailure, match=r"no CPU variant 'zen9' for x86_64: choose from alderlake, .*x64"):
+        variants.chosen("x86_64", "haswell,zen9")
+    with pytest.raises(SetupFailure, match="no CPU variants for 'riscv64'"):
+        variants.chosen("riscv64")
+
+
+@pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
+def test_a_better_variant_never_runs_where_the_next_one_for_its_kind_does_not(arch):
+    """The list is read from the best: a CPU that can run one must not be given a worse one that comes first."""
+    found = variants.VARIANTS[arch]
+    assert found[-1].needs == []
+    for place, better in enumerate(found):
+        for worse in found[place + 1 :]:
+            assert not set(better.sets) < set(worse.sets), f"{worse.name} has all of {better.name} and comes later"
+
+
+def test_the_needs_are_in_the_words_of_linux():
+    by_name = {each.name: set(each.needs) for each in variants.VARIANTS["x86_64"]}
+    assert by_name["haswell"] == {"sse4_2", "avx", "f16c", "fma", "avx2", "bmi2"}
+    assert {"avx512f", "avx512bw", "avx512_vnni"} <= by_name["cascadelake"]
+    assert {"amx_tile", "amx_int8", "avx512vbmi"} <= by_name["sapphirerapids"]
+
+
+def test_the_marker_names_file_and_needs_of_each_variant():
+    portable = wheels.Portable("x86_64", variants.chosen("x86_64", "haswell,x64"))
+    marker = json.loads(portable.marker("1.2.3"))
+    assert [each["name"] for each in marker["variants"]] == ["haswell", "x64"]
+    assert marker["variants"][0]["file"] == "libllamabatch-ggml-cpu-haswell.so"
+    assert set(marker["patches"]) == {path.name for path in source.patches()}
+    assert set(marker["kernels"]) == set(source.KERNELS)
+
+
+def test_the_key_follows_what_is_compiled_and_not_the_release(monkeypatch, tmp_path):
+    portable = wheels.Portable("x86_64", variants.chosen("x86_64"))
+    key = portable.key
+    monkeypatch.setattr(wheels, "release", lambda: "9.9.9")
+    assert portable.key == key
+    assert wheels.Portable("x86_64", variants.chosen("x86_64", "x64")).key != key
+    copy = tmp_path / "portable"
+    shutil.copytree(wheels.PORTABLE, copy)
+    monkeypatch.setattr(wheels, "PORTABLE", copy)
+    assert portable.key == key
+    (copy / "team.c").write_text("changed")
+    assert portable.key != key
+
+
+def test_the_distribution_has_the_version_of_llamabatch():
+    version = {}
+    exec((ROOT / "llamabatch" / "utils" / "version.py").read_text(encoding="utf-8"), version)
+    assert wheels.release() == version["__version__"]
+
+
+@pytest.fixture(scope="module")
+def metadata():
+    spec = importlib.util.spec_from_file_location("hatch_metadata", ROOT / "hatch_metadata.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+WHEELS = (
+    "sys_platform == 'linux' and os_name == 'posix' and (platform_machine == 'x86_64' or platform_machine == 'arm')"
+)
+
+
+@pytest.mark.parametrize("system", ["linux", "darwin"])
+@pytest.mark.parametrize("machine", ["x86_64", "arm", "riscv64"])
+def test_a_release_wants_exactly_one_llama_cpp(metadata, system, machine):
+    where = {"sys_platform": system, "os_name": "posix", "platform_machine": machine}
+    texts = metadata.llama_cpp("1.2.3", "llama-cpp-python>=0.3.36,<0.4", WHEELS, is_release=True)
+    [wanted] = [each.name for each in map(Requirement, texts) if each.marker.evaluate(where)]
+    has_wheel = system == "linux" and machine != "riscv64"
+    assert wanted == ("llamabatch-llama" if has_wheel else "llama-cpp-python")
+    assert texts[0].startswith("llamabatch-llama==1.2.3;")
+
+
+def test_a_checkout_wants_llama_cpp_python_alone(metadata):
+    source_text = "llama-cpp-python>=0.3.36,<0.4"
+    assert metadata.llama_cpp("1.2.3", source_text, WHEELS, is_release=False) == [source_text]
+
+
+TEAM_CHECK = r"""
+#include "omp.h"
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static void regions(int most) {
+    for (int rep = 0; rep < 3000; rep++) {
+        const int n = 1 + rep % most;
+        int sum = 0, once = 0, bad = 0;
+#pragma omp parallel num_threads(n)
+        {
+            __atomic_fetch_add(&sum, omp_get_thread_num() + 1, __ATOMIC_SEQ_CST);
+#pragma omp single
+            { __atomic_fetch_add(&once, 1, __ATOMIC_SEQ_CST); }
+#pragma omp barrier
+            if (sum != n * (n + 1) / 2 || omp_get_num_threads() != n) {
+                bad = 1;
+            }
+#pragma omp single
+            { __atomic_fetch_add(&once, 1, __ATOMIC_SEQ_CST); }
+        }
+        if (bad || once != 2 || sum != n * (n + 1) / 2) {
+            printf("region %d with %d threads: sum %d, singles %d\n", rep, n, sum, once);
+            exit(1);
+        }
+    }
+}
+
+static void * of_another_thread(void * unused) {
+    (void) unused;
+    regions(3);
+    return NULL;
+}
+
+int main(void) {
+    regions(4);
+    pthread_t threads[3];
+    for (int i = 0; i < 3; i++) { // each with workers of its own, which end with it
+        pthread_create(&threads[i], NULL, of_another_thread, NULL);
+    }
+    for (int i = 0; i < 3; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    fflush(stdout);
+    const pid_t child = fork(); // a fork has no workers
+    if (child == 0) {
+        regions(2);
+        _exit(0);
+    }
+    int status = 1;
+    waitpid(child, &status, 0);
+    return status != 0;
+}
+"""
+
+
+@pytest.mark.skipif(not helper.find_compiler(), reason="no compiler")
+@pytest.mark.parametrize("spins", ["0", "3000"])
+def test_teams_of_threads_meet_at_barriers_from_several_threads_and_in_a_fork(tmp_path, spins):
+    (tmp_path / "check.c").write_text(TEAM_CHECK)
+    program = tmp_path / "check"
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    command = [compiler, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fopenmp", f"-I{wheels.PORTABLE}"]
+    objects = []
+    for path in (tmp_path / "check.c", wheels.PORTABLE / "calls.c", wheels.PORTABLE / "team.c"):
+        objects.append(str(tmp_path / f"{path.stem}.o"))
+        subprocess.run([*command, "-c", str(path), "-o", objects[-1]], check=True)
+    subprocess.run([compiler, *objects, "-pthread", "-o", str(program)], check=True)  # no -fopenmp: no libgomp
+    done = subprocess.run([str(program)], env={"GOMP_SPINCOUNT": spins}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
