@@ -19,6 +19,7 @@ from llamabatch.cli.options import (
 )
 from llamabatch.entrypoints.llm import LLM
 from llamabatch.errors import PromptError
+from llamabatch.request.outputs import SequenceOutput
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils import interrupts
 
@@ -37,7 +38,10 @@ def generate(
     prompt: str, model: str, chat: bool, chat_template: str | None, system: str | None, show_plan: bool,
     engine: dict[str, Any], loras: tuple[tuple[str, float], ...], sampling: dict[str, Any],
 ) -> None:  # fmt: skip
-    """Continue PROMPT ('-' or nothing: read it from stdin) and stream the text to stdout."""
+    """Continue PROMPT ('-' or nothing: read it from stdin) and stream the text to stdout.
+
+    With --chat, the thinking of a model that thinks goes to stderr.
+    """
     params = SamplingParams.from_options(**sampling)
     if system is not None and not chat:
         raise click.UsageError("--system needs --chat")
@@ -66,11 +70,26 @@ def _print(
 ) -> None:
     """Writes the pieces as they come, or several continuations one after another. Errors as LLM.stream."""
     pieces = llm.stream(prompt, params, chat_template=template, adapters=adapters)
+    thinks = False
     try:
         for piece in pieces:
             if params.n == 1:
+                thinks = _echo_thinking(piece, thinks)
                 click.echo(piece.text, nl=False)
             elif piece.finished is not None:
                 click.echo("\n\n".join(completion.text for completion in piece.finished.outputs), nl=False)
     finally:
         click.echo()
+
+
+def _echo_thinking(piece: SequenceOutput, thinks: bool) -> bool:
+    """Writes thinking to stderr, with a line break where the answer begins; True while the thinking goes on.
+
+    Args:
+        thinks: of the piece before.
+    """
+    click.echo(piece.reasoning, nl=False, err=True)
+    if thinks and (piece.text or piece.finished is not None):
+        click.echo(err=True)
+        return False
+    return thinks or bool(piece.reasoning)

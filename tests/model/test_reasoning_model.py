@@ -16,6 +16,7 @@ import pytest
 from llamabatch import LLM, EngineConfig, SamplingError, SamplingParams
 from llamabatch.chat.conversation import ChatOptions
 from llamabatch.engine.engine import Engine
+from llamabatch.jobs import ReadOptions, Settings, run
 from llamabatch.request.request import Request, ResumedOutput
 from llamabatch.request.structured_outputs import Structure
 
@@ -221,9 +222,54 @@ def test_an_engine_that_takes_over_goes_on_in_the_middle(llm):
     engine = Engine(EngineConfig("tiny", n_slots=2, n_ctx=512, instances=1))
     for n in range(1, len(whole.token_ids)):
         known = ResumedOutput(whole.token_ids[:n], (0.0,) * n)
-        engine.add(replace(request, request_id=f"again-{n}", known=known))
+        engine.add(replace(request, request_id=f"again-{n}", resumed=known))
         ended = []
         while engine.has_work:
             ended += [output.finished for output in engine.step() if output.finished is not None]
         assert ended[0].token_ids == whole.token_ids, n
     engine.close()
+
+
+def test_whatever_is_drawn_a_text_that_stops_has_its_form(llm):
+    wild = {"temperature": 1.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": 90}
+    conversations = [[{"role": "user", "content": f"Tell me {i}"}] for i in range(12)]
+    budgets = [{"thinking_token_budget": i % 7} if i % 3 else {"thinking_token_budget": 30} for i in range(12)]
+    asked = [{**wild, "seed": i, "structured_outputs": {"json": SCHEMA}, **budgets[i]} for i in range(12)]
+    for template in (OPENS, LEAVES):
+        outputs = llm.chat(conversations, asked, chat_template=template)
+        stopped = [output for output in outputs if output.finish_reason == "stop"]
+        assert len(stopped) >= 6
+        for output in stopped:
+            assert json.loads(output.text)["n"] in range(10)
+    assert any(output.reasoning for output in outputs)
+
+
+def test_a_job_writes_thinking_and_answers_apart(tmp_path):
+    rows = [{"messages": [{"role": "user", "content": f"What is {i} + {i}?"}]} for i in range(3)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    params = SamplingParams(temperature=0, max_tokens=60, thinking_token_budget=5, structured_outputs={"json": SCHEMA})
+    run(
+        Settings(
+            (str(tmp_path / "in.jsonl"),),
+            str(tmp_path / "out.jsonl"),
+            reading=ReadOptions(params=params, chat_template=OPENS),
+            engine={"reasoning_tags": TAGS, "n_ctx": 512},
+        )
+    )
+    made = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert len(made) == 3
+    for row in made:
+        assert "</think>" not in row["reasoning"] + row["text"]
+        assert json.loads(row["text"])["n"] in range(10)
+
+
+def test_several_continuations_and_speculation_stay_within_their_budgets(llm):
+    params = {"n": 3, "seed": 3, "temperature": 1.2, "max_tokens": 40, "thinking_token_budget": 5}
+    parts = {}
+    for piece in llm.stream(HI, params, chat_template=OPENS):
+        reasoning, text = parts.get(piece.index, ("", ""))
+        parts[piece.index] = reasoning + piece.reasoning, text + piece.text
+        whole = piece.finished
+    assert [parts[i] for i in range(3)] == [(each.reasoning, each.text) for each in whole.outputs]
+    for each in whole.outputs:
+        assert len(llm.tokenize(each.reasoning, add_special=False)) <= 7

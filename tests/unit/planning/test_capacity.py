@@ -66,6 +66,18 @@ def test_defaults():
     assert "KV cache" in plan.describe()
 
 
+def test_the_family_that_thinks_is_named():
+    template = r"<|im_start|> reasoning_content <tool_call> '\n</think>\n\n'"
+    facts = ModelFacts.from_metadata({"tokenizer.chat_template": template}, 1, 1)
+    facts = replace(FACTS, chat_template=facts.chat_template)
+    plan = resolve(EngineConfig("m"), facts, MACHINE)
+    assert plan.reasoning == "qwen3"
+    assert "reasoning = qwen3: by the model's chat template" in plan.describe()
+    assert resolve(EngineConfig("m", reasoning_format="none"), facts, MACHINE).reasoning is None
+    assert resolve(EngineConfig("m", reasoning_tags=("a", "b")), facts, MACHINE).reasoning == "custom"
+    assert "reasoning" not in resolve(EngineConfig("m"), FACTS, MACHINE).describe()
+
+
 def scaled(n_ctx, facts=FACTS, **options):
     config = EngineConfig("m", n_ctx=n_ctx, **options)
     return resolve(config, replace(facts, n_ctx_scaled=scaled_ctx(config, facts)), MACHINE).config.n_ctx

@@ -73,7 +73,7 @@ def result(number):
     logprobs = ({5: Logprob(-0.5, 1, "Pa")},)
     last = 2**31 - 1
     first = CompletionOutput(0, "é\n", (5, last), FinishReason.STOP, None, (*logprobs, {last: Logprob(-1.5, 2, "x")}))
-    second = CompletionOutput(1, "b", (7,), FinishReason.LENGTH)
+    second = CompletionOutput(1, "b", (7,), FinishReason.LENGTH, reasoning="a thought")
     odd = RequestOutput("r", "x", (1,), (first, second), prompt_logprobs=(None, *logprobs))
     vector = RequestOutput(
         "r", "x", (1,), (CompletionOutput(0, "", (), FinishReason.STOP),), embedding=array("f", [0.1])
@@ -110,6 +110,7 @@ def test_parquet_holds_all_that_lines_hold_and_becomes_lines_again(tmp_path, sha
         assert (found[0]["text"], found[0]["token_ids"]) == ("é\n", [5, 2**31 - 1])
         assert json.loads(found[0]["logprobs"]) == made["logprobs"]
         assert [each["text"] for each in found[0]["outputs"]] == ["é\n", "b"]
+        assert [each["reasoning"] for each in found[0]["outputs"]] == [None, "a thought"]
         assert found[1]["embedding"] == list(array("f", [0.1]))
         assert (found[2]["error"], found[1]["error"]) == ("no", None)
     else:

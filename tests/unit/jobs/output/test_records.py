@@ -2,6 +2,7 @@
 
 import json
 from array import array
+from dataclasses import replace
 
 import pytest
 
@@ -60,6 +61,16 @@ def test_calls_of_tools():
     assert choice["message"] == {"role": "assistant", "content": None, "tool_calls": written}
     assert choice["finish_reason"] == "tool_calls"
     assert "tool_calls" not in record(ROW, OUTPUT, RecordOptions())
+
+
+def test_thinking_stands_beside_the_text():
+    thought = replace(PARIS, reasoning="Let me see.")
+    output = replace(OUTPUT, outputs=(thought, PARIS))
+    made = record(ROW, output, RecordOptions())
+    assert (made["text"], made["reasoning"]) == ("Paris", "Let me see.")
+    assert ["reasoning" in each for each in made["outputs"]] == [True, False]
+    choices = record(CHAT, output, RecordOptions())["response"]["body"]["choices"]
+    assert [choice["message"].get("reasoning_content") for choice in choices] == ["Let me see.", None]
 
 
 def test_an_embedding():
