@@ -249,7 +249,7 @@ class _Loop:
         finally:
             self._refuse_commands(reason)
             with errors_logged(_END_FAILED):
-                engine.close()
+                engine.close(error)
 
     def _last_output(self, engine: Engine, request: Request, error: str | None) -> SequenceOutput:
         try:

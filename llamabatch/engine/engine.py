@@ -364,15 +364,19 @@ class Engine:
         if len(ids) != in_flight or not all(each in scheduler or each in pending for each in ids):
             raise ValueError(f"{len(ids)} sampler states are held for {in_flight} sequences in flight")
 
-    def close(self) -> None:
-        """Frees context and model; requests in flight are lost. May be called twice."""
+    def close(self, reason: str | None = None) -> None:
+        """Frees context and model; requests in flight are lost. May be called twice.
+
+        Args:
+            reason: the error of calls that ask the model afterwards; None: that it is closed.
+        """
         if not self._closed:
             self._closed = True
             if self._speculation is not None:
                 self._speculation.close()
             self._embeddings.close()
             self._runner.close()
-            self.model.close()
+            self.model.close(reason)
 
     def __enter__(self) -> Engine:
         return self

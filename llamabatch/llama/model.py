@@ -84,6 +84,7 @@ class Model:
         self._lock = threading.Lock()
         self._fork_guard = ForkGuard()
         self._owners = 1
+        self._closed_because = "the model is closed"
         profile = profile_for(path, config) if config is not None else None  # first: it sets how the library is loaded
         self._lib = library.load(file_bytes(path))
         library.check_usable()
@@ -257,11 +258,13 @@ class Model:
             self._owners += 1
         return self
 
-    def close(self) -> None:
+    def close(self, reason: str | None = None) -> None:
+        """Frees the model once its last owner has closed it. `reason`: the error of later calls, if there is one."""
         with self._lock:
             self._owners -= 1
             if not self.handle or self._owners != 0:
                 return
+            self._closed_because = reason or self._closed_because
             grammars = self._grammars
         if grammars is not None:
             grammars.close()  # without the lock: its thread may be reading the vocabulary
@@ -282,11 +285,11 @@ class Model:
 
     def _check_owned(self) -> None:
         if self._owners < 1:  # as soon as the last one closes, though its grammars may still be reading
-            raise EngineClosedError("the model is closed")
+            raise EngineClosedError(self._closed_because)
 
     def _check_open(self) -> None:
         if not self.handle:
-            raise EngineClosedError("the model is closed")
+            raise EngineClosedError(self._closed_because)
 
     def _kind_without_pooling(self) -> str | None:
         """The reason for which the texts of the model cannot be pooled, for a message; None if they can."""
