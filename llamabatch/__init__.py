@@ -30,6 +30,8 @@ if TYPE_CHECKING:
         QueueFull,
         SamplingError,
         SetupError,
+        UnknownOptionError,
+        UnknownParameterError,
     )
     from llamabatch.gguf.metadata import MetadataArray
     from llamabatch.monitor.monitor import Monitor
@@ -80,6 +82,8 @@ __all__ = [
     "TokensPrompt",
     "ToolCall",
     "ToolCallDelta",
+    "UnknownOptionError",
+    "UnknownParameterError",
     "Vocab",
     "__version__",
 ]
@@ -110,6 +114,8 @@ _NAMES = {
         "QueueFull",
         "SamplingError",
         "SetupError",
+        "UnknownOptionError",
+        "UnknownParameterError",
     ),
     "gguf.metadata": ("MetadataArray",),
     "monitor.monitor": ("Monitor",),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypedDict
 
 from llamabatch.chat.formats import check_tags
-from llamabatch.errors import ConfigError
+from llamabatch.errors import ConfigError, UnknownOptionError
 from llamabatch.gguf.overrides import (
     TensorOverrides,
     check_kv_overrides,
@@ -25,6 +25,7 @@ from llamabatch.gguf.pooling import POOLINGS
 from llamabatch.gguf.validation import MAX_LAYERS, ROPE_SCALINGS
 from llamabatch.request.adapters import MAX_ADAPTERS, check_name
 from llamabatch.scheduler.policies import POLICIES, STRATEGIES
+from llamabatch.utils.aliases import model_named, takes_names
 from llamabatch.utils.checks import boolean, choice, integer, items, nearest, number, pairs, show, string
 from llamabatch.utils.paths import absolute, model_name
 
@@ -107,6 +108,85 @@ _CHOICES = (
     ("pooling", ("auto", *POOLINGS)),
 )
 
+# Other libraries' names for options of ours: vLLM, llama.cpp and llama_cpp.Llama.
+ALIASES = {
+    "max_model_len": "n_ctx",
+    "ctx_size": "n_ctx",
+    "context_length": "n_ctx",
+    "max_num_seqs": "n_slots",
+    "n_parallel": "n_slots",
+    "n_seq_max": "n_slots",
+    "max_num_batched_tokens": "n_batch",
+    "batch_size": "n_batch",
+    "ubatch_size": "n_ubatch",
+    "threads": "n_threads",
+    "threads_batch": "n_threads_batch",
+    "gpu_layers": "n_gpu_layers",
+    "ngl": "n_gpu_layers",
+    "cache_type_k": "type_k",
+    "cache_type_v": "type_v",
+    "enable_prefix_caching": "cache_prefix",
+    "mmap": "use_mmap",
+    "mlock": "use_mlock",
+    "rope_scaling_type": "rope_scaling",
+    "pooling_type": "pooling",
+    "override_kv": "kv_overrides",
+    "model_draft": "draft_model",
+    "draft_max": "n_draft",
+}
+
+# Options of other libraries without a meaning here: the values that ask for what happens anyway, and what to use else.
+_LORA = "give adapters={'name': path} here, and generate(..., adapters='name') to the requests that want it"
+_AS_HERE: dict[str, tuple[tuple[object, ...], str]] = {
+    "seed": ((None,), "requests draw, not the engine: give SamplingParams(seed=…)"),
+    "verbose": ((False, None), 'the log is Python\'s: logging.getLogger("llamabatch.llama_cpp").setLevel("INFO")'),
+    "lora_path": ((None,), _LORA),
+    "lora_base": ((None,), _LORA),
+    "lora_scale": ((1.0, 1, None), "give generate(..., adapters={'name': scale})"),
+    "enable_lora": ((True, False, None), _LORA),
+    "gpu_memory_utilization": (
+        (None,),
+        "the plan takes half of the free memory; n_slots and n_ctx say how much is used",
+    ),
+    "tensor_parallel_size": ((1, None), "give tensor_split=(1, 1), layers over GPUs, or strategy='multi-instance'"),
+    "pipeline_parallel_size": ((1, None), "give tensor_split=(1, 1), which gives each GPU a part of the layers"),
+    "data_parallel_size": ((1, None), "give strategy='multi-instance' and instances=…"),
+    "split_mode": ((1, None), "layers are split over GPUs; give tensor_split for their shares"),
+    "dtype": (("auto", None), "the file has its type; choose another file, as hf:owner/repo:Q8_0"),
+    "quantization": ((None, "gguf"), "the file has its quantisation; choose another file, as hf:owner/repo:Q4_K_M"),
+    "load_format": (("auto", "gguf", None), "models are GGUF files"),
+    "kv_cache_dtype": (("auto", None), "give type_k and type_v, as q8_0"),
+    "enable_chunked_prefill": ((True, None), "prompts are always computed in chunks; prefill_budget bounds them"),
+    "enforce_eager": ((True, False, None), "there are no graphs to turn off"),
+    "trust_remote_code": ((True, False, None), "a GGUF file holds no code"),
+    "disable_log_stats": ((True, False, None), "LLM.stats() and LLM.monitor() give them"),
+    "tokenizer": ((None,), "the file has its tokenizer"),
+    "tokenizer_mode": (("auto", None), "the file has its tokenizer"),
+    "revision": ((None,), "give hf:owner/repo@revision:Q4_K_M, or LLM.from_pretrained(repo, revision=…)"),
+    "download_dir": ((None,), "give LLM.from_pretrained(repo, cache_dir=…)"),
+    "swap_space": ((0, None), "the KV cache is never swapped"),
+    "cpu_offload_gb": ((0, None), "give n_gpu_layers, the number of layers on the GPU"),
+    "max_logprobs": ((None,), "any request may ask for 1024; SamplingParams(logprobs=…)"),
+    "speculative_config": ((None,), "give speculate='lookup', or speculate='draft' and draft_model"),
+    "hf_overrides": ((None,), "give kv_overrides or the rope options"),
+    "pooler_config": ((None,), "give pooling='cls'"),
+    "scheduling_policy": (("fcfs", "priority", None), "SamplingParams(priority=…) needs no option"),
+    "reasoning_parser": ((None,), "the family is found from the chat template; reasoning_tags replaces it"),
+    "tool_call_parser": ((None,), "the family is found from the chat template"),
+    "chat_template": ((None,), "give chat(..., chat_template=…)"),
+    "chat_format": ((None,), "the GGUF's own template is used; chat(..., chat_template=…) replaces it"),
+    "chat_handler": ((None,), "the GGUF's own template is used; chat(..., chat_template=…) replaces it"),
+    "guided_decoding_backend": ((None, "auto", "guidance"), "llguidance is the only one"),
+    "embedding": ((True, False, None), "embed() needs no option"),
+    "embeddings": ((True, False, None), "embed() needs no option"),
+    "logits_all": ((True, False, None), "logprobs need no option"),
+    "vocab_only": ((False, None), "a model is loaded whole"),
+    "offload_kqv": ((True, None), "the KV cache lies where its layers are; give n_gpu_layers"),
+    "last_n_tokens_size": ((None,), "penalties look at the whole prompt and the whole output"),
+    "no_perf": ((True, False, None), "LLM.stats() has the times"),
+}
+_GGML_TYPES = dict(zip((0, 1, 30, 8, 2, 3, 20, 6, 7), KV_TYPES))  # noqa: B905  # numbers of ggml.h, as llama_cpp.Llama takes
+
 
 def _option(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
@@ -115,6 +195,9 @@ def _option(default: Any, help: str) -> Any:
 @dataclass(frozen=True)
 class EngineConfig:
     """Options of an engine, as asked for; capacity.resolve turns "auto" into values. Raises ConfigError.
+
+    Keywords may have the names of vLLM, llama.cpp and llama_cpp.Llama, too (docs/names.md): model_path, max_model_len,
+    max_num_seqs. An unknown one raises UnknownOptionError with the nearest name; it is a TypeError, too.
 
     Paths are made absolute at once, so that a later os.chdir, or another process, reads the same files.
 
@@ -265,19 +348,9 @@ class EngineConfig:
 
     @classmethod
     def from_options(cls, model: str | os.PathLike[str], options: Mapping[str, Any]) -> EngineConfig:
-        """A config from options by name; an unknown one is refused with the nearest known name."""
-        known = [f.name for f in fields(cls) if f.name != "model"]
-        for name in options:
-            if name not in known:
-                raise ConfigError(f"there is no option {show(name)}{nearest(str(name), known)}")
-        values = dict(options)
-        if isinstance(values.get("flash_attn"), bool):
-            values["flash_attn"] = "on" if values["flash_attn"] else "off"
-        if isinstance(values.get("numa"), bool):
-            values["numa"] = "distribute" if values["numa"] else "off"
-        if "adapters" in values:
-            values["adapters"] = _checked_adapters(values["adapters"])
-        return cls(model, **values)  # type: ignore[arg-type]  # checked by __post_init__
+        """A config from options by name, ALIASES included, in forms that callers use: True for flash_attn, a mapping of
+        adapters. Raises UnknownOptionError for an unknown name, with the nearest known one."""
+        return cls(model, **options)  # type: ignore[arg-type]  # a path becomes its text in __post_init__
 
     def _check_speculation(self) -> None:
         if self.draft_model is not None:
@@ -344,6 +417,56 @@ class EngineConfig:
     def for_child(self) -> EngineConfig:
         """The options in a child process, whose parent has tried out the file and compared its digest."""
         return replace(self, trial="off", sha256=None)
+
+
+def _named(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a caller under the names of EngineConfig's fields, and in their forms.
+
+    Raises:
+        UnknownOptionError: a name is unknown. ConfigError: two mean one option.
+    """
+    values: dict[str, Any] = {}
+    for given, value in model_named(options).items():
+        name = ALIASES.get(given, given)
+        if name != given and value is None:
+            continue  # their default
+        if name not in _FIELDS:
+            meant, advice = _AS_HERE.get(name, ((), ""))
+            if any(type(value) is type(one) and value == one for one in meant):
+                continue
+            if advice:
+                raise UnknownOptionError(f"{name} is {show(value)}, which is no option of the engine: {advice}")
+            known = [name for name in (*_FIELDS, *ALIASES, *_AS_HERE) if name != "model"]
+            raise UnknownOptionError(f"there is no option {show(given)}{nearest(str(given), known)}")
+        if name in values:
+            other = given if given != name else next(n for n in options if ALIASES.get(n) == name)
+            raise ConfigError(f"{name} is given twice, once as {other!r}; give it once")
+        values[name] = _in_form(name, value)
+    return values
+
+
+def _in_form(name: str, value: Any) -> Any:
+    """A value of another library's, in the form of ours."""
+    if name == "flash_attn" and isinstance(value, bool):
+        return "on" if value else "off"
+    if name == "numa" and isinstance(value, bool):
+        return "distribute" if value else "off"
+    if name == "adapters":
+        return _checked_adapters(value)
+    if type(value) is not int:
+        return value
+    if name in ("type_k", "type_v"):
+        return _GGML_TYPES.get(value, value)
+    if name == "pooling":  # llama.h: enum llama_pooling_type, -1: as the file says
+        return {-1: "auto", **dict(enumerate(POOLINGS))}.get(value, value)
+    if name == "rope_scaling":  # enum llama_rope_scaling_type
+        return {-1: None, **dict(enumerate(ROPE_SCALINGS))}.get(value, value)
+    return value
+
+
+# a dataclass writes its __init__ itself, so the decorator comes behind it; type checkers see the fields alone
+_FIELDS = tuple(f.name for f in fields(EngineConfig))
+setattr(EngineConfig, "__init__", takes_names(_named)(EngineConfig.__init__))  # noqa: B010
 
 
 @dataclass(frozen=True)

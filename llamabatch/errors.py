@@ -5,7 +5,9 @@
     LlamaBatchError
     ├── InputError (ValueError)        a value from the caller is refused: the message names value and allowed range
     │   ├── ConfigError                an option of the engine
+    │   │   └── UnknownOptionError (TypeError)     no option has this name
     │   ├── SamplingError              a field of SamplingParams
+    │   │   └── UnknownParameterError (TypeError)  no field has this name
     │   ├── AdapterError               an adapter: unknown, in use, or its name is taken
     │   ├── PromptError                a prompt: empty, too long, token ids out of range
     │   └── ModelFileError             the model file: missing, truncated, not GGUF, a directory
@@ -43,8 +45,16 @@ class ConfigError(InputError):
     """An engine option has a value outside its range, or no such option exists."""
 
 
+class UnknownOptionError(ConfigError, TypeError):
+    """No engine option has this name. Also a TypeError, which Python raises for an unknown keyword."""
+
+
 class SamplingError(InputError):
     """A field of SamplingParams has a value outside its range."""
+
+
+class UnknownParameterError(SamplingError, TypeError):
+    """SamplingParams has no field of this name. Also a TypeError, which Python raises for an unknown keyword."""
 
 
 class AdapterError(InputError):

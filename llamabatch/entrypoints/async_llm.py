@@ -25,7 +25,7 @@ from llamabatch.entrypoints.input_processor import Adapters, InputProcessor, One
 from llamabatch.entrypoints.prompts import Prompt
 from llamabatch.entrypoints.saved_prefix import CROWDED, ONE_TOKEN, TRIES, tokens_to_save
 from llamabatch.entrypoints.scoring import Pairs, Score, Scoring
-from llamabatch.entrypoints.submission import ErrorPolicy, Submission, Vector, token_vectors, vectors
+from llamabatch.entrypoints.submission import ErrorPolicy, Outputs, Submission, Vector, token_vectors, vectors
 from llamabatch.entrypoints.title import described
 from llamabatch.errors import EngineClosedError, EngineError, InputError, LlamaBatchError
 from llamabatch.gguf.metadata import MetadataValue, metadata_of
@@ -35,6 +35,7 @@ from llamabatch.request.adapters import adapter_path
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
 from llamabatch.request.vocab import Vocab
 from llamabatch.utils import paths
+from llamabatch.utils.aliases import model_named, takes_names
 from llamabatch.utils.checks import boolean
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class AsyncLLM:
         ConfigError: an option is wrong.
     """
 
+    @takes_names(model_named)
     def __init__(self, model: str | os.PathLike[str], **options: Unpack[EngineOptions]) -> None:
         self._config = EngineConfig.from_options(model, options)
         self._download: Callable[[], Path] | None = None  # gives the file of a model on the hub
@@ -569,7 +571,7 @@ class AsyncLLM:
 
     async def _run(self, prepare: _Prepare) -> list[RequestOutput]:
         outputs = {index: output async for index, output in self._completed(prepare)}
-        return [outputs[index] for index in range(len(outputs))]
+        return Outputs(outputs[index] for index in range(len(outputs)))
 
 
 class _Call:

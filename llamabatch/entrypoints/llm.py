@@ -30,6 +30,7 @@ from llamabatch.planning.capacity import Plan
 from llamabatch.request.adapters import adapter_path
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
 from llamabatch.request.vocab import Vocab
+from llamabatch.utils.aliases import model_named, takes_names
 from llamabatch.utils.checks import boolean
 from llamabatch.utils.lifetime import ForkGuard
 from llamabatch.utils.paths import absolute
@@ -49,12 +50,15 @@ class LLM:
     Args:
         model: path of a .gguf file (the first, of several parts), "tiny" for the bundled one, or a name on the hub as
             "hf:owner/repo:Q4_K_M".
-        **options: see EngineConfig; unknown ones are refused by name. `plan` has the values that "auto" became.
+        **options: see EngineConfig, which understands names of vLLM and llama_cpp.Llama, too: model_path, max_model_len
+            and max_num_seqs, say. Unknown ones are refused with the nearest name, by an error that is a TypeError, too.
+            `plan` has the values that "auto" became.
 
     Raises:
         ModelFileError, ConfigError, MemoryPlanError, SetupError, EngineError.
     """
 
+    @takes_names(model_named)
     def __init__(self, model: str | os.PathLike[str], **options: Unpack[EngineOptions]) -> None:
         self._client: CountingClient = connect(EngineConfig.from_options(model, options))
 

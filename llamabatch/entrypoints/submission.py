@@ -32,6 +32,18 @@ class Refused:
     error: InputError
 
 
+class Outputs(list[RequestOutput]):
+    """The list that generate and chat return; what is asked of it in place of an output is told so."""
+
+    def __getattr__(self, name: str) -> Any:
+        if not hasattr(RequestOutput, name) and name not in RequestOutput.__dataclass_fields__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise AttributeError(
+            f"this is a list of {counted(len(self), 'RequestOutput')}, one a prompt, also for a single prompt: "
+            f"use outputs[0].{name}"
+        )
+
+
 class Submission:
     """The requests of one call, in the order of its prompts, and their outputs so far.
 
@@ -135,7 +147,7 @@ class Submission:
     @property
     def outputs(self) -> list[RequestOutput]:
         """One output for each prompt; complete once `done`."""
-        return [output for output in self._outputs if output is not None]
+        return Outputs(output for output in self._outputs if output is not None)
 
 
 def _caller_level() -> int:

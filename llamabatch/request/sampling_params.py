@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from llamabatch.errors import SamplingError
+from llamabatch.errors import SamplingError, UnknownParameterError
 from llamabatch.request.structured_outputs import IN_REASONING, Structure, structure
+from llamabatch.utils.aliases import takes_names
 from llamabatch.utils.brief import brief
 from llamabatch.utils.checks import boolean, choice, integer, items, nearest, number, pairs, show, string
 
@@ -54,6 +56,32 @@ ALIASES = {
     "n_probs": "logprobs",
     "logits_processor": "logits_processors",
     "response_format": "structured_outputs",
+    "guided_json": "structured_outputs",
+    "guided_regex": "structured_outputs",
+    "guided_choice": "structured_outputs",
+    "guided_grammar": "structured_outputs",
+}
+
+# Aliases that name one form of structured_outputs: the key of that form.
+_FORMS = {f"guided_{form}": form for form in ("json", "regex", "choice", "grammar")}
+
+# Parameters of other libraries without a meaning here: understood at the value that asks for what happens anyway.
+_AS_HERE: dict[str, tuple[tuple[object, ...], str]] = {
+    "tfs_z": ((1, None), "llama.cpp has no tail free sampling any more; leave it out, or give top_p or typical_p"),
+    "use_beam_search": ((False, None), "there is no beam search; give best_of"),
+    "num_beams": ((1, None), "there is no beam search; give best_of"),
+    "length_penalty": ((1, None), "it belongs to beam search, which is not there; leave it out"),
+    "detokenize": ((True, None), "outputs always have their text; leave it out"),
+    "spaces_between_special_tokens": ((True, None), "special tokens are written as the vocabulary has them"),
+    "do_sample": ((True, None), "give temperature=0 for the likeliest token"),
+    "early_stopping": ((False, None), "there is no beam search; leave it out"),
+    "truncate_prompt_tokens": ((None,), 'give overflow="truncate", which keeps what fits in n_ctx'),
+    "repeat_last_n": ((-1, None), "penalties look at the whole prompt and the whole output"),
+    "penalty_last_n": ((-1, None), "penalties look at the whole prompt and the whole output"),
+    "suffix": ((None, ""), "there is no infill; put it into the prompt"),
+    "eos_token_id": ((None,), "give stop_token_ids=[…]"),
+    "stopping_criteria": ((None,), "give stop or stop_token_ids, or leave the loop of stream(...)"),
+    "echo": ((False, None), "output.prompt is the prompt; its logprobs come with prompt_logprobs"),
 }
 
 # Parameters of other libraries that are arguments elsewhere here.
@@ -107,12 +135,16 @@ _OPTIONAL_INTEGERS = {
     "logprobs": (-1, MAX_LOGPROBS),
     "prompt_logprobs": (-1, MAX_LOGPROBS),
 }
+_WHOLE = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 _BOOLEANS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "background")
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """The sampling of a request, and its end. Checked once, when it is made; raises SamplingError.
+
+    Keywords may have the names of llama.cpp, Hugging Face and OpenAI, too (docs/names.md): temp, repeat_penalty,
+    n_predict, guided_json. An unknown one raises UnknownParameterError with the nearest name; it is a TypeError, too.
 
     The chain is llama.cpp's (common/sampling.cpp): logit_bias, the penalties, DRY, allowed_token_ids and other masks,
     top_n_sigma, top_k, typical_p, top_p, min_p on the untempered probabilities, XTC, temperature, then one draw.
@@ -153,7 +185,8 @@ class SamplingParams:
             multiplied; 0.01 .. 100, 1: none. [1]
         presence_penalty: taken from the logit of each token that is in the output; -2 .. 2.
         frequency_penalty: the same for each time that the token is in the output; -2 .. 2.
-        logit_bias: {token id: number to add to its logit, -100 .. 100}, at most 1024 ids; kept as a tuple of pairs.
+        logit_bias: {token id: number to add to its logit, -100 .. 100}, at most 1024 ids, as texts too, as JSON
+            has them; kept as a tuple of pairs.
         allowed_token_ids: only these may come; None: all.
         logprobs: give the logprob of each output token, and of the so many likeliest; 0 .. 1024, -1: of the whole
             vocabulary, None: none. A request may have 4,194,304 in all.
@@ -278,9 +311,8 @@ class SamplingParams:
 
     @classmethod
     def from_options(cls, **options: object) -> SamplingParams:
-        """SamplingParams from options of a caller, ALIASES included. Raises SamplingError, with the nearest name."""
-        values = named(options)
-        return cls(**values)  # type: ignore[arg-type]  # checked by __post_init__
+        """As SamplingParams(**options), for type checkers that know no other names than those of the fields."""
+        return cls(**options)  # type: ignore[arg-type]  # checked by __post_init__
 
     @property
     def n_copies(self) -> int:
@@ -377,17 +409,26 @@ def named(options: Mapping[str, object], others: Iterable[str] = ()) -> dict[str
         others: further names that the caller may give, for the message about an unknown one.
 
     Raises:
-        SamplingError: a name is unknown, or two mean one field.
+        UnknownParameterError: a name is unknown. SamplingError: two mean one field.
     """
     values: dict[str, object] = {}
     for given, value in _with_one_logprobs(options).items():
         name = ALIASES.get(given, given)
+        if given in _FORMS:
+            if value is None:
+                continue
+            value = {_FORMS[given]: value}
         if name not in _FIELDS:
+            if given in _AS_HERE and not others:
+                meant, advice = _AS_HERE[given]
+                if any(value is one or (value == one and type(value) in (int, float, str)) for one in meant):
+                    continue
+                raise UnknownParameterError(f"{given} is {show(value)}, which has no meaning here: {advice}")
             if given in _ELSEWHERE and not others:
-                raise SamplingError(_ELSEWHERE[given].format(given))
+                raise UnknownParameterError(_ELSEWHERE[given].format(given))
             known = [*_FIELDS, *ALIASES, *others]
             where = "SamplingParams has no field" if not others else "there is no field"
-            raise SamplingError(f"{where} {show(given)}{nearest(given, known)}")
+            raise UnknownParameterError(f"{where} {show(given)}{nearest(given, known)}")
         if name in values:
             raise SamplingError(f"{name} is given twice, once as {given!r}; give it once")
         values[name] = value
@@ -435,6 +476,7 @@ def biases(given: object) -> tuple[tuple[int, float], ...]:
         raise SamplingError(f"logit_bias holds more than {MAX_BIASES} ids; at most {MAX_BIASES} are allowed")
     found: dict[int, float] = {}
     for key, bias in biased:
+        key = int(key) if isinstance(key, str) and _WHOLE.fullmatch(key) else key  # as JSON has keys
         token_id = integer(SamplingError, "a token id of logit_bias", key, 0, MAX_TOKEN_ID)
         if token_id in found:
             raise SamplingError(f"logit_bias names token id {token_id} twice; give each once")
@@ -468,3 +510,6 @@ def processors(given: object) -> tuple[Callable[[list[int], Any], Any], ...]:
 
 
 _FIELDS = tuple(field.name for field in fields(SamplingParams))
+
+# a dataclass writes its __init__ itself, so the decorator comes behind it; type checkers see the fields alone
+setattr(SamplingParams, "__init__", takes_names(named)(SamplingParams.__init__))  # noqa: B010

@@ -15,6 +15,7 @@ from llamabatch.entrypoints.llm import LLM
 from llamabatch.testing.answers import Answers, Classes, Embeddings, FakeRequest, Relevance, Scores, Script
 from llamabatch.testing.fake_client import FakeClient
 from llamabatch.testing.fake_model import LABELS
+from llamabatch.utils.aliases import model_named, takes_names
 from llamabatch.utils.paths import HUB
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class FakeLLM(LLM):
             are returned, since it is an error of the test.
     """
 
+    @takes_names(model_named)
     def __init__(
         self,
         model: str | os.PathLike[str] = "fake",
@@ -96,6 +98,7 @@ class FakeAsyncLLM(AsyncLLM):
         model, answers, embeddings, scores, relevance, labels, classes, **options: as for FakeLLM.
     """
 
+    @takes_names(model_named)
     def __init__(
         self,
         model: str | os.PathLike[str] = "fake",

@@ -224,7 +224,7 @@ def _sampling() -> Iterator[Kind]:
     yield _bad("a name nobody knows", "there is no field 'adapter'", prompt="a", adapter="b")
     for name, value in {
         "temperature": -1, "top_p": 1.5, "min_p": "0.1", "top_k": 2.5, "n": 0, "max_tokens": 0, "min_tokens": -1,
-        "seed": -1, "stop": 5, "stop_token_ids": "a", "bad_words": [""], "logit_bias": {"a": 1}, "logprobs": -1,
+        "seed": -1, "stop": 5, "stop_token_ids": "a", "bad_words": [""], "logit_bias": {"a": 1}, "logprobs": -2,
         "ignore_eos": 1, "repetition_penalty": 0, "presence_penalty": 3, "frequency_penalty": [], "priority": "high",
         "deadline_s": -1, "overflow": "drop", "mirostat": 3, "structured_outputs": {"jso": {}},
         "logits_processors": ["f"],

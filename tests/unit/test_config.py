@@ -1,11 +1,17 @@
 """ResolvedConfig: no choice is left open, and what crosses to a child is what a caller could write."""
 
+import copy
+import inspect
+import pickle
+import re
 from dataclasses import fields, replace
 
 import pytest
 
-from llamabatch.config import EngineConfig, ResolvedConfig
-from llamabatch.errors import ConfigError
+from llamabatch import LLM, AsyncLLM
+from llamabatch.config import _AS_HERE, ALIASES, EngineConfig, ResolvedConfig
+from llamabatch.errors import ConfigError, UnknownOptionError
+from llamabatch.testing import FakeAsyncLLM, FakeLLM
 from tests.unit.configs import resolved
 
 
@@ -96,3 +102,69 @@ def test_the_draft_model_has_its_file_as_it_is():
     draft = config.for_draft_model()
     assert (draft.rope_freq_scale, draft.kv_overrides, draft.tensor_overrides) == (None, (), ())
     assert draft.numa == "isolate"  # of the whole process
+
+
+def test_names_of_other_libraries_are_understood_as_keywords():
+    ours = EngineConfig("m.gguf", n_ctx=2048, n_slots=16, type_k="q8_0", flash_attn="on", pooling="mean")
+    theirs = EngineConfig(
+        model_path="m.gguf", max_model_len=2048, max_num_seqs=16, type_k=8, flash_attn=True, pooling_type=1,
+        rope_scaling_type=-1, max_num_batched_tokens=None,
+    )  # fmt: skip
+    assert theirs == ours == EngineConfig.from_options("m.gguf", {"max_model_len": 2048, "max_num_seqs": 16,
+        "cache_type_k": "q8_0", "flash_attn": True, "pooling": "mean"})  # fmt: skip
+    assert pickle.loads(pickle.dumps(ours)) == copy.deepcopy(ours) == replace(theirs)
+    assert set(ALIASES.values()) <= {f.name for f in fields(EngineConfig)}
+    assert not {*ALIASES, *_AS_HERE} & {f.name for f in fields(EngineConfig)}
+
+
+@pytest.mark.parametrize("kind", [LLM, AsyncLLM, FakeLLM, FakeAsyncLLM, EngineConfig])
+@pytest.mark.parametrize("error", [TypeError, ConfigError, ValueError, UnknownOptionError])
+def test_an_unknown_option_names_the_nearest(kind, error):
+    with pytest.raises(error, match=r"^there is no option 'n_slot'; did you mean 'n_slots'\?$"):
+        kind(model="tiny", n_slot=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"seed": 1},
+            "seed is 1, which is no option of the engine: requests draw, not the engine: give SamplingParams",
+        ),
+        ({"verbose": True}, 'logging.getLogger("llamabatch.llama_cpp")'),
+        ({"lora_path": "a.gguf"}, "give adapters={'name': path}"),
+        ({"gpu_memory_utilization": 0.9}, "n_slots and n_ctx say how much"),
+        ({"tensor_parallel_size": 2}, "tensor_split=(1, 1)"),
+        ({"quantization": "awq"}, "hf:owner/repo:Q4_K_M"),
+        ({"max_num_seqs": 2, "n_slots": 2}, "n_slots is given twice, once as 'max_num_seqs'"),
+        ({"n_slots": 2, "max_num_seqs": 2}, "n_slots is given twice, once as 'max_num_seqs'"),
+        ({"max_model_le": 2}, "did you mean 'max_model_len'"),
+        ({"max_model_len": 1}, "n_ctx is 1; give a whole number from 32"),
+    ],
+)
+def test_what_means_another_thing_is_refused_with_what_to_use(options, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        FakeLLM("tiny", **options)
+
+
+def test_an_option_that_asks_for_what_happens_anyway_is_understood():
+    given = {"verbose": False, "tensor_parallel_size": 1, "dtype": "auto", "trust_remote_code": True, "seed": None}
+    assert EngineConfig("m", **given) == EngineConfig("m")
+    with pytest.raises(UnknownOptionError, match="tensor_parallel_size is True"):
+        EngineConfig("m", tensor_parallel_size=True)
+
+
+@pytest.mark.parametrize("kind", [FakeLLM, FakeAsyncLLM])
+def test_an_entry_point_takes_other_names_and_keeps_its_signature(kind):
+    llm = kind(model_path="some.gguf", max_num_seqs=3)
+    assert llm._fake.plan.config.n_slots == 3
+    assert next(iter(inspect.signature(kind).parameters)) == "model"
+    assert list(inspect.signature(EngineConfig).parameters) == [f.name for f in fields(EngineConfig)]
+    with pytest.raises(TypeError, match="multiple values for argument 'model'"):
+        kind("some.gguf", model_path="other.gguf")
+
+
+@pytest.mark.parametrize("kind", [LLM, AsyncLLM])
+def test_no_model_is_a_type_error_as_ever(kind):
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'model'"):
+        kind(n_slots=2)

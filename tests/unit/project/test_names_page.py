@@ -5,7 +5,10 @@ from dataclasses import fields
 from pathlib import Path
 
 from llamabatch import SamplingParams
-from llamabatch.request.sampling_params import ALIASES
+from llamabatch.config import _AS_HERE as OPTIONS_AS_HERE
+from llamabatch.config import ALIASES as OPTIONS
+from llamabatch.request.sampling_params import _AS_HERE, ALIASES
+from llamabatch.utils.aliases import MODEL_NAMES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "names.md").read_text(encoding="utf-8")
 
@@ -15,5 +18,6 @@ def test_every_field_and_alias_is_on_the_page():
     ours = set(re.findall(r"`(\w+)`", first_column))
     assert {field.name for field in fields(SamplingParams)} - ours == set()
     bold = set(re.findall(r"\*\*`(\w+)`\*\*", PAGE))
-    assert bold - set(ALIASES) == set(), "named as understood, but is no alias"
-    assert set(ALIASES) - set(re.findall(r"`(\w+)`", PAGE)) == set()
+    assert bold - {*ALIASES, *OPTIONS, *MODEL_NAMES} == set(), "named as understood, but is no alias"
+    assert {*ALIASES, *OPTIONS, *MODEL_NAMES} - bold == set()
+    assert {*_AS_HERE, *OPTIONS_AS_HERE} - set(re.findall(r"`(\w+)`", PAGE)) == set()

@@ -1,8 +1,10 @@
 """FakeLLM and FakeAsyncLLM: the verbs of LLM and AsyncLLM, with answers from a test and without a model."""
 
 import asyncio
+import copy
 import inspect
 import math
+import pickle
 import subprocess
 import sys
 import threading
@@ -445,3 +447,17 @@ def test_a_fake_needs_no_llama_cpp_and_starts_no_thread():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_list_of_outputs_says_where_the_text_of_one_is():
+    outputs = FakeLLM(answers="7").generate("What is 3 + 4?")
+    for name in ("text", "outputs", "finish_reason", "to_openai"):
+        with pytest.raises(AttributeError, match=rf"a list of 1 RequestOutput, .* use outputs\[0\]\.{name}$"):
+            getattr(outputs, name)
+    with pytest.raises(AttributeError, match="object has no attribute 'shape'"):
+        outputs.shape  # noqa: B018
+    assert isinstance(outputs, list)
+    assert not hasattr(outputs, "text")
+    assert outputs == [outputs[0]] == list(outputs) == pickle.loads(pickle.dumps(outputs)) == copy.deepcopy(outputs)
+    with pytest.raises(AttributeError, match=r"use outputs\[0\]\.text"):
+        asyncio.run(FakeAsyncLLM().chat([{"role": "user", "content": "x"}])).text  # noqa: B018
