@@ -34,7 +34,7 @@ from llamabatch.utils.aliases import model_named, takes_names
 from llamabatch.utils.checks import boolean
 from llamabatch.utils.lifetime import ForkGuard
 from llamabatch.utils.paths import absolute
-from llamabatch.utils.progress import ProgressBar
+from llamabatch.utils.progress import ProgressBar, ShowProgress
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -128,7 +128,7 @@ class LLM:
         *,
         adapters: Adapters = None,
         errors: ErrorPolicy = "warn",
-        progress: bool = False,
+        progress: ShowProgress = None,
     ) -> list[RequestOutput]:
         """Continues prompts.
 
@@ -143,7 +143,9 @@ class LLM:
                 "error" and `error` set, and the others finish. "warn": one PromptWarning at the end; the first error is
                 raised if all failed, as an only prompt does. "raise": the first error is raised as soon as it is known,
                 and the rest is aborted. "return": neither. The exception raised has the outputs so far in `outputs`.
-            progress: a progress bar on stderr, where that is a terminal.
+            progress: True: a progress bar, in a notebook, and on stderr where that is a terminal; False: none; None: a
+                bar in a notebook, for a list. A function gets calls progress(done, total), on the caller's thread; an
+                exception in it ends the call.
 
         Returns:
             One RequestOutput a prompt, in the order of the prompts.
@@ -169,7 +171,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         adapters: Adapters = None,
         errors: ErrorPolicy = "warn",
-        progress: bool = False,
+        progress: ShowProgress = None,
     ) -> list[RequestOutput]:
         """Answers conversations through the model's own chat template. As `generate`, but for:
 
@@ -271,7 +273,7 @@ class LLM:
         prompt: Prompt,
         continuations: Sequence[Prompt],
         *,
-        progress: bool = False,
+        progress: ShowProgress = None,
         adapters: OneAdapters = None,
         errors: ErrorPolicy = ...,
     ) -> list[Score]: ...
@@ -282,7 +284,7 @@ class LLM:
         prompt: Pairs,
         continuations: None = None,
         *,
-        progress: bool = False,
+        progress: ShowProgress = None,
         adapters: OneAdapters = None,
         errors: ErrorPolicy = ...,
     ) -> list[list[Score]]: ...
@@ -292,7 +294,7 @@ class LLM:
         prompt: Prompt | Pairs,
         continuations: Sequence[Prompt] | None = None,
         *,
-        progress: bool = False,
+        progress: ShowProgress = None,
         adapters: OneAdapters = None,
         errors: ErrorPolicy = "warn",
     ) -> list[Score] | list[list[Score]]:
@@ -304,7 +306,7 @@ class LLM:
         Args:
             prompt: a text or token ids; without `continuations`, a list of pairs (prompt, continuations).
             continuations: texts or token ids.
-            progress: a progress bar on stderr, where that is a terminal.
+            progress: as for generate.
             adapters: {name: scale} of loaded adapters, for all of them.
             errors: as for generate, for each continuation. One fails if it is empty, if no token comes before it, or if
                 prompt and continuation are longer than n_ctx; its Score has `error` set and a logprob of NaN. An item
@@ -332,7 +334,7 @@ class LLM:
         adapters: Adapters = ...,
         errors: Literal["raise"] = ...,
         return_errors: Literal[False] = ...,
-        progress: bool = ...,
+        progress: ShowProgress = ...,
     ) -> list[Vector]: ...
 
     @overload
@@ -346,7 +348,7 @@ class LLM:
         adapters: Adapters = ...,
         errors: ErrorPolicy = ...,
         return_errors: bool = ...,
-        progress: bool = ...,
+        progress: ShowProgress = ...,
     ) -> list[Vector | LlamaBatchError]: ...
 
     def embed(
@@ -359,7 +361,7 @@ class LLM:
         adapters: Adapters = None,
         errors: ErrorPolicy = "raise",
         return_errors: bool = False,
-        progress: bool = False,
+        progress: ShowProgress = None,
     ) -> list[Any]:
         """A vector for each text, pooled as LLM(..., pooling=…) or the model's GGUF says; the mean over its tokens if
         neither does.
@@ -374,7 +376,7 @@ class LLM:
             errors: as for generate, but "raise" unless given; with "warn" and "return" a LlamaBatchError takes the
                 place of a text that fails.
             return_errors: True is short for errors="return".
-            progress: a progress bar on stderr, where that is a terminal.
+            progress: as for generate.
 
         Returns:
             One numpy array a text, in their order, also for a single text: shape (n_embd,) or (dimensions,), float32;
@@ -402,7 +404,7 @@ class LLM:
         use_activation: bool = True,
         adapters: OneAdapters = None,
         errors: ErrorPolicy = "raise",
-        progress: bool = False,
+        progress: ShowProgress = None,
     ) -> list[RerankResult]:
         """Ranks documents by their relevance to a query, with a model that has a classification head of one output
         (pooling "rank": bge-reranker, jina-reranker, Qwen3-Reranker and their like).
@@ -419,7 +421,7 @@ class LLM:
             adapters: {name: scale} of loaded adapters, for all pairs.
             errors: as for generate, but "raise" unless given; with "warn" and "return" a document that fails has a
                 result with `error` set and a score of NaN, behind the others.
-            progress: a progress bar on stderr, where that is a terminal.
+            progress: as for generate.
 
         Returns:
             The results, the most relevant first; documents that score alike keep their order.
@@ -444,7 +446,7 @@ class LLM:
         use_activation: bool = ...,
         adapters: Adapters = ...,
         errors: Literal["raise"] = ...,
-        progress: bool = ...,
+        progress: ShowProgress = ...,
     ) -> list[Classification]: ...
 
     @overload
@@ -455,7 +457,7 @@ class LLM:
         use_activation: bool = ...,
         adapters: Adapters = ...,
         errors: ErrorPolicy = ...,
-        progress: bool = ...,
+        progress: ShowProgress = ...,
     ) -> list[Classification | LlamaBatchError]: ...
 
     def classify(
@@ -465,7 +467,7 @@ class LLM:
         use_activation: bool = True,
         adapters: Adapters = None,
         errors: ErrorPolicy = "raise",
-        progress: bool = False,
+        progress: ShowProgress = None,
     ) -> list[Any]:
         """The class of each text, with a model that has a classification head (pooling "rank").
 
@@ -476,7 +478,7 @@ class LLM:
             adapters: as for `generate`.
             errors: as for generate, but "raise" unless given; with "warn" and "return" a LlamaBatchError takes the
                 place of a text that fails.
-            progress: a progress bar on stderr, where that is a terminal.
+            progress: as for generate.
 
         Returns:
             One Classification a text, in their order, also for a single text.
@@ -721,9 +723,10 @@ class LLM:
                 if event.finished is not None:
                     yield event.prompt_index, event.finished
 
-    def _run(self, submission: Submission, progress: bool) -> list[RequestOutput]:
+    def _run(self, submission: Submission, progress: ShowProgress) -> list[RequestOutput]:
         """Waits for all outputs. An interrupt aborts them and leaves the engine usable."""
-        with ProgressBar(submission.n, shown=progress) as bar, contextlib.closing(self._events(submission)) as events:
+        shown = ProgressBar(submission.n, progress, is_list=submission.is_list)
+        with shown as bar, contextlib.closing(self._events(submission)) as events:
             for event in events:
                 if event.finished is not None:
                     bar.advance(len(event.finished.token_ids))

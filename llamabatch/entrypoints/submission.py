@@ -56,6 +56,7 @@ class Submission:
 
     Attributes:
         n: number of prompts.
+        is_list: they were given as a list.
         requests: the valid ones, to be submitted.
         refused: for each of the others, the event that ends it.
 
@@ -76,6 +77,7 @@ class Submission:
         requests = [item if isinstance(item, Request) else item.request for item in items]
         self._noun = noun
         self._label = label
+        self.is_list = label is not None
         self._indices = {request.request_id: i for i, request in enumerate(requests)}
         self._outputs: list[RequestOutput | None] = [None] * len(items)
         self._failures: dict[int, LlamaBatchError] = {

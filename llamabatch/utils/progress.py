@@ -1,15 +1,23 @@
-"""Progress bars on stderr, shown only on a terminal."""
+"""Progress of a call: a bar on stderr where that is a terminal, a bar in a notebook, or calls of a function."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from llamabatch.errors import InputError
+from llamabatch.utils.checks import show
 
 if TYPE_CHECKING:
     from rich.progress import Progress
     from typing_extensions import Self
+
+ShowProgress = bool | Callable[[int, int], object] | None
+
+_UPDATE_S = 0.1  # between two pictures of a bar in a notebook, each of which is a message to the browser
 
 
 class HasBar:
@@ -28,27 +36,90 @@ class HasBar:
 
 
 class ProgressBar(HasBar):
-    """A bar of requests done, tokens a second and time left; silent if stderr is no terminal.
+    """A bar of requests done, tokens a second and time left.
 
     Args:
         total: number of requests.
-        shown: False turns it off.
+        progress: True: a bar in a notebook, and on stderr where that is a terminal; False: none; None: a bar in a
+            notebook, for a list. A function: called as progress(done, total), first with 0 done.
+        is_list: the requests are those of a list, not a single one.
+
+    Raises:
+        InputError: `progress` is none of these.
     """
 
-    def __init__(self, total: int, *, shown: bool) -> None:
+    def __init__(self, total: int, progress: ShowProgress = None, *, is_list: bool = True) -> None:
+        if not isinstance(progress, bool) and progress is not None and not callable(progress):
+            raise InputError(f"progress is {show(progress)}; give True, False, None or a function of (done, total)")
+        self._total, self._done, self._tokens = total, 0, 0
         self._start = time.perf_counter()
-        self._tokens = 0
-        if shown and sys.stderr.isatty():
+        self._emit = progress if callable(progress) else None
+        self._notebook: _NotebookBar | None = None
+        if progress is False or self._emit is not None:
+            return
+        if in_notebook():
+            if progress or is_list:
+                self._notebook = _NotebookBar(total)
+        elif progress and sys.stderr.isatty():
             self._bar = _bar()
             self._task = self._bar.add_task("requests", total=total, speed=0.0)
 
+    def __enter__(self) -> Self:
+        if self._emit is not None:
+            self._emit(0, self._total)
+        return super().__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        super().__exit__(kind, error, tb)
+        if self._notebook is not None:
+            self._notebook.show()
+
     def advance(self, tokens: int) -> None:
         """Counts one request as done, with that many tokens."""
-        if self._bar is None:
-            return
+        self._done += 1
         self._tokens += tokens
+        if self._emit is not None:
+            self._emit(self._done, self._total)
         speed = self._tokens / max(1e-9, time.perf_counter() - self._start)
-        self._bar.update(self._task, advance=1, speed=speed)
+        if self._bar is not None:
+            self._bar.update(self._task, advance=1, speed=speed)
+        if self._notebook is not None:
+            self._notebook.update(self._done, speed)
+
+
+class _NotebookBar:
+    """The bar of rich as one display of a cell, which is replaced as requests end.
+
+    rich's own live display, like tqdm.auto, needs ipywidgets, and a saved notebook does not have its last state.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._bar = _bar()
+        self._task = self._bar.add_task("requests", total=total, speed=0.0)
+        self._handle = sys.modules["IPython"].display.display(self._picture, display_id=True)
+        self._next = time.monotonic() + _UPDATE_S
+
+    @property
+    def _picture(self) -> Any:
+        return self._bar.make_tasks_table(self._bar.tasks)
+
+    def update(self, done: int, speed: float) -> None:
+        self._bar.update(self._task, completed=done, speed=speed)
+        if time.monotonic() >= self._next:
+            self.show()
+
+    def show(self) -> None:
+        """Replaces the picture by the present one."""
+        self._next = time.monotonic() + _UPDATE_S
+        if self._handle is not None:  # None: IPython runs without a front end
+            self._handle.update(self._picture)
+
+
+def in_notebook() -> bool:
+    """True in a kernel of Jupyter, or of a front end like it."""
+    ipython = sys.modules.get("IPython")  # a kernel has it imported
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
 
 
 def _bar() -> Progress:
