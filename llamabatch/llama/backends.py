@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import logging
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,8 @@ _PROBE = "llamabatch.llama.probe"
 _PROBE_VERSION = 1
 _PROBE_TIMEOUT_S = 60.0
 _VERDICTS = "cpu-variant"
-_BASELINE = {"sse2", "asimd"}  # every CPU of x86-64 and aarch64 has one: a list without them says nothing about it
+_BASELINE = {"x86_64": "sse2", "aarch64": "asimd"}
+"""What every CPU of a kind has: a list without it is not of this CPU, but of the host of an emulator."""
 _MARK = "ggml-cpu-"  # of the files' names
 
 
@@ -116,7 +118,7 @@ def usable(variants: Sequence[Variant]) -> list[Variant]:
 
 def _is_known(flags: frozenset[str]) -> bool:
     """True if the system lists all instruction sets of this CPU: Linux does, unless this is an emulation."""
-    return sys.platform == "linux" and bool(_BASELINE & flags)
+    return sys.platform == "linux" and _BASELINE.get(platform.machine()) in flags
 
 
 def _forced(name: str, variants: Sequence[Variant]) -> Variant:

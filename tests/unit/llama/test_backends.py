@@ -29,6 +29,7 @@ def build(tmp_path, monkeypatch):
     monkeypatch.setattr(backends, "build_marker", lambda module: state.marker)
     monkeypatch.setattr(backends, "_has_cpu", lambda module: False)
     monkeypatch.setattr(backends.sys, "platform", "linux")
+    monkeypatch.setattr(backends.platform, "machine", lambda: "x86_64")
     monkeypatch.delenv(backends.VARIABLE, raising=False)
     monkeypatch.setattr(disk_cache, "folder", lambda: tmp_path / "verdicts")
 
@@ -93,7 +94,8 @@ def test_a_variant_that_the_cpu_cannot_run_is_refused_before_it_is_loaded(build,
 
 
 def test_where_the_system_lists_nothing_a_child_tries_and_the_verdict_is_kept(build, monkeypatch):
-    has(monkeypatch, {"neon"})  # an emulation: the CPU of another kind
+    has(monkeypatch, AVX512)
+    monkeypatch.setattr(backends.platform, "machine", lambda: "aarch64")  # an emulation, which shows its host's list
     tried = []
 
     def run_program(module, timeout_s, environment):
