@@ -176,7 +176,7 @@ class _Tags:
         self._anywhere = anywhere
         self._held = ""
         self._gap = 0  # line breaks that may still be dropped
-        steps = {Thinking.INSIDE: self._inside, Thinking.POSSIBLE: self._before, Thinking.OVER: self._after}
+        steps = {Thinking.INSIDE: self._opened, Thinking.POSSIBLE: self._before, Thinking.OVER: self._after}
         self._step: Callable[[], bool] = steps[thinking]
         if thinking is Thinking.INSIDE:
             parts.begin_reasoning()
@@ -190,7 +190,7 @@ class _Tags:
 
     def finish(self) -> None:
         held, self._held = self._held, ""
-        if self._step == self._inside:
+        if self._step in (self._opened, self._inside):
             self._parts.add_reasoning(held)
         else:
             self._parts.add_text(held)
@@ -212,6 +212,16 @@ class _Tags:
     def _enter(self, step: Callable[[], bool]) -> None:
         self._step = step
         self._gap = len(GAP)
+
+    def _opened(self) -> bool:
+        """The prompt has opened the thinking; some models write the tag once more."""
+        begun = self._held.lstrip()
+        if begun.startswith(self._start):
+            self._held = begun[len(self._start) :]
+        elif self._start.startswith(begun):
+            return False
+        self._step = self._inside
+        return True
 
     def _inside(self) -> bool:
         before, tag, rest = self._held.partition(self._end)

@@ -94,6 +94,25 @@ def test_a_budget_closes_the_thinking(llm, budget):
     assert len(closing) < 40
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"allowed_token_ids": [300, 301, 302]},
+        {"bad_words": ["</think>", "\n"]},
+        {"repetition_penalty": 1.5, "frequency_penalty": 1.0},
+        {"mirostat": 2, "temperature": 0.8},
+        {"dry_multiplier": 1.0},
+        {"min_tokens": 20},
+        {"logit_bias": dict.fromkeys(range(20, 40), -100)},
+    ],
+)
+def test_what_would_forbid_the_closing_text_does_not(llm, other):
+    params = {"temperature": 0, "max_tokens": 24, "ignore_eos": True, "thinking_token_budget": 4, **other}
+    [output] = llm.chat(HI, params, chat_template=OPENS)
+    closing = llm.tokenize("x\n</think>\n\n", add_special=False)[1:]
+    assert list(output.token_ids[4 : 4 + len(closing)]) == closing, output.error
+
+
 def test_a_budget_leaves_the_draws_of_a_seed_as_they_are(llm):
     """Draw i depends on (seed, i): the same closing, written by the model or forced, gives the same text behind it."""
     params = {"seed": 5, "temperature": 1.0, "max_tokens": 60, "thinking_token_budget": 7}

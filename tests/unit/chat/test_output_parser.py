@@ -127,6 +127,8 @@ def test_a_cut_before_each_character(family):
 
 QWEN = [
     (Thinking.INSIDE, "a\n</think>\n\nb", (True, "a", "b")),  # the template has opened it
+    (Thinking.INSIDE, "\n<think>\na</think>b", (True, "a", "b")),  # and the model once more
+    (Thinking.INSIDE, "<thin", (True, "<thin", "")),
     (Thinking.INSIDE, "cut off", (True, "cut off", "")),
     (Thinking.INSIDE, "cut off </thi", (True, "cut off </thi", "")),
     (Thinking.INSIDE, "</think>b", (True, "", "b")),
