@@ -217,15 +217,22 @@ _BARE = JsonNotation(*_OBJECT, before="[", between=", ", after="]", only_if_seve
 GENERIC = ToolFormat("generic", (), tool_parsers.bare_json, _BARE)
 
 
-def written_call(tool_format: ToolFormat, name: str, arguments: Mapping[str, Any]) -> str:
-    """A call as text, in the notation of the family."""
+def written(tool_format: ToolFormat, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """Calls, each a name and arguments, as text in the notation of the family."""
     notation = tool_format.notation
-    if isinstance(notation, JsonNotation):
-        around = ("", "") if notation.only_if_several else (notation.before, notation.after)
-        written = json.dumps(name, ensure_ascii=False)[1:-1] if notation.quoted else name
-        middle = "".join(part.sample if isinstance(part, Raw) else part for part in notation.middle)
-        text = json.dumps(arguments, ensure_ascii=False)
-        return f"{around[0]}{notation.head}{written}{middle}{text}{notation.tail}{around[1]}"
+    if isinstance(notation, TaggedNotation):
+        return notation.between.join(_written_tags(notation, name, arguments) for name, arguments in calls)
+    before, after = (notation.before, notation.after) if not notation.only_if_several or len(calls) > 1 else ("", "")
+    middle = "".join(part.sample if isinstance(part, Raw) else part for part in notation.middle)
+    parts = (
+        f"{notation.head}{json.dumps(name, ensure_ascii=False)[1:-1] if notation.quoted else name}"
+        f"{middle}{json.dumps(arguments, ensure_ascii=False)}{notation.tail}"
+        for name, arguments in calls
+    )
+    return before + (notation.between or "").join(parts) + after
+
+
+def _written_tags(notation: TaggedNotation, name: str, arguments: Mapping[str, Any]) -> str:
     values = (
         notation.key + key + notation.value + (value if isinstance(value, str) else json.dumps(value)) + notation.end
         for key, value in arguments.items()
@@ -235,7 +242,7 @@ def written_call(tool_format: ToolFormat, name: str, arguments: Mapping[str, Any
 
 def example(tool_format: ToolFormat) -> str:
     """The form of a call, for a model that has to be told."""
-    return written_call(tool_format, "<function>", {"<parameter>": "<value>"})
+    return written(tool_format, [("<function>", {"<parameter>": "<value>"})])
 
 
 _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"

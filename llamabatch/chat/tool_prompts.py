@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llamabatch.chat.tool_formats import ToolFormat, example, written_call
+from llamabatch.chat.tool_formats import ToolFormat, example, written
 
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]
@@ -23,8 +23,7 @@ def as_text(messages: Sequence[Message], source: str) -> list[Message]:
     for message in messages:
         calls = message.get("tool_calls")
         if calls and "tool_calls" not in source:
-            written = [written_call(tool_format, **_named(call)) for call in calls]
-            parts = [message["content"] or "", *written]
+            parts = [message["content"] or "", written(tool_format, [_named(call) for call in calls])]
             kept = {key: value for key, value in message.items() if key != "tool_calls"}
             made.append({**kept, "content": "\n".join(filter(None, parts))})
         elif message["role"] == "tool" and "tool" not in source:
@@ -34,9 +33,9 @@ def as_text(messages: Sequence[Message], source: str) -> list[Message]:
     return made
 
 
-def _named(call: Mapping[str, Any]) -> dict[str, Any]:
+def _named(call: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     function = call["function"]
-    return {"name": str(function.get("name")), "arguments": function.get("arguments") or {}}
+    return str(function.get("name")), function.get("arguments") or {}
 
 
 def described(messages: Sequence[Message], tools: Tools, source: str) -> list[list[Message]]:

@@ -1,9 +1,12 @@
 """Forced calls on the bundled model, in the notation of each family, beside other requests and in child processes."""
 
+import json
+
 import pytest
 
 from llamabatch import LLM, SamplingParams
 from llamabatch.chat.tool_formats import FORMATS, GENERIC
+from llamabatch.jobs import Settings, run
 from tests.unit.chat.test_tool_formats import EXCERPTS
 
 WEATHER = {
@@ -104,3 +107,20 @@ def test_a_schema_that_cannot_be_a_grammar_ends_its_own_request(llm):
     refused = llm.chat(ASKED, greedy, tools=[bad], tool_choice="required", errors="return")[0]
     assert refused.error.startswith("tools are refused: ")
     assert llm.chat(ASKED, greedy, tools=[bad])[0].error is None
+
+
+def test_a_job_has_calls_and_a_second_run_writes_the_same_bytes(tmp_path):
+    asked = {"messages": ASKED, "tools": TOOLS, "tool_choice": "required", "max_tokens": 200, "temperature": 1.5}
+    lines = [{"id": "a", **asked}, {"custom_id": "b", "method": "POST", "url": "/v1/chat/completions", "body": asked}]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    written = []
+    for name in ("one.jsonl", "two.jsonl"):
+        run(Settings(str(tmp_path / "in.jsonl"), str(tmp_path / name), seed=7))
+        written.append((tmp_path / name).read_bytes())
+    assert written[0] == written[1]
+    flat, batch = (json.loads(line) for line in written[0].splitlines())
+    [choice] = batch["response"]["body"]["choices"]
+    for calls in (flat["tool_calls"], choice["message"]["tool_calls"]):
+        assert set(calls[0]) == {"id", "type", "function"}
+        assert isinstance(json.loads(calls[0]["function"]["arguments"]), dict)
+    assert (flat["text"], flat["finish_reason"], choice["finish_reason"]) == ("", "stop", "tool_calls")

@@ -232,6 +232,39 @@ def test_a_form_and_tools_exclude_each_other():
         assert fine.error is None
 
 
+@pytest.mark.parametrize("thought", ["<think>\nHm, weather.\n</think>\n\n", "<think>\n\n</think>\n\n"])
+def test_calls_come_behind_the_thinking(thought):
+    """A call within the thinking is none; the streamed parts make up the whole."""
+    template = f'{{# <tool_call> arguments "name" </think> #}}{HERMES}'
+    written = thought.replace("Hm", f"Hm <tool_call>{CALL}</tool_call>") + f"So:<tool_call>\n{CALL}\n</tool_call>"
+    with FakeLLM(answers=written) as llm:
+        [out] = llm.chat(ASKED, GREEDY, tools=TOOLS, chat_template=template)
+        pieces = list(llm.stream(ASKED, GREEDY, tools=TOOLS, chat_template=template))
+    assert (out.text, [call.name for call in out.tool_calls]) == ("So:", ["weather"])
+    assert out.reasoning == thought.removeprefix("<think>").partition("</think>")[0].strip().replace(
+        "Hm", f"Hm <tool_call>{CALL}</tool_call>"
+    )
+    assert "".join(piece.reasoning for piece in pieces) == out.reasoning
+    texts, calls = joined(pieces)
+    assert texts[0] == "So:"
+    assert calls[0] == [[call.id, call.name, call.arguments] for call in out.tool_calls]
+
+
+def test_gpt_oss_thinks_says_and_calls():
+    template = "{# <|channel|>analysis <|message|> <|channel|>commentary functions. #}" + HERMES
+    written = (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>Well.<|end|>"
+        "<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json"
+        '<|message|>{"city": "Oslo"}<|call|>'
+    )
+    with FakeLLM(answers=written) as llm:
+        [out] = llm.chat(ASKED, GREEDY, tools=TOOLS, chat_template=template)
+        texts, calls = joined(llm.stream(ASKED, GREEDY, tools=TOOLS, chat_template=template))
+    assert (out.reasoning, out.text) == ("Hm.", "Well.")
+    assert [(call.name, call.parsed) for call in out.tool_calls] == [("weather", {"city": "Oslo"})]
+    assert (texts[0], calls[0][0][1:]) == ("Well.", ["weather", '{"city": "Oslo"}'])
+
+
 def test_tool_calls_of_an_output_can_be_written_as_json():
     with FakeLLM(answers=CALL) as llm:
         [out] = llm.chat(ASKED, GREEDY, tools=TOOLS)

@@ -1,0 +1,65 @@
+"""The texts that llama.cpp is asked for: well-formed ones in each notation, and those of the unit tests."""
+
+from llamabatch.chat import tool_parsers
+from llamabatch.chat.tool_formats import FORMATS, written
+from tests.unit.chat.tool_texts import BROKEN, CASES, NO_CALLS
+
+# Family -> a template of llama.cpp's source, models/templates/. Its parser follows from it. Seed-OSS is left out: its
+# template there cannot show a parameter with several types, which the tools here have.
+TEMPLATES = {
+    "hermes": "Qwen-Qwen2.5-7B-Instruct",
+    "qwen3-coder": "Qwen3-Coder",
+    "glm-4.5": "GLM-4.6",
+    "glm-4.7": "GLM-4.7-Flash",
+    "llama-3": "meta-llama-Llama-3.1-8B-Instruct",
+    "mistral": "mistralai-Mistral-Nemo-Instruct-2407",
+    "mistral-v11": "Mistral-Small-3.2-24B-Instruct-2506",
+    "mistral-v13": "unsloth-mistral-Devstral-Small-2507",
+    "deepseek-v3": "llama-cpp-deepseek-r1",
+    "deepseek-v3.1": "deepseek-ai-DeepSeek-V3.1",
+    "kimi-k2": "moonshotai-Kimi-K2",
+    "gpt-oss": "openai-gpt-oss-120b",
+}
+FAMILY_OF = {
+    tool_parsers.hermes: "hermes",
+    tool_parsers.qwen3_coder: "qwen3-coder",
+    tool_parsers.glm: "glm-4.5",
+    tool_parsers.bare_json: "llama-3",
+    tool_parsers.mistral: "mistral-v11",
+    tool_parsers.deepseek: "deepseek-v3.1",
+    tool_parsers.kimi: "kimi-k2",
+    tool_parsers.harmony: "gpt-oss",
+}
+OSLO = ("weather", {"city": "Oslo", "days": 3})
+ODD = ("weather", {"city": 'A "b"\n<c>\\ é🌧', "detail": None, "unit": "F"})
+CLOCK = ("clock", {})
+
+
+def well_formed() -> list[tuple[str, str]]:
+    """Pairs of a family and a text in its notation: one call, a call behind text, odd characters, two calls."""
+    pairs = []
+    for each in FORMATS:
+        if each.name not in TEMPLATES:
+            continue
+        kinds = [written(each, [OSLO]), written(each, [ODD]), written(each, [CLOCK])]
+        if each.name not in ("llama-3", "gpt-oss"):  # there a call stands alone, or text is a message of its own
+            kinds.append("Well.\n" + kinds[0])
+            if getattr(each.notation, "between", "") is not None:
+                kinds.append(written(each, [OSLO, CLOCK]))
+        if each.name == "mistral":  # llama.cpp reads calls with the ids that the template writes in earlier turns
+            kinds = [
+                text.replace("}}", '}, "id": "123456789"}').replace("{}}", '{}, "id": "123456789"}') for text in kinds
+            ]
+        pairs += [(each.name, text) for text in dict.fromkeys(kinds)]
+    return [*pairs, *((name, "No call: 1 < 2.") for name in TEMPLATES if name != "gpt-oss")]
+
+
+def others() -> list[tuple[str, str]]:
+    """Pairs of a family and a text of the unit tests: variants, broken calls, and what is none."""
+    texts = [(case.reader, case.given) for case in CASES] + list(NO_CALLS) + [(each[0], each[1]) for each in BROKEN]
+    known = set(well_formed())
+    return [
+        (FAMILY_OF[reader], text)
+        for reader, text in texts
+        if reader in FAMILY_OF and (FAMILY_OF[reader], text) not in known
+    ]
