@@ -91,6 +91,12 @@ class AnswerFormat:
             )
         if self._forced is None:
             return request
+        budget = request.params.thinking_token_budget
+        if budget is not None and self._forced.in_reasoning:
+            raise SamplingError(
+                f"thinking_token_budget is {budget} beside a call that must come, whose grammar holds the thinking of "
+                "this family, too; leave the budget out, or give tool_choice='auto'"
+            )
         return replace(request, params=replace(request.params, structured_outputs=self._forced))
 
     @cached_property

@@ -292,3 +292,24 @@ def test_several_continuations_and_speculation_stay_within_their_budgets(llm):
     assert [parts[i] for i in range(3)] == [(each.reasoning, each.text) for each in whole.outputs]
     for each in whole.outputs:
         assert len(llm.tokenize(each.reasoning, add_special=False)) <= 7
+
+
+CHANNELS = '{# "<|channel|>analysis<|message|>" #}{% for m in messages %}{{ m.content }}{% endfor %}<|start|>assistant'
+FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
+
+
+def test_channels_have_forms_and_budgets_too():
+    with LLM("tiny", n_slots=1, n_ctx=512, instances=1) as llm:
+        begun = "<|channel|>analysis<|message|>Let me see"
+        form = {"structured_outputs": {"json": SCHEMA}}
+        output = ask(llm, f'{begun}.{FINAL}{{"n": 4}}', CHANNELS, **form)
+        assert (output.reasoning, json.loads(output.text)) == ("Let me see.", {"n": 4})
+        output = ask(llm, begun + " and see" * 30, CHANNELS, thinking_token_budget=8, **form)
+        assert output.reasoning
+        assert len(llm.tokenize(output.reasoning, add_special=False)) <= 8
+        assert json.loads(output.text)["n"] in range(10)
+        raw = llm.detokenize(list(output.token_ids), skip_special_tokens=False)
+        assert raw.count(FINAL) == 1
+        pieces = ask(llm, f"{begun}.{FINAL}Four.", CHANNELS, stream=True)
+        assert "".join(piece.reasoning for piece in pieces) == "Let me see."
+        assert "".join(piece.text for piece in pieces) == "Four."

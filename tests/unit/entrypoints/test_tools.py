@@ -269,3 +269,16 @@ def test_tool_calls_of_an_output_can_be_written_as_json():
     with FakeLLM(answers=CALL) as llm:
         [out] = llm.chat(ASKED, GREEDY, tools=TOOLS)
     assert json.loads(json.dumps(out.to_openai(chat=True)))["choices"][0]["message"]["tool_calls"]
+
+
+def test_a_budget_beside_a_call_whose_grammar_holds_the_thinking_is_refused():
+    template = (
+        "{# <|channel|>analysis<|message|> <|channel|>commentary to=functions. #}"
+        "{% if tools %}{{ tools | tojson }}{% endif %}"
+        "{% for m in messages %}{{ m.content }}{% endfor %}<|start|>assistant"
+    )
+    budget = SamplingParams(thinking_token_budget=5)
+    with FakeLLM(answers=CALL) as llm:
+        with pytest.raises(SamplingError, match="thinking_token_budget is 5 beside a call that must come"):
+            llm.chat(ASKED, budget, tools=TOOLS, tool_choice="required", chat_template=template)
+        llm.chat(ASKED, budget, tools=TOOLS, chat_template=template)
