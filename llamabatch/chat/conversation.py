@@ -118,6 +118,14 @@ class ChatOptions:
         name = _chosen(self.tool_choice)
         return None if name is None else {name: self.schemas[name]}
 
+    @property
+    def strict_schemas(self) -> dict[str, Mapping[str, Any]] | None:
+        """The schemas to which calls are held where the model decides; of functions that are not strict, any object.
+        None: no function is strict."""
+        strict = {tool["function"]["name"] for tool in self.tools or () if tool["function"].get("strict") is True}
+        loose = {"type": "object"}
+        return {name: schema if name in strict else loose for name, schema in self.schemas.items()} if strict else None
+
     def _check_choice(self) -> None:
         choice, names = self.tool_choice, list(self.schemas)
         name = _chosen(choice)

@@ -37,6 +37,7 @@ class OutputParser:
         thinking: its state where the prompt ends.
         special: marks that are special tokens of the vocabulary. No text can quote them, so that they count anywhere;
             other tags count at the beginning of the answer only.
+        ends_thinking: marks of calls that end a thinking, too.
         make_tool_parser: makes the parser of the text behind the thinking; None: that text is the answer.
 
     Attributes:
@@ -50,6 +51,7 @@ class OutputParser:
         thinking: Thinking = Thinking.POSSIBLE,
         special: Collection[str] = (),
         make_tool_parser: MakeToolParser | None = None,
+        ends_thinking: Collection[str] = (),
     ) -> None:
         out = _Parts(None if make_tool_parser is None else make_tool_parser())
         tags = chat_format.reasoning
@@ -60,7 +62,8 @@ class OutputParser:
         elif tags.channels:
             self._splitter = _Channels(out, thinking)
         else:
-            self._splitter = _Tags(out, tags, thinking, anywhere=tags.start in special and tags.end in special)
+            anywhere = tags.start in special and tags.end in special
+            self._splitter = _Tags(out, tags, thinking, anywhere=anywhere, stops=tuple(ends_thinking))
 
     @property
     def has_reasoned(self) -> bool:
@@ -168,11 +171,15 @@ class _Tags:
 
     Args:
         anywhere: the tags count wherever they stand, not only before the answer.
+        stops: other texts that end the thinking, and are part of the answer.
     """
 
-    def __init__(self, parts: _Parts, tags: ReasoningTags, thinking: Thinking, *, anywhere: bool) -> None:
+    def __init__(
+        self, parts: _Parts, tags: ReasoningTags, thinking: Thinking, *, anywhere: bool, stops: tuple[str, ...]
+    ) -> None:
         self._parts = parts
         self._start, self._end = tags.start, tags.end
+        self._stops = stops
         self._anywhere = anywhere
         self._held = ""
         self._gap = 0  # line breaks that may still be dropped
@@ -224,13 +231,15 @@ class _Tags:
         return True
 
     def _inside(self) -> bool:
-        before, tag, rest = self._held.partition(self._end)
-        if tag:
-            self._parts.add_reasoning(before)
-            self._held = rest
+        ends = (self._end, *self._stops)
+        places = [(at, tag) for tag in ends if (at := self._held.find(tag)) >= 0]
+        if places:
+            at, tag = min(places)
+            self._parts.add_reasoning(self._held[:at])
+            self._held = self._held[at + (len(tag) if tag == self._end else 0) :]
             self._enter(self._after)
             return True
-        cut = len(self._held) - held_length(self._held, (self._end,))
+        cut = len(self._held) - held_length(self._held, ends)
         self._parts.add_reasoning(self._held[:cut])
         self._held = self._held[cut:]
         return False

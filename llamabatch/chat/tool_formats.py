@@ -11,7 +11,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from llamabatch.chat import tool_parsers
@@ -78,6 +78,7 @@ class ToolFormat:
         reader: of text in it.
         notation: the form that grammar() makes; variants of it are read as well.
         marks: texts of the notation that may be special tokens of a vocabulary.
+        ends_thinking: marks of calls that also end a thinking which nothing has closed.
         thought: text that may stand before the calls: the beginning and the end of a thinking part, where the grammar
             itself has to allow it.
         id_letters: letters and digits of the ids that are made for calls; 0: as OpenAI's, "call_" and 24 of them.
@@ -88,6 +89,7 @@ class ToolFormat:
     reader: Reader
     notation: JsonNotation | TaggedNotation
     marks: tuple[str, ...] = ()
+    ends_thinking: tuple[str, ...] = ()
     thought: tuple[str, str] | None = None
     id_letters: int = 0
 
@@ -142,6 +144,7 @@ FORMATS: Sequence[ToolFormat] = (
             after=_KIMI[4],
         ),
         _KIMI,
+        ends_thinking=_KIMI[:2],
     ),
     ToolFormat(
         "deepseek-v3",
@@ -309,6 +312,30 @@ def grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, *, parallel: 
         begin, end = tool_format.thought
         lark.rule("thought", f"{lark.text(begin)} {lark.up_to(end)}")
     return f"start: {several}\n" + "".join(lark.rules)
+
+
+def lazy_grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, *, parallel: bool) -> str | None:
+    """A grammar of free text in which calls are held to their form; None: calls of the family begin with no mark.
+
+    Args:
+        as for grammar().
+    """
+    notation = tool_format.notation
+    opening = notation.before or notation.head if isinstance(notation, JsonNotation) else notation.head
+    mark = next((each for each in tool_format.marks if opening.startswith(each)), None)
+    if mark is None or tool_format.thought is not None:
+        return None
+    rest, several = opening[len(mark) :], False
+    behind: JsonNotation | TaggedNotation
+    if isinstance(notation, JsonNotation) and notation.before:
+        behind, several = replace(notation, before=rest), parallel
+    else:
+        behind = replace(notation, head=rest)
+    inner = grammar(replace(tool_format, notation=behind), tools, spell, parallel=several)
+    first = spell(mark)
+    free = f"free[lazy]: TEXT {first}" if first == quoted_mark(mark) else f"free: TEXT {first}"
+    calls = f"(free calls){'*' if parallel else '?'}"
+    return f"start: {calls} TEXT\n{free}\nTEXT: /(?s:.*)/\n" + inner.replace("start:", "calls:", 1)
 
 
 def _tagged(lark: _Lark, notation: TaggedNotation, n: int, name: str, schema: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Protocol
 from llamabatch.chat.conversation import ChatOptions
 from llamabatch.chat.formats import ChatFormat, reasoning_of
 from llamabatch.chat.output_parser import OutputParser
-from llamabatch.chat.tool_formats import ToolFormat, call_id, grammar, quoted_mark
+from llamabatch.chat.tool_formats import ToolFormat, call_id, grammar, lazy_grammar, quoted_mark
 from llamabatch.chat.tool_parsers import ToolParser
 from llamabatch.config import ResolvedConfig
 from llamabatch.errors import SamplingError
@@ -103,11 +103,21 @@ class AnswerFormat:
     def _forced(self) -> Structure | None:
         """The form of an answer that must call; None: it need not."""
         tools = self._options.forced_tools
-        if tools is None or self._tools is None:
+        if self._tools is None:
             return None
+        if tools is None:
+            return self._strict(self._tools)
         text = grammar(self._tools, tools, self._spell, parallel=self._options.parallel_tool_calls)
         # a grammar that allows the thinking binds from the first token on
         return Structure(TOOLS, text, in_reasoning=self._tools.thought is not None)
+
+    def _strict(self, tool_format: ToolFormat) -> Structure | None:
+        """The form of free text with calls, if a function is strict: then it holds from the mark of a call on."""
+        strict = self._options.strict_schemas
+        if strict is None:
+            return None
+        text = lazy_grammar(tool_format, strict, self._spell, parallel=self._options.parallel_tool_calls)
+        return None if text is None else Structure(TOOLS, text)
 
     def _spell(self, mark: str) -> str:
         """A mark in a grammar: the name of its special token, if it is one."""
@@ -127,7 +137,13 @@ class AnswerFormat:
                 return ToolParser(tools.reader, schemas, make_id, parallel=parallel)
 
             reads_calls = None if tools is None else make_tool_parser
-            return OutputParser(chat_format, thinking=thinking, special=special, make_tool_parser=reads_calls)
+            return OutputParser(
+                chat_format,
+                thinking=thinking,
+                special=special,
+                make_tool_parser=reads_calls,
+                ends_thinking=() if tools is None else tools.ends_thinking,
+            )
 
         return make
 

@@ -101,6 +101,16 @@ def test_calls_are_the_same_in_other_processes(llm, options):
         assert run(other) == run(llm)
 
 
+def test_a_strict_function_leaves_other_text_free(llm):
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    template = f"{{# {EXCERPTS['hermes']} #}}{CHATML}"
+    greedy = SamplingParams(temperature=0, max_tokens=40)
+    free, held = (llm.chat(ASKED, greedy, tools=[tool], chat_template=template)[0] for tool in (WEATHER, strict))
+    assert held.error is None
+    assert held.text
+    assert held.tool_calls == free.tool_calls == ()
+
+
 def test_a_schema_that_cannot_be_a_grammar_ends_its_own_request(llm):
     bad = {"function": {"name": "bad", "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}}
     greedy = SamplingParams(temperature=0, max_tokens=60)

@@ -16,6 +16,7 @@ from llamabatch.chat.tool_formats import (
     call_id,
     example,
     grammar,
+    lazy_grammar,
     quoted_mark,
     written,
 )
@@ -74,13 +75,13 @@ def test_each_family_has_an_excerpt():
 class Walk:
     """Random texts of a grammar, a token at a time; bytes, and the marks of the family as special tokens."""
 
-    def __init__(self, tool_format, tools, *, special, parallel):
+    def __init__(self, tool_format, tools, *, special, parallel, made_by=grammar):
         self.names = list(tool_format.marks) if special else []
         names = [special_name(mark) for mark in self.names]
         vocabulary = grammar_sandbox.Bytes(names)
         self.eos = vocabulary.eos_token_id
         tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(vocabulary))
-        lark = grammar(tool_format, tools, special_name if special else quoted_mark, parallel=parallel)
+        lark = made_by(tool_format, tools, special_name if special else quoted_mark, parallel=parallel)
         made = grammar_sandbox.to_llguidance("grammar", lark)
         self.matcher = llguidance.LLMatcher(tokenizer, made, log_level=0, limits=grammar_sandbox.limits())
         assert not self.matcher.is_error(), self.matcher.get_error() + lark
@@ -189,6 +190,24 @@ def test_the_grammar_has_the_notation_that_the_model_was_trained_on(tool_format)
             assert not walk.allows(f"{begin}Hm. {text}")
     assert not walk.allows(text[:-1])
     assert calls_of(tool_format, XML_TOOLS, text) == ("", [("clock", "{}")])
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("tool_format", FAMILIES, ids=lambda each: each.name)
+def test_a_lazy_grammar_holds_calls_and_leaves_text_free(tool_format, special):
+    spell = special_name if special else quoted_mark
+    if tool_format.name in ("gpt-oss", "llama-3", "generic"):
+        assert lazy_grammar(tool_format, XML_TOOLS, spell, parallel=True) is None
+        return
+    for parallel in (False, True):
+        walk = Walk(tool_format, XML_TOOLS, special=special, parallel=parallel, made_by=lazy_grammar)
+        text = WRITTEN[tool_format.name]
+        assert walk.allows("No call: <1> [2].")
+        assert walk.allows(f"Well.\n{text}")
+        assert walk.allows(f"{text}\nDone.")
+        assert not walk.allows(text.replace("clock", "volcano"))
+        if special:
+            assert walk.allows(f"{text}\n{text}") == parallel
 
 
 @pytest.mark.parametrize("tool_format", FAMILIES, ids=lambda each: each.name)

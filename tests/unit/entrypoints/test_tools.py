@@ -250,6 +250,30 @@ def test_calls_come_behind_the_thinking(thought):
     assert calls[0] == [[call.id, call.name, call.arguments] for call in out.tool_calls]
 
 
+def test_a_call_of_kimi_ends_its_thinking():
+    template = "{# <think> </think> <|im_middle|> <|tool_calls_section_begin|> #}" + HERMES
+    written = (
+        "<think>Hm.<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+        '{"city": "Oslo"}<|tool_call_end|><|tool_calls_section_end|>'
+    )
+    with FakeLLM(answers=written) as llm:
+        [out] = llm.chat(ASKED, GREEDY, tools=TOOLS, chat_template=template)
+    assert (out.reasoning, out.text) == ("Hm.", "")
+    assert [(call.id, call.parsed) for call in out.tool_calls] == [("functions.weather:0", {"city": "Oslo"})]
+
+
+def test_a_strict_function_brings_a_grammar_that_waits_for_its_mark():
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    with FakeLLM(answers=CALL) as llm:
+        llm.chat(ASKED, GREEDY, tools=[strict, CLOCK], chat_template=HERMES)
+        llm.chat(ASKED, GREEDY, tools=[strict, CLOCK])  # calls of the generic notation begin with no mark
+        llm.chat(ASKED, GREEDY, tools=TOOLS, chat_template=HERMES)
+        forms = [request.params.structured_outputs for request in llm.requests]
+    assert forms[0].kind == "tools"
+    assert "free[lazy]" in forms[0].text
+    assert forms[1:] == [None, None]
+
+
 def test_gpt_oss_thinks_says_and_calls():
     template = "{# <|channel|>analysis <|message|> <|channel|>commentary functions. #}" + HERMES
     written = (
