@@ -16,6 +16,7 @@ class Detokenizer:
             earliest in the text.
         include_stop: leave the stop string in the text, instead of cutting before it.
         min_tokens: stop strings that end within so many tokens end nothing.
+        errors: what becomes of bytes that are no UTF-8, as for bytes.decode.
     """
 
     def __init__(
@@ -25,6 +26,7 @@ class Detokenizer:
         *,
         include_stop: bool = False,
         min_tokens: int = 0,
+        errors: str = "replace",
     ) -> None:
         self.stopped: str | None = None
         self._token_bytes = token_bytes
@@ -33,7 +35,7 @@ class Detokenizer:
         self._exempt = 0  # characters at the beginning of _held in which no stop string can end
         self._stop = sorted(stop, key=len, reverse=True)
         self._longest_prefix = max((len(s) - 1 for s in stop), default=0)
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors=errors)
         self._held = ""
         self._shown: list[str] = []
 

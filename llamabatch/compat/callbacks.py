@@ -1,0 +1,81 @@
+"""Callbacks of llama_cpp's signature (all token ids, row of logits), and the penalties that llama_cpp.Llama applies."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.intc]
+Row = npt.NDArray[np.float32]
+LogitsProcessor = Callable[[Ids, Row], Row]
+StoppingCriteria = Callable[[Ids, Row], bool]
+
+
+class LogitsProcessorList(list[LogitsProcessor]):
+    """Functions of (token ids of prompt and output, logits) to logits, applied one after another."""
+
+    def __call__(self, input_ids: Ids, scores: Row) -> Row:
+        for process in self:
+            scores = process(input_ids, scores)
+        return scores
+
+
+class StoppingCriteriaList(list[StoppingCriteria]):
+    """Functions of (token ids of prompt and output, logits); the text ends before the next token if one is True."""
+
+    def __call__(self, input_ids: Ids, logits: Row) -> bool:
+        results = [criterion(input_ids, logits) for criterion in self]  # each is called, as one may count
+        return any(results)
+
+
+def with_prompt(process: LogitsProcessor, prompt: tuple[int, ...]) -> Callable[[list[int], Any], Any]:
+    """A processor of SamplingParams, which sees the output alone, of one that sees the prompt before it."""
+
+    def processor(output: list[int], logits: Row) -> Row:
+        return process(np.array([*prompt, *output], np.intc), logits)
+
+    return processor
+
+
+class Biases:
+    """logit_bias of any size and range, as a processor.
+
+    Args:
+        pairs: token id and the number added to its logit.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[int, float]]) -> None:
+        ids, values = zip(*pairs, strict=True)
+        self._ids, self._values = np.array(ids), np.array(values, np.float32)
+
+    def __call__(self, output: list[int], logits: Row) -> Row:
+        logits[self._ids] += self._values
+        return logits
+
+
+class Penalties:
+    """llama.cpp's penalties over the last tokens of the output (llama-sampler.cpp, llama_sampler_penalties_apply).
+
+    llama_cpp.Llama shows its sampler no token of the prompt, unlike the penalties of SamplingParams.
+
+    Args:
+        last_n: the number of last tokens that count.
+        repeat: the logit of a token among them is divided by it where positive, else multiplied.
+        frequency: taken from its logit for each time that it is among them.
+        presence: taken from its logit once.
+    """
+
+    def __init__(self, last_n: int, repeat: float, frequency: float, presence: float) -> None:
+        self._last_n = last_n
+        self._repeat, self._frequency, self._presence = repeat, frequency, presence
+
+    def __call__(self, output: list[int], logits: Row) -> Row:
+        for token_id, count in Counter(output[-self._last_n :]).items():
+            logit = float(logits[token_id])
+            logit = logit * self._repeat if logit <= 0 else logit / self._repeat
+            logits[token_id] = logit - count * self._frequency - self._presence
+        return logits

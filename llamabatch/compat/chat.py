@@ -1,0 +1,298 @@
+"""Chats as llama_cpp.Llama has them: its named formats, the tool that an answer must call, and its dictionaries."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llamabatch.chat.conversation import ChatModel, ChatOptions, Conversation, check_conversation, render
+from llamabatch.compat.grammar import schema_form
+from llamabatch.errors import ConfigError, PromptError
+from llamabatch.request.structured_outputs import Structure, structure
+from llamabatch.utils.checks import show
+
+Json = dict[str, Any]
+
+_TEMPLATE = "tokenizer.chat_template"
+_DEFAULT = "chat_template.default"  # llama_cpp's name for the template of the GGUF
+_FALLBACK = "llama-2"  # llama_cpp's format for a model without a template
+
+# SHA-256 of the templates for which llama_cpp.Llama takes a format of its own.
+_GUESSED = {
+    "153280e3ff55d19da1398bdb3914ee2a51b80429bfaedde11d7d216c39db80f3": "chatml",
+    "7e995b379ec01747807246483647cd99030abf331653f1119e16d7ac041a3495": "mistral-instruct",
+    "26a59556925c987317ce5291811ba3b7f32ec4c647c400c6cc7e3a9993007ba7": "mistral-instruct",
+    "ba03a121d097859c7b5b9cd03af99aafe95275210d2876f642ad9929a150f122": "llama-3",
+}
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """The prompt of a conversation.
+
+    Attributes:
+        text: its special tokens are names.
+        stop: strings that end the answer, besides those of the caller.
+        add_special: the tokens around a text come from the vocabulary; else from the template.
+    """
+
+    text: str
+    stop: list[str]
+    add_special: bool
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format with a name: the text of each message by its role, {} standing for its content.
+
+    Attributes:
+        system: the first system message, before all others, also where there is none; "": system messages are left
+            out, or `turns` has them.
+        default_system: its content where there is none.
+        ending: behind the last message.
+    """
+
+    turns: Mapping[str, str]
+    ending: str
+    stop: list[str] = field(default_factory=list)
+    system: str = ""
+    default_system: str = ""
+
+    def render(self, messages: Conversation) -> Rendered:
+        """The prompt of a conversation; messages of other roles are left out, as in llama_cpp."""
+        system = next((_content(m) for m in messages if m["role"] == "system"), "") or self.default_system
+        known = [message for message in messages if message["role"] in self.turns]
+        turns = [self.turns[message["role"]].format(_content(message)) for message in known]
+        return Rendered(self.system.format(system) + "".join(turns) + self.ending, self.stop, True)
+
+
+class _Llama2(Format):
+    """The format whose system message stands within the first turn."""
+
+    def render(self, messages: Conversation) -> Rendered:
+        system = next((_content(m) for m in messages if m["role"] == "system"), "")
+        text = (self.system.format(system) if system else "") + " "
+        for i, message in enumerate(message for message in messages if message["role"] in self.turns):
+            turn = "{} " if system and i == 0 else self.turns[message["role"]]
+            text += turn.format(_content(message))
+        return Rendered(text + self.ending, self.stop, True)
+
+
+_CHATML = {role: f"<|im_start|>{role}\n{{}}<|im_end|>\n" for role in ("user", "assistant")}
+_LLAMA3 = "<|start_header_id|>{}<|end_header_id|>\n\n"
+FORMATS: dict[str, Format] = {
+    "llama-2": _Llama2(
+        {"user": "<s>[INST]{}  ", "assistant": "[/INST]{} </s>"}, "[/INST]", system="[INST] <<SYS>>\n{}\n<</SYS>>"
+    ),
+    "llama-3": Format(
+        {role: _LLAMA3.format(role) + "{}<|eot_id|>" for role in ("system", "user", "assistant")},
+        _LLAMA3.format("assistant"),
+        ["<|eot_id|>"],
+    ),
+    "chatml": Format(_CHATML, "<|im_start|>assistant\n", ["<|im_end|>"], "<|im_start|>system\n{}<|im_end|>\n"),
+    "qwen": Format(
+        _CHATML,
+        "<|im_start|>assistant\n",
+        ["<|endoftext|>"],
+        "<|im_start|>system\n{}<|im_end|>\n",
+        "You are a helpful assistant.",
+    ),
+    "mistral-instruct": Format({"user": "[INST] {}", "assistant": " [/INST]{}</s>"}, " [/INST]", ["</s>"]),
+    "zephyr": Format(
+        {"user": "<|user|>\n\n{}</s>\n", "assistant": "<|assistant|>\n\n{}</s>\n"},
+        "<|assistant|>\n\n",
+        ["</s>"],
+        "<|system|>\n{}</s>\n",
+    ),
+    "gemma": Format(
+        {
+            "user": "<start_of_turn>user\n{}<end_of_turn>\n",
+            "assistant": "<start_of_turn>model\n{}<end_of_turn>\n",
+        },
+        "<start_of_turn>model\n",
+        ["<end_of_turn>\n"],
+    ),
+    "alpaca": Format({"user": "### Instruction: {}\n\n", "assistant": "### Response: {}</s>"}, "", system="{}\n\n"),
+}
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    """The text of a message. Raises PromptError for anything but text."""
+    content = message.get("content")
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, (list, tuple)) and all(isinstance(part, Mapping) for part in content):
+        return "".join(str(part.get("text", "")) for part in content)
+    raise PromptError(f"content is {show(content)}; give a text")
+
+
+def format_of(name: str | None, metadata: Mapping[str, str]) -> str:
+    """The name of the format in force: the given one, else the one that llama_cpp.Llama takes for the model.
+
+    Raises:
+        ConfigError: there is no such format, nor such a template in the file.
+    """
+    if name is None:
+        template = metadata.get(_TEMPLATE)
+        if template is None:
+            return _FALLBACK
+        return _GUESSED.get(hashlib.sha256(template.encode()).hexdigest(), _DEFAULT)
+    known = [*FORMATS, *_templates(metadata)]
+    if name not in known:
+        raise ConfigError(
+            f"chat_format is {show(name)}; known are {', '.join(known)}; for another of llama_cpp's give "
+            "chat_handler=llama_cpp.llama_chat_format.get_chat_completion_handler(name), or leave it out: the model's "
+            "own template then holds"
+        )
+    return name
+
+
+def _templates(metadata: Mapping[str, str]) -> dict[str, str]:
+    """The templates of the file by llama_cpp's names of them."""
+    found = {key[len("tokenizer.") :]: text for key, text in metadata.items() if key.startswith(f"{_TEMPLATE}.")}
+    return found | ({_DEFAULT: metadata[_TEMPLATE]} if _TEMPLATE in metadata else {})
+
+
+def prompt_of(
+    model: ChatModel, metadata: Mapping[str, str], name: str, messages: Any, tools: Sequence[Any] | None
+) -> Rendered:
+    """The prompt of a conversation in a format. Raises PromptError."""
+    if name in FORMATS:
+        return FORMATS[name].render(check_conversation(messages))
+    source = _templates(metadata)[name]
+    bos, eos = model.special_token("bos"), model.special_token("eos")
+    # a template without a place for tools gets none, as in llama_cpp
+    options = ChatOptions(tools=tools if tools and "tools" in source else None)
+    return Rendered(render(source, messages, bos, eos, options), [eos] if eos else [], False)
+
+
+def called_tool(
+    functions: Any, function_call: Any, tools: Any, tool_choice: Any
+) -> tuple[list[Json] | None, str | None, Structure | None]:
+    """The tools, the name of the one that the answer must call, and the form of its arguments.
+
+    Raises:
+        PromptError: the tool is none of the tools, or the choice is one that llama_cpp.Llama drops in silence.
+    """
+    if functions is not None:
+        tools = [{"type": "function", "function": function} for function in functions]
+    if function_call in ("none", "auto"):
+        tool_choice = function_call
+    elif isinstance(function_call, Mapping) and "name" in function_call:
+        tool_choice = {"type": "function", "function": {"name": function_call["name"]}}
+    elif function_call is not None:
+        raise PromptError(f"function_call is {show(function_call)}; give 'none', 'auto' or {{'name': …}}")
+    if tool_choice is None or tool_choice in ("none", "auto") or tools is None:
+        return tools, None, None
+    if not isinstance(tool_choice, Mapping) or not isinstance(tool_choice.get("function"), Mapping):
+        raise PromptError(
+            f"tool_choice is {show(tool_choice)}; give 'none', 'auto' or {{'type': 'function', 'function': {{'name': "
+            "…}}; Llama.llm.chat(messages, tools=…, tool_choice='required') lets the model choose the tool"
+        )
+    name = tool_choice["function"].get("name")
+    for tool in tools:
+        if tool["function"]["name"] == name:
+            schema = tool["function"].get("parameters") or {"type": "object"}
+            return tools, name, schema_form(schema)
+    raise PromptError(f"Tool choice '{name}' not found in tools.")
+
+
+def response_form(given: Any) -> Structure | None:
+    """The form that a response_format asks for, with JSON schemas of OpenAI's shape, too. Raises SamplingError."""
+    if given is None or structure(given) is None:
+        return None
+    inner = given.get("json_schema")
+    schema = given.get("schema") if inner is None else inner["schema"]
+    return structure(given) if schema is None else schema_form(schema)
+
+
+def whole(completion: Json, tool: str | None) -> Json:
+    """The "chat.completion" of a "text_completion"."""
+    [choice] = completion["choices"]
+    text, finish_reason = choice["text"], choice["finish_reason"]
+    message: Json = {"role": "assistant", "content": text}
+    if tool is not None:
+        function = {"name": tool, "arguments": text}
+        calls = [{"id": f"call__0_{tool}_{completion['id']}", "type": "function", "function": function}]
+        message = {"role": "assistant", "content": None, "function_call": dict(function), "tool_calls": calls}
+        finish_reason = "tool_calls"
+    found = {"message": message, "logprobs": _logprobs(choice["logprobs"]), "finish_reason": finish_reason}
+    return {
+        "id": f"chat{completion['id']}",
+        "object": "chat.completion",
+        "created": completion["created"],
+        "model": completion["model"],
+        "choices": [{"index": 0, **found}],
+        "usage": completion["usage"],
+    }
+
+
+def chunks(given: Iterator[Json], tool: str | None) -> Iterator[Json]:
+    """The "chat.completion.chunk" dictionaries of the chunks of a completion."""
+    delta_of: Callable[[Json], Json] = _text_delta if tool is None else _call_delta(tool)
+    empty: Json = {"role": None, "content": None, "function_call": None, "tool_calls": None}
+    is_first = True
+    for chunk in given:
+        [choice] = chunk["choices"]
+        if is_first:
+            first = {"role": "assistant"} if tool is None else {**empty, "role": "assistant"}
+            yield _chunk(chunk, first, None, None)
+            is_first = False
+        reason = choice["finish_reason"]
+        if tool is None:
+            delta = delta_of(chunk) if reason is None else {}
+            yield _chunk(chunk, delta, _logprobs(choice["logprobs"]), reason)
+        elif reason is None:
+            yield _chunk(chunk, delta_of(chunk), _logprobs(choice["logprobs"]), None)
+        else:
+            yield _chunk(chunk, dict(empty), None, "tool_calls")
+
+
+def _text_delta(chunk: Json) -> Json:
+    return {"content": chunk["choices"][0]["text"]}
+
+
+def _call_delta(tool: str) -> Callable[[Json], Json]:
+    def delta(chunk: Json) -> Json:
+        function = {"name": tool, "arguments": chunk["choices"][0]["text"]}
+        call = {"index": 0, "id": f"call__0_{tool}_{chunk['id']}", "type": "function", "function": function}
+        return {"role": None, "content": None, "function_call": dict(function), "tool_calls": [call]}
+
+    return delta
+
+
+def _chunk(chunk: Json, delta: Json, logprobs: Json | None, finish_reason: str | None) -> Json:
+    return {
+        "id": f"chat{chunk['id']}",
+        "object": "chat.completion.chunk",
+        "created": chunk["created"],
+        "model": chunk["model"],
+        "choices": [{"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}],
+    }
+
+
+def _logprobs(given: Json | None) -> Json | None:
+    """The logprobs of a chat from those of a completion."""
+    if given is None:
+        return None
+    content = []
+    for token, logprob, likeliest in zip(given["tokens"], given["token_logprobs"], given["top_logprobs"], strict=True):
+        top = [{"token": text, "logprob": value, "bytes": None} for text, value in likeliest.items()]
+        content.append({"token": token, "bytes": None, "logprob": logprob, "top_logprobs": top})
+    return {"content": content, "refusal": None}
+
+
+def openai_v1(make: Callable[[], Any], stream: bool) -> Any:
+    """The dictionaries that `make` returns as objects of the openai package. Raises ImportError without it."""
+    try:
+        types = importlib.import_module("openai.types.chat")
+    except ImportError as error:
+        raise ImportError("create_chat_completion_openai_v1 needs the openai package: pip install openai") from error
+    if stream:
+        return (types.ChatCompletionChunk(**chunk) for chunk in make())
+    return types.ChatCompletion(**make())

@@ -1,0 +1,331 @@
+"""One completion: the arguments of llama_cpp's create_completion as a request, and its output as their dictionaries."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from llamabatch.compat.callbacks import Biases, Penalties, with_prompt
+from llamabatch.compat.grammar import form_of
+from llamabatch.errors import EngineClosedError, SamplingError
+from llamabatch.request.detokenizer import Detokenizer
+from llamabatch.request.logprobs import TokenLogprobs
+from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutput
+from llamabatch.request.sampling_params import MAX_BIASES, SamplingParams
+from llamabatch.request.structured_outputs import Structure
+from llamabatch.utils.checks import integer, number, pairs, show
+
+Json = dict[str, Any]
+
+RANDOM_SEED = 0xFFFFFFFF  # LLAMA_DEFAULT_SEED
+_MOST_BIAS = 100.0  # of SamplingParams
+_MOST_PENALTY = 2.0
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of create_completion; `form` comes from response_format or tools of a chat."""
+
+    prompt: str | list[int]
+    suffix: str | None
+    max_tokens: int | None
+    temperature: float
+    top_p: float
+    min_p: float
+    typical_p: float
+    logprobs: int | None
+    echo: bool
+    stop: str | list[str] | None
+    frequency_penalty: float
+    presence_penalty: float
+    repeat_penalty: float
+    top_k: int
+    seed: int | None
+    mirostat_mode: int
+    mirostat_tau: float
+    mirostat_eta: float
+    model: str | None
+    stopping_criteria: Callable[[Any, Any], bool] | None
+    logits_processor: Iterable[Callable[[Any, Any], Any]] | None
+    grammar: Any
+    logit_bias: Mapping[Any, float] | None
+    form: Structure | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        """The stop strings."""
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+
+
+def sampling_params(
+    args: Arguments, prompt: tuple[int, ...], room: int, seed: int | None, last_n: int, *, ignore_eos: bool = False
+) -> SamplingParams:
+    """The parameters of a request that samples as llama_cpp.Llama does (its _init_sampler).
+
+    Args:
+        prompt: its token ids.
+        room: tokens that n_ctx leaves for the output.
+        seed: of the draws; None: random.
+        last_n: last_n_tokens_size.
+        ignore_eos: go on behind an end-of-generation token.
+
+    Raises:
+        SamplingError: a value is out of range.
+    """
+    most = room if args.max_tokens is None or args.max_tokens <= 0 else min(args.max_tokens, room)
+    if not args.prompt:
+        most = max(1, most - 1)  # llama_cpp counts the token that begins the text
+    processors: list[Any] = [with_prompt(process, prompt) for process in args.logits_processor or ()]
+    biases = _biases(args.logit_bias)
+    plain = {"frequency_penalty": args.frequency_penalty, "presence_penalty": args.presence_penalty}
+    penalties: Json = {name: number(SamplingError, name, value, -1e6, 1e6) for name, value in plain.items()}
+    repeat = number(SamplingError, "repeat_penalty", args.repeat_penalty, 1e-6, 1e6)
+    beyond = most > last_n or any(abs(value) > _MOST_PENALTY for value in penalties.values())
+    windowed = last_n > 0 and (repeat != 1 or (beyond and any(penalties.values())))
+    if biases and (windowed or len(biases) > MAX_BIASES or any(abs(bias) > _MOST_BIAS for _, bias in biases)):
+        processors.append(Biases(biases))
+        biases = []
+    if windowed:
+        processors.append(Penalties(last_n, repeat, **{name.partition("_")[0]: v for name, v in penalties.items()}))
+    if windowed or last_n <= 0:
+        penalties = {}
+    form = args.form if args.form is not None else form_of(args.grammar)
+    return SamplingParams(
+        max_tokens=most,
+        stop=args.stops,
+        seed=seed,
+        ignore_eos=ignore_eos,
+        repetition_penalty=1.0,
+        logits_processors=processors,
+        logit_bias=biases,
+        structured_outputs=form,
+        logprobs=args.logprobs,
+        prompt_logprobs=args.logprobs if args.echo else None,
+        **penalties,
+        **_cuts(args),
+    )
+
+
+def _cuts(args: Arguments) -> Json:
+    """The fields that cut and draw. Out-of-range values that llama.cpp reads as "off" or "all" are brought in range."""
+    temperature = number(SamplingError, "temperature", args.temperature, -1e6, 1e6)
+    if temperature < 0:  # llama_cpp draws from the logits as they are
+        return {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "mirostat": 0, "xtc_probability": 0.0}
+    if args.mirostat_mode in (1, 2) and temperature > 0:  # without a temperature of its own in llama_cpp
+        mirostat = {"mirostat_tau": args.mirostat_tau, "mirostat_eta": args.mirostat_eta}
+        return {"temperature": 1.0, "mirostat": args.mirostat_mode, "xtc_probability": 0.0, **mirostat}
+    shares = {"top_p": args.top_p, "min_p": args.min_p, "typical_p": args.typical_p}
+    cuts = {name: min(1.0, max(0.0, number(SamplingError, name, value, -1e6, 1e6))) for name, value in shares.items()}
+    top_k = max(0, integer(SamplingError, "top_k", args.top_k, -(2**31), 2**31 - 1))
+    return {"temperature": temperature, "top_k": top_k, **cuts, "mirostat": 0, "xtc_probability": 0.0}
+
+
+def _biases(given: object) -> list[tuple[int, float]]:
+    """logit_bias as pairs; ids may be texts, as JSON has them."""
+    if not given:
+        return []
+    read = pairs(given, 2**20)
+    if read is None:
+        raise SamplingError(f"logit_bias is {show(given)}; give a mapping from token id to bias")
+    found = []
+    for key, bias in read:
+        token_id = int(key) if isinstance(key, str) and key.isdigit() else key
+        token_id = integer(SamplingError, "a token id of logit_bias", token_id, 0, 2**20 - 1)
+        if isinstance(bias, bool) or not isinstance(bias, (int, float, np.number)) or not bias < float("inf"):
+            raise SamplingError(f"logit_bias of token {token_id} is {show(bias)}; give a finite number, or -inf")
+        found.append((token_id, float(bias)))
+    return found
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a completion needs of a vocabulary: bytes of tokens ("" of special ones), and the one that begins texts."""
+
+    token_bytes: Callable[[int], bytes]
+    bos: int
+
+    def text(self, token_ids: Iterable[int]) -> str:
+        """The text of tokens; bytes that are no whole character are left out, as in llama_cpp."""
+        return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", "ignore")
+
+
+class Completion:
+    """The dictionaries of one completion.
+
+    Args:
+        prompt_ids: as they are computed.
+        model: the value of "model".
+        n_vocab: for the rows that stopping criteria get.
+    """
+
+    def __init__(self, args: Arguments, prompt_ids: tuple[int, ...], model: str, words: Words, n_vocab: int) -> None:
+        self.id = f"cmpl-{uuid.uuid4()}"
+        self.created = int(time.time())
+        self.model = model
+        self._args = args
+        self._prompt_ids = prompt_ids
+        self._words = words
+        self._n_vocab = n_vocab
+        self._n_shown = 0  # characters of the output before the next token with logprobs
+
+    def whole(self, output: RequestOutput) -> Json:
+        """The dictionary of a finished request."""
+        [each] = output.outputs
+        _check_ended(each.finish_reason)
+        ids, logprobs = each.token_ids, each.logprobs
+        if isinstance(each.stop_reason, int):  # the end-of-generation token, which llama_cpp does not count
+            ids, logprobs = ids[:-1], logprobs and logprobs[:-1]
+        text = _Text(self._args, self._words)
+        shown = "".join(map(text.push, ids)) + text.flush()
+        return self.document(ids, shown, each.finish_reason.value, logprobs, output.prompt_logprobs)
+
+    def document(
+        self,
+        ids: tuple[int, ...],
+        text: str,
+        finish_reason: str,
+        logprobs: tuple[TokenLogprobs, ...] | None,
+        prompt_logprobs: tuple[TokenLogprobs | None, ...] | None,
+    ) -> Json:
+        """The whole "text_completion"."""
+        args, prompt = self._args, self._prompt_ids
+        found = None if logprobs is None else self._all_logprobs(ids, logprobs, prompt_logprobs)
+        before = (args.prompt if isinstance(args.prompt, str) else self._words.text(prompt)) if args.echo else ""
+        n_output = len(ids) + (not args.prompt)
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": n_output, "total_tokens": len(prompt) + n_output}
+        return self._document(before + text, found, finish_reason) | {"usage": usage}
+
+    def _document(self, text: str, logprobs: Json | None, finish_reason: str | None) -> Json:
+        choice = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": finish_reason}
+        head = {"id": self.id, "object": "text_completion", "created": self.created, "model": self.model}
+        return {**head, "choices": [choice]}
+
+    def _all_logprobs(
+        self,
+        ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprobs, ...],
+        prompt_logprobs: tuple[TokenLogprobs | None, ...] | None,
+    ) -> Json:
+        """The logprobs of the output, with echo those of the prompt before them but for its first token's."""
+        if not self._args.echo:
+            return self._logprobs(ids, logprobs, len(self._args.prompt))
+        skipped = self._prompt_ids[0] == self._words.bos
+        of_prompt = (prompt_logprobs or (None,) * len(self._prompt_ids))[skipped:]
+        found = self._logprobs((*self._prompt_ids[skipped:], *ids), (*of_prompt, *logprobs), 0)
+        if found["tokens"]:
+            found["token_logprobs"][0] = found["top_logprobs"][0] = None
+        return found
+
+    def _logprobs(self, ids: tuple[int, ...], logprobs: tuple[TokenLogprobs | None, ...], offset: int) -> Json:
+        tokens, offsets, chosen, likeliest = list[str](), list[int](), list[float | None](), list[Json | None]()
+        for token_id, given in zip(ids, logprobs, strict=True):
+            text = self._words.text([token_id])
+            if token_id != self._words.bos:
+                tokens.append(text)
+                offsets.append(offset)
+                chosen.append(None if given is None else given[token_id].logprob)
+                likeliest.append(None if given is None else self._likeliest(token_id, text, given))
+            offset += len(text)
+        return {"tokens": tokens, "text_offset": offsets, "token_logprobs": chosen, "top_logprobs": likeliest}
+
+    def _likeliest(self, token_id: int, text: str, given: TokenLogprobs) -> Json:
+        ranked = sorted(given.items(), key=lambda item: item[1].rank)[: self._args.logprobs or 0]
+        found = {self._words.text([other]): each.logprob for other, each in ranked}
+        return found | {text: given[token_id].logprob}
+
+    def chunks(self, pieces: Iterator[SequenceOutput]) -> Iterator[Json]:
+        """The chunks of a stream, the last one with the finish_reason and no text."""
+        text, reason = _Text(self._args, self._words), FinishReason.LENGTH.value
+        offset = len(self._args.prompt)
+        for token_id, logprobs, ended in self._tokens(pieces):
+            if ended is not None:
+                reason = ended
+                break
+            new = text.push(token_id)
+            if logprobs is not None:
+                yield self._document(new, self._logprobs((token_id,), (logprobs,), offset), None)
+                offset += len(self._words.text([token_id]))
+            elif new:
+                yield self._document(new, None, None)
+        rest = text.flush()
+        if rest:
+            yield self._document(rest, None, None)
+        yield self._document("", None, reason)
+
+    def until_stopped(self, pieces: Iterator[SequenceOutput]) -> Json:
+        """The whole dictionary of a request that stopping criteria may end."""
+        ids, kept, text, reason = list[int](), list[TokenLogprobs](), _Text(self._args, self._words), "length"
+        shown = ""
+        of_prompt: tuple[TokenLogprobs | None, ...] | None = None
+        for token_id, logprobs, ended in self._tokens(pieces):
+            if ended is not None:
+                reason = ended
+                break
+            ids.append(token_id)
+            if logprobs is not None:
+                kept.append(logprobs)
+            shown += text.push(token_id)
+        found = None if self._args.logprobs is None else tuple(kept)
+        return self.document(tuple(ids), shown + text.flush(), reason, found, of_prompt)
+
+    def token_ids(self, pieces: Iterator[SequenceOutput]) -> Iterator[int]:
+        """The tokens of a stream, the one that ends it included, until a stopping criterion holds."""
+        for token_id, _, ended in self._tokens(pieces, with_end=True):
+            if ended is None:
+                yield token_id
+
+    def _tokens(
+        self, pieces: Iterator[SequenceOutput], *, with_end: bool = False
+    ) -> Iterator[tuple[int, TokenLogprobs | None, str | None]]:
+        """Each token of a stream with its logprobs; at last (0, None, the reason of the end).
+
+        Args:
+            with_end: the end-of-generation token is one of them.
+        """
+        criteria, known = self._args.stopping_criteria, list(self._prompt_ids)
+        row = np.full(self._n_vocab if criteria is not None else 0, np.nan, np.float32)
+        for piece in pieces:
+            done = piece.finished
+            if done is not None:
+                _check_ended(done.finish_reason)
+            ends_in_eog = not with_end and done is not None and isinstance(done.outputs[0].stop_reason, int)
+            ids = piece.token_ids[:-1] if ends_in_eog else piece.token_ids
+            for i, token_id in enumerate(ids):
+                if criteria is not None and criteria(np.array(known, np.intc), row):
+                    yield 0, None, FinishReason.STOP.value
+                    return
+                known.append(token_id)
+                yield token_id, None if piece.logprobs is None else piece.logprobs[i], None
+            if done is not None:
+                yield 0, None, done.finish_reason.value
+
+
+class _Text:
+    """The text of the output, cut at the stop strings."""
+
+    def __init__(self, args: Arguments, words: Words) -> None:
+        self._detokenizer = Detokenizer(words.token_bytes, tuple(args.stops), errors="ignore")
+        self._leading = not args.prompt  # llama_cpp takes the space away that follows BOS
+
+    def push(self, token_id: int) -> str:
+        return self._without_space(self._detokenizer.push(token_id))
+
+    def flush(self) -> str:
+        return self._without_space(self._detokenizer.flush())
+
+    def _without_space(self, text: str) -> str:
+        if self._leading and text:
+            self._leading = False
+            return text.removeprefix(" ")
+        return text
+
+
+def _check_ended(reason: FinishReason) -> None:
+    """Raises EngineClosedError for a request that the end of its engine aborted."""
+    if reason == FinishReason.ABORT:
+        raise EngineClosedError("the model was closed before this completion ended")

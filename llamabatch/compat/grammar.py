@@ -1,0 +1,91 @@
+"""LlamaGrammar: a grammar or a JSON schema that the output follows, under llama_cpp's name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from llamabatch.errors import SamplingError
+from llamabatch.request.structured_outputs import Structure, structure
+from llamabatch.utils.checks import show
+
+
+class LlamaGrammar:
+    """The form of an output; a Llama takes llama_cpp's own objects of this name, too.
+
+    Made by its class methods. Their `verbose` is llama_cpp's and changes nothing.
+
+    Attributes:
+        form: as SamplingParams.structured_outputs holds it.
+    """
+
+    def __init__(self, form: Structure) -> None:
+        self.form = form
+
+    @classmethod
+    def from_string(cls, grammar: str, verbose: bool = True) -> LlamaGrammar:
+        """A grammar in llama.cpp's notation (GBNF), or in Lark's. Raises SamplingError (ValueError) unless a text."""
+        return cls(_form({"grammar": grammar}))
+
+    @classmethod
+    def from_file(cls, file: str | Path, verbose: bool = True) -> LlamaGrammar:
+        """A grammar in a file. Raises SamplingError if it cannot be read, or is empty."""
+        try:
+            text = Path(file).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise SamplingError(f"the grammar {show(str(file))} cannot be read: {error}") from error
+        return cls.from_string(text, verbose=verbose)
+
+    @classmethod
+    def from_json_schema(cls, json_schema: str, verbose: bool = True) -> LlamaGrammar:
+        """The JSON documents of a schema, which is JSON text. Raises SamplingError."""
+        return cls(schema_form(json_schema))
+
+
+def schema_form(given: object) -> Structure:
+    """The form of a JSON schema as llama_cpp reads it: objects have the properties that it names, and no others unless
+    additionalProperties says so.
+
+    Args:
+        given: a schema, or its JSON text.
+
+    Raises:
+        SamplingError: it is no schema.
+    """
+    plain = _form({"json": given})
+    return _form({"json": _closed(json.loads(plain.text))})
+
+
+_DATA = ("const", "default", "enum", "examples", "properties")
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: value if key in _DATA else _closed(value) for key, value in schema.items()}
+    if isinstance(schema.get("properties"), dict):
+        found["properties"] = {name: _closed(each) for name, each in schema["properties"].items()}
+        if schema.get("type", "object") == "object":
+            found.setdefault("additionalProperties", False)
+    return found
+
+
+def _form(given: dict[str, Any]) -> Structure:
+    form = structure(given)
+    assert form is not None
+    return form
+
+
+def form_of(grammar: object) -> Structure | None:
+    """The form of a LlamaGrammar of this package or of llama_cpp; None stays None. Raises SamplingError."""
+    if grammar is None:
+        return None
+    if isinstance(grammar, LlamaGrammar):
+        return grammar.form
+    text = getattr(grammar, "_grammar", None)  # llama_cpp.LlamaGrammar has nothing public
+    if not isinstance(text, str):
+        raise SamplingError(f"grammar is {show(grammar)}; give LlamaGrammar.from_string(…) or .from_json_schema(…)")
+    return _form({"grammar": text})

@@ -1,0 +1,788 @@
+"""Llama: llama_cpp.Llama's constructor and methods over one engine that batches the calls of all threads."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from llamabatch.compat import chat as chats
+from llamabatch.compat.callbacks import LogitsProcessorList, StoppingCriteriaList
+from llamabatch.compat.completion import RANDOM_SEED, Arguments, Completion, Words, sampling_params
+from llamabatch.compat.grammar import LlamaGrammar
+from llamabatch.compat.options import LORA, check_further, engine_options, warn_once
+from llamabatch.entrypoints.llm import LLM
+from llamabatch.errors import ConfigError, PromptError, SamplingError
+from llamabatch.gguf.header import read_start
+from llamabatch.gguf.pooling import POOLINGS
+from llamabatch.gguf.resolve import fetch, local, resolve
+from llamabatch.request.outputs import SequenceOutput
+from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.utils.checks import integer, items, show
+
+Json = dict[str, Any]
+
+# Names of llama_cpp.Llama that show the one context it has; here all calls share one.
+_ONE_CONTEXT = "it is about the one sequence of llama_cpp.Llama, and here many calls share the context"
+ABSENT = {
+    "eval": f"{_ONE_CONTEXT}; llm.generate and llm.score compute prompts",
+    "sample": f"{_ONE_CONTEXT}; generate(tokens) yields sampled tokens",
+    "save_state": f"{_ONE_CONTEXT}; llm.save_prefix(text, file) keeps a computed prefix",
+    "load_state": f"{_ONE_CONTEXT}; llm.load_prefix(file) takes up a computed prefix",
+    "scores": f"{_ONE_CONTEXT}; logprobs, and llm.score, give what the model thinks of tokens",
+    "eval_logits": f"{_ONE_CONTEXT}; logprobs give what the model thinks of tokens",
+    "input_ids": _ONE_CONTEXT,
+    "eval_tokens": _ONE_CONTEXT,
+    "n_tokens": _ONE_CONTEXT,
+    "ctx": "llama.cpp's context belongs to the engine's thread",
+    "model": "llama.cpp's model belongs to the engine; llm.vocab and metadata tell what it holds",
+    "context_params": "llm.plan has the options in force",
+    "model_params": "llm.plan has the options in force",
+    "cache": "llm.plan.config.cache_prefix says whether prefixes are kept",
+    "numa": "llm.plan has the options in force",
+    "tensor_split": "llm.plan has the options in force",
+    "lora_base": "the adapter is applied to the model as it is",
+}
+
+
+class Llama:
+    """A GGUF model with llama_cpp.Llama's names and defaults, whose calls from many threads run as one batch.
+
+    Arguments have the meaning that llama_cpp.Llama gives them; docs/from_llama_cpp_python.md tells the differences name
+    by name. `n_ctx` is what one call may use, rounded up to a multiple of 256 as llama.cpp does; how many calls run at
+    once follows from memory, or from `n_slots`.
+
+    Args:
+        model_path: as LLM's `model`: a .gguf file, "tiny", or a name on the hub.
+        n_threads, n_threads_batch: None: what the machine allows, where llama_cpp takes half of the cores.
+        flash_attn: False: where it is fast; True: on.
+        logits_all, embedding: accepted; logprobs and embeddings need no option.
+        verbose: accepted; llama.cpp's messages go to the logger "llamabatch.llama_cpp".
+        **kwargs: options of EngineConfig, as n_slots=16; an unknown one is refused, where llama_cpp drops it.
+
+    Attributes:
+        llm: the LLM behind it, with all that llama_cpp.Llama has no name for.
+        metadata: the values of the GGUF's header as texts, without lists.
+
+    Raises:
+        ConfigError, ModelFileError (both ValueError): an option is refused, or the file is missing or damaged.
+        MemoryPlanError, SetupError, EngineError: as LLM.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        n_gpu_layers: int = 0,
+        split_mode: int = 1,
+        main_gpu: int = 0,
+        tensor_split: list[float] | None = None,
+        vocab_only: bool = False,
+        use_mmap: bool = True,
+        use_mlock: bool = False,
+        kv_overrides: dict[str, bool | int | float | str] | None = None,
+        seed: int = 4294967295,
+        n_ctx: int = 512,
+        n_batch: int = 512,
+        n_ubatch: int = 512,
+        n_threads: int | None = None,
+        n_threads_batch: int | None = None,
+        rope_scaling_type: int | None = -1,
+        pooling_type: int = -1,
+        attention_type: int = -1,
+        rope_freq_base: float = 0.0,
+        rope_freq_scale: float = 0.0,
+        yarn_ext_factor: float = -1.0,
+        yarn_attn_factor: float = 1.0,
+        yarn_beta_fast: float = 32.0,
+        yarn_beta_slow: float = 1.0,
+        yarn_orig_ctx: int = 0,
+        logits_all: bool = False,
+        embedding: bool = False,
+        offload_kqv: bool = True,
+        flash_attn: bool = False,
+        op_offload: bool | None = None,
+        swa_full: bool | None = None,
+        no_perf: bool = False,
+        last_n_tokens_size: int = 64,
+        lora_base: str | None = None,
+        lora_scale: float = 1.0,
+        lora_path: str | None = None,
+        numa: bool | int = False,
+        chat_format: str | None = None,
+        chat_handler: Callable[..., Any] | None = None,
+        draft_model: Any = None,
+        tokenizer: Any = None,
+        type_k: int | None = None,
+        type_v: int | None = None,
+        spm_infill: bool = False,
+        verbose: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        given = {name: value for name, value in locals().items() if name not in ("self", "kwargs")}
+        defaults = _defaults()
+        check_further(kwargs, list(defaults))
+        if not isinstance(model_path, (str, os.PathLike)):
+            raise ConfigError(f"model_path is {show(model_path)}; give the path of a .gguf file, or 'tiny'")
+        self._arguments = {**given, **kwargs}
+        file = local(os.fspath(model_path))  # a name on the hub is looked up once
+        options = engine_options(given, defaults, read_start(resolve(file)).texts) | kwargs
+        self._open(LLM(file, **options), given)
+
+    def _open(self, llm: LLM, given: Mapping[str, Any]) -> None:
+        """Takes an LLM and the constructor's arguments that calls need."""
+        self.llm = llm
+        self._model = llm._client.model
+        self.model_path = str(given["model_path"])
+        self.verbose = given["verbose"]
+        self.last_n_tokens_size = integer(ConfigError, "last_n_tokens_size", given["last_n_tokens_size"], -1, 2**31 - 1)
+        self.n_batch = min(self.n_ctx(), integer(ConfigError, "n_batch", given["n_batch"], 1, 2**31 - 1))
+        config = llm.plan.config
+        self.n_threads, self.n_threads_batch = config.n_threads, config.n_threads_batch
+        self.lora_path, self.lora_scale = given["lora_path"], given["lora_scale"]
+        self.kv_overrides, self.draft_model = given["kv_overrides"], given["draft_model"]
+        self.spm_infill = given["spm_infill"]
+        self.metadata = dict(self._model.metadata)
+        self.chat_handler = given["chat_handler"]
+        self.chat_format = given["chat_format"]
+        if self.chat_handler is None:
+            self.chat_format = chats.format_of(self.chat_format, self.metadata)
+        self._adapters = {LORA: float(self.lora_scale)} if self.lora_path else None
+        self._seed = given["seed"] or RANDOM_SEED
+        self._seed_lock = threading.Lock()
+        self._words = Words(self._model.vocabulary.token_bytes, self.token_bos())
+
+    @classmethod
+    def _over(cls, llm: LLM, **changed: Any) -> Llama:
+        """A Llama over an LLM that there is, a FakeLLM in tests; arguments as of the constructor."""
+        self = cls.__new__(cls)
+        self._open(llm, {**_defaults(), "model_path": llm.plan.config.model, **changed})
+        return self
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_id: str,
+        filename: str | None,
+        additional_files: list[str] | None = None,
+        local_dir: str | os.PathLike[str] | None = None,
+        local_dir_use_symlinks: bool | Literal["auto"] = "auto",
+        cache_dir: str | os.PathLike[str] | None = None,
+        **kwargs: Any,
+    ) -> Llama:
+        """A model on Hugging Face's hub, as LLM.from_pretrained finds it; all parts of one are fetched.
+
+        Args:
+            repo_id: "owner/repo".
+            filename: a name or a pattern, as "*q8_0.gguf".
+            additional_files: names or patterns of further parts; each must be a part of the model, which is fetched
+                whole anyway.
+            local_dir, local_dir_use_symlinks: not there: the hub's cache keeps the file.
+            cache_dir: None: huggingface_hub's own.
+            **kwargs: as for the constructor.
+
+        Raises:
+            ModelFileError (ValueError): no file or several match. SetupError: huggingface_hub is not installed.
+            ConfigError: local_dir is given.
+        """
+        if local_dir is not None:
+            raise ConfigError(f"local_dir is {show(local_dir)}, which is not there; give cache_dir, or leave it out")
+        path = fetch(repo_id, filename, cache_dir=None if cache_dir is None else Path(cache_dir))
+        beside = [each.name for each in path.parent.iterdir()]
+        for pattern in additional_files or ():
+            if not any(fnmatchcase(name, Path(pattern).name) for name in beside):
+                raise ConfigError(f"additional_files has {show(pattern)}, which is no part of {path.name}")
+        return cls(str(path), **kwargs)
+
+    # --- completions ---
+
+    def create_completion(
+        self,
+        prompt: str | list[int],
+        suffix: str | None = None,
+        max_tokens: int | None = 16,
+        temperature: float = 0.8,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        logprobs: int | None = None,
+        echo: bool = False,
+        stop: str | list[str] | None = [],  # noqa: B006  # llama_cpp's default, never changed
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        top_k: int = 40,
+        stream: bool = False,
+        seed: int | None = None,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        model: str | None = None,
+        stopping_criteria: StoppingCriteriaList | None = None,
+        logits_processor: LogitsProcessorList | None = None,
+        grammar: LlamaGrammar | None = None,
+        logit_bias: dict[int, float] | None = None,
+    ) -> Any:
+        """Continues a prompt.
+
+        Args:
+            prompt: a text, whose names of special tokens are read as these, or token ids.
+            suffix: the text behind the gap that is filled; the model needs tokens for it (fim_pre, fim_suf, fim_mid).
+            max_tokens: None, 0 or below: as many as n_ctx leaves room for.
+            logprobs: the likeliest tokens that come with each token, 0 to 1024; logits_all is not needed.
+            seed: None: follows from the seed before it, as in llama_cpp; -1: random.
+            stopping_criteria: called in the caller's thread with the token ids so far, and with NaN for logits.
+            logits_processor: called in the engine's thread, for each token of this call.
+            grammar: a LlamaGrammar, also llama_cpp's.
+            tfs_z: changes nothing, as in llama_cpp.
+            The others are llama_cpp's; penalties look at the last last_n_tokens_size tokens of the output.
+
+        Returns:
+            A "text_completion" dictionary; with `stream` a generator of chunks. The request of a stream starts with the
+            first chunk that is asked for, and closing the generator ends it.
+
+        Raises:
+            ValueError: a value is out of range, or the prompt leaves no room in n_ctx.
+            EngineError: the engine failed. EngineClosedError: after close().
+        """
+        args = Arguments(
+            prompt=prompt,
+            suffix=suffix,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            min_p=min_p,
+            typical_p=typical_p,
+            logprobs=logprobs,
+            echo=echo,
+            stop=stop,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            repeat_penalty=repeat_penalty,
+            top_k=top_k,
+            seed=seed,
+            mirostat_mode=mirostat_mode,
+            mirostat_tau=mirostat_tau,
+            mirostat_eta=mirostat_eta,
+            model=model,
+            stopping_criteria=stopping_criteria,
+            logits_processor=logits_processor,
+            grammar=grammar,
+            logit_bias=logit_bias,
+        )
+        return self._chunks(args) if stream else self._completion(args)
+
+    def __call__(
+        self,
+        prompt: str,
+        suffix: str | None = None,
+        max_tokens: int | None = 16,
+        temperature: float = 0.8,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        logprobs: int | None = None,
+        echo: bool = False,
+        stop: str | list[str] | None = [],  # noqa: B006  # llama_cpp's default, never changed
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        top_k: int = 40,
+        stream: bool = False,
+        seed: int | None = None,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        model: str | None = None,
+        stopping_criteria: StoppingCriteriaList | None = None,
+        logits_processor: LogitsProcessorList | None = None,
+        grammar: LlamaGrammar | None = None,
+        logit_bias: dict[int, float] | None = None,
+    ) -> Any:
+        """As create_completion."""
+        return self.create_completion(
+            prompt=prompt,
+            suffix=suffix,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            min_p=min_p,
+            typical_p=typical_p,
+            logprobs=logprobs,
+            echo=echo,
+            stop=stop,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            repeat_penalty=repeat_penalty,
+            top_k=top_k,
+            stream=stream,
+            seed=seed,
+            tfs_z=tfs_z,
+            mirostat_mode=mirostat_mode,
+            mirostat_tau=mirostat_tau,
+            mirostat_eta=mirostat_eta,
+            model=model,
+            stopping_criteria=stopping_criteria,
+            logits_processor=logits_processor,
+            grammar=grammar,
+            logit_bias=logit_bias,
+        )
+
+    def create_chat_completion(
+        self,
+        messages: list[Any],
+        functions: list[Any] | None = None,
+        function_call: Any = None,
+        tools: list[Any] | None = None,
+        tool_choice: Any = None,
+        temperature: float = 0.2,
+        top_p: float = 0.95,
+        top_k: int = 40,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        stream: bool = False,
+        stop: str | list[str] | None = [],  # noqa: B006  # llama_cpp's default, never changed
+        seed: int | None = None,
+        response_format: Any = None,
+        max_tokens: int | None = None,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        model: str | None = None,
+        logits_processor: LogitsProcessorList | None = None,
+        grammar: LlamaGrammar | None = None,
+        logit_bias: dict[int, float] | None = None,
+        logprobs: bool | None = None,
+        top_logprobs: int | None = None,
+    ) -> Any:
+        """Answers a conversation. Sampling arguments as for create_completion.
+
+        Args:
+            messages: a list of {"role": …, "content": …}.
+            functions, function_call: the older names of tools and tool_choice.
+            tools: functions that the model may call, for the chat template.
+            tool_choice: {"type": "function", "function": {"name": …}}: the answer is a call of it; None, "auto",
+                "none": a text. llm.chat reads calls that the model makes on its own.
+            response_format: {"type": "json_object"}, with "schema" if need be; OpenAI's {"type": "json_schema", …} too.
+            logprobs, top_logprobs: True and a number: the likeliest tokens that come with each token.
+
+        Returns:
+            A "chat.completion" dictionary; with `stream` a generator of chunks.
+
+        Raises:
+            ValueError: as create_completion; or the chat template refuses the conversation.
+        """
+        if self.chat_handler is not None:
+            return self.chat_handler(
+                llama=self,
+                messages=messages,
+                functions=functions,
+                function_call=function_call,
+                tools=tools,
+                tool_choice=tool_choice,
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
+                min_p=min_p,
+                typical_p=typical_p,
+                logprobs=logprobs,
+                top_logprobs=top_logprobs,
+                stream=stream,
+                stop=stop,
+                seed=seed,
+                response_format=response_format,
+                max_tokens=max_tokens,
+                presence_penalty=presence_penalty,
+                frequency_penalty=frequency_penalty,
+                repeat_penalty=repeat_penalty,
+                tfs_z=tfs_z,
+                mirostat_mode=mirostat_mode,
+                mirostat_tau=mirostat_tau,
+                mirostat_eta=mirostat_eta,
+                model=model,
+                logits_processor=logits_processor,
+                grammar=grammar,
+                logit_bias=logit_bias,
+            )
+        all_tools, tool, form = chats.called_tool(functions, function_call, tools, tool_choice)
+        form = form or chats.response_form(response_format)
+        rendered = chats.prompt_of(self._model, self.metadata, self.chat_format, messages, all_tools)
+        ids = self._model.tokenize(rendered.text, add_special=rendered.add_special, parse_special=True)
+        args = Arguments(
+            prompt=ids,
+            suffix=None,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            min_p=min_p,
+            typical_p=typical_p,
+            logprobs=top_logprobs if logprobs else None,
+            echo=False,
+            stop=([stop] if isinstance(stop, str) else list(stop or ())) + rendered.stop,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            repeat_penalty=repeat_penalty,
+            top_k=top_k,
+            seed=seed,
+            mirostat_mode=mirostat_mode,
+            mirostat_tau=mirostat_tau,
+            mirostat_eta=mirostat_eta,
+            model=model,
+            stopping_criteria=None,
+            logits_processor=logits_processor,
+            grammar=grammar,
+            logit_bias=logit_bias,
+            form=form,
+        )
+        return chats.chunks(self._chunks(args), tool) if stream else chats.whole(self._completion(args), tool)
+
+    def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
+        """As create_chat_completion, with the openai package's ChatCompletion or ChatCompletionChunk objects.
+
+        Raises:
+            ImportError: the openai package is not installed.
+        """
+        return chats.openai_v1(lambda: self.create_chat_completion(*args, **kwargs), bool(kwargs.get("stream")))
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        reset: bool = True,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        penalize_nl: bool = True,
+        logits_processor: LogitsProcessorList | None = None,
+        stopping_criteria: StoppingCriteriaList | None = None,
+        grammar: LlamaGrammar | None = None,
+    ) -> Generator[int, Sequence[int] | None, None]:
+        """The sampled tokens, one after another, until n_ctx is full or the generator is closed; end-of-generation
+        tokens are among them, and with a grammar the first one is the last.
+
+        Tokens are computed ahead of the caller. What is sent to the generator is refused, as is reset=False: each call
+        is a sequence of its own.
+
+        Raises:
+            ValueError: as create_completion.
+        """
+        if reset is not True:
+            raise PromptError(f"reset is {show(reset)}; each call starts anew here: give all tokens, and leave it out")
+        args = Arguments(
+            prompt=[int(token) for token in tokens],
+            suffix=None,
+            max_tokens=None,
+            temperature=temp,
+            top_p=top_p,
+            min_p=min_p,
+            typical_p=typical_p,
+            logprobs=None,
+            echo=False,
+            stop=None,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            repeat_penalty=repeat_penalty,
+            top_k=top_k,
+            seed=self._seed,
+            mirostat_mode=mirostat_mode,
+            mirostat_tau=mirostat_tau,
+            mirostat_eta=mirostat_eta,
+            model=None,
+            stopping_criteria=stopping_criteria,
+            logits_processor=logits_processor,
+            grammar=grammar,
+            logit_bias=None,
+        )
+        ids, params, completion = self._request(args, ignore_eos=grammar is None)
+        with self._pieces(ids, params) as pieces:
+            for token_id in completion.token_ids(pieces):
+                if (yield token_id) is not None:
+                    raise PromptError("tokens were sent to generate(); start another call with them behind the prompt")
+
+    def _request(self, args: Arguments, *, ignore_eos: bool = False) -> tuple[list[int], SamplingParams, Completion]:
+        """Token ids, parameters and the maker of dictionaries. Raises ValueError."""
+        ids = self._prompt_ids(args)
+        room = self.n_ctx() - len(ids)
+        if room <= 0:
+            raise PromptError(f"Requested tokens ({len(ids)}) exceed context window of {self.n_ctx()}")
+        if args.stopping_criteria is not None and args.echo and args.logprobs is not None:
+            raise SamplingError("stopping_criteria is given beside echo and logprobs; leave one of them out")
+        if args.logprobs is not None:
+            integer(SamplingError, "logprobs", args.logprobs, 0, 1024, ", or None")
+        seed = self._draw_seed(args.seed)
+        params = sampling_params(args, tuple(ids), room, seed, self.last_n_tokens_size, ignore_eos=ignore_eos)
+        model = args.model if args.model is not None else self.model_path
+        return ids, params, Completion(args, tuple(ids), model, self._words, self.n_vocab())
+
+    def _prompt_ids(self, args: Arguments) -> list[int]:
+        """The token ids of a prompt, with the marks of infilling where there is a suffix."""
+        model, prompt = self._model, args.prompt
+        if isinstance(prompt, str):
+            ids = model.tokenize(prompt, add_special=args.suffix is None, parse_special=args.suffix is None)
+        else:
+            found = items(prompt, 2**24)
+            if found is None:
+                raise PromptError(f"prompt is {show(prompt)}; give a text, or token ids")
+            ids = [integer(PromptError, "a token id of prompt", token, 0, self.n_vocab() - 1) for token in found]
+        if args.suffix is None:
+            return ids
+        if not isinstance(args.suffix, str):
+            raise PromptError(f"suffix is {show(args.suffix)}; give a text, or None")
+        marks = [model.special_ids.get(name) for name in ("fim_pre", "fim_suf", "fim_mid")]
+        before, behind, middle = ([] if mark is None else [mark] for mark in marks)
+        if None in marks:
+            raise PromptError(
+                f"suffix is {show(args.suffix)}, but the vocabulary has no tokens for a gap (fim_pre, fim_suf, fim_mid)"
+            )
+        rest = model.tokenize(args.suffix, add_special=False) if args.suffix else []
+        bos = [] if model.vocabulary.bos is None else [model.vocabulary.bos]
+        parts = [[*before, *ids], [*behind, *rest]]
+        return [*bos, *itertools.chain(*(reversed(parts) if self.spm_infill else parts)), *middle]
+
+    def _completion(self, args: Arguments) -> Json:
+        ids, params, completion = self._request(args)
+        if args.stopping_criteria is not None:
+            with self._pieces(ids, params) as pieces:
+                return completion.until_stopped(pieces)
+        [output] = self.llm.generate({"prompt_token_ids": ids}, params, adapters=self._adapters)
+        return completion.whole(output)
+
+    def _chunks(self, args: Arguments) -> Iterator[Json]:
+        ids, params, completion = self._request(args)
+        with self._pieces(ids, params) as pieces:
+            yield from completion.chunks(pieces)
+
+    def _pieces(
+        self, ids: list[int], params: SamplingParams
+    ) -> contextlib.closing[Generator[SequenceOutput, None, None]]:
+        """The stream of a request, which is aborted where it is left early."""
+        pieces = self.llm.stream({"prompt_token_ids": ids}, params, adapters=self._adapters)
+        return contextlib.closing(cast("Generator[SequenceOutput, None, None]", pieces))
+
+    def _draw_seed(self, seed: int | None) -> int | None:
+        """The seed of a call, as llama_cpp.Llama draws it: without one it follows from the one before. None: random."""
+        with self._seed_lock:
+            if seed is None:
+                seed = random.Random(self._seed).randint(0, 2**32)  # llama_cpp's own rule
+            else:
+                seed = integer(SamplingError, "seed", seed, -(2**63), 2**64 - 1, ", or None")
+            self._seed = seed
+        seed &= 0xFFFFFFFF
+        return None if seed == RANDOM_SEED else seed
+
+    # --- embeddings ---
+
+    def create_embedding(self, input: str | list[str], model: str | None = None) -> Json:
+        """The embeddings of texts as the dictionary of OpenAI's API. Raises as embed."""
+        texts = input if isinstance(input, list) else [input]
+        vectors, count = self.embed(texts, return_count=True)
+        return {
+            "object": "list",
+            "data": [{"object": "embedding", "embedding": each, "index": i} for i, each in enumerate(vectors)],
+            "model": self.model_path if model is None else model,
+            "usage": {"prompt_tokens": count, "total_tokens": count},
+        }
+
+    def embed(
+        self, input: str | list[str], normalize: bool = False, truncate: bool = True, return_count: bool = False
+    ) -> Any:
+        """A vector for each text as a list of numbers; where nothing pools (pooling_type), a list for each token.
+
+        Args:
+            input: a text or a list of texts; embedding=True is not needed.
+            normalize: scale each vector to length 1.
+            truncate: cut a text to its first n_batch tokens; False: refuse a longer one.
+            return_count: return (vectors, number of tokens).
+
+        Raises:
+            ValueError: a text has no tokens, or more than n_batch; the model gives no embeddings.
+        """
+        texts = [input] if isinstance(input, str) else items(input, 2**31)
+        if texts is None or not all(isinstance(text, str) for text in texts):
+            raise PromptError(f"input is {show(input)}; give a text, or a list of texts")
+        ids = [self._model.tokenize(text) for text in texts]
+        longest = max(map(len, ids), default=0)
+        if not truncate and longest > self.n_batch:
+            raise PromptError(f"Requested tokens ({longest}) exceed batch size of {self.n_batch}")
+        ids = [each[: self.n_batch] for each in ids]
+        made = self.llm.embed(ids, normalize=normalize, adapters=self._adapters) if ids else []
+        vectors = [each.tolist() for each in made]
+        found = vectors[0] if isinstance(input, str) else vectors
+        return (found, sum(map(len, ids))) if return_count else found
+
+    # --- tokens and facts ---
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Text to token ids.
+
+        Args:
+            text: in UTF-8.
+            add_bos: add the tokens that the vocabulary puts around a text.
+            special: read names of special tokens as those tokens.
+
+        Raises:
+            ValueError: `text` is not bytes.
+        """
+        if not isinstance(text, (bytes, bytearray)):
+            raise PromptError(f"text is {show(text)}; give bytes, as 'text'.encode()")
+        return self._model.tokenize(text.decode("utf-8", "replace"), add_special=add_bos, parse_special=special)
+
+    def detokenize(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
+        """Token ids to bytes of text; a space behind a leading BOS is left out.
+
+        Args:
+            prev_tokens: changes nothing, as with llama_cpp's own tokenizer.
+            special: write the names of special tokens.
+
+        Raises:
+            ValueError: an id is outside the vocabulary.
+        """
+        ids = [integer(PromptError, "a token id", token, 0, self.n_vocab() - 1) for token in tokens]
+        words = self._model.vocabulary
+        data = b"".join(map(words.all_bytes if special else words.token_bytes, ids))
+        return data.removeprefix(b" ") if ids and ids[0] == self.token_bos() else data
+
+    def tokenizer(self) -> LlamaTokenizer:
+        """The tokenizer of the model."""
+        return LlamaTokenizer(self)
+
+    @property
+    def tokenizer_(self) -> LlamaTokenizer:
+        """The tokenizer of the model."""
+        return LlamaTokenizer(self)
+
+    def set_seed(self, seed: int) -> None:
+        """Sets the seed that the seeds of later calls without one follow from."""
+        with self._seed_lock:
+            self._seed = integer(SamplingError, "seed", seed, -(2**63), 2**64 - 1)
+
+    def set_cache(self, cache: Any) -> None:
+        """Accepted: finished requests leave their KV cells to later ones that begin alike."""
+        warn_once(["set_cache (prefixes are kept without it; cache_prefix=False turns that off)"])
+
+    def reset(self) -> None:
+        """Accepted: each call is a sequence of its own, with nothing to reset."""
+
+    def n_ctx(self) -> int:
+        """Tokens that one call may use."""
+        return self.llm.n_ctx
+
+    def n_vocab(self) -> int:
+        """Number of tokens of the vocabulary."""
+        return self._model.n_vocab
+
+    def n_embd(self) -> int:
+        """Numbers of an embedding."""
+        declared = self.metadata.get(f"{self.metadata.get('general.architecture', '')}.embedding_length", "")
+        return int(declared) if declared.isdigit() else self._model.n_embd_out
+
+    def token_bos(self) -> int:
+        """The token that begins a text; -1 where the model has none."""
+        return self._model.special_ids.get("bos", -1)
+
+    def token_eos(self) -> int:
+        """The token that ends a text; -1 where the model has none."""
+        return self._model.special_ids.get("eos", -1)
+
+    def token_nl(self) -> int:
+        """The token of a new line; -1 where the model has none."""
+        return self._model.special_ids.get("nl", -1)
+
+    def pooling_type(self) -> int:
+        """llama.cpp's number of the pooling."""
+        return POOLINGS.index(self._model.pooling)
+
+    @staticmethod
+    def logits_to_logprobs(logits: npt.NDArray[np.single] | list[Any], axis: int = -1) -> npt.NDArray[np.single]:
+        """The log softmax of logits along an axis, float32."""
+        given = np.asarray(logits, np.single)
+        highest = np.max(given, axis=axis, keepdims=True)
+        shifted = given - np.where(np.isfinite(highest), highest, np.single(0))
+        with np.errstate(divide="ignore"):
+            found: npt.NDArray[np.single] = shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
+        return found
+
+    @staticmethod
+    def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+        """Number of tokens that two lists have in common at their beginning."""
+        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+    # --- life ---
+
+    def close(self) -> None:
+        """Ends all calls and frees the model. May be called twice."""
+        llm = self.__dict__.get("llm")  # none: the constructor has raised
+        if llm is not None:
+            llm.close()
+
+    def __enter__(self) -> Llama:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def __getstate__(self) -> Json:
+        return self._arguments
+
+    def __setstate__(self, state: Json) -> None:
+        self.__init__(**state)  # type: ignore[misc]  # as llama_cpp.Llama does: a copy loads the model anew
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ABSENT:
+            raise AttributeError(f"Llama.{name} is not there: {ABSENT[name]}", name=name, obj=self)
+        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}", name=name, obj=self)
+
+    def __repr__(self) -> str:
+        return f"Llama({self.__dict__.get('llm')!r})"
+
+
+class LlamaTokenizer:
+    """The tokenizer of a Llama; llama_cpp's names."""
+
+    def __init__(self, llama: Llama) -> None:
+        self._llama = llama
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
+        """As Llama.tokenize, but names of special tokens are read."""
+        return self._llama.tokenize(text, add_bos, special)
+
+    def detokenize(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
+        """As Llama.detokenize."""
+        return self._llama.detokenize(tokens, prev_tokens, special)
+
+    def encode(self, text: str, add_bos: bool = True, special: bool = True) -> list[int]:
+        """The token ids of a text."""
+        return self.tokenize(text.encode("utf-8", "ignore"), add_bos, special)
+
+    def decode(self, tokens: list[int]) -> str:
+        """The text of token ids; bytes that are no whole character are left out."""
+        return self.detokenize(tokens).decode("utf-8", "ignore")
+
+
+def _defaults() -> dict[str, Any]:
+    """The defaults of the constructor."""
+    return dict(Llama.__init__.__kwdefaults__ or {})

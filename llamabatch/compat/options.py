@@ -1,0 +1,147 @@
+"""The options of llama_cpp.Llama as those of an EngineConfig; those that are refused or change nothing, and why."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from llamabatch.config import EngineConfig
+from llamabatch.errors import ConfigError
+from llamabatch.gguf.pooling import POOLINGS
+from llamabatch.utils.checks import integer, nearest, show
+
+LORA = "lora"  # the name under which lora_path is loaded
+
+# Numbers of ggml.h and llama.h.
+KV_TYPES = {0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 8: "q8_0", 20: "iq4_nl", 30: "bf16"}
+ROPE_SCALINGS = {0: "none", 1: "linear", 2: "yarn", 3: "longrope"}
+NUMA = {0: "off", 1: "distribute", 2: "isolate", 3: "numactl"}
+
+_PAD = 256  # llama.cpp rounds the cells of a context up to a multiple of it
+_LOOKUP = "LlamaPromptLookupDecoding"
+
+# Accepted with one warning, since no text depends on them.
+IGNORED = {
+    "split_mode": "weights are split by layer over the GPUs",
+    "offload_kqv": "the KV cache lies where its layer does",
+    "op_offload": "llama.cpp decides",
+    "swa_full": "llama.cpp's default holds",
+    "no_perf": "stats() counts, with no option",
+    "lora_base": "the adapter is applied to the model as it is",
+}
+# Refused where they are given, since a text would differ without them.
+REFUSED = {
+    "vocab_only": "an engine has its weights; llm.tokenize and tokenize work on any loaded model",
+    "attention_type": "the model's own attention holds",
+    "tokenizer": "the GGUF's vocabulary tokenizes; give prompts as token ids of your tokenizer",
+}
+
+
+def engine_options(given: Mapping[str, Any], defaults: Mapping[str, Any], header: Mapping[str, str]) -> dict[str, Any]:
+    """The options of EngineConfig.
+
+    Args:
+        given: the arguments of Llama's constructor.
+        defaults: their defaults.
+        header: the metadata of the file, as texts.
+
+    Raises:
+        ConfigError: a value that is refused, or out of range.
+    """
+    changed = {name: value for name, value in given.items() if name in defaults and value != defaults[name]}
+    for name, why in REFUSED.items():
+        if name in changed:
+            raise ConfigError(f"{name} is {show(changed[name])}, which is not there: {why}; leave it out")
+    warn_once([f"{name} ({why})" for name, why in IGNORED.items() if name in changed])
+    options: dict[str, Any] = {
+        "n_ctx": context(given["n_ctx"], header),
+        "n_gpu_layers": given["n_gpu_layers"],
+        "pooling": _pooling(given["pooling_type"], header),
+    }
+    options |= {
+        name: changed[name] for name in ("main_gpu", "use_mmap", "use_mlock", "kv_overrides") if name in changed
+    }
+    options |= {name: value for name in ("n_threads", "n_threads_batch", "tensor_split") if (value := given[name])}
+    options |= {name: value for name in ("n_batch", "n_ubatch") if (value := given[name]) > 2048}
+    for name in ("rope_freq_base", "rope_freq_scale", "yarn_orig_ctx"):
+        if given[name]:
+            options[name] = given[name]
+    if given["yarn_ext_factor"] is not None and given["yarn_ext_factor"] >= 0:
+        options["yarn_ext_factor"] = given["yarn_ext_factor"]
+    options |= {n: changed[n] for n in ("yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow") if n in changed}
+    if "rope_scaling_type" in changed and changed["rope_scaling_type"] is not None:
+        options["rope_scaling"] = _named("rope_scaling_type", changed["rope_scaling_type"], ROPE_SCALINGS)
+    for name in ("type_k", "type_v"):
+        if given[name] is not None:
+            options[name] = _named(name, given[name], KV_TYPES)
+    if given["flash_attn"]:
+        options["flash_attn"] = "on"
+    if given["numa"]:
+        options["numa"] = "distribute" if given["numa"] is True else _named("numa", given["numa"], NUMA)
+    if given["lora_path"]:
+        options["adapters"] = {LORA: given["lora_path"]}
+    return options | _speculation(given["draft_model"])
+
+
+def context(n_ctx: object, header: Mapping[str, str]) -> int:
+    """n_ctx as llama.cpp rounds it; 0: what the model was trained for. Raises ConfigError."""
+    asked = integer(ConfigError, "n_ctx", n_ctx, 0, 2**24)
+    if asked == 0:
+        trained = header.get(f"{header.get('general.architecture', '')}.context_length", "")
+        if not trained.isdigit():
+            raise ConfigError("n_ctx is 0, but the file does not say what the model was trained for; give a number")
+        asked = int(trained)
+    return -(-asked // _PAD) * _PAD
+
+
+def _pooling(number: object, header: Mapping[str, str]) -> str:
+    """The pooling; of a model whose file names none, llama.cpp gives a vector for each token."""
+    known = {-1: "auto", **dict(enumerate(POOLINGS))}
+    name = _named("pooling_type", number, known)
+    names_one = f"{header.get('general.architecture', '')}.pooling_type" in header
+    return "none" if name == "auto" and not names_one else name
+
+
+def _named(name: str, number: object, known: Mapping[int, str]) -> str:
+    for each, found in known.items():
+        if number == each:
+            return found
+    listed = ", ".join(f"{each} ({found})" for each, found in known.items())
+    raise ConfigError(f"{name} is {show(number)}; allowed are {listed}")
+
+
+def _speculation(draft: object) -> dict[str, Any]:
+    """The options of guesses by lookup, which is what llama_cpp's one class of drafts does. Raises ConfigError."""
+    if draft is None:
+        return {}
+    count = getattr(draft, "num_pred_tokens", None)
+    if type(draft).__name__ != _LOOKUP or not isinstance(count, int):
+        raise ConfigError(
+            f"draft_model is {show(draft)}; of llama_cpp's drafts only {_LOOKUP} is there; for a model that guesses "
+            "give speculate='draft' and its file to llamabatch.LLM"
+        )
+    return {"speculate": "lookup", "n_draft": max(1, min(count, 64))}
+
+
+def check_further(options: Mapping[str, Any], known: list[str]) -> None:
+    """Raises ConfigError for an argument that neither llama_cpp.Llama nor an EngineConfig has; llama_cpp drops it."""
+    names = [field.name for field in fields(EngineConfig) if field.name != "model"]
+    for name in options:
+        if name not in names:
+            raise ConfigError(f"there is no option {show(name)}{nearest(name, [*known, *names])}")
+
+
+_warned: set[str] = set()
+_lock = threading.Lock()
+
+
+def warn_once(notes: list[str]) -> None:
+    """One warning about options that change nothing; each is named once per process."""
+    with _lock:
+        new = [note for note in notes if note not in _warned]
+        _warned.update(new)
+    if new:
+        warnings.warn(f"accepted, but without effect here: {'; '.join(new)}", UserWarning, stacklevel=4)
