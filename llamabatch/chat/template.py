@@ -78,10 +78,12 @@ class Meter:
 
 
 class BoundedTemplate:
-    """A compiled chat template.
+    """A compiled template: of conversations, or of the rows of a table.
 
     Args:
         source: jinja2, as Hugging Face's transformers read it.
+        strict: a missing variable, and null as a value that is written, are errors; a chat template writes "" and
+            "None" for them.
 
     Attributes:
         variables: names that the template reads.
@@ -90,16 +92,18 @@ class BoundedTemplate:
         ConfigError: it cannot be compiled.
     """
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, *, strict: bool = False) -> None:
+        name = "the template" if strict else "the chat template"
         if len(source) > MAX_SOURCE:
-            raise ConfigError(f"the chat template has {len(source):,} characters; allowed are up to {MAX_SOURCE:,}")
-        self._environment = _Environment()
+            raise ConfigError(f"{name} has {len(source):,} characters; allowed are up to {MAX_SOURCE:,}")
+        self._environment = _Environment(strict=strict)
         try:
             with self._environment.metered(Meter(BUDGET)):
-                self.variables = frozenset(jinja2.meta.find_undeclared_variables(self._environment.parse(source)))
+                free = jinja2.meta.find_undeclared_variables(self._environment.parse(source))
+                self.variables = frozenset(free - self._environment.globals.keys() if strict else free)
                 self._template = self._environment.from_string(source)
         except Exception as error:  # jinja2 and Python's compiler: RecursionError, MemoryError, ValueError and more
-            raise ConfigError(f"the chat template cannot be compiled: {describe(error)}") from error
+            raise ConfigError(f"{name} cannot be compiled: {describe(error)}") from error
 
     def render(self, variables: Mapping[str, Any], cancelled: Callable[[], bool] | None = None) -> str:
         """The text. Raises TemplateLimit, CancelledError, and any exception of the template."""
@@ -196,11 +200,13 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
-    def __init__(self) -> None:
+    def __init__(self, *, strict: bool = False) -> None:
         self._of_thread = threading.local()
 
         @pass_context  # keeps jinja2 from working out constants while it compiles
         def finalize(context: Context, value: Any) -> Any:
+            if strict and value is None:
+                raise jinja2.TemplateError("a value that it writes is null")
             return self.light(value)
 
         super().__init__(
@@ -209,6 +215,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             extensions=[loopcontrols, _Generation],
             optimized=False,
             finalize=finalize,
+            undefined=jinja2.StrictUndefined if strict else jinja2.Undefined,
         )
         self.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
         self.filters = {

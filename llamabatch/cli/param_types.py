@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,21 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
             return () if value == "auto" else tuple(int(part) for part in value.split(","))
         except ValueError:
             self.fail(f"{value!r} is neither a whole number nor a list such as 1,2,4,8", param, ctx)
+
+
+class Columns(click.ParamType):  # type: ignore[type-arg]
+    """Names of columns with commas between them, as a tuple; "all" stays as it is. A name with a comma in it is in
+    double quotes, as in CSV."""
+
+    name = "all|names"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, tuple) or value == "all":
+            return value
+        names = tuple(name for name in next(csv.reader([value], skipinitialspace=True), []) if name)
+        if not names:
+            self.fail(f"{value!r} names no column; give names such as label,source, or all", param, ctx)
+        return names
 
 
 class Shard(click.ParamType):  # type: ignore[type-arg]

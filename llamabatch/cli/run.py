@@ -17,7 +17,7 @@ from llamabatch.cli.options import (
     model_option,
     sampling_options,
 )
-from llamabatch.cli.param_types import File, Shard
+from llamabatch.cli.param_types import Columns, File, Shard
 from llamabatch.errors import OutputError
 from llamabatch.jobs.job import JobInterrupted, preview
 from llamabatch.jobs.job import run as run_job
@@ -36,12 +36,15 @@ from llamabatch.utils.console import check_targets, write_json
 @click.argument("inputs", nargs=-1, required=True, metavar="IN...")
 @click.argument("output", metavar="OUT")
 @model_option
-@click.option("--template", help="The prompt of a row of CSV or Parquet, as 'Translate: {text}'.  [default: {prompt}]")
-@click.option("--chat", is_flag=True, help="Rows of CSV and Parquet are a user's messages, for the chat template.")
-@click.option("--system", help="With --chat: a system message in front.")
+@click.option("--prompt", help="The prompt of a row, a template of jinja2: 'Translate: {{ text }}'.")
+@click.option("--template", help="The same in the older notation too: 'Translate: {text}'.  [default: {prompt}]")
+@click.option("--chat", is_flag=True, help="These prompts are a user's messages, for the chat template.")
+@click.option("--system", help="With --chat: a system message in front; may be a template, too.")
 @chat_template_option
-@click.option("--embed", is_flag=True, help="Rows of CSV and Parquet are texts to embed.")
-@click.option("--id-column", help="The column of CSV or Parquet that holds the ids.  [default: the rows' numbers]")
+@click.option("--embed", is_flag=True, help="These prompts are texts to embed.")
+@click.option("--id-column", help="The column that holds the ids.  [default: id of lines of JSON, else numbers]")
+@click.option("--keep", type=Columns(), help="Columns of IN that OUT gets too, as 'name,label'; all: all of them.")
+@click.option("--answer", default="text", show_default=True, help="The column of OUT that holds the generated text.")
 @sampling_options
 @lora_option
 @click.option(
@@ -83,9 +86,9 @@ def run(
         SamplingParams.from_options(**sampling),
         task="chat" if chat else "embedding" if embed else "completion",
         chat_template=template_source(given.pop("chat_template")),
-        **{name: given.pop(name) for name in ("template", "system", "id_column", "shard", "limit")},
+        **{name: given.pop(name) for name in ("template", "prompt", "system", "id_column", "keep", "shard", "limit")},
     )
-    records = RecordOptions(**{name: given.pop(name) for name in ("shape", "token_ids", "times")})
+    records = RecordOptions(**{name: given.pop(name) for name in ("shape", "token_ids", "times", "answer")})
     writing = OutputOptions(records=records, **{name: given.pop(name) for name in ("order", "retry_errors", "force")})
     given["engine"]["adapters"], scales = adapters_of(loras)
     settings = Settings(inputs, output, reading=reading, writing=writing, seed=seed, adapters=scales, **given)

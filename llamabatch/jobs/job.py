@@ -81,7 +81,7 @@ def preview(settings: Settings) -> DryRun:
     """
     with (
         contextlib.closing(DryRunEngine(settings.config)) as engine,
-        contextlib.closing(Reader(_find_inputs(settings), settings.reading)) as rows,
+        contextlib.closing(Reader(_find_inputs(settings), settings.reading, settings.taken)) as rows,
     ):
         return dry_run(engine, rows, settings.adapters)
 
@@ -119,7 +119,7 @@ class _Job:
         with contextlib.ExitStack() as stack:
             inputs = _find_inputs(settings)
             # before the output: a usage error leaves none behind
-            reader = stack.enter_context(contextlib.closing(Reader(inputs, settings.reading)))
+            reader = stack.enter_context(contextlib.closing(Reader(inputs, settings.reading, settings.taken)))
             output = stack.enter_context(contextlib.closing(self._open_output(inputs)))
             self._counts.done_before, self._counts.failed_before = output.n_before, output.n_errors_before
             if output.finished:

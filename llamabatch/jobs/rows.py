@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from llamabatch.chat.conversation import ChatOptions, Conversation, check_template
 from llamabatch.errors import ConfigError
@@ -16,6 +17,7 @@ TASKS: tuple[Task, ...] = ("completion", "chat", "embedding")
 MAX_LINE_BYTES = 8 * 2**20
 MAX_SHARDS = 1_000_000
 MAX_ID_CHARS = 512
+ALL = "all"  # of ReadOptions.keep
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,8 @@ class Row:
     Attributes:
         number: the position among all rows of all inputs, from 0, bad ones and those of other shards included. It is
             the key of order and resume: the same inputs give the same numbers with any `limit`, `shard` and `is_done`.
-        id: the line's "id" or "custom_id", else the number as text. No two rows of a job have the same.
+        id: the line's "id" or "custom_id", a text or a whole number, else the number as text. No two rows of a job have
+            the same, written as text.
         task: the kind of request; "embedding" ignores `params`, and only "chat" has `options`.
         prompt: a text or token ids; the messages of a "chat". Only its form is checked: the engine finds out if it
             fits, and if the model's template accepts it.
@@ -34,10 +37,11 @@ class Row:
         openai: it came as a line of OpenAI's batch format, and may be answered in kind.
         model: the name in such a line, which its answer repeats.
         place: the position in a message: "prompts.jsonl, line 7".
+        kept: columns of the input for the output, as values of JSON; None: no columns are kept.
     """
 
     number: int
-    id: str
+    id: str | int
     task: Task
     prompt: str | tuple[int, ...] | Conversation
     params: SamplingParams = SamplingParams()
@@ -45,6 +49,7 @@ class Row:
     openai: bool = False
     model: str | None = None
     place: str = ""
+    kept: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -56,14 +61,15 @@ class BadRow:
         id: None: the line has none that can be read, or another line has used it before; so no id comes twice.
         error: the reason, with the place in front.
         openai: the line has the shape of OpenAI's batch format.
-        place: as of a Row.
+        place, kept: as of a Row.
     """
 
     number: int
-    id: str | None
+    id: str | int | None
     error: str
     openai: bool = False
     place: str = ""
+    kept: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -72,16 +78,18 @@ class ReadOptions:
 
     Attributes:
         params: the parameters of every row; a line's own fields are laid over them.
-        template: for CSV and Parquet: the prompt, with {column} for a column's value and {{ for a brace; None:
-            "{prompt}".
-        task: for CSV and Parquet: the kind of request; a line of JSONL has its own.
-        system: with task="chat": a system message before the template's text.
-        id_column: for CSV and Parquet: the column whose values are the ids; None: numbers.
+        template: the prompt of a row, in jinja2 (`{{ column }}`) or, in the older notation, with {column} for the value
+            of a column and {{ for a brace; None: "{prompt}" for CSV and Parquet, and lines of JSON ask themselves.
+        prompt: the same, always in jinja2.
+        task: the kind of request that a template makes; a line of JSON without one has its own.
+        system: with task="chat": a system message before the template's text; jinja2 where it holds {{ or {%.
+        id_column: the column whose values are the ids; None: numbers, or the "id" of a line of JSON.
         shard: (i, n), i from 1: only the rows whose number leaves i - 1 when divided by n. Together the n shards are
             the whole job, with the same rows, numbers and ids.
         limit: only rows with a number below it, before the shard is taken; None: all.
         chat_template: jinja2 source for conversations in place of the model's own template; None: the model's.
         max_line_bytes: a longer line is a BadRow, and is not held in memory.
+        keep: columns of the input, or fields of lines of JSON, that the output gets; "all": all but the id.
 
     Raises:
         ConfigError: a value is out of range.
@@ -96,8 +104,14 @@ class ReadOptions:
     limit: int | None = None
     max_line_bytes: int = MAX_LINE_BYTES
     chat_template: str | None = None
+    prompt: str | None = None
+    keep: tuple[str, ...] | Literal["all"] | None = None
 
     def __post_init__(self) -> None:
+        if self.prompt is not None and self.template is not None:
+            raise ConfigError("template and prompt both make the prompt of a row; give one of them")
+        if self.keep is not None and self.keep != ALL:
+            object.__setattr__(self, "keep", _names("keep", self.keep))
         choice(ConfigError, "task", self.task, TASKS)
         if self.system is not None and self.task != "chat":
             raise ConfigError("system is a message of a conversation; give task='chat' with it")
@@ -111,10 +125,25 @@ class ReadOptions:
         if self.chat_template is not None:
             check_template(self.chat_template)
 
+    @property
+    def has_template(self) -> bool:
+        """True where a template makes the prompts."""
+        return self.template is not None or self.prompt is not None
+
     def wants(self, number: int) -> bool:
         """True for the number of a row of the shard that is below the limit."""
         i, n = self.shard
         return number % n == i - 1 and (self.limit is None or number < self.limit)
+
+
+def _names(what: str, given: object) -> tuple[str, ...]:
+    """Names of columns, each once. Raises ConfigError."""
+    names = list(given) if isinstance(given, (list, tuple)) else []
+    if not names or not all(isinstance(each, str) and each for each in names):
+        raise ConfigError(f"{what} is {show(given)}; give the names of columns, or {ALL!r}")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{what} is {show(given)}; name each column once")
+    return tuple(names)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from llamabatch.utils.paths import absolute
 
 # Manifests of earlier versions have no such fields; a job that leaves them at None is the same job.
 _LATER_PARAMS = ("logprob_token_ids", "thinking_token_budget")
+_LATER_READING = ("prompt", "keep")
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,21 @@ class Settings:
         records = self.writing.records
         if not records.model:
             records = replace(records, model=os.path.basename(str(self.model)))
+        if self.reading.keep is not None:
+            if records.shape == "openai":
+                raise ConfigError("keep goes with flat rows; those of shape='openai' have no place for columns")
+            records = replace(records, shape="flat")
         object.__setattr__(self, "writing", replace(self.writing, shard=self.reading.shard, records=records))
         if self.seed is not None:
             integer(ConfigError, "seed", self.seed, 0, 2**64 - 1)
         if self.price_per_hour is not None:
             number(ConfigError, "price_per_hour", self.price_per_hour, 0.0, 1e9)
         _ = self.config
+
+    @property
+    def taken(self) -> frozenset[str]:
+        """Names of columns that the output has of its own."""
+        return self.writing.records.taken
 
     @property
     def config(self) -> EngineConfig:
@@ -96,6 +106,9 @@ def identity(settings: Settings, inputs: list[Source], known_inputs: object = No
         known_inputs: the inputs by the output's manifest, which gives the number of bytes to read of a stream.
     """
     reading = {name: value for name, value in vars(settings.reading).items() if name not in ("params", "shard")}
+    for name in _LATER_READING:
+        if reading[name] is None:
+            del reading[name]
     if settings.reading.chat_template is not None:
         reading["chat_template"] = hashlib.sha256(settings.reading.chat_template.encode(errors="replace")).hexdigest()
     engine = {name: getattr(settings.config, name) for name in ("n_ctx", "type_k", "type_v")}

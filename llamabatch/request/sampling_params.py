@@ -510,6 +510,8 @@ def processors(given: object) -> tuple[Callable[[list[int], Any], Any], ...]:
 
 
 _FIELDS = tuple(field.name for field in fields(SamplingParams))
+PARAMETERS = frozenset((*_FIELDS, *ALIASES))  # names of parameters that `named` knows
+MISPLACED = frozenset((*_AS_HERE, *_ELSEWHERE))  # those of other libraries that it refuses with advice of their own
 
 # a dataclass writes its __init__ itself, so the decorator comes behind it; type checkers see the fields alone
 setattr(SamplingParams, "__init__", takes_names(named)(SamplingParams.__init__))  # noqa: B010

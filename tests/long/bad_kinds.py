@@ -221,7 +221,7 @@ def _sampling() -> Iterator[Kind]:
         "temprature": "temperature",
     }.items():
         yield _bad(f"the name {name}", f"there is no field '{name}'; did you mean '{meant}'", **{name: "a"})
-    yield _bad("a name nobody knows", "there is no field 'adapter'", prompt="a", adapter="b")
+    yield _bad("a name of another place", "give structured_outputs={'json'", prompt="a", json_schema={})
     for name, value in {
         "temperature": -1, "top_p": 1.5, "min_p": "0.1", "top_k": 2.5, "n": 0, "max_tokens": 0, "min_tokens": -1,
         "seed": -1, "stop": 5, "stop_token_ids": "a", "bad_words": [""], "logit_bias": {"a": 1}, "logprobs": -2,

@@ -20,13 +20,21 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class Problem(NamedTuple):
-    """The fault of a line, and its object where it could be parsed, for the id."""
+    """The fault of a line, its object where it could be parsed, for the id, and the fields that are kept."""
 
     error: str
     line: Mapping[str, Any] | None = None
+    kept: Mapping[str, Any] | None = None
 
 
-Record = Mapping[str, Any] | Problem
+class Filled(NamedTuple):
+    """A plain line that was made of a row, and the fields of the row that are kept."""
+
+    line: Mapping[str, Any]
+    kept: Mapping[str, Any] | None = None
+
+
+Record = Mapping[str, Any] | Filled | Problem
 
 
 def lines(stream: BinaryIO, limit: int) -> Iterator[bytes | Problem]:
@@ -79,7 +87,7 @@ def check(name: str, stream: BinaryIO, *, named: bool) -> None:
         )
 
 
-def objects(name: str, stream: BinaryIO, limit: int) -> Iterator[Record]:
+def objects(name: str, stream: BinaryIO, limit: int) -> Iterator[Mapping[str, Any] | Problem]:
     """The object in each line of a file. Empty lines at its end are ignored; one before another line is a Problem."""
     first, n_empty = True, 0
     for line in lines(stream, limit):
@@ -95,7 +103,7 @@ def objects(name: str, stream: BinaryIO, limit: int) -> Iterator[Record]:
         yield parse(line) if isinstance(line, bytes) else line
 
 
-def parse(line: bytes) -> Record:
+def parse(line: bytes) -> Mapping[str, Any] | Problem:
     """The JSON object in a line."""
     try:
         text = line.decode()

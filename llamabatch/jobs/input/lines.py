@@ -9,14 +9,16 @@ Fields that are not supported are refused by name, as are those that the API its
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import functools
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from llamabatch.chat.conversation import ChatOptions, Conversation, chat_options, check_conversation
 from llamabatch.errors import PromptError, SamplingError
 from llamabatch.jobs.rows import MAX_ID_CHARS, Task
-from llamabatch.request.sampling_params import MAX_LOGPROBS, MAX_TOKEN_ID, SamplingParams, named
+from llamabatch.request.sampling_params import MAX_LOGPROBS, MAX_TOKEN_ID, MISPLACED, PARAMETERS, SamplingParams, named
 from llamabatch.utils.checks import boolean, integer, nearest, show
 
 TASK_OF: dict[str, Task] = {"prompt": "completion", "messages": "chat", "input": "embedding"}
@@ -28,6 +30,8 @@ _CHAT = (
 )
 _KNOWN = (*TASK_OF, *_IDS, *_CHAT)
 
+_NEAR = 0.84  # of difflib, which has 0.86 for message and messages, 0.91 for promt and prompt
+_LEAST_MISS, _MOST_MISS = 4, 64  # characters
 _MOST_KNOWN = 256
 _LONGEST_KNOWN = 4096
 
@@ -43,16 +47,18 @@ class ParsedLine:
     model: str | None = None
 
 
-def id_of(line: Mapping[str, Any]) -> str | None:
-    """The id in a line, a whole number as text; None: it has none. Raises PromptError."""
+def id_of(line: Mapping[str, Any]) -> str | int | None:
+    """The id in a line, a text or a whole number; None: it has none. Raises PromptError."""
     given = [name for name in _IDS if name in line]
     if not given:
         return None
     if len(given) > 1:
         raise PromptError("the line has an id and a custom_id; give one of them")
     value = line[given[0]]
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63:
+        return value
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**MAX_ID_CHARS:
-        return str(value)
+        return str(value)  # a table has no such numbers
     if not isinstance(value, str) or not 1 <= len(value) <= MAX_ID_CHARS:
         raise PromptError(f"{given[0]} is {show(value)}; give a text of 1 to {MAX_ID_CHARS} characters")
     if any("\ud800" <= character <= "\udfff" for character in value):
@@ -84,18 +90,21 @@ class Overlay:
         return self._made[key]
 
 
-def parse_plain(line: Mapping[str, Any], overlay: Overlay) -> ParsedLine:
-    """The request in a plain line.
+def parse_plain(line: Mapping[str, Any], overlay: Overlay, data: Collection[str] = ()) -> ParsedLine:
+    """The request in a plain line. Fields with other names than those of a request are data, and are left alone.
 
     Args:
         line: the object in it.
         overlay: the parameters that its fields are laid over.
+        data: names that are data, however much they resemble a known one.
 
     Raises:
-        PromptError, SamplingError: a field is wrong.
+        PromptError, SamplingError: a field is wrong, or its name is nearly a known one.
     """
-    sampling = {name: value for name, value in line.items() if name not in _KNOWN}
-    values = named(sampling, _KNOWN)  # first: a misspelt prompt is found by its name
+    given = {name: value for name, value in line.items() if name not in _KNOWN}
+    _check_names(given, data)  # first: a misspelt prompt is found by its name
+    sampling = {name: value for name, value in given.items() if name in PARAMETERS and name not in data}
+    values = named(sampling, _KNOWN)
     task = task_of(line)
     if task == "embedding":
         for name in line:
@@ -112,11 +121,37 @@ def parse_plain(line: Mapping[str, Any], overlay: Overlay) -> ParsedLine:
     return ParsedLine(task, check_conversation(line["messages"]), params, options)
 
 
+def _check_names(given: Mapping[str, Any], data: Collection[str]) -> None:
+    """Raises SamplingError: a name is nearly that of a known field, or that of a parameter that is asked for
+    elsewhere."""
+    for name, value in given.items():
+        if name in PARAMETERS or name in data:
+            continue
+        if name in MISPLACED:
+            named({name: value})
+        meant = near_miss(name)
+        if meant is not None:
+            raise SamplingError(
+                f"there is no field {show(name)}; did you mean {meant!r}? If it is data, keep it by its name, "
+                "or name it in the template"
+            )
+
+
+@functools.lru_cache(maxsize=4096)
+def near_miss(name: str) -> str | None:
+    """The known name that a name is nearly, as after a slip of a finger; None: it is not nearly one."""
+    if len(name) < _LEAST_MISS or len(name) > _MOST_MISS:
+        return None
+    plain = name.lower().replace("-", "_")
+    found = difflib.get_close_matches(plain, (*PARAMETERS, *_KNOWN), n=1, cutoff=_NEAR)
+    return found[0] if found else None
+
+
 def task_of(line: Mapping[str, Any]) -> Task:
     """The task of a line, by the field that it has. Raises PromptError."""
     names = [name for name in TASK_OF if name in line]
     if len(names) != 1:
-        found = " and ".join(names) or "none of them"
+        found = " and ".join(names) or "none of them; a template (--prompt) makes a prompt of other fields"
         raise PromptError(f"a line has one of prompt, messages and input; this one has {found}")
     return TASK_OF[names[0]]
 
@@ -180,8 +215,8 @@ _OF_CHAT = (*_CHAT, "reasoning_effort")
 
 
 def is_openai(line: Mapping[str, Any]) -> bool:
-    """True for a line with the shape of a batch line."""
-    return any(name in line for name in _MARKS)
+    """True for a line with the shape of a batch line. A plain line may have a "url" among its data."""
+    return "body" in line or (any(name in line for name in _MARKS) and not any(name in line for name in TASK_OF))
 
 
 def parse_openai(line: Mapping[str, Any], overlay: Overlay) -> ParsedLine:

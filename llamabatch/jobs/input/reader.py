@@ -5,22 +5,24 @@ from __future__ import annotations
 import queue
 import threading
 from array import array
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from llamabatch.errors import ConfigError, InputError
 from llamabatch.jobs.input import jsonl, lines, tables
-from llamabatch.jobs.input.jsonl import Problem, Record
+from llamabatch.jobs.input.jsonl import Filled, Problem, Record
 from llamabatch.jobs.input.lines import Overlay, id_of
 from llamabatch.jobs.input.sources import DAMAGED, Source
+from llamabatch.jobs.input.tables import RowLines
 from llamabatch.jobs.input.total import Seen
-from llamabatch.jobs.rows import BadRow, ReadOptions, Row
+from llamabatch.jobs.rows import ALL, BadRow, ReadOptions, Row
 from llamabatch.utils.checks import show
 
 _MASK = 2**64 - 1
 _ROWS_AHEAD = 64
 _PLAIN = ReadOptions()
+OWN_IDS = ("id", "custom_id")
 
 T = TypeVar("T")
 
@@ -49,8 +51,8 @@ class Reader(Iterator[Row | BadRow]):
         seen: the progress of reading. Other threads may read it.
 
     Raises, from the constructor:
-        ConfigError: the template or the id column does not fit a table's columns, or one of these, the task or the
-            system message is given and no input is a table.
+        ConfigError: the template, the id column or a kept column does not fit a table's columns; the task or the
+            system message is given, and nothing makes a prompt for it; a kept column has a name that is taken.
         SetupError: a Parquet file, and pyarrow is not installed.
         InputError: the content of a file does not fit its name, or is UTF-16.
     From iteration:
@@ -58,18 +60,26 @@ class Reader(Iterator[Row | BadRow]):
         gives the same rows.
     """
 
-    def __init__(self, sources: Sequence[Source], options: ReadOptions | None = None) -> None:
+    def __init__(
+        self, sources: Sequence[Source], options: ReadOptions | None = None, taken: Collection[str] = ()
+    ) -> None:
         """Args:
         sources: the inputs, as sources.find gives them.
         options: None: the defaults.
+        taken: names of columns that the output has, which no kept column can have.
         """
         self._sources = sources
         self._options = options or ReadOptions()
         self._is_done: Callable[[int], bool] = _never
         self._ids = Ids()
         self._starts: tuple[int, ...] = ()  # number of the first row of each source so far
+        self._taken = frozenset(taken)
         _check_wanted(sources, self._options)
-        _check(sources, self._options)
+        tables.check_kept(self._options, self._taken)
+        _check(sources, self._options, self._taken)
+        changes_lines = self._options.has_template or self._options.id_column or self._options.keep
+        self._lines = RowLines("lines of JSON", self._options, self._taken) if changes_lines else None
+        self._data = frozenset() if self._lines is None else self._lines.used
         self._overlay = Overlay(self._options.params)
         self._sizes = [source.size for source in sources]
         self.seen = Seen()
@@ -112,21 +122,35 @@ class Reader(Iterator[Row | BadRow]):
         """The record in each line or row of one input; a damaged one ends with a Problem."""
         try:
             if source.kind == "parquet":
-                yield from tables.parquet(source, self._options)
+                yield from tables.parquet(source, self._options, self._taken)
                 return
             with source.open() as stream:
                 if source.kind == "jsonl":
-                    yield from jsonl.objects(source.name, stream, self._options.max_line_bytes)
+                    objects = jsonl.objects(source.name, stream, self._options.max_line_bytes)
+                    yield from objects if self._lines is None else map(self._filled, objects)
                 else:
-                    yield from tables.csv_rows(source, stream, self._options)
+                    yield from tables.csv_rows(source, stream, self._options, self._taken)
         except DAMAGED as error:
             yield Problem(f"the compressed file is damaged, and nothing can be read from here on: {error}")
         except OSError as error:
             raise InputError(f"{source.name} cannot be read: {error.strerror or error}") from error
 
+    def _filled(self, record: Mapping[str, Any] | Problem) -> Record:
+        """A line of JSON as the options read it: through their template, with the kept fields."""
+        assert self._lines is not None
+        if isinstance(record, Problem):
+            return record
+        if self._options.keep == ALL and any(name in self._taken for name in record):
+            try:
+                tables.check_kept(self._options, self._taken, [name for name in record if name not in OWN_IDS])
+            except ConfigError as error:
+                return Problem(str(error), record)
+        return self._lines.line(record)
+
     def _row(self, number: int, record: Record, skipped: bool) -> Row | BadRow | None:
         """The row of a record; None: it is skipped, and its id is claimed all the same."""
-        line = record.line if isinstance(record, Problem) else record
+        line = record.line if isinstance(record, (Problem, Filled)) else record
+        kept = record.kept if isinstance(record, (Problem, Filled)) else None
         own_id, error = None, None
         if line is not None:
             try:
@@ -141,26 +165,30 @@ class Reader(Iterator[Row | BadRow]):
         if error is None:
             assert line is not None
             try:
-                parsed = (lines.parse_openai if openai else lines.parse_plain)(line, self._overlay)
+                parsed = (
+                    lines.parse_openai(line, self._overlay)
+                    if openai
+                    else lines.parse_plain(line, self._overlay, self._data)
+                )
                 assert own_id is not None
                 options = parsed.options
                 if parsed.task == "chat" and self._options.chat_template is not None:
                     options = replace(options, template=self._options.chat_template)
                 return Row(
                     *(number, own_id, parsed.task, parsed.prompt, parsed.params, options),
-                    *(openai, parsed.model, self._place(number)),
+                    *(openai, parsed.model, self._place(number), kept),
                 )
             except InputError as refusal:
                 error = str(refusal)
         place = self._place(number)
-        return BadRow(number, own_id, f"{place}: {error}", openai, place)
+        return BadRow(number, own_id, f"{place}: {error}", openai, place, kept)
 
-    def _claim(self, line: Mapping[str, Any], number: int) -> tuple[str | None, str | None]:
+    def _claim(self, line: Mapping[str, Any], number: int) -> tuple[str | int | None, str | None]:
         """(id, None), or (None, the reason why the row gets no id)."""
         own = id_of(line)
         if own is not None:
-            holder = self._ids.claim(own, number)
-            return (own, None) if holder is None else (None, f"the id {own!r} is taken by {self._place(holder)}")
+            holder = self._ids.claim(str(own), number)  # 5 and "5" would be one id to most readers
+            return (own, None) if holder is None else (None, f"the id {str(own)!r} is taken by {self._place(holder)}")
         if lines.is_openai(line):
             return None, None  # it must have one: refused when it is read
         holder = self._ids.claim_number(number)
@@ -179,33 +207,43 @@ class Reader(Iterator[Row | BadRow]):
 
 
 def _check_wanted(sources: Sequence[Source], options: ReadOptions) -> None:
-    """Raises ConfigError: an option is for tables, and no input is one."""
-    if any(source.kind != "jsonl" for source in sources):
+    """Raises ConfigError: an option is for prompts that a template makes, and nothing makes one."""
+    if options.has_template or any(source.kind != "jsonl" for source in sources):
         return
-    for name in ("template", "system", "id_column", "task"):
+    for name in ("system", "task"):
         if getattr(options, name) != getattr(_PLAIN, name):
             raise ConfigError(
-                f"{name} is {show(getattr(options, name))}, which is for CSV and Parquet, and no input is one; lines "
-                "of JSON say themselves what they ask"
+                f"{name} is {show(getattr(options, name))}, which is for CSV, Parquet and a template, and there is "
+                "none of these; lines of JSON say themselves what they ask"
             )
 
 
-def _check(sources: Sequence[Source], options: ReadOptions) -> None:
+def _check(sources: Sequence[Source], options: ReadOptions, taken: Collection[str]) -> None:
     """Refuses a file that is wrong as a whole, before the first row."""
     for source in sources:
         if source.kind == "parquet":
-            tables.check_parquet(source, options)
+            tables.check_parquet(source, options, taken)
         elif not source.is_stream:
             try:
                 with source.open() as stream:
                     if source.kind == "jsonl":
                         jsonl.check(source.name, stream, named=source.says_lines)
                     else:
-                        tables.check_csv(source, stream, options)
+                        tables.check_csv(source, stream, options, taken)
+                if source.kind == "jsonl" and options.keep == ALL:
+                    _check_first_line(source, options, taken)
             except DAMAGED:  # its rows report it
                 continue
         elif source.kind != "jsonl":
             tables.check_template(options)
+
+
+def _check_first_line(source: Source, options: ReadOptions, taken: Collection[str]) -> None:
+    """Raises ConfigError: the first line has a field that cannot be kept; the others are looked at as they come."""
+    with source.open() as stream:
+        first = next(jsonl.objects(source.name, stream, options.max_line_bytes), None)
+    if first is not None and not isinstance(first, Problem):
+        tables.check_kept(options, taken, [name for name in first if name not in OWN_IDS])
 
 
 class ReadAhead(Generic[T]):

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import csv
-import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
-from llamabatch.errors import ConfigError, InputError, SetupError
-from llamabatch.jobs.input.jsonl import Problem, Record, lines, too_long, without_mark
+from llamabatch.errors import ConfigError, InputError, PromptError, SetupError
+from llamabatch.jobs.input.jsonl import Filled, Problem, Record, lines, too_long, without_mark
 from llamabatch.jobs.input.sources import Source
-from llamabatch.jobs.rows import ReadOptions
+from llamabatch.jobs.input.templates import JinjaTemplate, Template, as_json, as_text, is_jinja, template_of
+from llamabatch.jobs.rows import ALL, ReadOptions
 from llamabatch.utils.checks import counted, nearest, show
 
 DEFAULT_TEMPLATE = "{prompt}"
 
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _BATCH_ROWS = 256
-MAX_CHARS = 2**20
-
-_BRACES = re.compile(r"\{\{|\}\}|\{[^{}]+\}|[{}]")
 
 
-def csv_rows(source: Source, stream: BinaryIO, options: ReadOptions) -> Iterator[Record]:
+def csv_rows(source: Source, stream: BinaryIO, options: ReadOptions, taken: Collection[str] = ()) -> Iterator[Record]:
     """The rows of a CSV file in UTF-8. Empty rows at the end are ignored.
 
     Its first row names the columns. Values are separated by commas (tabs in .tsv); a value with a separator, a quote
     or a line's end in it is in double quotes, with its own ones doubled.
     """
-    table, n_empty = _Csv(source, stream, options), 0
+    table, n_empty = _Csv(source, stream, options, taken), 0
     while (record := table.next_record()) is not None:
         if isinstance(record, list) and not record:
             n_empty += 1
@@ -43,7 +39,7 @@ def csv_rows(source: Source, stream: BinaryIO, options: ReadOptions) -> Iterator
 class _Csv:
     """The parser of one file; the constructor reads its header."""
 
-    def __init__(self, source: Source, stream: BinaryIO, options: ReadOptions) -> None:
+    def __init__(self, source: Source, stream: BinaryIO, options: ReadOptions, taken: Collection[str] = ()) -> None:
         csv.field_size_limit(max(csv.field_size_limit(), options.max_line_bytes))  # our own limit is for the whole row
         self._lines = _CsvLines(source.name, stream, options.max_line_bytes)
         self._records = csv.reader(self._lines, delimiter=_DELIMITERS[source.kind], strict=True)
@@ -56,7 +52,7 @@ class _Csv:
         for name in self._header:
             if self._header.count(name) > 1:
                 raise InputError(f"{source.name} has two columns {show(name)}")
-        self._rows = _RowLines(source.name, self._header, options)
+        self._rows = RowLines(source.name, options, taken, self._header)
 
     def next_record(self) -> list[str] | Problem | None:
         """The values of the next row; None at the end."""
@@ -109,10 +105,10 @@ class _CsvLines(Iterator[str]):
             raise _BadText(f"byte {error.start + 1} of a line is 0x{line[error.start]:02x}, no UTF-8") from error
 
 
-def parquet(source: Source, options: ReadOptions) -> Iterator[Record]:
+def parquet(source: Source, options: ReadOptions, taken: Collection[str] = ()) -> Iterator[Record]:
     """The rows of a Parquet file, a few hundred at a time, with the wanted columns alone."""
     with _parquet_file(source) as file:
-        rows = _RowLines(source.name, file.schema_arrow.names, options)
+        rows = RowLines(source.name, options, taken, file.schema_arrow.names)
         batches = file.iter_batches(batch_size=_BATCH_ROWS, columns=list(rows.columns))
         while True:
             try:
@@ -140,119 +136,158 @@ def _parquet_file(source: Source) -> Any:
         raise InputError(f"{source.name} cannot be read as a Parquet file: {error}") from error
 
 
-def check_csv(source: Source, stream: BinaryIO, options: ReadOptions) -> None:
-    """Reads the header. Raises ConfigError: template or id column do not fit it; InputError: there is none."""
-    _Csv(source, stream, options)
+def check_csv(source: Source, stream: BinaryIO, options: ReadOptions, taken: Collection[str] = ()) -> None:
+    """Reads the header.
+
+    Args:
+        taken: names of columns that the output has already, which no kept column can have.
+
+    Raises:
+        ConfigError: template, id column or kept columns do not fit it. InputError: there is none.
+    """
+    _Csv(source, stream, options, taken)
 
 
-def check_parquet(source: Source, options: ReadOptions) -> None:
+def check_parquet(source: Source, options: ReadOptions, taken: Collection[str] = ()) -> None:
     """Reads the schema. Raises as check_csv; SetupError without pyarrow."""
     with _parquet_file(source) as file:
-        _RowLines(source.name, file.schema_arrow.names, options)
+        RowLines(source.name, options, taken, file.schema_arrow.names)
 
 
 def check_template(options: ReadOptions) -> Template:
-    """The template of tables. Raises ConfigError."""
-    return Template(DEFAULT_TEMPLATE if options.template is None else options.template)
+    """The template of rows. Raises ConfigError."""
+    if options.prompt is not None:
+        return template_of(options.prompt, jinja=True)
+    return template_of(DEFAULT_TEMPLATE if options.template is None else options.template)
 
 
-class _RowLines:
-    """The values of a row, and the plain line that is made of them."""
+def check_kept(options: ReadOptions, taken: Collection[str], columns: Collection[str] = ()) -> None:
+    """Checks the names of the columns that are kept.
 
-    def __init__(self, name: str, columns: Sequence[str], options: ReadOptions) -> None:
+    Args:
+        columns: those that there are, for options.keep == "all".
+
+    Raises:
+        ConfigError: the output has a column of that name already.
+    """
+    for name in columns if options.keep == ALL else options.keep or ():
+        if name not in taken or name == options.id_column:
+            continue
+        if name == "id":
+            cure = "give --id-column id, and it is the id of its row"
+        elif name == "text":
+            cure = "give the answer another name (--answer NAME)"
+        else:
+            cure = "rename it in the input, or name the columns to keep without it"
+        raise ConfigError(f"the column {show(name)} cannot be kept: the output has one of that name; {cure}")
+
+
+class RowLines:
+    """The plain lines that are made of rows of a table, or of the fields of lines of JSON.
+
+    Args:
+        name: of the input, for messages.
+        options: template, task, system message, id column and kept columns.
+        taken: names of columns that the output has already.
+        columns: those of the table; None: lines of JSON, each with fields of its own.
+
+    Attributes:
+        columns: the names that are read, of a table.
+
+    Raises:
+        ConfigError: the options do not fit the columns.
+    """
+
+    def __init__(
+        self, name: str, options: ReadOptions, taken: Collection[str] = (), columns: Sequence[str] | None = None
+    ) -> None:
         self._options = options
-        self._template = check_template(options)
-        if options.template is None and "prompt" not in columns:
+        self._is_table = columns is not None
+        self._template = check_template(options) if columns is not None or options.has_template else None
+        system = options.system
+        self._system = None if system is None or not is_jinja(system) else JinjaTemplate(system, names_columns=False)
+        self.columns: tuple[str, ...] = ()
+        if columns is None:
+            return
+        assert self._template is not None
+        if not options.has_template and "prompt" not in columns:
             raise ConfigError(f"{name} needs a template, as '…{{{columns[0]}}}…'; its columns are {', '.join(columns)}")
-        self._template.check(name, columns)
-        if options.id_column is not None and options.id_column not in columns:
-            raise ConfigError(f"{name} has no column {show(options.id_column)}{nearest(options.id_column, columns)}")
-        wanted = (*self._template.columns, *([] if options.id_column is None else [options.id_column]))
+        wanted: list[str] = []
+        for template in (self._template, self._system):
+            if template is not None:
+                template.check(name, columns)
+                wanted += columns if template.reads_all else template.columns
+        if options.id_column is not None:
+            if options.id_column not in columns:
+                raise ConfigError(
+                    f"{name} has no column {show(options.id_column)}{nearest(options.id_column, columns)}"
+                )
+            wanted.append(options.id_column)
+        for each in columns if options.keep == ALL else options.keep or ():
+            if each not in columns:
+                raise ConfigError(f"{name} has no column {show(each)} to keep{nearest(each, columns)}")
+            wanted.append(each)
+        check_kept(options, taken, columns)
         self.columns = tuple(dict.fromkeys(wanted))
 
-    def line(self, values: Mapping[str, Any]) -> Record:
-        """The plain line of a row; `values` has at least self.columns."""
-        line: dict[str, Any] = {}
-        if self._options.id_column is not None:
-            identity = values[self._options.id_column]
-            line["id"] = identity if isinstance(identity, int) else _text(identity)
-        texts = {name: _text(values[name]) for name in self._template.columns}
-        for name, text in texts.items():
-            if text is None:
-                return Problem(f"column {show(name)} holds {show(values[name])}, which is no text", line or None)
-        text = self._template.fill({name: text or "" for name, text in texts.items()})
-        if len(text) > self._options.max_line_bytes:
-            return Problem(too_long(len(text), self._options.max_line_bytes).error, line or None)
-        return line | self._request(text)
+    @property
+    def used(self) -> frozenset[str]:
+        """Names of fields that the templates read, or that are kept by name: data, whatever they resemble."""
+        found = () if self._options.keep in (None, ALL) else self._options.keep
+        read = [] if self._template is None else [*self._template.columns]
+        return frozenset((*found, *read, *([] if self._system is None else self._system.columns)))
 
-    def _request(self, text: str) -> dict[str, Any]:
+    def line(self, values: Mapping[str, Any]) -> Filled | Problem:
+        """The plain line of a row; `values` has at least self.columns."""
+        kept = self._kept(values)
+        line: dict[str, Any] = {}
+        if self._is_table:
+            if self._options.id_column is not None:
+                identity = values[self._options.id_column]
+                line["id"] = identity if isinstance(identity, int) else as_text(identity)
+        else:
+            line = self._own(values)
+        if self._template is None:
+            return Filled(line, kept)
+        try:
+            text = self._template.fill(values)
+            limit = self._options.max_line_bytes
+            if len(text) > limit:
+                return Problem(too_long(len(text), limit).error, line or None, kept)
+            return Filled(line | self._request(text, values), kept)
+        except PromptError as error:
+            return Problem(str(error), line or None, kept)
+
+    def _own(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of a line of JSON that are no data: with a template those of SamplingParams and the id, else
+        all."""
+        if self._template is None and self._options.id_column is None:
+            return dict(values)
+        dropped = ("prompt", "messages", "input") if self._template is not None else ()
+        line = {name: value for name, value in values.items() if name not in dropped and name not in self.used}
+        if self._template is None:
+            line = dict(values)
+        if self._options.id_column is not None:
+            line = {name: value for name, value in line.items() if name not in ("id", "custom_id")}
+            line["id"] = values.get(self._options.id_column)
+        elif self._template is not None:
+            line |= {name: values[name] for name in ("id", "custom_id") if name in values}
+        return line
+
+    def _kept(self, values: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        keep = self._options.keep
+        if keep is None:
+            return None
+        if keep == ALL:
+            own = ("id", "custom_id") if not self._is_table and self._options.id_column is None else ()
+            keep = tuple(name for name in values if name not in own and name != self._options.id_column)
+        return {name: as_json(values.get(name)) for name in keep}
+
+    def _request(self, text: str, values: Mapping[str, Any]) -> dict[str, Any]:
         if self._options.task == "embedding":
             return {"input": text}
         if self._options.task == "completion":
             return {"prompt": text}
-        before = [] if self._options.system is None else [{"role": "system", "content": self._options.system}]
+        system = self._options.system if self._system is None else self._system.fill(values)
+        before = [] if system is None else [{"role": "system", "content": system}]
         return {"messages": [*before, {"role": "user", "content": text}]}
-
-
-def _text(value: Any) -> str | None:
-    """A value as a CSV file would hold it; None: it has no such form."""
-    if isinstance(value, str):
-        return value
-    if value is None:
-        return None
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return None
-    if isinstance(value, (list, tuple, dict)):
-        try:
-            return json.dumps(value, ensure_ascii=False)
-        except (TypeError, ValueError, RecursionError):
-            return None
-    return str(value)
-
-
-class Template:
-    """A text with {column} for a column's value, and {{ and }} for braces.
-
-    The text between braces is a column's whole name, with any other characters; nothing is looked up in a value.
-
-    Attributes:
-        columns: the names in it, each once.
-
-    Raises:
-        ConfigError: a brace is open, or there is no name between two.
-    """
-
-    def __init__(self, text: str) -> None:
-        if not isinstance(text, str) or not text or len(text) > MAX_CHARS:
-            raise ConfigError(f"template is {show(text)}; give a text of 1 to {MAX_CHARS} characters")
-        self._pieces: list[tuple[str, str | None]] = []
-        end = 0
-        for found in _BRACES.finditer(text):
-            braces, literal = found[0], text[end : found.start()]
-            if len(braces) == 1:
-                raise ConfigError(
-                    f"template is {show(text)}: the brace at character {found.start() + 1} is no pair with a column's "
-                    "name between; write {{ or }} for a brace"
-                )
-            if braces in ("{{", "}}"):
-                self._pieces.append((literal + braces[0], None))
-            else:
-                self._pieces.append((literal, braces[1:-1]))
-            end = found.end()
-        self._pieces.append((text[end:], None))
-        self.columns = tuple(dict.fromkeys(name for _, name in self._pieces if name is not None))
-        if not self.columns:
-            raise ConfigError(f"template is {show(text)}; it names no column, so that all rows would ask the same")
-
-    def check(self, source: str, columns: Sequence[str]) -> None:
-        """Raises ConfigError: it names a column that the table does not have."""
-        for name in self.columns:
-            if name not in columns:
-                raise ConfigError(f"{source} has no column {show(name)} for the template{nearest(name, columns)}")
-
-    def fill(self, values: Mapping[str, str]) -> str:
-        """The text with a row's values."""
-        return "".join(literal + (values[name] if name is not None else "") for literal, name in self._pieces)

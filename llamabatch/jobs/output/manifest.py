@@ -19,6 +19,7 @@ from llamabatch.gguf.header import part_names
 from llamabatch.gguf.resolve import file_bytes
 from llamabatch.jobs.output.files import NO_FOLLOW
 from llamabatch.jobs.output.own_files import OwnFiles, manifest_of, without_suffix
+from llamabatch.jobs.output.records import IDS
 from llamabatch.utils.checks import integer, show
 
 FORMAT = 2  # 1: side files say nothing of their job, and nothing has checksums
@@ -248,6 +249,13 @@ def output_of(path: Path) -> Path | None:
         if shorter is None:
             return None
         out = out.with_name(shorter)
+
+
+def as_begun(known: Manifest | None, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings without those that hold for new outputs only: an output of an earlier version goes on in its way."""
+    if known is None or IDS in known.settings["output"]:
+        return settings
+    return {**settings, "output": {name: value for name, value in settings["output"].items() if name != IDS}}
 
 
 def extended(before: Mapping[str, Any], settings: Mapping[str, Any]) -> Mapping[str, Any]:

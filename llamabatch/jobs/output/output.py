@@ -18,7 +18,7 @@ from llamabatch.jobs.output.journal import AsFinished, Checksums, InOrder
 from llamabatch.jobs.output.manifest import Ending
 from llamabatch.jobs.output.own_files import LONGEST_SUFFIX, OwnFiles, ahead_of, free_rescued_name, sums_of
 from llamabatch.jobs.output.parquet import check_installed, convert, is_parquet
-from llamabatch.jobs.output.records import RecordOptions, has_error, number_of, record, refusal, to_line
+from llamabatch.jobs.output.records import IDS, RecordOptions, has_error, number_of, record, refusal, to_line
 from llamabatch.jobs.output.resume import JobFiles, identity
 from llamabatch.jobs.output.survey import sums_of_lines
 from llamabatch.jobs.rows import BadRow, Row, ShardIndex
@@ -149,6 +149,8 @@ class Output:
         job = self._job
         job.open(settings)
         self.resumed = job.resumed
+        if IDS not in job.manifest.settings["output"]:
+            self.options = replace(self.options, records=replace(self.records, text_ids=True))
         if job.ending is not None:
             self.finished, self.n_before, self.n_errors_before = True, job.ending.rows, job.ending.errors
             return
@@ -159,7 +161,7 @@ class Output:
         self.n_errors_before = self._n_errors = self._journal.n_errors
 
     def _all_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        own = {"order": self.options.order, "shard": list(self.options.shard), **vars(self.records)}
+        own = {"order": self.options.order, "shard": list(self.options.shard), **self.records.document()}
         return {**settings, "output": own}
 
     @property

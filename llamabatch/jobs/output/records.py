@@ -20,7 +20,7 @@ from llamabatch.jobs.rows import BadRow, Row
 from llamabatch.request import outputs
 from llamabatch.request.logprobs import TokenLogprobs
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput
-from llamabatch.utils.checks import boolean, choice
+from llamabatch.utils.checks import boolean, choice, show
 
 Shape = Literal["auto", "flat", "openai"]
 SHAPES: tuple[Shape, ...] = ("auto", "flat", "openai")
@@ -29,6 +29,18 @@ SHAPES: tuple[Shape, ...] = ("auto", "flat", "openai")
 _NUMBER = re.compile(rb'\{"(?:row": |id": "batch_req_)(\d{1,19})"?, ')
 _BEGINS = (b'{"row": ', b'{"id": "batch_req_')
 _NO_ERROR = b'"error": null}\n'
+
+IDS = "ids"  # a setting that manifests of earlier versions lack: their ids are all texts
+_LATER = {"answer": "text", "text_ids": False}  # fields that these lack, too
+
+# columns of flat records
+COLUMNS = frozenset(
+    (
+        *("row", "id", "text", "finish_reason", "reasoning", "tool_calls", "token_ids", "logprobs", "outputs"),
+        *("prompt_logprobs", "embedding", "num_truncated", "queued_s", "ttft_s", "total_s", "generation_tps"),
+        *("num_cached_tokens", "error"),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,8 @@ class RecordOptions:
         times: flat records have "queued_s", "ttft_s", "total_s", "generation_tps" and "num_cached_tokens"; those of
             OpenAI's format the time under "created", which is 0 otherwise, and usage.prompt_tokens_details.
         model: the value of "model" in OpenAI's format for an input line that names none.
+        answer: the name of the column with the generated text, in flat records.
+        text_ids: ids that are whole numbers are written as texts, as earlier versions did.
 
     Raises:
         ConfigError: a value is out of range.
@@ -50,11 +64,31 @@ class RecordOptions:
     token_ids: bool = False
     times: bool = False
     model: str = ""
+    answer: str = "text"
+    text_ids: bool = False
 
     def __post_init__(self) -> None:
         choice(ConfigError, "shape", self.shape, SHAPES)
         boolean(ConfigError, "token_ids", self.token_ids)
         boolean(ConfigError, "times", self.times)
+        if not isinstance(self.answer, str) or not self.answer or self.answer in COLUMNS - {"text"}:
+            taken = ", ".join(sorted(COLUMNS - {"text"}))
+            raise ConfigError(f"answer is {show(self.answer)}; give the name of a column, and none of {taken}")
+
+    @property
+    def taken(self) -> frozenset[str]:
+        """Names of columns that flat records may have."""
+        return COLUMNS - {"text"} | {self.answer}
+
+    def document(self) -> dict[str, Any]:
+        """Plain values for the manifest of an output."""
+        found = {name: value for name, value in vars(self).items() if name not in _LATER}
+        found |= {name: getattr(self, name) for name, default in _LATER.items() if getattr(self, name) != default}
+        return found if found.pop("text_ids", False) else found | {IDS: "typed"}
+
+    def id_of(self, row: Row | BadRow) -> str | int | None:
+        """The id of a row as its record has it."""
+        return row.id if row.id is None or not self.text_ids else str(row.id)
 
     def is_openai(self, row: Row | BadRow) -> bool:
         """True where the row is answered in OpenAI's format."""
@@ -72,9 +106,10 @@ def record(row: Row, output: RequestOutput, options: RecordOptions) -> dict[str,
     error = _error(output)
     if options.is_openai(row):
         if error is not None:
-            return _openai_error(row.number, row.id, "request_failed", error)
+            return _openai_error(row, "request_failed", error)
         return _openai_answer(row, output, options)
-    made: dict[str, Any] = {"row": row.number, "id": row.id, **_continuation(output.outputs[0], options)}
+    made: dict[str, Any] = {"row": row.number, "id": options.id_of(row), **(row.kept or {})}
+    made |= _continuation(output.outputs[0], options)
     if len(output.outputs) > 1:
         made["outputs"] = [{"index": each.index, **_continuation(each, options)} for each in output.outputs]
     if output.prompt_logprobs is not None:
@@ -94,8 +129,9 @@ def record(row: Row, output: RequestOutput, options: RecordOptions) -> dict[str,
 def refusal(row: Row | BadRow, error: str, options: RecordOptions) -> dict[str, Any]:
     """The record of a row that could not be run; its id is None if its line has none."""
     if options.is_openai(row):
-        return _openai_error(row.number, row.id, "invalid_request", error)
-    return {"row": row.number, "id": row.id, "text": "", "finish_reason": FinishReason.ERROR.value, "error": error}
+        return _openai_error(row, "invalid_request", error)
+    made: dict[str, Any] = {"row": row.number, "id": options.id_of(row), **(row.kept or {})}
+    return made | {options.answer: "", "finish_reason": FinishReason.ERROR.value, "error": error}
 
 
 def _error(output: RequestOutput) -> str | None:
@@ -105,7 +141,7 @@ def _error(output: RequestOutput) -> str | None:
 
 
 def _continuation(each: CompletionOutput, options: RecordOptions) -> dict[str, Any]:
-    made: dict[str, Any] = {"text": each.text, "finish_reason": each.finish_reason.value}
+    made: dict[str, Any] = {options.answer: each.text, "finish_reason": each.finish_reason.value}
     if each.reasoning is not None:
         made["reasoning"] = each.reasoning
     if each.tool_calls:
@@ -136,7 +172,7 @@ def _openai_answer(row: Row, output: RequestOutput, options: RecordOptions) -> d
         body["created"] = 0
         del body["usage"]["prompt_tokens_details"]
     response = {"status_code": 200, "request_id": f"req_{row.number}", "body": body}
-    return {"id": f"batch_req_{row.number}", "custom_id": row.id, "response": response, "error": None}
+    return {"id": f"batch_req_{row.number}", "custom_id": _custom_id(row), "response": response, "error": None}
 
 
 def _body(row: Row, output: RequestOutput, model: str) -> dict[str, Any]:
@@ -152,9 +188,13 @@ def _body(row: Row, output: RequestOutput, model: str) -> dict[str, Any]:
     )
 
 
-def _openai_error(number: int, custom_id: str | None, code: str, message: str) -> dict[str, Any]:
+def _custom_id(row: Row | BadRow) -> str | None:
+    return None if row.id is None else str(row.id)
+
+
+def _openai_error(row: Row | BadRow, code: str, message: str) -> dict[str, Any]:
     error = {"code": code, "message": message}
-    return {"id": f"batch_req_{number}", "custom_id": custom_id, "response": None, "error": error}
+    return {"id": f"batch_req_{row.number}", "custom_id": _custom_id(row), "response": None, "error": error}
 
 
 def to_line(record: Mapping[str, Any]) -> bytes:

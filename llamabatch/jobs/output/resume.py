@@ -113,6 +113,7 @@ class JobFiles:
             own = self._adopt(seed)
         self.resumed = _size(self.out) + _size(lines, self.start) + _size(ahead, len(own.header("ahead"))) > 0
         if self.resumed:
+            settings = manifests.as_begun(known, settings)
             self._check_same_job(own, known, settings)
             self.manifest = Manifest.new(settings, seed) if known is None else known.changed_to(settings)
         else:

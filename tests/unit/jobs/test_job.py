@@ -224,8 +224,8 @@ def test_a_file_beside_an_input_that_is_no_manifest_means_nothing(tmp_path, engi
 
 
 def test_inputs_that_are_refused_leave_no_output_behind(tmp_path, engines):
-    with pytest.raises(ConfigError, match="no input is one"):
-        run(Settings(source(tmp_path), str(tmp_path / "out.jsonl"), reading=ReadOptions(template="{a}")))
+    with pytest.raises(ConfigError, match="there is none of these"):
+        run(Settings(source(tmp_path), str(tmp_path / "out.jsonl"), reading=ReadOptions(task="embedding")))
     assert os.listdir(tmp_path) == ["in.jsonl"]
 
 

@@ -139,7 +139,7 @@ def test_a_batch_line_of_a_completion_and_of_an_embedding(tmp_path):
 
 def test_a_batch_line_without_url_goes_by_its_body(tmp_path):
     assert one(tmp_path, {"custom_id": "a", "body": {"messages": [USER]}}).task == "chat"
-    assert one(tmp_path, {"custom_id": 7, "body": {"prompt": "a"}}).id == "7"
+    assert one(tmp_path, {"custom_id": 7, "body": {"prompt": "a"}}).id == 7
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------
@@ -481,7 +481,7 @@ def test_an_id_is_given_once(tmp_path):
         {"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}},
         {"id": "00", "prompt": "another text than the first line's"},
     )
-    assert [row.id for row in rows] == ["0", None, "5", "x", None, None, None, "00"]
+    assert [row.id for row in rows] == ["0", None, 5, "x", None, None, None, "00"]
     assert [type(row) for row in rows] == [Row, BadRow, Row, BadRow, BadRow, BadRow, BadRow, Row]
     assert rows[1].error.endswith("the id '0' is taken by " + rows[0].place)
     assert "did you mean 'prompt'" in rows[3].error

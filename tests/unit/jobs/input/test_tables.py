@@ -2,14 +2,16 @@
 
 import datetime
 import gzip
+import json
 
 import pytest
 
 from llamabatch.errors import ConfigError, InputError, SetupError
 from llamabatch.jobs.input import tables
-from llamabatch.jobs.input.reader import read
+from llamabatch.jobs.input.reader import Reader, read
 from llamabatch.jobs.input.sources import find
-from llamabatch.jobs.input.tables import Template
+from llamabatch.jobs.input.templates import template_of
+from llamabatch.jobs.output.records import RecordOptions
 from llamabatch.jobs.rows import BadRow, ReadOptions, Row
 
 
@@ -60,7 +62,10 @@ def test_a_compressed_table(tmp_path):
         ("{name", "write {{ or }} for a brace"),
         ("name}", "write {{ or }} for a brace"),
         ("name", "it names no column"),
-        ("{{name}}", "it names no column"),
+        ("{{ nme }}", "has no column 'nme' for the template; did you mean 'name'"),
+        ("{{ 'name' }}", "it names no column"),
+        ("{{ name", "the template cannot be compiled"),
+        ("{% for %}", "the template cannot be compiled"),
         ("", "give a text of 1 to"),
         (None, "needs a template, as '…{name}…'; its columns are name, text"),
     ],
@@ -158,7 +163,7 @@ def test_parquet_values_of_any_kind(tmp_path):
     path = parquet(tmp_path / "a.parquet", columns)
     rows = rows_of(path, template="{text} {number} {day} {list}", id_column="key")
     assert rows[0].prompt == 'a 1.5 2024-05-06 ["ä", "y"]'
-    assert [row.id for row in rows] == ["7", "8", "9", None]
+    assert [row.id for row in rows] == [7, 8, 9, None]
     assert errors(rows)[2] == f"{path}, row 3: column 'text' holds None, which is no text"
     assert "the id '9' is taken" in rows[3].error
     assert [type(row) for row in rows_of(path, template="{bytes}.")] == [Row, BadRow, Row, Row]
@@ -193,18 +198,129 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path, monkeypatch):
         read(find([path]))
 
 
-@pytest.mark.parametrize(
-    "given", [{"template": "{a}"}, {"task": "embedding"}, {"task": "chat", "system": "s"}, {"id_column": "a"}]
-)
-def test_what_is_for_tables_is_refused_where_there_is_none(given, tmp_path):
+@pytest.mark.parametrize("given", [{"task": "embedding"}, {"task": "chat", "system": "s"}])
+def test_options_for_prompts_of_a_template_are_refused_where_nothing_makes_them(given, tmp_path):
     lines = write(tmp_path / "a.jsonl", '{"prompt": "a"}\n')
-    with pytest.raises(ConfigError, match="is for CSV and Parquet, and no input is one"):
+    with pytest.raises(ConfigError, match="is for CSV, Parquet and a template, and there is none of these"):
         read(find([lines]), ReadOptions(**given))
+    assert read(find([lines]), ReadOptions(template="{prompt}", **given))
     assert read(find([lines, write(tmp_path / "b.csv", "a,prompt\n1,2\n")]), ReadOptions(**given))
 
 
+def lines_of(tmp_path, *records, **options):
+    path = write(tmp_path / "a.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+    return rows_of(path, **options)
+
+
+def test_a_template_of_jinja2_is_filled_from_tables_and_from_lines(tmp_path):
+    prompt = "{% if lang == 'fr' %}Traduire{% else %}Translate{% endif %}: {{ text | upper }} {\"n\": {{ row['a b'] }}}"
+    table = write(tmp_path / "a.csv", "lang,text,a b\nfr,bon,1\nen,good,2\n")
+    wanted = ['Traduire: BON {"n": 1}', 'Translate: GOOD {"n": 2}']
+    assert [row.prompt for row in rows_of(table, prompt=prompt)] == wanted
+    records = [{"lang": "fr", "text": "bon", "a b": 1}, {"lang": "en", "text": "good", "a b": 2}]
+    assert [row.prompt for row in lines_of(tmp_path, *records, prompt=prompt)] == wanted
+    assert [row.prompt for row in lines_of(tmp_path, *records, template="{lang}: {a b}")] == ["fr: 1", "en: 2"]
+
+
+def test_lines_under_a_template_keep_their_parameters_and_ids_and_prompts_are_data(tmp_path):
+    records = [
+        {"id": 7, "instruction": "Add.", "input": "1 2", "output": "3", "max_tokens": 5, "url": "http://a"},
+        {"custom_id": "b", "instruction": "Go.", "input": "", "messages": "none"},
+    ]
+    rows = lines_of(tmp_path, *records, prompt="{{ instruction }} {{ input }}", task="chat", system="In {{ row.id }}")
+    assert "cannot be filled" in rows[1].error  # it has no field "id"
+    assert (rows[0].id, rows[0].task, rows[0].params.max_tokens) == (7, "chat", 5)
+    assert rows[0].prompt == [{"role": "system", "content": "In 7"}, {"role": "user", "content": "Add. 1 2"}]
+
+
+def test_a_line_without_a_field_of_the_template_is_one_error_row(tmp_path):
+    rows = lines_of(tmp_path, {"text": "a"}, {"txt": "a"}, {"text": None}, {"text": "b"}, prompt="Say {{ text }}")
+    assert [row.prompt for row in rows if isinstance(row, Row)] == ["Say a", "Say b"]
+    assert "'text' is undefined" in rows[1].error
+    assert "is null" in rows[2].error
+    filled = lines_of(
+        tmp_path, {"b": 1}, {"text": None, "b": 2}, prompt="{% if text is defined and text %}x{% endif %}{{ b }}"
+    )
+    assert [row.prompt for row in filled] == ["1", "2"]
+
+
+def test_a_template_that_never_ends_is_one_error_row(tmp_path):
+    [row] = lines_of(
+        tmp_path,
+        {"a": 1},
+        prompt="{% for i in range(10**6) %}{% for j in range(10**5) %}{{ a }}{% endfor %}{% endfor %}",
+    )
+    assert "cannot be filled" in row.error
+
+
+def test_unknown_fields_are_data_and_near_misses_are_errors(tmp_path):
+    record = {"prompt": "a", "label": 1, "url": "http://a", "title": "t", "step": 3}
+    [row] = lines_of(tmp_path, record)
+    assert (row.prompt, row.openai, row.kept) == ("a", False, None)
+    for name, meant in (("temprature", "temperature"), ("mesages", "messages"), ("max_token", "max_tokens")):
+        [row] = lines_of(tmp_path, {"prompt": "a", name: 1})
+        assert f"there is no field {name!r}; did you mean {meant!r}" in row.error
+        assert isinstance(lines_of(tmp_path, {"prompt": "a", name: 1}, keep=(name,))[0], Row)
+        assert isinstance(lines_of(tmp_path, {name: 1}, prompt=f"{{{{ {name} }}}}")[0], Row)
+    [row] = lines_of(tmp_path, {"prompt": "a", "json_schema": {}})
+    assert "structured_outputs={'json'" in row.error
+
+
+def test_kept_columns_come_with_their_rows(tmp_path):
+    table = write(tmp_path / "a.csv", "key,prompt,label\n1,one,x\n2,two,\n")
+    assert [row.kept for row in rows_of(table, keep=("label",))] == [{"label": "x"}, {"label": ""}]
+    assert rows_of(table, keep="all", id_column="key")[0].kept == {"prompt": "one", "label": "x"}
+    records = [{"id": 1, "prompt": "a", "n_words": 2, "tags": ["x", {"y": None}]}, {"id": 2, "promt": "a"}]
+    rows = lines_of(tmp_path, *records, keep=("tags", "n_words"))
+    assert [row.kept for row in rows] == [{"tags": ["x", {"y": None}], "n_words": 2}, {"tags": None, "n_words": None}]
+    assert isinstance(rows[1], BadRow)
+    assert lines_of(tmp_path, records[0], keep="all")[0].kept == {
+        "prompt": "a",
+        "n_words": 2,
+        "tags": ["x", {"y": None}],
+    }
+
+
+def test_kept_values_of_parquet_are_values_of_json(tmp_path):
+    day = datetime.date(2026, 1, 2)
+    path = parquet(tmp_path / "a.parquet", {"prompt": ["a"], "n": [3], "day": [day], "raw": [b"\xff"], "list": [[day]]})
+    [row] = rows_of(path, keep=("n", "day", "raw", "list"))
+    assert row.kept == {"n": 3, "day": "2026-01-02", "raw": None, "list": ["2026-01-02"]}
+
+
+@pytest.mark.parametrize(
+    ("keep", "message"),
+    [
+        (("lable",), "has no column 'lable' to keep; did you mean 'label'"),
+        (("text",), "the column 'text' cannot be kept: the output has one of that name; give the answer another name"),
+        (("id",), "give --id-column id"),
+        ("all", "the column 'id' cannot be kept"),
+    ],
+)
+def test_columns_that_cannot_be_kept_are_refused_before_the_first_row(keep, message, tmp_path):
+    table = write(tmp_path / "a.csv", "id,text,label,prompt\n1,2,3,4\n")
+    with pytest.raises(ConfigError) as refused:
+        Reader(find([table]), ReadOptions(keep=keep), RecordOptions().taken)
+    assert message in str(refused.value)
+    lines = write(tmp_path / "a.jsonl", '{"prompt": "a", "error": 1}\n')
+    with pytest.raises(ConfigError, match="the column 'error' cannot be kept"):
+        Reader(find([lines]), ReadOptions(keep="all"), RecordOptions().taken)
+
+
+@pytest.mark.parametrize("keep", ["label", (), ("a", "a"), (1,), 5])
+def test_keep_is_names_of_columns(keep):
+    with pytest.raises(ConfigError, match="keep is"):
+        ReadOptions(keep=keep)
+
+
+def test_an_id_column_of_lines(tmp_path):
+    rows = lines_of(tmp_path, {"key": "a", "id": 1, "prompt": "x"}, {"prompt": "y"}, id_column="key")
+    assert rows[0].id == "a"
+    assert isinstance(rows[1], BadRow)
+
+
 def test_a_template_looks_nothing_up():
-    assert Template("{a.b}{c[0]}").columns == ("a.b", "c[0]")
-    assert Template("{a.b}").fill({"a.b": "{x}"}) == "{x}"
-    assert Template("{at: UTC}{ok?!}").fill({"at: UTC": "noon", "ok?!": "yes"}) == "noonyes"
+    assert template_of("{a.b}{c[0]}").columns == ("a.b", "c[0]")
+    assert template_of("{a.b}").fill({"a.b": "{x}"}) == "{x}"
+    assert template_of("{at: UTC}{ok?!}").fill({"at: UTC": "noon", "ok?!": "yes"}) == "noonyes"
     assert tables.DEFAULT_TEMPLATE == "{prompt}"

@@ -1,0 +1,176 @@
+"""Templates of rows: a prompt made of the columns of a table, or of the fields of a line of JSON.
+
+Two notations: jinja2 (`Classify: {{ text }}`), in the bounds of chat templates, and the older one with a column's whole
+name between single braces (`Classify: {text}`), in which `{{` is a brace.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from llamabatch.chat.template import BoundedTemplate, describe
+from llamabatch.errors import ConfigError, PromptError
+from llamabatch.utils.checks import nearest, show
+
+MAX_CHARS = 2**20
+ROW = "row"  # the variable with all columns: {{ row["a name with blanks"] }}
+
+_BRACES = re.compile(r"\{\{|\}\}|\{[^{}]+\}|[{}]")
+
+
+class Template(Protocol):
+    """A template of rows.
+
+    Attributes:
+        columns: the names in it, each once.
+        reads_all: it may read every column.
+    """
+
+    columns: tuple[str, ...]
+    reads_all: bool
+
+    def check(self, source: str, columns: Sequence[str]) -> None:
+        """Raises ConfigError: it names a column that the table does not have."""
+
+    def fill(self, values: Mapping[str, Any]) -> str:
+        """The text with a row's values. Raises PromptError: a value is missing, or the template fails."""
+
+
+def template_of(text: str, *, jinja: bool = False) -> Template:
+    """The template in a text: jinja2 where it is written so, else single braces.
+
+    Args:
+        jinja: it is jinja2 in any case.
+
+    Raises:
+        ConfigError: it is no template, or names no column.
+    """
+    if not isinstance(text, str) or not text or len(text) > MAX_CHARS:
+        raise ConfigError(f"template is {show(text)}; give a text of 1 to {MAX_CHARS} characters")
+    if jinja or is_jinja(text):
+        return JinjaTemplate(text)
+    return BracesTemplate(text)
+
+
+def is_jinja(text: str) -> bool:
+    """True for jinja2: a statement, or {{ without a name between single braces, which would be the older notation."""
+    if "{%" in text:
+        return True
+    return "{{" in text and not any(len(found) > 2 for found in _BRACES.findall(text))
+
+
+class JinjaTemplate:
+    """A template of jinja2, sandboxed and metered. Attributes, methods and errors as of Template.
+
+    Args:
+        names_columns: a template without any column is refused, since all rows would ask the same.
+    """
+
+    def __init__(self, text: str, *, names_columns: bool = True) -> None:
+        self._template = _compiled(text)
+        self.columns = tuple(sorted(self._template.variables - {ROW}))
+        self.reads_all = ROW in self._template.variables
+        if names_columns and not self._template.variables:
+            raise ConfigError(f"template is {show(text)}; it names no column, so that all rows would ask the same")
+
+    def check(self, source: str, columns: Sequence[str]) -> None:
+        for name in self.columns:
+            if name not in columns:
+                raise ConfigError(f"{source} has no column {show(name)} for the template{nearest(name, columns)}")
+
+    def fill(self, values: Mapping[str, Any]) -> str:
+        variables = {name: values[name] for name in self.columns if name in values}
+        if self.reads_all:
+            variables[ROW] = values.get(ROW, values)
+        try:
+            return self._template.render(variables)
+        except Exception as error:  # of the template, which may do anything that jinja2 allows
+            raise PromptError(f"the template cannot be filled: {describe(error)}") from error
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(text: str) -> BoundedTemplate:
+    return BoundedTemplate(text, strict=True)
+
+
+class BracesTemplate:
+    """A text with {column} for a column's value, and {{ and }} for braces. Attributes, methods and errors as of
+    Template.
+
+    The text between braces is a column's whole name, with any other characters; nothing is looked up in a value.
+    """
+
+    reads_all = False
+
+    def __init__(self, text: str) -> None:
+        self._pieces: list[tuple[str, str | None]] = []
+        end = 0
+        for found in _BRACES.finditer(text):
+            braces, literal = found[0], text[end : found.start()]
+            if len(braces) == 1:
+                raise ConfigError(
+                    f"template is {show(text)}: the brace at character {found.start() + 1} is no pair with a column's "
+                    "name between; write {{ or }} for a brace, or give a template of jinja2 as --prompt"
+                )
+            if braces in ("{{", "}}"):
+                self._pieces.append((literal + braces[0], None))
+            else:
+                self._pieces.append((literal, braces[1:-1]))
+            end = found.end()
+        self._pieces.append((text[end:], None))
+        self.columns = tuple(dict.fromkeys(name for _, name in self._pieces if name is not None))
+        if not self.columns:
+            raise ConfigError(f"template is {show(text)}; it names no column, so that all rows would ask the same")
+
+    def check(self, source: str, columns: Sequence[str]) -> None:
+        for name in self.columns:
+            if name not in columns:
+                raise ConfigError(
+                    f"{source} has no column {show(name)} for the template{nearest(name, columns)}; single braces hold "
+                    "a column's name: give a template of jinja2 as --prompt"
+                )
+
+    def fill(self, values: Mapping[str, Any]) -> str:
+        texts = {}
+        for name in self.columns:
+            if name not in values:
+                raise PromptError(f"there is no {show(name)} for the template{nearest(name, values)}")
+            text = as_text(values[name])
+            if text is None:
+                raise PromptError(f"column {show(name)} holds {show(values[name])}, which is no text")
+            texts[name] = text
+        return "".join(literal + (texts[name] if name is not None else "") for literal, name in self._pieces)
+
+
+def as_text(value: Any) -> str | None:
+    """A value as a CSV file would hold it; None: it has no such form."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return None
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return None
+    if isinstance(value, (list, tuple, dict)):
+        try:
+            return json.dumps(value, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError):
+            return None
+    return str(value)
+
+
+def as_json(value: Any) -> Any:
+    """A value of a table as JSON holds it: dates and other kinds are texts, bytes that are no UTF-8 null."""
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): as_json(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(each) for each in value]
+    return as_text(value)
