@@ -22,6 +22,7 @@ from llamabatch.jobs.input.sources import find
 from llamabatch.jobs.input.total import Rows, Seen, Total, wanted
 from llamabatch.jobs.output.files import Files
 from llamabatch.jobs.output.output import Output
+from llamabatch.jobs.output.records import RecordOptions
 from llamabatch.jobs.progress import Silent
 from llamabatch.jobs.rows import ReadOptions as Reading
 from llamabatch.request.sampling_params import SamplingParams
@@ -486,3 +487,47 @@ def test_how_many_rows_are_wanted(limit, n_shards):
     for i in range(1, n_shards + 1):
         options = Reading(SamplingParams(), shard=(i, n_shards), limit=limit)
         assert wanted(20, options) == sum(map(options.wants, range(20)))
+
+
+@pytest.mark.parametrize("order", ["input", "finished"])
+def test_kept_columns_and_ids_come_back_also_where_a_job_is_resumed(order, tmp_path, engines):
+    waiting, _ = engines
+    given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    records = [{"id": i if i % 2 else f"row {i}", "text": f"{i}", "tags": [i]} for i in range(100)]
+    given.write_text("".join(json.dumps(record) + "\n" for record in records))
+    reading = ReadOptions(prompt="Say {{ text }}", keep="all")
+    with pytest.raises(ConfigError, match="the column 'text' cannot be kept"):
+        run(Settings(str(given), str(out), reading=reading))
+    writing = OutputOptions(order=order, records=RecordOptions(answer="said"))
+    settings = Settings(str(given), str(out), reading=reading, writing=writing)
+    waiting.append(FakeClient(held=7, dies_after=60))
+    with pytest.raises(EngineClosedError):
+        run(settings)
+    assert run(settings).counts.done_before == 60
+    found = sorted((json.loads(line) for line in out.read_text().splitlines()), key=lambda row: row["row"])
+    assert [{"id": row["id"], "text": row["text"], "tags": row["tags"]} for row in found] == records
+    assert [row["said"] for row in found] == [f"of Say {i}" for i in range(100)]
+    with pytest.raises(ConfigError, match="keep: 'all', now"):
+        run(replace(settings, reading=ReadOptions(prompt="Say {{ text }}", keep=("tags",))))
+
+
+def test_an_output_of_an_earlier_version_goes_on_with_ids_as_texts(tmp_path, engines):
+    waiting, _ = engines
+    given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    given.write_text("".join(json.dumps({"id": i, "prompt": "a"}) + "\n" for i in range(40)))
+    waiting.append(FakeClient(held=7, dies_after=20))
+    settings = Settings(str(given), str(out), writing=OutputOptions(records=RecordOptions(text_ids=True)))
+    with pytest.raises(EngineClosedError):
+        run(settings)
+    assert "ids" not in json.loads((tmp_path / "out.jsonl.job.json").read_text())["settings"]["output"]
+    run(Settings(str(given), str(out)))
+    assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == [str(i) for i in range(40)]
+
+
+def test_the_command_reads_jinja2_and_columns(tmp_path, engines):
+    (tmp_path / "in.csv").write_text('id,text,"a,b"\n1,bon,x\n')
+    options = ["--prompt", "Say {{ text }}", "--keep", 'text,"a,b"', "--answer", "said", "--id-column", "id"]
+    done = CliRunner().invoke(cli, ["run", str(tmp_path / "in.csv"), str(tmp_path / "out.jsonl"), *options])
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "out.jsonl").read_text())
+    assert (found["id"], found["text"], found["a,b"], found["said"]) == ("1", "bon", "x", "of Say bon")
