@@ -94,7 +94,7 @@ _AUTO_NUMBERS = (
 _BOOLEANS = (
     *("cache_prefix", "preempt", "use_mmap", "use_mlock", "cpu_moe", "isolate", "profile", "speculate_always"),
 )
-_CHOICES = (
+CHOICES = (
     ("strategy", STRATEGIES),
     ("instance_strategy", POLICIES),
     ("flash_attn", ("auto", "on", "off")),
@@ -298,7 +298,7 @@ class EngineConfig:
         self._keep("model", model_name(_path("model", self.model, "give the path of a .gguf file, or 'tiny'")))
         for name, low, high in _RANGES:
             self._keep(name, self._number(name, low, high))
-        for name, known in _CHOICES:
+        for name, known in CHOICES:
             self._keep(name, choice(ConfigError, name, getattr(self, name), known))
         if self.max_queue is not None:
             self._keep("max_queue", integer(ConfigError, "max_queue", self.max_queue, 0, 2**31 - 1, ", or None"))

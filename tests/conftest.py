@@ -73,6 +73,15 @@ def no_profiles_of_this_machine(tmp_path_factory):
 CACHE = "LLAMABATCH_CACHE"
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_defaults_of_this_user(tmp_path_factory):
+    """Commands run without the defaults that the user of this machine has given to options."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("LLAMABATCH_MODEL", raising=False)
+        patch.setenv("LLAMABATCH_CONFIG", str(tmp_path_factory.mktemp("no-defaults") / "config.toml"))
+        yield
+
+
 class Begun:
     """Threads and children that this process has begun since and that still run. A count would not do: earlier ones may
     end meanwhile."""

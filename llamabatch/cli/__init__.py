@@ -17,11 +17,31 @@ import sys
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from llamabatch.errors import InputError, LlamaBatchError
 from llamabatch.utils import interrupts
+from llamabatch.utils.checks import nearest
 
-COMMANDS = ("generate", "run", "plan", "compare", "tune", "top", "doctor", "build", "synth")
+# Commands and their summaries, which --help must not import every command for.
+COMMANDS = {
+    "generate": "Continue one prompt and stream the text to stdout.",
+    "run": "Run a file of prompts and write a result for each row.",
+    "models": "List the models that were fetched and are kept.",
+    "pull": "Fetch a model from the hub or an address.",
+    "rm": "Remove fetched models from the cache.",
+    "plan": "Show what fits in memory, before anything is loaded.",
+    "compare": "Measure all strategies on the same prompts.",
+    "tune": "Measure and keep the fastest settings of a model.",
+    "top": "Watch running jobs, live in the terminal.",
+    "doctor": "Show the installation, its faults, and their cures.",
+    "config": "Show your defaults, and where each comes from.",
+    "completion": "Print what a shell needs to complete commands.",
+    "build": "Build llama.cpp with our patches for this machine.",
+    "synth": "Write random weights in the shape of a real model.",
+}
+_COMPLETING = "_LLAMABATCH_COMPLETE"  # set by the script of a shell
+_WITHOUT_DEFAULTS = ("config", "completion")
 
 _LEAST_WIDTH, _CLICK_LEAST_WIDTH = 24, 52
 _NO_READER = 141  # 128 + SIGPIPE, as of other tools
@@ -33,11 +53,41 @@ class LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context | None, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = getattr(importlib.import_module(f"llamabatch.cli.{cmd_name}"), cmd_name)
+        command.short_help = COMMANDS[cmd_name]
         return command
+
+    def command_of(self, name: str) -> click.Command:
+        """A command of COMMANDS."""
+        command = self.get_command(None, name)
+        assert command is not None
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        found = [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Finds a command, and puts the user's defaults below it."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            raise click.UsageError(f"No such command {name!r}{nearest(name, COMMANDS)}", ctx)
+        found, command, rest = super().resolve_command(ctx, args)
+        wants_help = {"-h", "--help"} & set(rest)  # which a broken file must not stop
+        if command is not None and not (ctx.resilient_parsing or wants_help or name in _WITHOUT_DEFAULTS):
+            from llamabatch.cli.config_file import defaults
+
+            ctx.default_map = {name: defaults(name, command, COMMANDS, self.command_of)}
+        return found, command, rest
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -55,12 +105,17 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="llamabatch")
 def cli() -> None:
-    """Many prompts at once through one GGUF model: continuous batching on llama.cpp, in process."""
+    """Many prompts at once through one GGUF model: continuous batching on llama.cpp, in process.
+
+    Defaults of options come from LLAMABATCH_MODEL and from a file: see `llamabatch config`.
+    """
 
 
 def main() -> None:
     """Runs the command line; a signal ends it with its exit code and a closed stdout with 141, without a traceback."""
     interrupts.guard()
+    if _COMPLETING in os.environ:
+        importlib.import_module("llamabatch.cli.completion")  # it brings our way of reading bash's line
     try:
         code = cli.main(standalone_mode=False, **_narrow())
     except (click.Abort, KeyboardInterrupt):

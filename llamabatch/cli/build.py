@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llamabatch.cli.help_groups import GroupedCommand
 from llamabatch.errors import InputError, SetupError
 from llamabatch.native_patches import build as native
 from llamabatch.native_patches import user_build
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from llamabatch.native_patches.tools import Display
 
 
-@click.command(short_help="Build llama.cpp with our patches for this machine.")
+@click.command(cls=GroupedCommand)
 @click.option(
     "--backend",
     type=click.Choice(("auto", *native.BACKENDS)),

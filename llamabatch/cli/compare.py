@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from llamabatch.cli.help_groups import GroupedCommand
 from llamabatch.cli.options import engine_options, json_option, model_option, plot_option
 from llamabatch.cli.param_types import File, Names, Numbers
 from llamabatch.cli.progress import CompareProgress
@@ -19,7 +20,7 @@ from llamabatch.utils import interrupts
 from llamabatch.utils.console import check_targets, console, write_json
 
 
-@click.command(short_help="Measure all strategies on the same prompts.")
+@click.command(cls=GroupedCommand)
 @model_option
 @click.option(
     "--prompts", type=File(), help="Text file with one prompt a line, or JSONL; default: the bundled prompts."

@@ -6,6 +6,7 @@ import json
 
 import click
 
+from llamabatch.cli.help_groups import GroupedCommand
 from llamabatch.tools.doctor import Report, Status, examine
 from llamabatch.utils.checks import counted
 
@@ -14,7 +15,7 @@ _UNWRAPPED = 100_000
 _STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.ERROR: "bold red"}
 
 
-@click.command(short_help="Show the installation, its faults, and their cures.")
+@click.command(cls=GroupedCommand)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.pass_context
 def doctor(ctx: click.Context, as_json: bool) -> None:

@@ -9,6 +9,7 @@ import click
 
 from llamabatch.chat.conversation import template_source
 from llamabatch.cli import echo_wrapped
+from llamabatch.cli.help_groups import GroupedCommand
 from llamabatch.cli.options import (
     adapters_of,
     chat_template_option,
@@ -24,7 +25,7 @@ from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils import interrupts
 
 
-@click.command(short_help="Continue one prompt and stream the text to stdout.")
+@click.command(cls=GroupedCommand)
 @click.argument("prompt", default="-")
 @model_option
 @click.option("--chat", is_flag=True, help="Treat the prompt as a user's message, through the model's chat template.")

@@ -9,21 +9,26 @@ from typing import Any
 
 import click
 
-from llamabatch.cli.param_types import AutoInt, Bias, File, Param, ScaledFile, Shares, Tags
-from llamabatch.config import EngineConfig
+from llamabatch.cli.param_types import AutoInt, Bias, File, ModelName, Param, ScaledFile, Shares, Tags, Text
+from llamabatch.config import CHOICES, EngineConfig
 from llamabatch.gguf.resolve import local
 from llamabatch.request.sampling_params import OPEN, SamplingParams
 from llamabatch.sampling.defaults import DEFAULTS
 
 Command = Callable[..., Any]
 
+MODEL_VARIABLE = "LLAMABATCH_MODEL"
+
 model_option = click.option(
     "-m",
     "--model",
     default="tiny",
+    type=ModelName(),
+    envvar=MODEL_VARIABLE,
     show_default=True,
-    callback=lambda ctx, param, value: local(value),
-    help="Path of a .gguf file, 'tiny' for the bundled model, or hf:owner/repo:Q4_K_M from the hub.",
+    callback=lambda ctx, param, value: value if ctx.resilient_parsing else local(value),
+    help="Path of a .gguf file, 'tiny' for the bundled model, owner/repo:Q4_K_M on Hugging Face's hub, or the https "
+    f"address of a file; else {MODEL_VARIABLE}.",
 )
 
 json_option = click.option(
@@ -48,6 +53,9 @@ lora_option = click.option(
 
 # fields with an option of their own: --model, --lora
 _NO_OPTIONS = ("model", "adapters")
+
+
+_VALUES: dict[str, tuple[str, ...]] = {name: tuple(values) for name, values in CHOICES}
 
 
 def engine_options(exclude: tuple[str, ...] = ()) -> Callable[[Command], Command]:
@@ -77,7 +85,11 @@ def _option(field: Field[Any]) -> Callable[[Command], Command]:
     if isinstance(field.default, bool):
         return click.option(f"{flag}/--no-{flag[2:]}", field.name, default=None, help=text)
     kind: Any = str  # also of those that EngineConfig reads from llama.cpp's text
-    if field.name == "tensor_split":
+    if field.name in _VALUES:
+        kind = Text(_VALUES[field.name])
+    elif field.name == "draft_model":
+        kind = ModelName()
+    elif field.name == "tensor_split":
         kind = Shares()
     elif field.name == "reasoning_tags":
         kind = Tags()

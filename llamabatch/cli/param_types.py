@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from llamabatch.scheduler.policies import STRATEGIES
-from llamabatch.utils.paths import absolute
+from llamabatch.utils.paths import TINY, absolute
 
 
 class AutoInt(click.ParamType):  # type: ignore[type-arg]  # generic in some releases of click only
@@ -150,6 +152,58 @@ class Columns(click.ParamType):  # type: ignore[type-arg]
         if not names:
             self.fail(f"{value!r} names no column; give names such as label,source, or all", param, ctx)
         return names
+
+
+class CachedName(click.ParamType):  # type: ignore[type-arg]
+    """The name of a model in the caches."""
+
+    name = "name"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in _cached(incomplete)]
+
+
+class ModelName(click.ParamType):  # type: ignore[type-arg]
+    """The name of a model: completed with folders, *.gguf files and the names in the caches."""
+
+    name = "model"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        names = [TINY] if TINY.startswith(incomplete) else []
+        return [CompletionItem(name) for name in (*names, *_files(incomplete, (".gguf",)), *_cached(incomplete))]
+
+
+class Text(click.ParamType):  # type: ignore[type-arg]
+    """A text that the library checks; completed with the values that it may have."""
+
+    name = "text"
+
+    def __init__(self, choices: tuple[str, ...]) -> None:
+        self.choices = choices
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(choice) for choice in self.choices if choice.startswith(incomplete)]
+
+
+def _cached(incomplete: str) -> list[str]:
+    from llamabatch.gguf.model_cache import cached_models  # reads two folders; only a completion waits for it
+
+    return [model.name for model in cached_models() if model.name.startswith(incomplete)]
+
+
+def _files(incomplete: str, endings: tuple[str, ...]) -> list[str]:
+    """Folders, with a slash behind them, and files of these endings."""
+    folder, start = os.path.split(incomplete)
+    try:
+        entries = sorted(os.scandir(os.path.expanduser(folder) or "."), key=lambda entry: entry.name)
+        shown = [entry for entry in entries if entry.name.startswith(start) and (start or entry.name[0] != ".")]
+        return [
+            os.path.join(folder, entry.name) + ("/" if entry.is_dir() else "")
+            for entry in shown
+            if entry.is_dir() or entry.name.lower().endswith(endings)
+        ]
+    except OSError:
+        return []
 
 
 class Shard(click.ParamType):  # type: ignore[type-arg]

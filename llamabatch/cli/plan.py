@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from llamabatch.cli.help_groups import GroupedCommand
 from llamabatch.cli.options import engine_options, model_option, plot_option
 from llamabatch.cli.param_types import AutoInt, File
 from llamabatch.tools.plan.report import Report, document
@@ -15,7 +16,7 @@ from llamabatch.tools.plan.table import show
 from llamabatch.utils.console import check_targets, console, write_json
 
 
-@click.command(short_help="Show what fits in memory, before anything is loaded.")
+@click.command(cls=GroupedCommand)
 @model_option
 @click.option("--slots", type=AutoInt(), help="Requests at once; by default as many as fit.")
 @click.option("--prompts", type=File(), help="Text file with one prompt a line, or JSONL: the longest decides n_ctx.")

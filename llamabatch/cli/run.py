@@ -9,6 +9,7 @@ import click
 
 from llamabatch.chat.conversation import template_source
 from llamabatch.cli import echo_wrapped
+from llamabatch.cli.help_groups import GroupedCommand
 from llamabatch.cli.options import (
     adapters_of,
     chat_template_option,
@@ -32,7 +33,7 @@ from llamabatch.utils import interrupts
 from llamabatch.utils.console import check_targets, write_json
 
 
-@click.command(short_help="Run a file of prompts and write a result for each row.")
+@click.command(cls=GroupedCommand)
 @click.argument("inputs", nargs=-1, required=True, metavar="IN...")
 @click.argument("output", metavar="OUT")
 @model_option

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import click
 
+from llamabatch.cli.help_groups import GroupedCommand
 from llamabatch.cli.param_types import File
 from llamabatch.tools import synth as library
 from llamabatch.utils import interrupts
 from llamabatch.utils.paths import shown
 
 
-@click.command(short_help="Write random weights in the shape of a real model.")
+@click.command(cls=GroupedCommand)
 @click.argument("shape", type=click.Choice(sorted(library.SHAPES), case_sensitive=False))
 @click.argument("out", type=File())
 @click.option(

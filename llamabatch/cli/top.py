@@ -10,11 +10,12 @@ import time
 import click
 
 from llamabatch.cli import echo_wrapped
+from llamabatch.cli.help_groups import GroupedCommand
 from llamabatch.errors import InputError
 from llamabatch.utils import interrupts
 
 
-@click.command(short_help="Watch running jobs, live in the terminal.")
+@click.command(cls=GroupedCommand)
 @click.argument("what", required=False, metavar="[PID|FILE]")
 @click.option("--once", is_flag=True, help="Print the jobs once and end; the default if stdout is no terminal.")
 @click.option("--json", "as_json", is_flag=True, help="Print the jobs as a JSON list, and end.")

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from llamabatch.cli.help_groups import GroupedCommand
 from llamabatch.cli.options import engine_options, json_option, model_option, plot_option
 from llamabatch.cli.progress import TuneProgress
 from llamabatch.config import EngineConfig
@@ -24,7 +25,7 @@ _GIVEN = (
 )
 
 
-@click.command(short_help="Measure and keep the fastest settings of a model.")
+@click.command(cls=GroupedCommand)
 @model_option
 @json_option
 @plot_option

@@ -1,9 +1,10 @@
-"""The file that a model's name means: a path, "tiny" (the bundled model), or "hf:owner/repo:Q4_K_M" on Hugging Face's
-hub, through huggingface_hub with its cache, its tokens and its offline mode.
+"""The file that a model's name means: a path, "tiny" (the bundled model), an https address, or "owner/repo:Q4_K_M" on
+Hugging Face's hub, through huggingface_hub with its cache, its tokens and its offline mode.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
@@ -14,7 +15,8 @@ from typing import Any
 from llamabatch.errors import ModelFileError, SetupError
 from llamabatch.gguf.header import check_start, part_names, part_paths
 from llamabatch.utils.checks import show
-from llamabatch.utils.paths import HUB, TINY, absolute
+from llamabatch.utils.network import PROBE_S, reachable
+from llamabatch.utils.paths import HUB, TINY, absolute, is_remote, model_name
 
 _REFERENCE = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@([^:]+))?(?::(.+))?")
 _MOST_SHOWN = 20
@@ -24,17 +26,23 @@ def resolve(model: str) -> Path:
     """The absolute path of a model: of its file, or of the first of its parts.
 
     Args:
-        model: a path, "tiny", or "hf:owner/repo:Q4_K_M".
+        model: a path, "tiny", the https address of a .gguf file, "hf:owner/repo:Q4_K_M", or the same without "hf:"
+            where no such file is here.
 
     Raises:
         ConfigError: the path is relative, and the working directory is gone.
         ModelFileError: the file, or a part, is missing, a directory, unreadable, or not GGUF by its first bytes.
         SetupError: the model is on the hub, and huggingface_hub is not installed.
     """
+    model = model_name(model)
     if model == TINY:
         path = Path(str(resources.files("llamabatch.models") / "tiny.gguf"))
     elif model.startswith(HUB):
         path = fetch_reference(model)
+    elif is_remote(model):
+        from llamabatch.gguf.download import download  # with urllib's and ssl's modules
+
+        path = download(model)
     else:
         path = Path(absolute(model))
     try:
@@ -53,8 +61,9 @@ def resolve(model: str) -> Path:
 
 
 def local(model: str) -> str:
-    """A name of the same model that needs no network: for one on the hub, the path of its file. Raises as resolve."""
-    return str(resolve(model)) if model.startswith(HUB) else model
+    """A name of the same model that needs no network: for one on the hub or at an address, the path of its file. Raises
+    as resolve."""
+    return str(resolve(model)) if is_remote(model_name(model)) else model
 
 
 def file_bytes(path: Path) -> int:
@@ -111,10 +120,10 @@ def fetch(
         cache_dir = absolute(cache_dir)
     names = None
     if not (local_files_only or hub.constants.HF_HUB_OFFLINE):
-        names = _names_online(hub, repo_id, revision)
+        names = _names_online(hub, repo_id, revision) if _reachable(hub) else None
     if names is None:
         return _from_cache(hub, repo_id, filename, revision, cache_dir)
-    first, *others = part_names(_choose(names, filename, repo_id))
+    first, *others = part_names(choose(names, filename, repo_id))
     paths = [_download(hub, repo_id, name, revision, cache_dir) for name in (first, *others)]
     return paths[0]
 
@@ -127,6 +136,13 @@ def _huggingface_hub() -> Any:
     except ImportError as error:
         raise SetupError('models from the hub need huggingface_hub: pip install "llamabatch[hub]"') from error
     return huggingface_hub
+
+
+def _reachable(hub: Any) -> bool:
+    """Whether the hub can be reached: huggingface_hub itself tries for 24 s. HF_HUB_ETAG_TIMEOUT gives it more seconds
+    than PROBE_S."""
+    given = os.environ.get("HF_HUB_ETAG_TIMEOUT", "")
+    return reachable(hub.constants.ENDPOINT, float(given) if given.isdigit() else PROBE_S)
 
 
 def _names_online(hub: Any, repo_id: str, revision: str | None) -> list[str] | None:
@@ -154,10 +170,10 @@ def _from_cache(
     if folder is None:
         raise ModelFileError(
             f"{repo_id} cannot be fetched: the hub is out of reach or turned off, and there is nothing of "
-            f"{revision or 'main'} in the cache"
+            f"{revision or 'main'} in the cache; no file here has this name either"
         )
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    parts = part_names(_choose(names, filename, where))
+    parts = part_names(choose(names, filename, where))
     for name in parts:
         if name not in names:
             raise ModelFileError(f"{where} lacks {name}; fetch it while the hub can be reached")
@@ -177,7 +193,7 @@ def _snapshot(hub: Any, repo_id: str, revision: str, cache_dir: str | Path | Non
     return None
 
 
-def _choose(names: Iterable[str], wanted: str | None, where: str) -> str:
+def choose(names: Iterable[str], wanted: str | None, where: str) -> str:
     """The only model of `names` that matches: its file, or the first of its parts. Raises ModelFileError."""
     files = [name for name in names if name.lower().endswith(".gguf")]
     chosen = sorted({part_names(name)[0] for name in files if _matches(name, wanted)})

@@ -37,3 +37,12 @@ def significant(value: float) -> str:
 def times(value: float) -> str:
     """A ratio: 4.1, 12."""
     return f"{value:.1f}" if value < 10 else f"{value:.0f}"
+
+
+def file_size(n_bytes: float) -> str:
+    """Bytes of a file, in powers of 1000 as disks are sold: 812 B, 1.2 kB, 397.8 MB, 4.68 GB."""
+    for unit, digits in (("B", 0), ("kB", 1), ("MB", 1)):
+        if n_bytes < 1000:
+            return f"{n_bytes:.{digits}f} {unit}"
+        n_bytes /= 1000
+    return f"{n_bytes:,.2f} GB"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 from pathlib import Path
 
 import platformdirs
@@ -19,6 +20,7 @@ from llamabatch.utils.checks import show
 
 TINY = "tiny"
 HUB = "hf:"
+_ON_THE_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[^:]+)?(:.+)?", re.ASCII)
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
@@ -51,9 +53,24 @@ def absolute(path: str | os.PathLike[str]) -> str:
 
 
 def model_name(model: str | os.PathLike[str]) -> str:
-    """A model's absolute path; "tiny" and names on the hub stay as they are. Raises ConfigError as absolute."""
+    """A model's absolute path; "tiny", addresses and names on the hub stay as they are, and "owner/repo:Q4_K_M", unless
+    it is a path of something here, gets the prefix of the hub's. Raises ConfigError as absolute."""
     name = os.fspath(model)
-    return name if name == TINY or name.startswith(HUB) or not name else absolute(name)
+    if name == TINY or not name or is_remote(name):
+        return name
+    if isinstance(model, str) and _ON_THE_HUB.fullmatch(name) and not _is_path(name):
+        return f"{HUB}{name}"
+    return absolute(name)
+
+
+def is_remote(name: str) -> bool:
+    """True for an address and for a name on the hub with its prefix."""
+    return name.startswith((HUB, "https://", "http://"))
+
+
+def _is_path(name: str) -> bool:
+    """True for a name of the form owner/repo that means a file: by its ending, or since it is there."""
+    return (name.lower().endswith(".gguf") and ":" not in name) or os.path.lexists(name)
 
 
 def shown(path: str | os.PathLike[str]) -> str:
@@ -78,6 +95,12 @@ def cache_dir() -> Path:
 def _at_first(override: str) -> Path:
     """The folder that the variable named at its first use, even after os.chdir."""
     return Path(absolute(override))
+
+
+def hub_home() -> Path:
+    """The folder of Hugging Face's token and cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(os.path.expanduser(os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")))
 
 
 def bundled_model() -> Path:

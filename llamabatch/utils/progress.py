@@ -129,3 +129,31 @@ def _bar() -> Progress:
 
     speed = TextColumn("{task.fields[speed]:.0f} tokens/s")
     return Progress(MofNCompleteColumn(), BarColumn(), speed, TimeRemainingColumn(), console=Console(stderr=True))
+
+
+class DownloadBar(HasBar):
+    """A bar of bytes, speed and time left; silent if stderr is no terminal.
+
+    Args:
+        name: of the file.
+        start: bytes that are there already.
+        total: bytes of the file; None: unknown.
+    """
+
+    def __init__(self, name: str, start: int, total: int | None) -> None:
+        if not sys.stderr.isatty():
+            return
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import TransferSpeedColumn as SpeedColumn
+
+        shown = name if len(name) <= 28 else f"…{name[-27:]}"  # 80 columns hold all
+        columns = (TextColumn("{task.description}"), BarColumn(12), DownloadColumn(), SpeedColumn())
+        self._bar = Progress(*columns, TimeRemainingColumn(compact=True), console=Console(stderr=True))
+        self._task = self._bar.add_task(escape(shown), total=total, completed=start)
+
+    def advance(self, n_bytes: int) -> None:
+        """Counts bytes as done."""
+        if self._bar is not None:
+            self._bar.update(self._task, advance=n_bytes)

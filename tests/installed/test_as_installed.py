@@ -128,6 +128,16 @@ COMMANDS = {
     "llamabatch run --metrics-file FILE": Short(
         "llamabatch run --metrics-file m.prom -m model.gguf -n 4 'in.*' out.jsonl", makes=("m.prom", "out.jsonl")
     ),
+    "llamabatch pull owner/repo:Q4_K_M": Short("llamabatch pull owner/repo:Q4_K_M", 2, OFFLINE),
+    "llamabatch models": Short("llamabatch models", says="no model is kept"),
+    "llamabatch rm owner/repo:Q4_K_M": Short("llamabatch rm --yes owner/repo:Q4_K_M", 2, "there is no model"),
+    "llamabatch completion bash > ~/.local/share/bash-completion/completions/llamabatch": Short(
+        "llamabatch completion bash > completion && echo read", says="read", makes=("completion",)
+    ),
+    'llamabatch completion zsh > "${fpath[1]}/_llamabatch"': Short("llamabatch completion zsh", says="compdef"),
+    "llamabatch completion fish > ~/.config/fish/completions/llamabatch.fish": Short(
+        "llamabatch completion fish", says="complete"
+    ),
     "llamabatch top": Short("llamabatch top", 1, "no job is running"),
     "llamabatch top PID": Short("llamabatch top 4194304", 1, "no running job"),
 }

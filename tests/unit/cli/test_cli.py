@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 from click.testing import CliRunner
@@ -13,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamabatch.cli import COMMANDS, cli, main
+from llamabatch.cli.help_groups import GROUPS
 from llamabatch.cli.param_types import ScaledFile
+from llamabatch.config import EngineConfig
 from llamabatch.utils.console import wrapped
 
 if sys.platform != "win32":
@@ -42,10 +45,37 @@ def test_no_summary_of_a_command_is_cut_off():
     shown = CliRunner().invoke(cli, ["--help"], terminal_width=80).output
     assert "..." not in shown.split("Commands:")[1]
     for name in COMMANDS:
-        summary = cli.get_command(None, name).short_help
+        summary = cli.command_of(name).short_help
         assert any(line.split(None, 1) == [name, summary] for line in shown.splitlines()), name
     narrow = CliRunner().invoke(cli, ["--help"], terminal_width=40).output
     assert "..." not in narrow.split("Commands:")[1]
+
+
+def test_options_stand_in_groups():
+    shown = CliRunner().invoke(cli, ["generate", "--help"]).output
+    titles = [line[:-1] for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert titles == ["Options", *GROUPS]
+    assert shown.index("Sampling:") < shown.index("--temperature") < shown.index("Strategy and slots:")
+    engine = {option.name for name in ("generate", "run") for option in cli.command_of(name).params}
+    engine &= {field.name for field in fields(EngineConfig)} - {"model"}
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert engine <= set(grouped), "say in help_groups.GROUPS where a new option stands"
+    assert len(grouped) == len(set(grouped))
+    assert CliRunner().invoke(cli, ["doctor", "--help"]).output.count("Options:") == 1
+
+
+def test_help_imports_no_command_and_nothing_slow():
+    code = (
+        "import sys\n"
+        "sys.argv = ['llamabatch', '--help']\n"
+        "from llamabatch.__main__ import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "slow = {'numpy', 'rich', 'asyncio', 'llamabatch.config', 'jinja2', 'llamabatch.cli.generate'}\n"
+        "assert not slow & set(sys.modules), slow & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_narrow_terminal_has_help_that_fits(monkeypatch, capsys):
@@ -127,6 +157,8 @@ def test_errors_on_a_terminal_are_wrapped_between_words(arguments, columns, tmp_
         (["generate", "--system", "s", "x"], "--system needs --chat"),
         (["generate", "--no-such-option"], "No such option"),
         (["no-such-command"], "No such command"),
+        (["generat", "x"], "No such command 'generat'; did you mean 'generate'?"),
+        (["pul"], "did you mean 'pull'?"),
     ],
 )
 def test_bad_usage_exits_with_2_and_a_sentence(arguments, message):

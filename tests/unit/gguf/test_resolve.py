@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from llamabatch.errors import ModelFileError, SetupError
+from llamabatch.gguf import resolve
 from llamabatch.gguf.header import part_names
 from llamabatch.gguf.resolve import fetch, fetch_reference
 
@@ -36,6 +37,7 @@ def online(monkeypatch, tmp_path):
         return str(tmp_path / name)
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(resolve, "reachable", lambda url, budget_s: True)
     monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda self, repo_id, revision=None: NAMES)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     return fetched

@@ -1,0 +1,163 @@
+"""The user's defaults for options: config.toml, beside LLAMABATCH_MODEL. A flag goes before the environment, and the
+environment before the file.
+
+Keys are names of options, with - or _; a key in a section [run] is for that command alone. Values become the texts that
+one would type, so that the option itself checks them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from llamabatch.utils.checks import nearest, show
+from llamabatch.utils.paths import absolute
+
+VARIABLE = "LLAMABATCH_CONFIG"
+_SECTION = re.compile(r"\s*\[\s*([\w-]+)\s*\]")
+_KEY = re.compile(r"""\s*["']?([\w-]+)["']?\s*=""")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A default in the file.
+
+    Attributes:
+        section: the command that it is for; "" for all that have the option.
+        key: as the file has it.
+        value: as TOML has it.
+        line: its line, from 1; 0 if it was not found.
+    """
+
+    section: str
+    key: str
+    value: Any
+    line: int
+
+    @property
+    def option(self) -> str:
+        """The option's name on the command line, without its dashes."""
+        return self.key.replace("_", "-")
+
+
+def config_path() -> Path:
+    """The file, which need not exist; LLAMABATCH_CONFIG names another."""
+    override = os.environ.get(VARIABLE)
+    if override:
+        return Path(absolute(override))
+    import platformdirs
+
+    return Path(platformdirs.user_config_dir("llamabatch", appauthor=False)) / "config.toml"
+
+
+def read_settings(path: Path, commands: Iterable[str]) -> list[Setting]:
+    """The defaults in a file; none if it is missing. Raises UsageError."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = tomllib.loads(text)
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:  # tomllib.TOMLDecodeError and UnicodeDecodeError are ValueErrors
+        raise click.UsageError(f"{path} cannot be read: {error}") from error
+    lines, settings = _lines(text), []
+    for key, value in found.items():
+        if isinstance(value, dict):
+            if key not in commands:
+                line = next((n for n, row in enumerate(text.splitlines(), 1) if re.match(rf"\s*\[\s*{key}\b", row)), 0)
+                raise click.UsageError(f"{_place(path, line)}: there is no command {show(key)}{nearest(key, commands)}")
+            settings += [Setting(key, name, each, lines.get((key, name), 0)) for name, each in value.items()]
+        else:
+            settings.append(Setting("", key, value, lines.get(("", key), 0)))
+    return settings
+
+
+def _lines(text: str) -> dict[tuple[str, str], int]:
+    """The line of each key, by its section."""
+    lines: dict[tuple[str, str], int] = {}
+    section = ""
+    for number, row in enumerate(text.splitlines(), 1):
+        if match := _SECTION.match(row):
+            section = match[1]
+        elif match := _KEY.match(row):
+            lines.setdefault((section, match[1]), number)
+    return lines
+
+
+def _place(path: Path, line: int) -> str:
+    return f"{path}, line {line}" if line else str(path)
+
+
+def defaults(
+    name: str, command: click.Command, commands: Iterable[str], command_of: Callable[[str], click.Command]
+) -> dict[str, Any]:
+    """The defaults of the file for a command, by the names of its parameters.
+
+    Args:
+        commands: names of all commands.
+        command_of: a command by its name; asked only for keys that `command` does not have.
+
+    Raises:
+        UsageError: an unknown key or section, or a value that its option refuses, with the file and the line.
+    """
+    path = config_path()
+    found: dict[str, Any] = {}
+    own, others = options_of(command), None
+    for setting in sorted(read_settings(path, commands), key=lambda each: each.section != ""):  # sections win
+        if setting.section in ("", name) and setting.option in own:
+            option = own[setting.option]
+            found[str(option.name)] = _checked(path, setting, option, command)
+            continue
+        if setting.section:
+            known: Mapping[str, click.Option] = (
+                own if setting.section == name else options_of(command_of(setting.section))
+            )
+        else:
+            others = others or {key: value for each in commands for key, value in options_of(command_of(each)).items()}
+            known = others
+        if setting.option not in known:
+            where = f"[{setting.section}] has" if setting.section else "there is"
+            raise click.UsageError(
+                f"{_place(path, setting.line)}: {where} no option {show(setting.key)}{nearest(setting.option, known)}"
+            )
+    return found
+
+
+def options_of(command: click.Command) -> dict[str, click.Option]:
+    """The options of a command by their long names, without dashes."""
+    return {
+        flag[2:]: param
+        for param in command.params
+        if isinstance(param, click.Option)
+        for flag in param.opts
+        if flag.startswith("--")
+    }
+
+
+def _checked(path: Path, setting: Setting, option: click.Option, command: click.Command) -> Any:
+    """The value as the command line would have it. Raises UsageError."""
+    value, where = setting.value, f"{_place(path, setting.line)}: {setting.key} is {show(setting.value)}"
+    if option.is_flag:
+        if not isinstance(value, bool):
+            raise click.UsageError(f"{where}; give true or false")
+        return value
+    values = value if isinstance(value, list) else [value]
+    if not all(isinstance(each, (str, int, float)) for each in values):
+        raise click.UsageError(f"{where}; give a text, a number, true or false, or a list of them")
+    texts = [str(each).lower() if isinstance(each, bool) else str(each) for each in values]
+    text: Any = texts if option.multiple else ",".join(texts)
+    try:
+        option.type_cast_value(click.Context(command, resilient_parsing=True), text)
+    except click.BadParameter as error:
+        raise click.UsageError(f"{where}; {error.message}") from error
+    return text

@@ -1,0 +1,319 @@
+"""Models at https addresses: downloaded into the cache folder, gone on with after an interruption, and checked."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import email.message
+import hashlib
+import json
+import os
+import re
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+from llamabatch.errors import ModelFileError
+from llamabatch.gguf.header import part_names
+from llamabatch.utils import paths
+from llamabatch.utils.atomic_file import write_text
+from llamabatch.utils.network import public, reachable
+from llamabatch.utils.progress import DownloadBar
+
+TIMEOUT_S = 30.0  # without a byte
+MOST_TRIES = 5  # connections that break one after another, without a byte between them
+RECORD = ".json"  # what is known of a file beside it
+PART = ".part"
+_CHUNK = 2**20
+_MAGIC = b"GGUF"
+_SHA256 = re.compile("[0-9a-f]{64}")
+_HUB = "https://huggingface.co"
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the server said of a file.
+
+    Attributes:
+        url: the address, without what may be secret.
+        n_bytes: its size; None: not said.
+        etag: the server's name for this version; None: not said.
+        sha256: its digest; None: not said.
+    """
+
+    url: str
+    n_bytes: int | None = None
+    etag: str | None = None
+    sha256: str | None = None
+
+
+def models_folder() -> Path:
+    """The folder of models from addresses; it need not exist."""
+    return paths.cache_dir() / "models"
+
+
+def download(url: str) -> Path:
+    """The file of an address, or the first of its parts: from the cache if the server has no other version, or cannot
+    be reached; else downloaded, with a bar on a terminal. Two processes that want it download it once.
+
+    Args:
+        url: of a .gguf file; https, or http. Hugging Face's pages of files mean the files; its token (HF_TOKEN, or of
+            `hf auth login`) goes to its own host alone.
+
+    Raises:
+        ModelFileError: the server cannot be reached, refuses, or sends something else than it says it has; the disk is
+            full.
+    """
+    url = _file_address(url)
+    split = urlsplit(url)
+    before, _, name = split.path.rpartition("/")
+    names = part_names(unquote(name))
+    addresses = [urlunsplit(split._replace(path=f"{before}/{quote(each)}")) for each in names]
+    if len(names) == 1:
+        addresses = [url]
+    # of the public part: addresses with signatures differ each time, and the listing can name the model
+    folder = models_folder() / hashlib.sha256(public(addresses[0]).encode(errors="replace")).hexdigest()[:20]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder):
+            for address, part in zip(addresses, names, strict=True):
+                _fetch(address, folder / part)
+    except OSError as error:
+        raise ModelFileError(f"{public(url)} cannot be kept in {folder}: {error}") from error
+    return folder / names[0]
+
+
+def _file_address(url: str) -> str:
+    """The address of the file itself. Raises ModelFileError."""
+    try:
+        split = urlsplit(url)
+        is_file = bool(split.hostname) and split.path.lower().endswith(".gguf")
+    except ValueError:
+        is_file = False
+    if not is_file or any(character <= " " for character in url):
+        raise ModelFileError(f"{public(url)} is no address of a model; give that of a .gguf file")
+    if split.hostname == urlsplit(_hub()).hostname and "/blob/" in split.path:  # the page of a file
+        split = split._replace(path=split.path.replace("/blob/", "/resolve/", 1))
+    return urlunsplit(split._replace(fragment=""))
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    import fcntl  # not on Windows
+
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _fetch(url: str, path: Path) -> None:
+    """Puts the file of an address at a path. Raises ModelFileError, OSError."""
+    known = _read_record(path) if path.exists() else None
+    if known is not None and (_offline() or not reachable(url)):
+        return
+    if _offline():
+        raise ModelFileError(f"{public(url)} is not in the cache, and HF_HUB_OFFLINE is set")
+    if not reachable(url):
+        raise ModelFileError(f"{public(url)} cannot be fetched: {urlsplit(url).hostname} is out of reach")
+    part = path.with_name(path.name + PART)
+    n_failures = 0
+    while True:
+        had = part.stat().st_size if part.exists() else 0
+        try:
+            if _transfer(url, path, part, known):
+                return
+        except urllib.error.HTTPError as error:
+            with error:
+                if known is not None:  # the copy is good, whatever became of the address
+                    return
+                raise ModelFileError(f"{public(url)} cannot be fetched: {_refusal(error, url)}") from None
+        except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
+            if known is not None:
+                return
+            n_failures = 0 if part.exists() and part.stat().st_size > had else n_failures + 1
+            if n_failures >= MOST_TRIES or not reachable(url):
+                why = getattr(error, "reason", None) or error or type(error).__name__
+                raise ModelFileError(
+                    f"{public(url)} cannot be fetched: {why}; the same command goes on after the {had:,} bytes there"
+                ) from None
+
+
+def _transfer(url: str, path: Path, part: Path, known: Record | None) -> bool:
+    """One connection. True: the file is there. Raises ModelFileError, OSError, HTTPException."""
+    begun = _read_record(part) if part.exists() else None
+    had = part.stat().st_size if begun is not None and begun.etag is not None else 0
+    headers = {"Accept-Encoding": "identity", "User-Agent": "llamabatch"}
+    if known is not None and known.etag is not None:
+        headers["If-None-Match"] = known.etag
+    elif had and begun is not None and begun.etag is not None:
+        headers |= {"Range": f"bytes={had}-", "If-Range": begun.etag}
+    redirects = _Redirects()
+    try:
+        response = urllib.request.build_opener(redirects).open(_request(url, headers), timeout=TIMEOUT_S)
+    except urllib.error.HTTPError as error:
+        if error.code == 304:
+            return True
+        if error.code != 416 or not had:
+            raise
+        part.unlink()  # more of it is here than the server has
+        return False
+    with response:
+        record, start = _told(url, response, redirects.passed)
+        if known is not None and known.etag is None and record.n_bytes == path.stat().st_size:
+            return True
+        if start not in (0, had):
+            part.unlink(missing_ok=True)
+            return False
+        _check_room(record, start, path.parent, url)
+        write_text(_record_of(part), json.dumps(asdict(record)))
+        digest = _write(response, part, start, record)
+    n_bytes = part.stat().st_size
+    if record.n_bytes is not None and n_bytes < record.n_bytes:
+        raise ConnectionError(f"the connection ended after {n_bytes:,} of {record.n_bytes:,} bytes")
+    if (record.n_bytes is not None and n_bytes > record.n_bytes) or (record.sha256 and digest != record.sha256):
+        part.unlink()
+        what = f"sha256 is {digest}" if n_bytes == record.n_bytes else f"size is {n_bytes:,} bytes"
+        wanted = record.sha256 if n_bytes == record.n_bytes else f"{record.n_bytes:,}"
+        raise ModelFileError(f"{public(url)} arrived damaged: its {what}, and the server says {wanted}; fetch it again")
+    write_text(_record_of(path), json.dumps(asdict(record)))
+    part.replace(path)
+    _record_of(part).unlink(missing_ok=True)
+    return True
+
+
+def _write(response: HTTPResponse, part: Path, start: int, record: Record) -> str:
+    """Writes what comes behind `start`; the sha256 of all. Raises ModelFileError, OSError, HTTPException."""
+    digest = hashlib.sha256()
+    if start and record.sha256:
+        with part.open("rb") as begun:
+            while piece := begun.read(_CHUNK):
+                digest.update(piece)
+    name = part.name.removesuffix(PART)
+    with part.open("ab" if start else "wb") as file, DownloadBar(name, start, record.n_bytes) as bar:
+        while piece := response.read(_CHUNK):
+            if file.tell() == 0 and not piece.startswith(_MAGIC[: len(piece)]):
+                raise ModelFileError(f"{record.url} is not a GGUF file: it begins with {piece[:16]!r}")
+            file.write(piece)
+            if record.sha256:
+                digest.update(piece)
+            bar.advance(len(piece))
+    return digest.hexdigest()
+
+
+def _told(url: str, response: HTTPResponse, passed: list[email.message.Message]) -> tuple[Record, int]:
+    """What the headers say of the whole file, those of redirects included, and the byte that the answer begins with."""
+    headers = [*passed, response.headers]
+
+    def said(name: str) -> str | None:
+        return next((found for each in headers if (found := each.get(name))), None)
+
+    start, n_bytes = 0, response.headers.get("Content-Length")
+    if response.status == 206:
+        match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
+        if match is None:
+            return Record(public(url)), -1
+        start, n_bytes = int(match[1]), match[2]
+    size = said("X-Linked-Size") or n_bytes
+    etag = response.headers.get("ETag")
+    named = [said("X-Linked-Etag"), etag]  # the hub's are digests of large files
+    digests = [text.strip('"').lower() for text in named if text]
+    if found := re.search(r"sha-256=:?([A-Za-z0-9+/=]+?):?(?:,|$)", said("Repr-Digest") or said("Digest") or ""):
+        with contextlib.suppress(ValueError):
+            digests.insert(0, base64.b64decode(found[1]).hex())
+    sha256 = next((text for text in digests if _SHA256.fullmatch(text)), None)
+    strong = etag if etag is not None and not etag.startswith("W/") else None
+    return Record(public(url), int(size) if size and size.isdigit() else None, strong, sha256), start
+
+
+def _check_room(record: Record, start: int, folder: Path, url: str) -> None:
+    left = (record.n_bytes or 0) - start
+    free = shutil.disk_usage(folder).free
+    if left > free:
+        raise ModelFileError(
+            f"{public(url)} needs {left / 1e9:.1f} GB more in {folder}, where {free / 1e9:.1f} GB are free; make room, "
+            "or set LLAMABATCH_CACHE to another disk"
+        )
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, never from https to http, and keeps the headers of each."""
+
+    def __init__(self) -> None:
+        self.passed: list[email.message.Message] = []
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        self.passed.append(headers)
+        scheme = urlsplit(newurl).scheme
+        if scheme not in ("https", "http") or (scheme == "http" and req.type == "https"):
+            raise urllib.error.HTTPError(public(req.full_url), code, f"it leads to {public(newurl)}", headers, fp)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _request(url: str, headers: dict[str, str]) -> urllib.request.Request:
+    """A request whose secrets are for this host alone: urllib does not pass them on to where it is sent."""
+    split = urlsplit(url)
+    user, _, host = split.netloc.rpartition("@")
+    request = urllib.request.Request(urlunsplit(split._replace(netloc=host)), headers=headers)
+    if user:
+        code = base64.b64encode(unquote(user).encode()).decode()
+        request.add_unredirected_header("Authorization", f"Basic {code}")
+    elif (token := _token(split.hostname or "", split.scheme)) is not None:
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
+    return request
+
+
+def _hub() -> str:
+    return os.environ.get("HF_ENDPOINT") or _HUB
+
+
+def _token(host: str, scheme: str) -> str | None:
+    """The token of the hub, for its own host over https; over http for a hub on this machine only."""
+    if host != urlsplit(_hub()).hostname or (scheme != "https" and host not in _LOCAL):
+        return None
+    token = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
+    if not token:
+        file = Path(os.path.expanduser(os.environ.get("HF_TOKEN_PATH") or str(paths.hub_home() / "token")))
+        with contextlib.suppress(OSError, ValueError):
+            token = file.read_text(encoding="utf-8")
+    token = "".join((token or "").split())
+    return token if token.isascii() and token else None
+
+
+def _refusal(error: urllib.error.HTTPError, url: str) -> str:
+    text = f"the server says {error.code} {error.reason}"
+    if error.code in (401, 403):
+        if urlsplit(url).hostname == urlsplit(_hub()).hostname:
+            return f"{text}; the model may be private or gated: set HF_TOKEN to a token that may read it"
+        return f"{text}; it wants a user and a password, or the address has expired"
+    return text
+
+
+def _offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").strip().upper() in ("1", "ON", "YES", "TRUE")
+
+
+def _record_of(path: Path) -> Path:
+    return path.with_name(path.name + RECORD)
+
+
+def _read_record(path: Path) -> Record | None:
+    """What was kept of a file, be it nothing; None if it is unreadable."""
+    return read_record(_record_of(path))
+
+
+def read_record(file: Path) -> Record | None:
+    """A record from its file; None if it cannot be read."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return Record(**found)
+    except (OSError, ValueError, TypeError):
+        return None
