@@ -41,17 +41,18 @@ class ProgressBar(HasBar):
     Args:
         total: number of requests.
         progress: True: a bar in a notebook, and on stderr where that is a terminal; False: none; None: a bar in a
-            notebook, for a list. A function: called as progress(done, total), first with 0 done.
+            notebook, for a list. A function: called as progress(done, total), first before any request ends.
         is_list: the requests are those of a list, not a single one.
+        done: number of requests that an earlier call has done.
 
     Raises:
         InputError: `progress` is none of these.
     """
 
-    def __init__(self, total: int, progress: ShowProgress = None, *, is_list: bool = True) -> None:
+    def __init__(self, total: int, progress: ShowProgress = None, *, is_list: bool = True, done: int = 0) -> None:
         if not isinstance(progress, bool) and progress is not None and not callable(progress):
             raise InputError(f"progress is {show(progress)}; give True, False, None or a function of (done, total)")
-        self._total, self._done, self._tokens = total, 0, 0
+        self._total, self._done, self._tokens = total, done, 0
         self._start = time.perf_counter()
         self._emit = progress if callable(progress) else None
         self._notebook: _NotebookBar | None = None
@@ -59,14 +60,14 @@ class ProgressBar(HasBar):
             return
         if in_notebook():
             if progress or is_list:
-                self._notebook = _NotebookBar(total)
+                self._notebook = _NotebookBar(total, done)
         elif progress and sys.stderr.isatty():
             self._bar = _bar()
-            self._task = self._bar.add_task("requests", total=total, speed=0.0)
+            self._task = self._bar.add_task("requests", total=total, completed=done, speed=0.0)
 
     def __enter__(self) -> Self:
         if self._emit is not None:
-            self._emit(0, self._total)
+            self._emit(self._done, self._total)
         return super().__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -93,9 +94,9 @@ class _NotebookBar:
     rich's own live display, like tqdm.auto, needs ipywidgets, and a saved notebook does not have its last state.
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, done: int) -> None:
         self._bar = _bar()
-        self._task = self._bar.add_task("requests", total=total, speed=0.0)
+        self._task = self._bar.add_task("requests", total=total, completed=done, speed=0.0)
         self._handle = sys.modules["IPython"].display.display(self._picture, display_id=True)
         self._next = time.monotonic() + _UPDATE_S
 

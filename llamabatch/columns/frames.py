@@ -1,0 +1,226 @@
+"""Batches of columns, of pandas, polars, pyarrow, or in a dictionary: read as rows, returned with more columns.
+
+narwhals reads and extends data frames; dictionaries and what pyarrow has need nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from llamabatch.columns.schema import BOOLEAN, INTEGER, NUMBER, Kind
+from llamabatch.errors import InputError, SetupError
+from llamabatch.utils.checks import counted, show
+
+_KINDS = "a data frame of pandas or polars, a Table or RecordBatch of pyarrow, or a dictionary of arrays or lists"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column to add; None is null in its values."""
+
+    name: str
+    kind: Kind
+    values: list[Any]
+
+
+class Batch(Protocol):
+    """A batch of columns.
+
+    Attributes:
+        names: of its columns.
+        n_rows: number of rows.
+    """
+
+    names: list[str]
+    n_rows: int
+
+    def values(self, name: str) -> list[Any]:
+        """The cells of a column as values of Python."""
+
+    def extended(self, columns: Sequence[Column]) -> Any:
+        """The same kind of batch, with more columns behind its own; it is left as it is."""
+
+
+def open_batch(given: Any) -> Batch:
+    """The Batch of what a caller gives.
+
+    Raises:
+        InputError: it is none, its columns differ in length, or two have one name.
+        SetupError: a data frame, and narwhals is not installed.
+    """
+    if isinstance(given, Mapping):
+        batch: Batch = _Dictionary(given)
+    elif _is_arrow(given):
+        batch = _Arrow(given)
+    else:
+        batch = _Frame(given)
+    return batch
+
+
+def rows_of(batch: Batch, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Each row as a mapping of these columns; a cell without a value (null, NaN, NA, NaT) is None."""
+    if not names:
+        yield from ({} for _ in range(batch.n_rows))
+        return
+    for cells in zip(*map(batch.values, names), strict=True):
+        yield dict(zip(names, map(_cell, cells), strict=True))
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, (str, bool, int)) or value is None:
+        return value
+    if isinstance(value, float):
+        return None if value != value else value
+    if type(value).__name__ in ("NAType", "NaTType"):
+        return None
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray)):
+        return _cell(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return [_cell(each) for each in value]
+    if isinstance(value, Mapping):
+        return {name: _cell(each) for name, each in value.items()}
+    return value
+
+
+def _check_names(names: Sequence[Any]) -> list[str]:
+    seen = set()
+    for name in names:
+        if not isinstance(name, str):
+            raise InputError(f"the batch has a column {show(name)}; give columns whose names are texts")
+        if name in seen:
+            raise InputError(f"the batch has two columns {show(name)}; rename one of them")
+        seen.add(name)
+    return list(names)
+
+
+class _Dictionary:
+    """A dictionary of lists or of numpy's arrays; new columns are arrays where an old one is."""
+
+    def __init__(self, given: Mapping[Any, Any]) -> None:
+        self._given = given
+        self.names = _check_names(list(given))
+        self.n_rows = 0
+        for index, (name, values) in enumerate(given.items()):
+            is_array = getattr(values, "ndim", None) is not None
+            if not is_array and not isinstance(values, (list, tuple)):
+                raise InputError(f"column {show(name)} is {show(values)}; give a list, or an array of numpy")
+            if is_array and values.ndim == 0:
+                raise InputError(f"column {show(name)} has no dimension; give an array of values")
+            if index and len(values) != self.n_rows:
+                rows = f"{counted(len(values), 'row')}, and {show(self.names[0])} {self.n_rows:,}"
+                raise InputError(f"column {show(name)} has {rows}; all columns of a batch have the same number")
+            self.n_rows = len(values)
+
+    def values(self, name: str) -> list[Any]:
+        return list(self._given[name])
+
+    def extended(self, columns: Sequence[Column]) -> dict[str, Any]:
+        arrays = any(getattr(values, "ndim", None) is not None for values in self._given.values())
+        return {**self._given, **{each.name: _array(each) if arrays else each.values for each in columns}}
+
+
+def _array(column: Column) -> Any:
+    """Values as an array: of numbers where none is null, else of objects."""
+    import numpy as np
+
+    types = {INTEGER: np.int64, NUMBER: np.float64, BOOLEAN: np.bool_}
+    if not column.kind.is_list and column.kind.name in types and None not in column.values:
+        return np.array(column.values, types[column.kind.name])
+    array = np.empty(len(column.values), object)
+    for index, value in enumerate(column.values):  # not array[:] = values, which makes lists of one length a matrix
+        array[index] = value
+    return array
+
+
+class _Arrow:
+    """A Table of pyarrow, or a RecordBatch, which narwhals does not read."""
+
+    def __init__(self, given: Any) -> None:
+        self._given = given
+        self.names = _check_names(given.schema.names)
+        self.n_rows = given.num_rows
+
+    def values(self, name: str) -> list[Any]:
+        values: list[Any] = self._given.column(name).to_pylist()
+        return values
+
+    def extended(self, columns: Sequence[Column]) -> Any:
+        pyarrow = sys.modules["pyarrow"]
+        schema, arrays = self._given.schema, list(self._given.columns)
+        for each in columns:
+            array = pyarrow.array(each.values, _arrow_type(pyarrow, each.kind))
+            schema, arrays = schema.append(pyarrow.field(each.name, array.type)), [*arrays, array]
+        return type(self._given).from_arrays(arrays, schema=schema)
+
+
+def _is_arrow(given: Any) -> bool:
+    pyarrow = sys.modules.get("pyarrow")
+    return pyarrow is not None and isinstance(given, (pyarrow.RecordBatch, pyarrow.Table))
+
+
+def _arrow_type(pyarrow: Any, kind: Kind) -> Any:
+    types = {INTEGER: pyarrow.int64, NUMBER: pyarrow.float64, BOOLEAN: pyarrow.bool_}
+    scalar = types.get(kind.name, pyarrow.string)()
+    return pyarrow.list_(scalar) if kind.is_list else scalar
+
+
+class _Frame:
+    """A data frame that narwhals reads."""
+
+    def __init__(self, given: Any) -> None:
+        if isinstance(given, (str, bytes, list, tuple)) or given is None:
+            raise InputError(f"the batch is {show(given)}; give {_KINDS}")
+        try:
+            import narwhals as nw
+        except ImportError as error:
+            raise SetupError(
+                "data frames need narwhals, which is not installed: pip install 'llamabatch[columns]'; dictionaries of "
+                "lists, and pyarrow, need nothing"
+            ) from error
+        try:
+            frame = nw.from_native(given, eager_only=True)
+        except nw.exceptions.DuplicateError:
+            _check_names(list(given.columns))
+            raise
+        except TypeError as error:
+            cure = "collect it first" if hasattr(given, "collect") or hasattr(given, "compute") else f"give {_KINDS}"
+            raise InputError(f"the batch is a {type(given).__name__}; {cure}") from error
+        self._frame: Any = frame
+        self._nw = nw
+        self.names = _check_names(list(given.columns))
+        self.n_rows = len(frame)
+
+    def values(self, name: str) -> list[Any]:
+        values: list[Any] = self._frame.get_column(name).to_list()
+        return values
+
+    def extended(self, columns: Sequence[Column]) -> Any:
+        if self._frame.implementation.is_pandas_like():
+            return self._extended_pandas(columns)
+        nw = self._nw
+        backend = self._frame.implementation
+        types = {INTEGER: nw.Int64, NUMBER: nw.Float64, BOOLEAN: nw.Boolean}
+        series = []
+        for each in columns:
+            scalar = types.get(each.kind.name, nw.String)
+            dtype = nw.List(scalar) if each.kind.is_list else scalar
+            series.append(nw.new_series(each.name, each.values, dtype, backend=backend))
+        return self._frame.with_columns(series).to_native()
+
+    def _extended_pandas(self, columns: Sequence[Column]) -> Any:
+        """With types that hold a null, so that those of a batch do not depend on its rows."""
+        native = self._frame.to_native()
+        pandas = self._frame.implementation.to_native_namespace()
+        types = {INTEGER: "Int64", NUMBER: "float64", BOOLEAN: "boolean"}
+        text = pandas.Series([""]).dtype  # object, or from pandas 3 on str
+        series = {
+            each.name: pandas.Series(
+                each.values, native.index, dtype=object if each.kind.is_list else types.get(each.kind.name, text)
+            )
+            for each in columns
+        }
+        return native.assign(**series)

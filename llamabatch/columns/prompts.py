@@ -1,0 +1,223 @@
+"""The prompt of a row: a jinja2 template over its columns, or a function of it; and its seed."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from jinja2 import Undefined
+from jinja2.exceptions import UndefinedError
+
+from llamabatch.chat.template import BoundedTemplate, describe
+from llamabatch.errors import ConfigError
+from llamabatch.errors import describe as describe_error
+from llamabatch.utils.checks import nearest, show
+
+Message = Mapping[str, Any]
+Content = str | list[Message] | list[int]
+PromptFunction = Callable[[dict[str, Any]], Content]
+
+ROW = "row"  # the variable with all columns: {{ row["a name with blanks"] }}
+_MARKS = ("{{", "{%")
+# names that jinja2 and the environment of templates give a meaning
+_NOT_COLUMNS = frozenset(
+    ("range", "dict", "cycler", "joiner", "namespace", "raise_exception", "strftime_now", "loop", "self", "caller")
+)
+
+
+@dataclass(frozen=True)
+class RowPrompt:
+    """The prompt of one row.
+
+    Attributes:
+        content: a text, messages, or token ids.
+        system: the system message in front of a conversation.
+        seed: of the row.
+        id: of the row, by its column; None: there is no such column.
+        error: the reason why the row cannot be run; None: it can.
+    """
+
+    content: Content = ""
+    system: str | None = None
+    seed: int = 0
+    id: str | int | None = None
+    error: str | None = None
+
+    def for_engine(self, chat: bool) -> Content:
+        """The prompt as a verb of LLM takes it.
+
+        Args:
+            chat: a text is a user's message.
+        """
+        content: Any = self.content
+        if isinstance(content, str):
+            if not chat:
+                return self.content
+            content = [{"role": "user", "content": content}]
+        found: list[Any] = list(content)
+        if self.system is not None and found and isinstance(found[0], Mapping):
+            found.insert(0, {"role": "system", "content": self.system})
+        return found
+
+    def digest(self) -> bytes:
+        """32 bytes that two different prompts do not share."""
+        return hashlib.sha256(_canonical([self.content, self.system, self.seed, self.error])).digest()
+
+
+class Prompts:
+    """Makes the prompts of rows. Can be pickled if its function can.
+
+    Args:
+        prompt: a template of jinja2, or a function of a row.
+        system: a template of the system message; None: there is none.
+        id_column: the column of the ids.
+        seed: the source of the seeds of all rows.
+
+    Raises:
+        ConfigError: a template cannot be compiled, or names no column.
+    """
+
+    def __init__(
+        self, prompt: str | PromptFunction, system: str | None = None, id_column: str | None = None, seed: int = 0
+    ) -> None:
+        if isinstance(prompt, str):
+            if not any(mark in prompt for mark in _MARKS):
+                raise ConfigError(
+                    f"prompt is {show(prompt)}, which names no column, so that all rows would ask the same; give a "
+                    "template of jinja2, as 'Classify: {{ text }}'"
+                )
+        elif not callable(prompt):
+            raise ConfigError(f"prompt is {show(prompt)}; give a template of jinja2, or a function of a row")
+        if system is not None and not isinstance(system, str):
+            raise ConfigError(f"system is {show(system)}; give a text, or a template of jinja2")
+        if id_column is not None and not isinstance(id_column, str):
+            raise ConfigError(f"id is {show(id_column)}; give the name of a column")
+        self._prompt, self._system, self._id_column, self._seed = prompt, system, id_column, seed
+        read = self._variables
+        if isinstance(prompt, str) and not _variables("prompt", prompt):
+            raise ConfigError(f"prompt is {show(prompt)}, which names no column, so that all rows would ask the same")
+        self._reads_all = callable(prompt) or ROW in read
+
+    @property
+    def _variables(self) -> dict[str, str]:
+        """Names that the templates read, each with the argument that does."""
+        given = {"system": self._system, "prompt": self._prompt}
+        return {
+            name: argument
+            for argument, source in given.items()
+            if isinstance(source, str)
+            for name in _variables(argument, source)
+        }
+
+    def wanted(self, columns: Sequence[str]) -> list[str]:
+        """The columns that must be read. Raises ConfigError: one is not there."""
+        variables = self._variables
+        for name, argument in variables.items():
+            if name not in columns and name != ROW:
+                raise ConfigError(f"{argument} reads {show(name)}, and there is no such column{nearest(name, columns)}")
+        if self._id_column is not None and self._id_column not in columns:
+            raise ConfigError(
+                f"id is {show(self._id_column)}, and there is no such column{nearest(self._id_column, columns)}"
+            )
+        if self._reads_all:
+            return list(columns)
+        return [name for name in columns if name in variables or name == self._id_column]
+
+    def of(self, rows: Iterator[dict[str, Any]]) -> Iterator[RowPrompt]:
+        """The prompt of each row, which has at least the wanted columns."""
+        for row in rows:
+            identity = None
+            try:
+                identity = self._identity(row)
+                yield self._of_row(row, identity)
+            except _RowError as error:
+                yield RowPrompt(id=identity, error=str(error))
+
+    def _of_row(self, row: dict[str, Any], identity: str | int | None) -> RowPrompt:
+        if callable(self._prompt):
+            content = _called(self._prompt, row)
+        else:
+            content = _rendered("prompt", self._prompt, row)
+        system = None if self._system is None else _rendered("system", self._system, row)
+        source = identity if self._id_column is not None else [content, system]
+        return RowPrompt(content, system, seed_of(self._seed, source), identity)
+
+    def _identity(self, row: Mapping[str, Any]) -> str | int | None:
+        if self._id_column is None:
+            return None
+        value = row[self._id_column]
+        if isinstance(value, float) and value.is_integer():  # whole numbers of a column that pandas made floats
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, (int, str)):
+            raise _RowError(f"the id in {show(self._id_column)} is {_null(value)}; give a text or a whole number")
+        return value
+
+
+def seed_of(seed: int, source: object) -> int:
+    """The seed of a row, 0 .. 2**64 - 1, made of the seed of all rows and of the row's id, or else of its prompt."""
+    digest = hashlib.blake2b(_canonical([seed, source]), digest_size=8, person=b"llamabatch row").digest()
+    return int.from_bytes(digest, "big")
+
+
+class _RowError(Exception):
+    """A row cannot be run."""
+
+
+class _Null(Undefined):
+    """A cell without a value: false, undefined for templates, and an error where it would be written."""
+
+    __slots__ = ()
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"column {show(name)} is null in this row")
+
+    def __str__(self) -> NoReturn:
+        raise UndefinedError(self._undefined_hint)
+
+
+def _rendered(argument: str, source: str, row: Mapping[str, Any]) -> str:
+    cells = {name: _Null(name) if value is None else value for name, value in row.items()}
+    try:
+        return _compiled(argument, source).render({ROW: cells, **cells})
+    except Exception as error:  # a template is a program: it can raise any exception
+        raise _RowError(f"the {argument} cannot be made: {describe(error)}") from error
+
+
+def _called(function: PromptFunction, row: dict[str, Any]) -> Content:
+    try:
+        content: Any = function(dict(row))
+    except Exception as error:
+        raise _RowError(f"the prompt cannot be made: {describe_error(error)}") from error
+    if isinstance(content, str):
+        return content
+    if isinstance(content, (list, tuple)):
+        try:
+            _canonical(content)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise _RowError(f"the prompt is {show(content)}, which has no form in JSON: {error}") from error
+        return list(content)
+    raise _RowError(f"the prompt is {_null(content)}; give a text, a list of messages, or token ids")
+
+
+def _null(value: object) -> str:
+    return "null" if value is None else show(value)
+
+
+def _canonical(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, ensure_ascii=True).encode()
+
+
+def _variables(argument: str, source: str) -> frozenset[str]:
+    return _compiled(argument, source).variables - _NOT_COLUMNS
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled(argument: str, source: str) -> BoundedTemplate:
+    try:
+        return BoundedTemplate(source)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("the chat template", f"the template of {argument}")) from error

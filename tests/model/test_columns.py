@@ -1,0 +1,164 @@
+"""Tables on the bundled model: the same texts from every kind of frame, in company, and after a kill."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from llamabatch import LLM, columns
+from tests.model.conftest import questions
+
+N_ROWS = 200
+PARAMS = {"max_tokens": 6, "temperature": 0.8, "seed": 11}
+PROMPT = "{{ question }}"
+LABEL = {
+    "type": "object",
+    "properties": {"sure": {"type": "boolean"}, "digit": {"enum": ["one", "two"]}},
+    "required": ["sure", "digit"],
+}
+DATA = {"question": questions()[:N_ROWS], "key": list(range(N_ROWS))}
+
+
+def frames():
+    pandas, polars, pyarrow = (pytest.importorskip(name) for name in ("pandas", "polars", "pyarrow"))
+    return {
+        "lists": DATA,
+        "numpy": {name: np.array(values, object) for name, values in DATA.items()},
+        "pandas": pandas.DataFrame(DATA),
+        "polars": polars.DataFrame(DATA),
+        "table": pyarrow.table(DATA),
+        "batch": pyarrow.RecordBatch.from_pydict(DATA),
+    }
+
+
+def texts(batch, name="generated_text"):
+    column = batch[name]
+    return column.to_pylist() if hasattr(column, "to_pylist") else list(column)
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM("tiny", n_slots=8, n_ctx=256, cache_prefix=False) as llm:
+        yield llm
+
+
+def test_every_kind_of_frame_gives_the_same_texts(llm):
+    generate = columns.Generate(llm, PARAMS, prompt=PROMPT, id="key")
+    found = {kind: texts(generate(frame)) for kind, frame in frames().items()}
+    assert len(set(found["lists"])) > 50
+    for kind, others in found.items():
+        assert others == found["lists"], kind
+
+
+def test_texts_do_not_depend_on_the_batch(llm):
+    """But for the arithmetic of llama.cpp, which depends on the number of rows in a pass."""
+    generate = columns.Generate(llm, PARAMS, prompt=PROMPT)
+    whole = texts(generate({"question": DATA["question"]}))
+    parts = [
+        text
+        for first in range(0, N_ROWS, 17)
+        for text in texts(generate({"question": DATA["question"][first : first + 17]}))
+    ]
+    assert sum(ours == theirs for ours, theirs in zip(whole, parts, strict=True)) >= 0.97 * N_ROWS
+
+
+def test_threads_share_the_engine(llm):
+    generate, made = columns.Generate(llm, PARAMS, prompt=PROMPT), {}
+    halves = {"a": DATA["question"][:100], "b": DATA["question"][100:]}
+    threads = [
+        threading.Thread(target=lambda half=half: made.__setitem__(half, texts(generate({"question": halves[half]}))))
+        for half in halves
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    alone = texts(generate({"question": DATA["question"]}))
+    same = sum(ours == theirs for ours, theirs in zip(alone, made["a"] + made["b"], strict=True))
+    assert same >= 0.97 * N_ROWS
+
+
+def test_a_schema_gives_columns_with_types(llm):
+    made = columns.map(frames()["polars"].head(20), PROMPT, model=llm, params={"max_tokens": 40}, schema=LABEL)
+    assert [str(made.schema[name]) for name in ("sure", "digit", "error")] == ["Boolean", "String", "String"]
+    assert made["error"].to_list() == [None] * 20
+    assert set(made["digit"]) <= {"one", "two"}
+    assert set(made["sure"]) <= {True, False}
+
+
+def test_a_copy_in_another_process_gives_the_same_texts(tmp_path):
+    """As the workers of a framework do: with an engine of its own, in a child process."""
+    batch = {"question": DATA["question"][:12]}
+    with columns.Generate("tiny", PARAMS, prompt=PROMPT, n_slots=4, n_ctx=256) as generate:
+        pickled = pickle.dumps(generate)
+        ours = generate(batch)
+        assert generate._engine._llm._client.pids, "isolate=True"
+    (tmp_path / "generate.pickle").write_bytes(pickled)
+    (tmp_path / "batch.json").write_text(json.dumps(batch))
+    code = (
+        "import json, pickle\n"
+        "generate = pickle.load(open('generate.pickle', 'rb'))\n"
+        "print(json.dumps(generate(json.load(open('batch.json')))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == ours
+
+
+def test_an_engine_that_is_killed_is_replaced_in_the_instance():
+    with columns.Generate("tiny", {"max_tokens": 8}, prompt=PROMPT, n_slots=4, n_ctx=256) as generate:
+        generate({"question": ["Hello"]})
+        [pid] = generate._engine._llm._client.pids
+
+        def kills(done, total):
+            if done == 5:
+                os.kill(pid, signal.SIGKILL)
+
+        made = generate({"question": DATA["question"][:60]}, progress=kills)
+        assert generate._engine._llm._client.pids != [pid]
+    assert made["error"] == [None] * 60
+
+
+PROGRAM = """
+import json, sys
+from llamabatch import columns
+frame = json.load(open("frame.json"))
+made = columns.map(frame, "{{ question }}", model="tiny", params={"max_tokens": 12, "seed": 3}, path="out.jsonl",
+                   n_slots=4, n_ctx=256)
+json.dump(made, open(sys.argv[1], "w"))
+"""
+
+
+@pytest.mark.slow
+def test_a_call_that_was_killed_goes_on(tmp_path):
+    def start(name):
+        return subprocess.Popen([sys.executable, "-c", PROGRAM, name], cwd=tmp_path)
+
+    (tmp_path / "frame.json").write_text(json.dumps({"question": DATA["question"][:120]}))
+    assert start("whole.json").wait(120) == 0
+    for own in tmp_path.glob("out.jsonl*"):
+        own.rename(tmp_path / own.name.replace("out", "whole"))
+    whole = (tmp_path / "whole.jsonl").read_bytes()
+    for _ in range(2):
+        program, path = start("cut.json"), tmp_path / "out.jsonl"
+        before = path.stat().st_size if path.exists() else 0
+        deadline = time.monotonic() + 60
+        while program.poll() is None and not (path.exists() and path.stat().st_size > before):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        program.kill()
+        program.wait()
+    assert path.stat().st_size
+    assert start("cut.json").wait(120) == 0
+    rows, before = ([json.loads(line) for line in content.splitlines()] for content in (path.read_bytes(), whole))
+    assert [row["row"] for row in rows] == list(range(120))
+    assert sum(ours == theirs for ours, theirs in zip(rows, before, strict=True)) >= 0.97 * 120
+    made = json.loads((tmp_path / "cut.json").read_text())
+    assert made["generated_text"] == [row["text"] for row in rows]
