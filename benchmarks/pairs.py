@@ -35,13 +35,12 @@ _RESAMPLES = 10_000
 
 @dataclass(frozen=True)
 class Side:
-    """A revision and its interpreter; `options` of LLM beside those that the workload sets; more `variables`."""
+    """A revision and its interpreter; `options` of LLM beside those that the workload sets."""
 
     name: str
     folder: Path
     python: Path
     options: Mapping[str, Any] = field(default_factory=dict)
-    variables: Mapping[str, str] = field(default_factory=dict)
 
     def open(self, setup: Setup, workload: Workload) -> ChildSession:
         threads = setup.threads
@@ -52,7 +51,7 @@ class Side:
         start = {"model": str(setup.models[workload.model].path), "engine": engine, "sampling": SAMPLING}
         session = ChildSession(
             f"ab-{self.name}", PROGRAMS / "ours.py", start, setup, python=self.python,
-            env={**setup.env, "PYTHONPATH": str(self.folder), **self.variables},
+            env={**setup.env, "PYTHONPATH": str(self.folder)},
         )  # fmt: skip
         if Path(session.facts["folder"]).parent.resolve() != self.folder.resolve():
             session.close()
