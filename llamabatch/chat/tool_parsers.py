@@ -437,34 +437,39 @@ def _names_of(value: object) -> set[str]:
 
 
 STRING = frozenset(("string",))
-_MOST_REFS = 8
 
 
-def types_of(schema: object, root: object, depth: int = 0) -> frozenset[str] | None:
+def types_of(schema: object, root: object) -> frozenset[str] | None:
     """Types that a JSON schema allows; None: any.
 
     Args:
         root: the whole schema, for "$ref".
     """
-    if not isinstance(schema, Mapping) or depth > _MOST_REFS:
-        return None
-    given = schema.get("type")
-    if isinstance(given, str):
-        return frozenset((given,))
-    if isinstance(given, (list, tuple)):
-        return frozenset(each for each in given if isinstance(each, str))
-    if "const" in schema:
-        return frozenset(_names_of(schema["const"]))
-    if isinstance(schema.get("enum"), (list, tuple)):
-        return frozenset().union(*(_names_of(each) for each in schema["enum"]))
-    reference = schema.get("$ref")
-    if isinstance(reference, str):
-        return types_of(_resolved(reference, root), root, depth + 1)
-    for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), (list, tuple)):
-            found = [types_of(each, root, depth + 1) for each in schema[key]]
-            return None if None in found else frozenset().union(*(each for each in found if each))
-    return None
+    names: set[str] = set()
+    parts, seen = [schema], set()  # each reference once: a recursive schema leads to itself in many ways
+    while parts:
+        part = parts.pop()
+        if not isinstance(part, Mapping):
+            return None
+        given, reference = part.get("type"), part.get("$ref")
+        if isinstance(given, str):
+            names.add(given)
+        elif isinstance(given, (list, tuple)):
+            names.update(each for each in given if isinstance(each, str))
+        elif "const" in part:
+            names |= _names_of(part["const"])
+        elif isinstance(part.get("enum"), (list, tuple)):
+            names.update(*(_names_of(each) for each in part["enum"]))
+        elif isinstance(reference, str):
+            if reference not in seen:
+                parts.append(_resolved(reference, root))
+            seen.add(reference)
+        else:
+            several = next((part[key] for key in ("anyOf", "oneOf") if isinstance(part.get(key), (list, tuple))), None)
+            if several is None:
+                return None
+            parts += several
+    return frozenset(names) or None
 
 
 def _resolved(reference: str, root: object) -> object:
@@ -555,15 +560,19 @@ def _arguments(p: ToolParser, name: str, ends: tuple[str, ...], call_id: str | N
             return _BROKEN
 
 
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
 def _object(value: str) -> str | None:
     """The text of an object, from a JSON value that is one, is null, or is a string with one in it."""
-    made = json.loads(value)
-    if isinstance(made, str):
-        try:
-            value, made = made, json.loads(made)
-        except (ValueError, RecursionError):
-            return None
-    return "{}" if made is None else value if isinstance(made, dict) else None
+    value = value.strip()
+    if value.startswith('"'):
+        value = _SURROGATES.sub(lambda found: f"\\u{ord(found[0]):04x}", json.loads(value)).strip()
+    if value == "null":
+        return "{}"
+    scan = JsonScan()  # json.loads refuses numbers of many digits
+    end, text = scan.read(value, 0)
+    return text if value.startswith("{") and scan.done and end == len(value) else None
 
 
 def _string(s: Scanner) -> Reading[str | None]:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 
 import pytest
 
@@ -118,6 +119,37 @@ def test_types_of_schemas():
     assert types_of({"$ref": "#/$defs/loop"}, root) is None
     assert types_of({"$ref": "#/$defs/none"}, root) is None
     assert types_of(True, root) is None
+
+
+def test_a_recursive_schema_is_read_once():
+    parts = {f"p{i}": {"anyOf": [{"$ref": f"#/$defs/p{k}"} for k in range(200)]} for i in range(200)}
+    parts["p7"] = {"type": "integer"}
+    start = time.process_time()
+    assert types_of({"$ref": "#/$defs/p0"}, {"$defs": parts}) == {"integer"}
+    assert time.process_time() - start < 1
+
+
+DIGITS = "1" * 5000  # json.loads refuses so many
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        f'{{"name": "weather", "arguments": {{"days": {DIGITS}}}}}',
+        f'{{"arguments": {{"days": {DIGITS}}}, "name": "weather"}}',
+        f'{{"name": "weather", "arguments": "{{\\"days\\": {DIGITS}}}"}}',
+    ],
+)
+def test_numbers_may_have_any_number_of_digits(given):
+    text, [(_, name, arguments)] = whole(tool_parsers.hermes, f"<tool_call>{given}</tool_call>")
+    assert (text, name, arguments) == ("", "weather", f'{{"days": {DIGITS}}}')
+
+
+def test_half_a_character_within_a_text_of_arguments_stays_an_escape():
+    for half in (r"\ud83d", r"\\ud83d"):
+        given = r'<tool_call>{"name": "weather", "arguments": "{\"city\": \"%s\"}"}</tool_call>'
+        _, [(_, _, arguments)] = whole(tool_parsers.hermes, given % half)
+        assert arguments == r'{"city": "\ud83d"}'
 
 
 def test_many_markers_cost_no_more_than_their_length():

@@ -164,6 +164,7 @@ NO_CALLS = (
     (tool_parsers.hermes, "<tool_call> and </tool_call> are tags."),
     (tool_parsers.hermes, '<tool_call>{"name": "weather", "arguments": [1]}</tool_call>'),
     (tool_parsers.hermes, '<tool_call>{"name": "weather", "arg'),
+    (tool_parsers.hermes, '<tool_call>{"name": "weather", "arguments": ' + "1" * 5000 + "}</tool_call>"),
     (tool_parsers.hermes, '<tool_call>{"arguments": {"city": "Oslo"}}</tool_call>'),
     (tool_parsers.qwen3_coder, "<tool_call>\n<function=volcano>\n</function>\n</tool_call>"),
     (tool_parsers.qwen3_coder, "<function=weather"),
