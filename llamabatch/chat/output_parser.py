@@ -274,6 +274,8 @@ class _Tags:
 
 _MARK = re.compile("|".join(map(re.escape, CHANNEL_MARKS)))
 _HEADER_BEGINS = (START, CHANNEL, CONSTRAIN, "to=", END)
+_MOST_HEADER = 512  # characters of a header up to its next mark; what is longer is none
+_MOST_HELD = _MOST_HEADER + max(map(len, CHANNEL_MARKS))
 
 
 class _Channels:
@@ -311,11 +313,12 @@ class _Channels:
         found = _MARK.search(self._held)
         if self._header is None:
             return self._in_message(found)
-        if self._header == "" and not _may_be_header(self._held):
+        may_be_header = bool(self._header) or _may_be_header(self._held)
+        if may_be_header and found is None and len(self._held) < _MOST_HELD:
+            return False
+        if not may_be_header or found is None or found.start() > _MOST_HEADER:
             self._begin(f"{CHANNEL}final")  # a text without channels
             return True
-        if found is None:
-            return False
         before, mark = self._held[: found.start()], found[0]
         self._held = self._held[found.end() :]
         if mark == MESSAGE:

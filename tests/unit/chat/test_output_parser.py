@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -200,6 +201,25 @@ class Calls:
 
     def finish(self, text: str = "") -> Delta:
         return Delta(text=self.held + text)
+
+
+@pytest.mark.parametrize("begin", ["", "<|start|>", "<|channel|>analysis", "<|start|>assistant<|channel|>"])
+@pytest.mark.parametrize("size", [100, 509, 512, 513, 520, 900])
+@pytest.mark.parametrize("mark", ["<|message|>", "<|channel|>final<|message|>", ""])
+def test_a_header_is_short_however_it_is_cut(begin, size, mark):
+    text = f"{begin}{' ' * size}{mark}rest"
+    expected = read(make("gpt-oss"), [text])
+    for cuts in ([], range(1, len(text)), range(3, len(text), 7), [len(text) - 5]):
+        assert read(make("gpt-oss"), cut(text, list(cuts))) == expected
+    if size > 520 or (mark and size < 509):
+        assert (expected.text + expected.reasoning).endswith("rest")
+
+
+def test_a_text_of_white_space_is_not_read_again_with_each_piece():
+    parser, start = make("gpt-oss"), time.process_time()
+    for _ in range(50_000):
+        parser.feed("    ")
+    assert time.process_time() - start < 2
 
 
 def test_the_text_behind_the_thinking_goes_through_the_tool_parser():
