@@ -9,9 +9,11 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field, fields
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from llamabatch.chat import tool_prompts
+from llamabatch.chat.tool_parsers import types_of
 from llamabatch.errors import ConfigError, PromptError
 from llamabatch.utils.checks import boolean, nearest, show
 from llamabatch.utils.paths import absolute
@@ -450,8 +452,11 @@ def _check_tools(tools: object) -> None:
         if not name or name in names:
             raise PromptError(f"tools has {'two functions' if name else 'a function'} of the name {show(name)}")
         names.add(name)
-        if parameters is not None and not isinstance(parameters, Mapping):
+        types = types_of(parameters, parameters) if parameters else None
+        if not isinstance(parameters, (Mapping, NoneType)) or (types is not None and "object" not in types):
             raise PromptError(f"the parameters of {show(name)} are {show(parameters)}; give a JSON schema of an object")
+        if not isinstance(function.get("strict"), (bool, NoneType)):
+            raise PromptError(f"strict of {show(name)} is {show(function['strict'])}; give True or False")
         try:
             json.dumps(tool, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:

@@ -375,7 +375,7 @@ def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """A schema that has no other arguments than it names, unless it says so."""
     if not schema:
         return _NO_ARGUMENTS
-    made = {"type": "object", **schema}
+    made = {**schema, "type": "object"}  # of several types this one
     return {"additionalProperties": False, **made} if "properties" in made else made
 
 

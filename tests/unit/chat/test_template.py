@@ -46,6 +46,21 @@ def test_what_are_no_tools_is_refused(tools):
         text(tools=tools)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        {"parameters": {"type": "string"}},
+        {"parameters": {"anyOf": [{"type": "array"}, {"type": "null"}]}},
+        {"parameters": {"$ref": "#/$defs/a", "$defs": {"a": {"type": "integer"}}}},
+        {"parameters": []},
+        {"strict": "yes"},
+    ],
+)
+def test_a_function_whose_arguments_cannot_be_an_object_is_refused(function):
+    with pytest.raises(PromptError, match=r"JSON schema of an object|strict of 'weather' is 'yes'; give True or False"):
+        text(tools=[{"function": {"name": "weather", **function}}])
+
+
 def test_variables_reach_the_template():
     assert text(kwargs={"enable_thinking": True}) == "user: hi\nTHINKassistant:"
     assert text(add_generation_prompt=False) == "user: hi\n"
