@@ -66,6 +66,9 @@ COMMANDS = {
     "llamabatch generate --chat": Short('llamabatch generate -m tiny --chat "Hello" -n 2'),
     "llamabatch generate --help": Short("llamabatch generate --help", says="--n-ctx"),
     "llamabatch compare": Short("llamabatch compare --strategies sequential -n 2", says="64 prompts (bundled)"),
+    "llamabatch compare -m model.gguf --prompts prompts.txt --plot compare.png": Short(
+        f"llamabatch compare -m model.gguf --plot compare.png {COMPARE}", makes=("compare.png",)
+    ),
     "llamabatch compare -m model.gguf --slots 1,2,4,8,16,32": Short(
         f"llamabatch compare -m ./model.gguf --slots 1,2 {COMPARE}", says="batched"
     ),
