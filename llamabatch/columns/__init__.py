@@ -9,5 +9,7 @@ below it.
     classify = columns.Generate("model.gguf", prompt="Classify: {{ text }}", schema=Label)  # a batch at a time
 """
 
-from llamabatch.columns.generate import Generate as Generate
-from llamabatch.columns.map_frame import map as map
+from llamabatch.columns.generate import Generate
+from llamabatch.columns.map_frame import map
+
+__all__ = ["Generate", "map"]

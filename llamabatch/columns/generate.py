@@ -117,8 +117,9 @@ class Generate:
         """
         opened = self._opened(batch)
         results: list[Result | None] = [None] * opened.n_rows
-        with ProgressBar(opened.n_rows, progress) as bar:
-            for index, result in self._run(enumerate(self._rows(opened))):
+        rows = enumerate(self._rows(opened))
+        with ProgressBar(opened.n_rows, progress) as bar, contextlib.closing(self._run(rows)) as run:
+            for index, result in run:
                 results[index] = result
                 bar.advance(result.n_tokens or 0)
         return cast(T, opened.extended(self._columns.of(cast("list[Result]", results))))
@@ -157,8 +158,8 @@ class Generate:
             return iter(())
         return self._prompts.of(rows_of(batch, self._prompts.wanted(batch.names)))
 
-    def _run(self, rows: Iterable[tuple[int, RowPrompt]]) -> Iterator[tuple[int, Result]]:
-        """The result of each row with its number, in the order in which they end."""
+    def _run(self, rows: Iterable[tuple[int, RowPrompt]]) -> Generator[tuple[int, Result], None, None]:
+        """The result of each row with its number, in the order in which they end. Closed, it aborts the rest."""
         ready = []
         for number, row in rows:
             if row.error is None:
@@ -170,12 +171,13 @@ class Generate:
         llm = self._llm()
         failed = []
         try:
-            for index, output in self._outputs(llm, [row for _, row in ready]):
-                result = Result.of(output)
-                if result.error is None:
-                    yield ready[index][0], result
-                else:
-                    failed.append((ready[index][0], result))
+            with contextlib.closing(self._outputs(llm, [row for _, row in ready])) as outputs:
+                for index, output in outputs:
+                    result = Result.of(output)
+                    if result.error is None:
+                        yield ready[index][0], result
+                    else:
+                        failed.append((ready[index][0], result))
             if failed:
                 llm.stats()  # raises EngineClosedError where not the rows have failed, but the engine is gone
             yield from failed

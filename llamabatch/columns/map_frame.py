@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -121,9 +123,12 @@ class _Resumable:
         batch = generate._opened(frame)
         rows = list(generate._rows(batch))
         with self._output(rows) as output:
-            with ProgressBar(len(rows), progress, done=output.n_before) as bar:
-                left = ((number, row) for number, row in enumerate(rows) if not output.is_done(number))
-                for number, result in generate._run(left):
+            left = ((number, row) for number, row in enumerate(rows) if not output.is_done(number))
+            with (
+                ProgressBar(len(rows), progress, done=output.n_before) as bar,
+                contextlib.closing(generate._run(left)) as run,
+            ):
+                for number, result in run:
                     output.write(number, _record(number, rows[number], result))
                     bar.advance(result.n_tokens or 0)
             output.finish()
@@ -183,7 +188,6 @@ def _results(path: Path) -> Iterator[Result]:
     for line in lines_of(path):
         try:
             record = json.loads(line.content)
-            del record["row"], record["id"]
-            yield Result(**record)
+            yield Result(**{field.name: record[field.name] for field in fields(Result)})
         except (ValueError, KeyError, TypeError) as error:
             raise OutputError(f"{path}: the line at byte {line.offset:,} is not as it was written: {error}") from error

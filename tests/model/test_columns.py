@@ -85,6 +85,55 @@ def test_threads_share_the_engine(llm):
     assert same >= 0.97 * N_ROWS
 
 
+@pytest.mark.parametrize("path", [None, "out.jsonl"])
+def test_a_call_that_fails_aborts_its_rows(llm, tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+
+    def fails(done, total):
+        if done == 1:
+            raise KeyError("mine")
+
+    params = {"max_tokens": 200, "ignore_eos": True}
+    with pytest.raises(KeyError, match="mine") as raised:
+        columns.map(DATA, PROMPT, model=llm, params=params, path=path, progress=fails)
+    deadline = time.monotonic() + 10  # the step under way ends
+    while (stats := llm.stats()).running + stats.waiting:
+        assert time.monotonic() < deadline, raised
+        time.sleep(0.01)
+
+
+FORKED = """
+import os
+from llamabatch import columns
+generate = columns.Generate("tiny", {"max_tokens": 6, "seed": 1}, prompt="{{ question }}", n_slots=2, n_ctx=256)
+ours = generate({"question": ["Hello", "Who are you?"]})
+pid = os.fork()
+if pid == 0:
+    theirs = generate({"question": ["Hello", "Who are you?"]})
+    generate.close()
+    os._exit(0 if theirs == ours else 1)
+assert os.waitpid(pid, 0)[1] == 0
+assert generate({"question": ["Hello", "Who are you?"]}) == ours
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_makes_an_engine_of_its_own(tmp_path):
+    """As the workers of Spark are."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED], capture_output=True, timeout=120, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_several_engines(tmp_path):
+    batch = {"question": DATA["question"][:12]}
+    options = {"strategy": "multi-instance", "instances": 2, "n_slots": 4, "n_ctx": 256, "n_threads": 1}
+    with columns.Generate("tiny", PARAMS, prompt=PROMPT, **options) as generate:
+        made = generate(batch)
+    assert made["error"] == [None] * 12
+
+
 def test_a_schema_gives_columns_with_types(llm):
     made = columns.map(frames()["polars"].head(20), PROMPT, model=llm, params={"max_tokens": 40}, schema=LABEL)
     assert [str(made.schema[name]) for name in ("sure", "digit", "error")] == ["Boolean", "String", "String"]
