@@ -25,6 +25,7 @@ from llamabatch.utils.checks import nearest
 
 # Commands and their summaries, which --help must not import every command for.
 COMMANDS = {
+    "chat": "Talk with a model in the terminal.",
     "generate": "Continue one prompt and stream the text to stdout.",
     "run": "Run a file of prompts and write a result for each row.",
     "models": "List the models that were fetched and are kept.",

@@ -62,6 +62,19 @@ def came() -> int | None:
     return _came
 
 
+def forget(number: int) -> bool:
+    """Takes back that a signal came, where it ends a part of a command and not the command.
+
+    Returns:
+        False if another one came.
+    """
+    global _came
+    if _came not in (number, None):
+        return False
+    _came = None
+    return True
+
+
 def acknowledge() -> bool:
     """Notes that the command tells of the signal: a second one, or the same sent again, prints no second line.
 

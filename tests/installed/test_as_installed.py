@@ -131,6 +131,10 @@ COMMANDS = {
     "llamabatch run --metrics-file FILE": Short(
         "llamabatch run --metrics-file m.prom -m model.gguf -n 4 'in.*' out.jsonl", makes=("m.prom", "out.jsonl")
     ),
+    "llamabatch chat -m model.gguf": Short("llamabatch chat -m model.gguf", 2, "the message is empty"),
+    'echo "Why is the sky blue?" | llamabatch chat -m model.gguf': Short(
+        'echo "Why is the sky blue?" | llamabatch chat -m model.gguf -n 8'
+    ),
     "llamabatch pull owner/repo:Q4_K_M": Short("llamabatch pull owner/repo:Q4_K_M", 2, OFFLINE),
     "llamabatch models": Short("llamabatch models", says="no model is kept"),
     "llamabatch rm owner/repo:Q4_K_M": Short("llamabatch rm --yes owner/repo:Q4_K_M", 2, "there is no model"),

@@ -1,0 +1,153 @@
+"""`llamabatch chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Generator
+from typing import Any
+
+import click
+
+from llamabatch.chat.conversation import template_source
+from llamabatch.cli import echo_wrapped
+from llamabatch.cli.help_groups import GroupedCommand
+from llamabatch.cli.options import (
+    adapters_of,
+    chat_template_option,
+    engine_options,
+    lora_option,
+    model_option,
+    sampling_options,
+)
+from llamabatch.entrypoints.llm import LLM
+from llamabatch.errors import EngineClosedError, LlamaBatchError, PromptError
+from llamabatch.request.outputs import SequenceOutput
+from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.tools.chat_session import NAMES, ChatSession, Leave
+from llamabatch.utils import interrupts
+
+_PROMPT, _MORE = "> ", ". "
+# what a model writes moves no cursor and changes no title
+_CONTROLS = dict.fromkeys([n for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"])
+
+
+@click.command(cls=GroupedCommand)
+@model_option
+@click.option("--system", help="A system message in front.")
+@chat_template_option
+@sampling_options
+@lora_option
+@engine_options(exclude=("max_queue", "max_wait_ms"))
+def chat(
+    model: str, system: str | None, chat_template: str | None, engine: dict[str, Any],
+    loras: tuple[tuple[str, float], ...], sampling: dict[str, Any],
+) -> None:  # fmt: skip
+    """Talk with a model through its chat template; answers stream, and thinking is dimmed.
+
+    /help lists the commands. Ctrl-C ends an answer, Ctrl-D leaves. In a pipe stdin is one message: its answer goes to
+    stdout, the thinking to stderr, and the command ends. An answer may be as long as n_ctx allows, unless
+    --max-tokens is given.
+    """
+    params = SamplingParams.from_options(**sampling)  # refused before the model is loaded
+    if params.n != 1 or params.best_of is not None:
+        raise click.UsageError("a chat has one answer at a time; leave n and best_of out")
+    template = template_source(chat_template)
+    interactive = sys.stdin.isatty()
+    message = "" if interactive else sys.stdin.buffer.read().decode(errors="replace").strip()
+    if not interactive and not message:
+        raise PromptError("the message is empty; give at least one character")
+    engine["adapters"], scales = adapters_of(loras)
+    engine.setdefault("n_slots", 1)
+    with LLM(model, **engine) as llm:
+        interrupts.careful()
+        session = ChatSession(llm, sampling, system, {"chat_template": template, "adapters": scales})
+        if not interactive:
+            _show(session.answer(message))
+            return
+        click.secho(f"{llm.plan.config.model}, n_ctx {llm.n_ctx:,}. /help lists the commands.", err=True, dim=True)
+        _talk(session)
+
+
+def _talk(session: ChatSession) -> None:
+    """Reads lines until the user leaves. Raises EngineClosedError; KeyboardInterrupt for signals other than Ctrl-C."""
+    with contextlib.suppress(ImportError):  # without it a line cannot be edited
+        _complete_commands()
+    while True:
+        try:
+            line = _read()
+            if line.startswith("/") and not line.startswith("//"):
+                told = session.command(line)
+                if isinstance(told, str):
+                    click.echo(told)
+                else:
+                    _show(told)
+            elif line:
+                _show(session.answer(line.removeprefix("/") if line.startswith("//") else line))
+        except (EOFError, Leave):
+            return
+        except KeyboardInterrupt:
+            if not interrupts.forget(signal.SIGINT):
+                raise
+            click.echo()
+        except EngineClosedError:
+            raise
+        except LlamaBatchError as error:
+            echo_wrapped(f"Error: {error}")
+
+
+def _read() -> str:
+    """The next message: a line, or several where a line ends with a backslash. Raises EOFError at Ctrl-D."""
+    lines = [_line(_PROMPT)]
+    while lines[-1].endswith("\\"):
+        lines[-1] = lines[-1][:-1]
+        lines.append(_line(_MORE))
+    return "\n".join(lines).strip()
+
+
+def _line(prompt: str) -> str:
+    try:
+        if sys.stdout.isatty():
+            return input(prompt)
+        click.echo(prompt, nl=False, err=True)  # stdout is for the answers
+        return input()
+    except EOFError:
+        click.echo(err=not sys.stdout.isatty())
+        raise
+
+
+def _complete_commands() -> None:
+    """History and the keys of a line editor, and Tab for the commands. Raises ImportError."""
+    import readline
+
+    def complete(text: str, state: int) -> str | None:
+        found = [name for name in NAMES if name.startswith(text)] if text.startswith("/") else []
+        return found[state] if state < len(found) else None
+
+    readline.set_completer(complete)
+    readline.set_completer_delims(" \n")
+    readline.parse_and_bind("tab: complete")
+
+
+def _show(pieces: Generator[SequenceOutput, None, None]) -> None:
+    """Writes an answer as it comes; closes it at an interrupt."""
+    terminal, thinks, begun = sys.stdout.isatty(), False, False
+    dim = terminal and not os.environ.get("NO_COLOR")
+    try:
+        with contextlib.closing(pieces):
+            for piece in pieces:
+                if piece.reasoning:
+                    text = piece.reasoning.translate(_CONTROLS)
+                    click.echo(click.style(text, dim=True) if dim else text, nl=False, err=not terminal)
+                    thinks = True
+                if piece.text:
+                    text = piece.text if begun or not thinks else piece.text.lstrip("\n")
+                    if thinks and not begun:
+                        click.echo("\n", nl=True, err=not terminal)
+                    click.echo(text.translate(_CONTROLS) if terminal else text, nl=False)
+                    begun = True
+                sys.stdout.flush()
+    finally:
+        click.echo()
