@@ -206,6 +206,20 @@ def _files(incomplete: str, endings: tuple[str, ...]) -> list[str]:
         return []
 
 
+class Texts(click.ParamType):  # type: ignore[type-arg]
+    """Texts with commas between them, as a tuple. A text with a comma in it is in double quotes, as in CSV."""
+
+    name = "texts"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, tuple):
+            return value
+        texts = tuple(text for text in next(csv.reader([value], skipinitialspace=True), []) if text)
+        if not texts:
+            self.fail(f"{value!r} holds no text; give some, as in yes,no", param, ctx)
+        return texts
+
+
 class Shard(click.ParamType):  # type: ignore[type-arg]
     """A part and the number of parts, as a pair, counted from 1."""
 

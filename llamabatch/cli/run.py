@@ -18,7 +18,7 @@ from llamabatch.cli.options import (
     model_option,
     sampling_options,
 )
-from llamabatch.cli.param_types import Columns, File, Shard
+from llamabatch.cli.param_types import Columns, File, Shard, Texts
 from llamabatch.errors import OutputError
 from llamabatch.jobs.job import JobInterrupted, preview
 from llamabatch.jobs.job import run as run_job
@@ -30,7 +30,11 @@ from llamabatch.jobs.settings import Settings
 from llamabatch.jobs.summary import Summary
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils import interrupts
+from llamabatch.utils.checks import show
 from llamabatch.utils.console import check_targets, write_json
+from llamabatch.utils.paths import absolute
+
+FORMS = ("structured_outputs", "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
 @click.command(cls=GroupedCommand)
@@ -46,6 +50,10 @@ from llamabatch.utils.console import check_targets, write_json
 @click.option("--id-column", help="The column that holds the ids.  [default: id of lines of JSON, else numbers]")
 @click.option("--keep", type=Columns(), help="Columns of IN that OUT gets too, as 'name,label'; all: all of them.")
 @click.option("--answer", default="text", show_default=True, help="The column of OUT that holds the generated text.")
+@click.option("--json-schema", help="Answers are JSON of this schema: a file, or its text.")
+@click.option("--choice", type=Texts(), help="Answers are one of these texts: 'positive,negative'.")
+@click.option("--regex", help="Answers match this regular expression.")
+@click.option("--parse", is_flag=True, help="With --json-schema: its fields are columns of OUT, too.")
 @sampling_options
 @lora_option
 @click.option(
@@ -83,13 +91,17 @@ def run(
         raise click.UsageError("--json - and OUT - would both go to stdout; give one of them a file")
     check_targets(json_file, plot_file)
     seed = sampling.pop("seed", None)
+    if (form := _form(given.pop("json_schema"), given.pop("choice"), given.pop("regex"))) is not None:
+        if any(name in sampling for name in FORMS):
+            raise click.UsageError("the form of the answers is given twice, by an option and by -P; give it once")
+        sampling["structured_outputs"] = form
     reading = ReadOptions(
         SamplingParams.from_options(**sampling),
         task="chat" if chat else "embedding" if embed else "completion",
         chat_template=template_source(given.pop("chat_template")),
         **{name: given.pop(name) for name in ("template", "prompt", "system", "id_column", "keep", "shard", "limit")},
     )
-    records = RecordOptions(**{name: given.pop(name) for name in ("shape", "token_ids", "times", "answer")})
+    records = RecordOptions(**{name: given.pop(name) for name in ("shape", "token_ids", "times", "answer", "parse")})
     writing = OutputOptions(records=records, **{name: given.pop(name) for name in ("order", "retry_errors", "force")})
     given["engine"]["adapters"], scales = adapters_of(loras)
     settings = Settings(inputs, output, reading=reading, writing=writing, seed=seed, adapters=scales, **given)
@@ -113,6 +125,23 @@ def run(
             raise
     _report(summary, json_file, plot_file)
     context.exit(summary.exit_code)
+
+
+def _form(json_schema: str | None, choice: tuple[str, ...] | None, regex: str | None) -> dict[str, Any] | None:
+    """The structured_outputs that the options ask for; None: they ask for none."""
+    given = {"json": json_schema, "choice": choice and list(choice), "regex": regex}
+    given = {name: value for name, value in given.items() if value is not None}
+    if len(given) > 1:
+        raise click.UsageError("give one of --json-schema, --choice and --regex")
+    if json_schema is not None and not json_schema.lstrip().startswith("{"):
+        try:
+            given["json"] = Path(absolute(json_schema)).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise click.UsageError(
+                f"--json-schema is {show(json_schema)}, which is no JSON object and no file that can be read: {reason}"
+            ) from error
+    return given or None
 
 
 def _report(summary: Summary, json_file: Path | None, plot_file: Path | None) -> None:

@@ -15,6 +15,7 @@ from llamabatch.jobs.input import sources
 from llamabatch.jobs.input.sources import Source
 from llamabatch.jobs.output.manifest import model_identity
 from llamabatch.jobs.output.output import OutputOptions
+from llamabatch.jobs.output.records import fields_of
 from llamabatch.jobs.output.stream import STDOUT
 from llamabatch.jobs.rows import ReadOptions
 from llamabatch.utils.checks import integer, number, show
@@ -75,7 +76,9 @@ class Settings:
         records = self.writing.records
         if not records.model:
             records = replace(records, model=os.path.basename(str(self.model)))
-        if self.reading.keep is not None:
+        if records.parse is True:
+            records = replace(records, parse=fields_of(self.reading.params))
+        if self.reading.keep is not None or records.parse:
             if records.shape == "openai":
                 raise ConfigError("keep goes with flat rows; those of shape='openai' have no place for columns")
             records = replace(records, shape="flat")

@@ -20,6 +20,7 @@ from llamabatch.jobs.rows import BadRow, Row
 from llamabatch.request import outputs
 from llamabatch.request.logprobs import TokenLogprobs
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput
+from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils.checks import boolean, choice, show
 
 Shape = Literal["auto", "flat", "openai"]
@@ -31,7 +32,9 @@ _BEGINS = (b'{"row": ', b'{"id": "batch_req_')
 _NO_ERROR = b'"error": null}\n'
 
 IDS = "ids"  # a setting that manifests of earlier versions lack: their ids are all texts
-_LATER = {"answer": "text", "text_ids": False}  # fields that these lack, too
+_LATER = {"answer": "text", "parse": (), "text_ids": False}  # fields that these lack, too
+
+_MOST_REFS = 16
 
 # columns of flat records
 COLUMNS = frozenset(
@@ -54,6 +57,8 @@ class RecordOptions:
             OpenAI's format the time under "created", which is 0 otherwise, and usage.prompt_tokens_details.
         model: the value of "model" in OpenAI's format for an input line that names none.
         answer: the name of the column with the generated text, in flat records.
+        parse: fields of the answers, objects of JSON, that get columns of their own in flat records; True: those of the
+            job's JSON schema, which Settings fills in. null stands where a row failed or its answer was cut.
         text_ids: ids that are whole numbers are written as texts, as earlier versions did.
 
     Raises:
@@ -65,6 +70,7 @@ class RecordOptions:
     times: bool = False
     model: str = ""
     answer: str = "text"
+    parse: tuple[str, ...] | bool = ()
     text_ids: bool = False
 
     def __post_init__(self) -> None:
@@ -74,11 +80,22 @@ class RecordOptions:
         if not isinstance(self.answer, str) or not self.answer or self.answer in COLUMNS - {"text"}:
             taken = ", ".join(sorted(COLUMNS - {"text"}))
             raise ConfigError(f"answer is {show(self.answer)}; give the name of a column, and none of {taken}")
+        if self.parse and self.shape == "openai":
+            raise ConfigError("parse goes with flat rows; those of shape='openai' have no place for columns")
+        for name in self.fields:
+            if name in COLUMNS - {"text"} | {self.answer}:
+                cure = "; give the answer another name (--answer NAME)" if name == self.answer else "; rename it"
+                raise ConfigError(f"the schema has the field {show(name)}, a column that the output has already{cure}")
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of answers that get columns."""
+        return () if isinstance(self.parse, bool) else self.parse
 
     @property
     def taken(self) -> frozenset[str]:
         """Names of columns that flat records may have."""
-        return COLUMNS - {"text"} | {self.answer}
+        return COLUMNS - {"text"} | {self.answer, *self.fields}
 
     def document(self) -> dict[str, Any]:
         """Plain values for the manifest of an output."""
@@ -110,6 +127,8 @@ def record(row: Row, output: RequestOutput, options: RecordOptions) -> dict[str,
         return _openai_answer(row, output, options)
     made: dict[str, Any] = {"row": row.number, "id": options.id_of(row), **(row.kept or {})}
     made |= _continuation(output.outputs[0], options)
+    if options.fields:
+        made |= parsed(output.outputs[0].text if error is None else "", options.fields)
     if len(output.outputs) > 1:
         made["outputs"] = [{"index": each.index, **_continuation(each, options)} for each in output.outputs]
     if output.prompt_logprobs is not None:
@@ -131,7 +150,37 @@ def refusal(row: Row | BadRow, error: str, options: RecordOptions) -> dict[str, 
     if options.is_openai(row):
         return _openai_error(row, "invalid_request", error)
     made: dict[str, Any] = {"row": row.number, "id": options.id_of(row), **(row.kept or {})}
-    return made | {options.answer: "", "finish_reason": FinishReason.ERROR.value, "error": error}
+    made |= {options.answer: "", "finish_reason": FinishReason.ERROR.value, **dict.fromkeys(options.fields)}
+    return made | {"error": error}
+
+
+def parsed(text: str, fields: Sequence[str]) -> dict[str, Any]:
+    """The fields of an object of JSON; null for each if the text is none, as that of a cut answer."""
+    try:
+        found = json.loads(text) if text else None
+    except (ValueError, RecursionError):
+        found = None
+    return {name: found.get(name) if isinstance(found, dict) else None for name in fields}
+
+
+def fields_of(params: SamplingParams) -> tuple[str, ...]:
+    """The fields of the objects that a JSON schema describes, in its order. Raises ConfigError: there is none."""
+    schema: Any = None
+    if params.structure is not None and params.structure.kind == "json":
+        schema = whole = json.loads(params.structure.text)
+        for _ in range(_MOST_REFS):
+            reference = schema.get("$ref") if isinstance(schema, dict) else None
+            if not isinstance(reference, str) or not reference.startswith("#/"):
+                break
+            schema = whole
+            for step in reference[2:].split("/"):
+                schema = schema.get(step) if isinstance(schema, dict) else None
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(properties, dict) or not properties:
+        raise ConfigError(
+            "parse needs a JSON schema of an object with properties (--json-schema), whose names become columns"
+        )
+    return tuple(properties)
 
 
 def _error(output: RequestOutput) -> str | None:

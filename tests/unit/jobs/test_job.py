@@ -27,7 +27,7 @@ from llamabatch.jobs.progress import Silent
 from llamabatch.jobs.rows import ReadOptions as Reading
 from llamabatch.request.sampling_params import SamplingParams
 from tests.long import million_rows
-from tests.unit.jobs_fakes import FakeClient
+from tests.unit.jobs_fakes import FakeClient, finished
 
 
 @pytest.fixture
@@ -531,3 +531,73 @@ def test_the_command_reads_jinja2_and_columns(tmp_path, engines):
     assert done.exit_code == 0, done.output
     found = json.loads((tmp_path / "out.jsonl").read_text())
     assert (found["id"], found["text"], found["a,b"], found["said"]) == ("1", "bon", "x", "of Say bon")
+
+
+SCHEMA = {"type": "object", "properties": {"label": {"type": "string"}, "score": {"type": "integer"}}}
+
+
+class JsonClient(FakeClient):
+    """Every third answer is cut, every fifth row fails."""
+
+    def _finish(self, held):
+        with self._lock:
+            self._pending, ending = self._pending[:held], self._pending[held:]
+        for request, sink in ending:
+            n = int(request.prompt.split()[-1])
+            text = '{"label": "a' if n % 3 == 0 else json.dumps({"label": f"l{n}", "score": n, "more": 1})
+            sink([finished(request, text=text, error="no" if n % 5 == 0 else None)])
+
+
+def test_fields_of_a_schema_are_columns(tmp_path, engines, monkeypatch):
+    engines[0].append(JsonClient())
+    (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
+    out = tmp_path / "out.jsonl"
+    command = ["run", source(tmp_path, 20), str(out), "--json-schema", str(tmp_path / "schema.json"), "--parse"]
+    done = CliRunner().invoke(cli, command)
+    assert done.exit_code == 1, done.output
+    for n, line in enumerate(out.read_text().splitlines()):
+        row = json.loads(line)
+        assert list(row) == ["row", "id", "text", "finish_reason", "label", "score", "error"]
+        is_whole = n % 3 and n % 5
+        assert (row["label"], row["score"]) == ((f"l{n}", n) if is_whole else (None, None)), n
+    manifest = json.loads((tmp_path / "out.jsonl.job.json").read_text())["settings"]
+    assert manifest["output"]["parse"] == ["label", "score"]
+    assert json.loads(manifest["params"]["structured_outputs"][1]) == SCHEMA
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--parse"], "parse needs a JSON schema of an object"),
+        (["--parse", "--choice", "a,b"], "parse needs a JSON schema of an object"),
+        (["--parse", "--json-schema", '{"properties": {"error": {}}}'], "the schema has the field 'error'"),
+        (["--parse", "--json-schema", '{"properties": {"text": {}}}'], "give the answer another name (--answer NAME)"),
+        (["--parse", "--shape", "openai", "--json-schema", '{"properties": {"a": {}}}'], "goes with flat rows"),
+        (["--parse", "--keep", "a", "--json-schema", '{"properties": {"a": {}}}'], "the column 'a' cannot be kept"),
+        (["--json-schema", "{}", "--regex", "a"], "give one of --json-schema, --choice and --regex"),
+        (["--json-schema", "missing.json"], "no file that can be read: No such file"),
+        (["--json-schema", "{no"], "is no JSON"),
+        (["--regex", "a", "-P", "guided_regex=b"], "given twice"),
+        (["--choice", ","], "holds no text"),
+        (["--keep", ","], "names no column"),
+    ],
+)
+def test_forms_of_answers_that_are_refused(options, message, tmp_path, engines):
+    command = ["run", source(tmp_path, 2), str(tmp_path / "out.jsonl"), *options]
+    done = CliRunner().invoke(cli, command, env={"COLUMNS": "10000"})
+    assert done.exit_code == 2
+    assert message in " ".join(done.output.split())
+    assert os.listdir(tmp_path) == ["in.jsonl"]
+
+
+def test_choices_and_regular_expressions_reach_the_engine_and_a_row_s_own_form_wins(tmp_path, engines):
+    given = tmp_path / "in.jsonl"
+    form = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
+    given.write_text('{"prompt": "a"}\n' + json.dumps({"prompt": "b", "response_format": form}) + "\n")
+    for name, option in (("choice", ["--choice", 'yes,"no, never"']), ("regex", ["--regex", "a+"])):
+        out = tmp_path / f"{name}.jsonl"
+        assert CliRunner().invoke(cli, ["run", str(given), str(out), *option]).exit_code == 0
+        first, second = (request.params.structure for request in engines[1][-1].requests)
+        assert first.kind == name
+        assert name == "regex" or json.loads(first.text) == ["yes", "no, never"]
+        assert json.loads(second.text) == SCHEMA
