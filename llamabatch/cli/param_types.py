@@ -139,6 +139,14 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is neither a whole number nor a list such as 1,2,4,8", param, ctx)
 
 
+def _values(line: str) -> list[str]:
+    """The values of a line of CSV; those of a line that is none are empty."""
+    try:
+        return next(csv.reader([line], skipinitialspace=True), [])
+    except csv.Error:
+        return []
+
+
 class Columns(click.ParamType):  # type: ignore[type-arg]
     """Names of columns with commas between them, as a tuple; "all" stays as it is. A name with a comma in it is in
     double quotes, as in CSV."""
@@ -148,7 +156,7 @@ class Columns(click.ParamType):  # type: ignore[type-arg]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, tuple) or value == "all":
             return value
-        names = tuple(name for name in next(csv.reader([value], skipinitialspace=True), []) if name)
+        names = tuple(name for name in _values(value) if name)
         if not names:
             self.fail(f"{value!r} names no column; give names such as label,source, or all", param, ctx)
         return names
@@ -214,7 +222,7 @@ class Texts(click.ParamType):  # type: ignore[type-arg]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, tuple):
             return value
-        texts = tuple(text for text in next(csv.reader([value], skipinitialspace=True), []) if text)
+        texts = tuple(text for text in _values(value) if text)
         if not texts:
             self.fail(f"{value!r} holds no text; give some, as in yes,no", param, ctx)
         return texts

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
+import importlib
 from pathlib import Path
+from typing import Any, BinaryIO, Literal, cast
 
-READ = "lines of JSON (.jsonl, .ndjson, .json), .csv, .tsv and .parquet, all but the last also with .gz behind"
-WRITTEN = "lines of JSON (.jsonl, .ndjson) and .parquet"
+from llamabatch.errors import SetupError
+
+READ = "lines of JSON (.jsonl, .ndjson, .json), .csv, .tsv and .parquet, all but the last also with .gz or .zst behind"
+WRITTEN = "lines of JSON (.jsonl, .ndjson), .csv, .tsv and .parquet, all but the last also with .gz or .zst behind"
 LINES = (".jsonl", ".ndjson")  # the name promises lines of JSON
 PARQUET = (".parquet", ".pq")
-GZIP = ".gz"
+CSV = (".csv", ".tsv")
+GZIP, ZSTD = ".gz", ".zst"
+GZIP_START, ZSTD_START = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 _SHEET = "a spreadsheet"
 _ARCHIVE = "an archive"
-_COMPRESSED = "compressed by another program than gzip"
+_COMPRESSED = "compressed by another program than gzip and zstd"
 _COLUMNS = "a file of columns other than Parquet"
 _DATABASE = "a database"
 _DATA = "data of a program"
@@ -22,7 +29,7 @@ _DOCUMENT = "one document"
 FOREIGN = {
     **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers"), _SHEET),
     **dict.fromkeys((".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz"), _ARCHIVE),
-    **dict.fromkeys((".zst", ".zstd", ".bz2", ".xz", ".lzma", ".lz4", ".br", ".snappy", ".sz", ".z"), _COMPRESSED),
+    **dict.fromkeys((".zstd", ".bz2", ".xz", ".lzma", ".lz4", ".br", ".snappy", ".sz", ".z"), _COMPRESSED),
     **dict.fromkeys((".arrow", ".arrows", ".ipc", ".feather", ".orc", ".avro"), _COLUMNS),
     **dict.fromkeys((".db", ".sqlite", ".sqlite3", ".duckdb", ".mdb"), _DATABASE),
     **dict.fromkeys((".pkl", ".pickle", ".npy", ".npz", ".pt", ".h5", ".hdf5", ".msgpack", ".tfrecord"), _DATA),
@@ -36,7 +43,6 @@ _FIRST_BYTES = {
     b"\xd0\xcf\x11\xe0": _SHEET,
     b"7z\xbc\xaf": _ARCHIVE,
     b"Rar!\x1a": _ARCHIVE,
-    b"\x28\xb5\x2f\xfd": _COMPRESSED,
     b"\xfd7zXZ\x00": _COMPRESSED,
     b"\x04\x22\x4d\x18": _COMPRESSED,
     **{b"BZh%d1AY&SY" % level: _COMPRESSED for level in range(1, 10)},
@@ -58,13 +64,37 @@ _CURES = {
 }
 
 
-def suffixes(path: Path) -> tuple[str, bool]:
-    """The suffix of the format in lower case, and True where .gz follows it."""
+def suffixes(path: Path) -> tuple[str, str]:
+    """The suffix of the format in lower case, and that of the compression behind it: ".gz", ".zst" or ""."""
     found = [each.lower() for each in path.suffixes]
-    zipped = found[-1:] == [GZIP]
-    if zipped:
-        found.pop()
-    return (found[-1] if found else ""), zipped
+    compression = found.pop() if found[-1:] in ([GZIP], [ZSTD]) else ""
+    return (found[-1] if found else ""), compression
+
+
+def zstd() -> Any:
+    """The module for zstd: Python's own from 3.14 on. Raises SetupError: there is none."""
+    try:
+        return importlib.import_module("compression.zstd")
+    except ImportError:
+        pass
+    try:
+        return importlib.import_module("backports.zstd")
+    except ImportError as error:
+        raise SetupError('.zst files need backports.zstd: pip install "llamabatch[zstd]"') from error
+
+
+def open_compressed(file: Any, compression: str, mode: Literal["rb", "wb"]) -> BinaryIO:
+    """A file of decompressed bytes over a compressed one, which stays open. The same bytes give the same file.
+
+    Args:
+        compression: ".gz" or ".zst".
+
+    Raises:
+        SetupError: as zstd.
+    """
+    if compression == ZSTD:
+        return cast(BinaryIO, zstd().ZstdFile(file, mode))
+    return cast(BinaryIO, gzip.GzipFile(filename="", mode=mode, fileobj=file, mtime=0))
 
 
 def kind_of(content: bytes) -> str | None:

@@ -25,7 +25,7 @@ from tests.installed import offline
 CHECKOUT = Path(__file__).parents[2]
 PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md"))]
 SAMPLE = ("test_readme.py", "test_examples.py", "test_model_files.py", "test_saved_prefixes.py", "test_native.py")
-EXTRAS = "tools,hub,parquet,metrics,columns,gpu"
+EXTRAS = "tools,hub,parquet,zstd,metrics,columns,gpu"
 OF_TESTS = ("pytest", "hypothesis", "pydantic")  # for the sample of model tests
 OURS = frozenset({"llamabatch", "llamabatch-llama", "llama-cpp-python"})
 PROGRAMS = ("sh", "cat", "head", "uname", "env")
@@ -50,6 +50,10 @@ class Short:
 
 
 COMPARE = "--strategies sequential,batched --no-baseline -n 2 --prompts prompts.txt"
+REVIEWS = (
+    '--prompt "Classify this review: {{ text }}" --keep all --id-column id --answer said --json-schema '
+    """'{"properties": {"label": {"enum": ["good", "bad"]}}, "required": ["label"]}' --parse"""
+)
 OFFLINE = "cannot be fetched: the hub is out of reach or turned off"
 
 # every command of ours in README.md and docs/: a new one that is not here fails test_the_table_has_every_command
@@ -126,6 +130,12 @@ COMMANDS = {
     "llamabatch run prompts.jsonl results.jsonl -m model.gguf": Short(
         "llamabatch run prompts.jsonl results.jsonl -m model.gguf --plot run.png -n 8",
         makes=("results.jsonl", "run.png"),
+    ),
+    f"llamabatch run reviews.csv labels.jsonl -m model.gguf --chat -t 0 {REVIEWS}": Short(
+        "printf 'id,text,stars\\n1,\"Fine, really\",4\\n' > reviews.csv && "
+        f"llamabatch run reviews.csv labels.csv -m model.gguf --chat -t 0 -n 20 {REVIEWS} && cat labels.csv",
+        says="row,id,text,stars,said,finish_reason,label,error",
+        makes=("labels.csv",),
     ),
     "llamabatch run in.jsonl - | head": Short("llamabatch run -m model.gguf in.jsonl - -n 4 | head", says='"text"'),
     "llamabatch run --metrics-file FILE": Short(

@@ -31,10 +31,15 @@ WHOLE_BYTES = 2**30  # a larger file's digest is of samples
 N_SAMPLES = 64
 SAMPLE_BYTES = 2**20
 
+
+class _DamagedZstd(EOFError):
+    """A zstd file is damaged; the module's own exception is known only where it is installed."""
+
+
 # Errors of a damaged compressed file. Any other OSError is the disk's, and does not depend on the content.
 DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error)
 
-_GZIP = b"\x1f\x8b"
+_STARTS = {formats.GZIP_START: formats.GZIP, formats.ZSTD_START: formats.ZSTD}
 _SIP_BYTES = 4096  # of a compressed file at once, so that the bytes read follow the text closely
 _FEW_BYTES = 256
 _KINDS: dict[str, Kind] = {".csv": "csv", ".tsv": "tsv", **dict.fromkeys(formats.PARQUET, "parquet")}
@@ -94,10 +99,11 @@ class Source:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[BinaryIO]:
-        """Opens the content, decompressed if it begins as a gzip file does, with any name.
+        """Opens the content, decompressed if it begins as a file of gzip or zstd does, with any name.
 
         Raises:
-            InputError: it cannot be opened, or is neither text nor compressed by gzip.
+            InputError: it cannot be opened, or is neither text nor compressed by one of these. SetupError: as
+                formats.zstd.
         """
         with contextlib.ExitStack() as stack:
             raw = self._open_raw()
@@ -108,7 +114,8 @@ class Source:
             if (foreign := formats.kind_of(begins)) is not None:
                 raise _refusal(self.name, f"its content is {foreign}", formats.cure(foreign))
             whole = cast(BinaryIO, io.BufferedReader(_Joined(begins, raw), 2**18)) if self.is_stream else raw
-            self._unzipped = _Unzipped(whole) if begins.startswith(_GZIP) else None
+            compression = next((each for start, each in _STARTS.items() if begins.startswith(start)), None)
+            self._unzipped = _Unzipped(whole, compression) if compression else None
             if self._unzipped is not None:
                 whole = cast(BinaryIO, io.BufferedReader(self._unzipped, 2**18))
             self._text = whole
@@ -190,11 +197,12 @@ class _Sips:
 
 
 class _Unzipped(io.RawIOBase):
-    """The text of a gzip stream, a block at a time: all blocks before a damage come first."""
+    """The text of a compressed stream, a block at a time: all blocks before a damage come first."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: BinaryIO, compression: str) -> None:
         self._sips = _Sips(stream)
-        self._file = gzip.GzipFile(fileobj=cast(BinaryIO, self._sips), mode="rb")
+        self._file: Any = formats.open_compressed(self._sips, compression, "rb")
+        self._damage = () if compression == formats.GZIP else (formats.zstd().ZstdError,)
         self._n_text = 0
 
     @property
@@ -209,7 +217,10 @@ class _Unzipped(io.RawIOBase):
         return self._n_text
 
     def readinto(self, buffer: Any) -> int:
-        piece = self._file.read1(len(buffer))
+        try:
+            piece = self._file.read1(len(buffer))
+        except self._damage as error:
+            raise _DamagedZstd(str(error)) from error
         buffer[: len(piece)] = piece
         self._n_text += len(piece)
         return len(piece)
@@ -248,7 +259,7 @@ def _head(stream: BinaryIO, n: int | None = None) -> bytes:
     head, most = b"", HEAD_BYTES if n is None else n
     while len(head) < most and (piece := _some(stream, most - len(head))):
         head += piece
-        if n is None and (b"\n" in head or head.startswith(_GZIP)):
+        if n is None and (b"\n" in head or head.startswith(tuple(_STARTS))):
             break
     return head
 
@@ -374,7 +385,7 @@ def _file(path: Path) -> Source:
     if (foreign := formats.FOREIGN.get(suffix)) is not None:
         raise _refusal(str(path), f"{suffix} is {foreign}", formats.cure(foreign))
     if zipped and suffix in formats.PARQUET:
-        raise _refusal(str(path), f"{suffix} with .gz behind is a Parquet file compressed twice", "unpack it")
+        raise _refusal(str(path), f"{suffix} with {zipped} behind is a Parquet file compressed twice", "unpack it")
     if not path.exists():
         raise InputError(f"the input {shown(path)} does not exist")
     source = Source(path)

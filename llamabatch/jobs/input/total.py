@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from llamabatch.jobs import formats
 from llamabatch.jobs.input.sources import Source
 from llamabatch.jobs.rows import ReadOptions
 
@@ -108,7 +109,7 @@ def _count(source: Source, most: int | None) -> int | None:
 
         metadata: Any = parquet.ParquetFile(source.path).metadata
         return int(metadata.num_rows)
-    is_plain = source.kind == "jsonl" and source.path.suffix.lower() != ".gz"
+    is_plain = source.kind == "jsonl" and not formats.suffixes(source.path)[1]
     return _lines(source, most) if is_plain and (source.size or 0) <= _MOST_BYTES else None
 
 

@@ -13,11 +13,11 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from llamabatch.errors import ConfigError, OutputError
 from llamabatch.jobs import formats
+from llamabatch.jobs.output.conversion import check_installed, convert, has_columns
 from llamabatch.jobs.output.files import MOVED, REMOVED, REPLACED, AppendFile, Files
 from llamabatch.jobs.output.journal import AsFinished, Checksums, InOrder
 from llamabatch.jobs.output.manifest import Ending
 from llamabatch.jobs.output.own_files import LONGEST_SUFFIX, OwnFiles, ahead_of, free_rescued_name, sums_of
-from llamabatch.jobs.output.parquet import check_installed, convert, is_parquet
 from llamabatch.jobs.output.records import IDS, RecordOptions, has_error, number_of, record, refusal, to_line
 from llamabatch.jobs.output.resume import JobFiles, identity
 from llamabatch.jobs.output.survey import sums_of_lines
@@ -85,8 +85,8 @@ class Output:
     """A file that holds each row once, whatever happens to the process.
 
     One thread uses it. The files alone hold what is done: OUT, beside it OUT.ahead with lines that wait for an earlier
-    row, and OUT.job.json, the manifest of the job. For a Parquet file the lines are in OUT.part, and OUT is made of
-    them at the end. OUT.lock keeps other processes out.
+    row, and OUT.job.json, the manifest of the job. For a table or a compressed file the lines are in OUT.part, and OUT
+    is made of them at the end. OUT.lock keeps other processes out.
 
     Args:
         path: the file.
@@ -116,8 +116,8 @@ class Output:
     ) -> None:
         self.path = path = _resolved(path)
         self.options = options or OutputOptions()
-        if is_parquet(path):
-            check_installed()
+        check_installed(path)
+        if has_columns(path):
             self.options = _for_tables(self.options)
         self._shard = ShardIndex(self.options.shard)
         self._failed: BaseException | None = None
@@ -132,6 +132,7 @@ class Output:
             in_order=in_order,
             retry_errors=self.options.retry_errors,
             force=self.options.force,
+            records=self.records,
         )
         try:
             self._open(self._all_settings(settings), InOrder if in_order else AsFinished)
@@ -254,14 +255,14 @@ class Output:
         job.remove_side_files(job.own)
 
     def _write_table(self, own: OwnFiles) -> tuple[int, str]:
-        """Writes the Parquet file; returns its bytes and its checksums."""
+        """Makes the output of its lines; returns its bytes and its checksums."""
         if self._job.table != identity(self.path):
             raise OutputError(
                 f"{self.path} has been made, replaced or removed by something else while the job ran. Its rows are in "
                 f"{self._job.lines_path}; move {self.path.name} away, and run the same command again, which makes it "
                 "of them"
             )
-        return convert(own, self._job.lines_path, self.records.shape, over=self._job.table is not None)
+        return convert(own, self._job.lines_path, self.records, over=self._job.table is not None)
 
     def _sums_of_lines(self) -> str:
         assert self._job.own is not None
@@ -338,7 +339,7 @@ class Output:
 
 
 def _for_tables(options: OutputOptions) -> OutputOptions:
-    """The options of a Parquet output, whose rows are all of one shape."""
+    """The options of a table, whose rows are all of one shape."""
     records = options.records
     return replace(options, records=replace(records, shape="flat" if records.shape == "auto" else records.shape))
 
@@ -357,12 +358,12 @@ def _resolved(path: Path) -> Path:
 def _check_name(path: Path) -> None:
     """Raises ConfigError: no output can have this name."""
     suffix, zipped = formats.suffixes(path)
-    if zipped:
-        raise ConfigError(f"the output is {show(str(path))}; it is not compressed while it is written: leave .gz away")
+    if zipped and suffix in formats.PARQUET:
+        raise ConfigError(f"the output is {show(str(path))}; Parquet is compressed in itself: leave {zipped} away")
     foreign = "one JSON document" if suffix == ".json" else formats.FOREIGN.get(suffix)
-    if foreign is not None or suffix in (".csv", ".tsv"):
+    if foreign is not None:
         raise ConfigError(
-            f"the output is {show(str(path))}, and {suffix} is {foreign or 'a table of text'}, which is not written; "
+            f"the output is {show(str(path))}, and {suffix} is {foreign}, which is not written; "
             f"what is written: {formats.WRITTEN}; {path.with_suffix('.jsonl').name}, for instance"
         )
     try:

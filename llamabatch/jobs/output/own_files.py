@@ -3,7 +3,7 @@
 | file | content |
 |---|---|
 | OUT.job.json | the manifest: of which job OUT is |
-| OUT.part | the lines of a Parquet output, until the last row is there |
+| OUT.part | the lines of a table or a compressed output, until the last row is there |
 | OUT.ahead | lines that wait for an earlier row |
 | OUT.sums | a checksum of each line |
 | OUT.lock | the lock of the process that writes |
@@ -38,7 +38,16 @@ _TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.tmp$")
 _HEADER = re.compile(rb'\{"llamabatch": "(ahead|part|sums)", "job": "([0-9a-f]{16})"\}\n')
 _HEAD_BYTES = 64
 _LEAST_TORN = 16  # bytes of a header that no other file begins with
-_PARQUET_START = b"PAR1"
+# first bytes of outputs that are made at the end: Parquet, gzip, zstd, CSV
+_MADE_STARTS = (
+    b"PAR1",
+    b"\x1f\x8b",
+    b"\x28\xb5\x2f\xfd",
+    b"row,id,",
+    b"row\tid\t",
+    b"id,custom_id,",
+    b"id\tcustom_id\t",
+)
 
 
 @dataclass(frozen=True)
@@ -144,7 +153,7 @@ class OwnFiles:
         begin = head(self.temporary)
         if begin is None:
             return
-        if not any(_same_start(begin, due) for due in (*map(self.header, KINDS), manifest, _PARQUET_START)):
+        if not any(_same_start(begin, due) for due in (*map(self.header, KINDS), manifest, *_MADE_STARTS)):
             raise foreign(self.temporary, "is not of this job")
         self.files.remove(self.temporary)
 
@@ -197,7 +206,7 @@ def lock_of(out: Path) -> Path:
 
 
 def part_of(out: Path) -> Path:
-    """The lines of a Parquet output, until it is written."""
+    """The lines of a table or a compressed output, until it is written."""
     return out.with_name(out.name + _PART)
 
 
@@ -205,7 +214,7 @@ def ahead_of(lines: Path) -> Path:
     """The lines that wait for an earlier row.
 
     Args:
-        lines: the file of lines: OUT, or OUT.part of a Parquet output.
+        lines: the file of lines: OUT, or OUT.part of an output that is made at the end.
     """
     return lines.with_name(lines.name + _AHEAD)
 

@@ -6,32 +6,21 @@ A Parquet file can be read only when it is whole, so that a job goes on with lin
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamabatch.errors import ConfigError, SetupError
-from llamabatch.jobs import formats
-from llamabatch.jobs.output.files import AppendFile
-from llamabatch.jobs.output.lock import lock_file
-from llamabatch.jobs.output.own_files import OwnFiles
-from llamabatch.jobs.output.records import Shape, lines_of, number_of, to_line
+from llamabatch.jobs.output.columns import Columns
+from llamabatch.jobs.output.records import lines_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _GROUP_ROWS = 10_000
 _GROUP_BYTES = 16 * 2**20  # of lines
-_PIECE_BYTES = 2**20
-_RANGE_BYTES = 16 * 2**20
 _JSON = ("logprobs", "prompt_logprobs", "response", "tool_calls")  # columns that hold a text of JSON
 _ALWAYS = ("id", "custom_id", "response", "error")  # keys of records that may be None
-
-
-def is_parquet(path: Path) -> bool:
-    """True for the name of a Parquet file."""
-    return path.suffix.lower() in formats.PARQUET
 
 
 def check_installed() -> None:
@@ -42,133 +31,80 @@ def check_installed() -> None:
         raise SetupError('Parquet files need pyarrow: pip install "llamabatch[parquet]"') from error
 
 
-def schema(shape: Shape) -> pa.Schema:
-    """The columns of a file, the same for each job; null stands for a field that a row does not have."""
+_ARROW = {"null": "string", "bool": "bool", "int": "int64", "float": "double", "string": "string", "json": "string"}
+_KIND = b"llamabatch"  # in the metadata of a column: the kind of its values, for those that the input has decided
+
+
+def schema(columns: Columns) -> pa.Schema:
+    """The columns of a file; null stands for a field that a row does not have. Those of flat rows are the same for each
+    job, but for the type of the ids, the columns of the input and the fields of answers, which have the type of their
+    values; values of several kinds, lists and objects are texts of JSON."""
     import pyarrow as pa
 
-    if shape == "openai":
+    if columns.is_openai:
         error = pa.struct([("code", pa.string()), ("message", pa.string())])
         return pa.schema([("id", pa.string()), ("custom_id", pa.string()), ("response", pa.string()), ("error", error)])
     tokens = pa.list_(pa.int32())
-    continuation = [("text", pa.string()), ("finish_reason", pa.string()), ("token_ids", tokens)]
+    answer = [("finish_reason", pa.string()), ("token_ids", tokens)]
     logprobs = [(name, pa.string()) for name in ("reasoning", "tool_calls", "logprobs")]
     times = [(name, pa.float64()) for name in ("queued_s", "ttft_s", "total_s", "generation_tps")]
+    own = {
+        name: pa.field(name, _ARROW[kind], metadata={_KIND: kind.encode()})
+        for name, kind in ((name, columns.kinds.get(name, "null")) for name in columns.own)
+    }
+    text = columns.options.answer
     return pa.schema(
         [
-            *(("row", pa.int64()), ("id", pa.string()), *continuation, *logprobs),
-            ("outputs", pa.list_(pa.struct([("index", pa.int32()), *continuation, *logprobs]))),
+            *(("row", pa.int64()), ("id", _ARROW[columns.kinds.get("id", "string")])),
+            *(own[name] for name in columns.kept),
+            *((text, pa.string()), *answer),
+            *(own[name] for name in columns.options.fields),
+            *logprobs,
+            ("outputs", pa.list_(pa.struct([("index", pa.int32()), (text, pa.string()), *answer, *logprobs]))),
             *(("prompt_logprobs", pa.string()), ("embedding", pa.list_(pa.float32())), ("num_truncated", pa.int64())),
             *(*times, ("num_cached_tokens", pa.int64()), ("error", pa.string())),
         ]
     )
 
 
-def convert(own: OwnFiles, source: Path, shape: Shape, *, over: bool) -> tuple[int, str]:
-    """Writes the Parquet file of lines, a group of rows at a time.
-
-    Args:
-        over: it replaces an earlier one.
-
-    Returns:
-        Its bytes, and the checksums of its ranges; see sums_of_ranges.
-
-    Raises:
-        OutputError, OSError: reading or writing fails.
-    """
+def write(source: Path, start: int, columns: Columns, sink: Any) -> None:
+    """Writes the table of a file of lines, a group of rows at a time. Raises OutputError, OSError."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns = schema(shape)
-    file = own.create()
-    try:
-        lock_file(file, own.out)  # before it takes the name of the output
-        sink = _Sink(file)
-        with pq.ParquetWriter(sink, columns, compression="zstd") as writer:
-            for rows in _groups(source, len(own.header("part"))):
-                writer.write_table(pa.Table.from_pylist(rows, schema=columns))
-        sink.flush_all()
-        file.sync()
-        sums = sums_of_ranges(file.path)
-        own.commit(file, own.out, over=over)
-    finally:
-        file.close()
-    return file.size, sums
+    made = schema(columns)
+    as_json = {name for name in columns.own if columns.kinds.get(name) == "json"}
+    texts = {"id"} if columns.kinds.get("id") == "string" else set()
+    with pq.ParquetWriter(sink, made, compression="zstd") as writer:
+        for rows in _groups(source, start, as_json, texts):
+            writer.write_table(pa.Table.from_pylist(rows, schema=made))
 
 
-def sums_of_ranges(path: Path) -> str:
-    """The checksum of each 16 MiB of a file, 8 hexadecimal digits each. Raises OSError."""
-    with path.open("rb") as file:
-        return "".join(f"{zlib.crc32(data):08x}" for data in iter(lambda: file.read(_RANGE_BYTES), b""))
-
-
-def restore(own: OwnFiles, source: Path, target: Path) -> None:
-    """Turns a Parquet file that a job has written into lines again, so that the job can go on.
-
-    Raises:
-        ConfigError: no job has written it.
-        OutputError, OSError: reading or writing fails.
-    """
+def records(source: Path) -> Iterator[dict[str, Any]]:
+    """The records in a table that `write` has made. Raises ConfigError: it is none, or damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    file = own.create("part")
     try:
-        with pq.ParquetFile(source) as parquet:
-            for batch in parquet.iter_batches(1000):
+        with pq.ParquetFile(source) as file:
+            own = {each.name: each.metadata[_KIND] for each in file.schema_arrow if _KIND in (each.metadata or {})}
+            for batch in file.iter_batches(1000):
                 for row in batch.to_pylist():
-                    line = to_line(_unpacked(row))
-                    if number_of(line) is None:
-                        raise ConfigError(f"{source} is not the output of a job; give another name")
-                    file.write(line)
-        own.commit(file, target, over=True)
+                    yield _unpacked(row, own)
     except pa.ArrowException as error:
         raise ConfigError(f"{source} is no Parquet file, or is damaged ({error}); give another name") from error
-    finally:
-        file.close()
 
 
-class _Sink:
-    """The file that pyarrow writes to, in pieces of any size."""
-
-    closed = False
-
-    def __init__(self, file: AppendFile) -> None:
-        self.file = file
-        self._waiting = bytearray()
-
-    def write(self, data: Any) -> int:
-        before = len(self._waiting)
-        self._waiting += data
-        written = len(self._waiting) - before
-        if len(self._waiting) >= _PIECE_BYTES:
-            self.flush_all()
-        return written
-
-    def flush_all(self) -> None:
-        """Writes all bytes so far; flush() does not, since pyarrow calls it after each piece."""
-        self.file.write(bytes(self._waiting))
-        self._waiting.clear()
-
-    def tell(self) -> int:
-        return self.file.size + len(self._waiting)
-
-    def flush(self) -> None: ...
-    def close(self) -> None: ...
-    def writable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
-
-
-def _groups(source: Path, start: int) -> Iterator[list[dict[str, Any]]]:
+def _groups(source: Path, start: int, as_json: set[str], texts: set[str]) -> Iterator[list[dict[str, Any]]]:
     rows: list[dict[str, Any]] = []
     n_bytes = 0
     for line in lines_of(source, start):
-        rows.append(_packed(json.loads(line.content)))
+        record = json.loads(line.content)
+        for name in as_json & record.keys():
+            record[name] = None if record[name] is None else json.dumps(record[name], ensure_ascii=True)
+        for name in texts & record.keys():
+            record[name] = None if record[name] is None else str(record[name])
+        rows.append(_packed(record))
         n_bytes += len(line.content)
         if len(rows) == _GROUP_ROWS or n_bytes > _GROUP_BYTES:
             yield rows
@@ -191,11 +127,11 @@ def _packed(value: Any) -> Any:
     }
 
 
-def _unpacked(row: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: each for name, each in row.items() if each is not None or name in _ALWAYS}
-    for name in _JSON:
+def _unpacked(row: Mapping[str, Any], own: Mapping[str, bytes]) -> dict[str, Any]:
+    kept = {name: each for name, each in row.items() if each is not None or name in _ALWAYS or name in own}
+    for name in (*_JSON, *(name for name, kind in own.items() if kind == b"json")):
         if kept.get(name) is not None:
             kept[name] = json.loads(kept[name])
-    if isinstance(kept.get("outputs"), list):
-        kept["outputs"] = [_unpacked(each) for each in kept["outputs"]]
+    if "outputs" not in own and isinstance(kept.get("outputs"), list):
+        kept["outputs"] = [_unpacked(each, {}) for each in kept["outputs"]]
     return kept

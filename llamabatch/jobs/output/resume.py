@@ -12,6 +12,7 @@ from typing import Any
 
 from llamabatch.errors import ConfigError, OutputError
 from llamabatch.jobs.output import manifest as manifests
+from llamabatch.jobs.output.conversion import is_made_at_end, restore, sums_of_ranges
 from llamabatch.jobs.output.files import AppendFile, Files
 from llamabatch.jobs.output.journal import Checksums, waiting_line
 from llamabatch.jobs.output.lock import Lock, lock_file
@@ -28,8 +29,7 @@ from llamabatch.jobs.output.own_files import (
     part_of,
     sums_of,
 )
-from llamabatch.jobs.output.parquet import is_parquet, restore, sums_of_ranges
-from llamabatch.jobs.output.records import begins_as_row, checksum, lines_of
+from llamabatch.jobs.output.records import RecordOptions, begins_as_row, checksum, lines_of
 from llamabatch.jobs.output.rewrite import has_errors, rewrite
 from llamabatch.jobs.output.survey import EndedLines, Proof, RecordedLines, Survey, sums_of_lines, survey
 from llamabatch.jobs.rows import ShardIndex
@@ -44,28 +44,37 @@ class JobFiles:
         files: the operating system.
         shard: the rows that come.
         in_order: rows are in the order of the input.
-        retry_errors, force: as in OutputOptions.
+        retry_errors, force, records: as in OutputOptions.
 
     Attributes:
         out: the output.
-        lines_path: the file of the lines: OUT, or OUT.part of a Parquet output.
+        lines_path: the file of the lines: OUT, or OUT.part of one that is made at the end.
         own: the files by the job's id; None before its seed is known.
         manifest: the identity of the job.
         lines: the open file of the lines; None before it is open.
         found: the rows that are there.
         resumed: the job goes on with an output that was there.
         ending: that of a complete job, which has nothing left to do; None: rows are to come.
-        table: device and inode of a Parquet output that was there; None: there was none.
+        table: device and inode of an output made at the end that was there; None: there was none.
 
     Raises:
         ConfigError, OutputError: as Lock.
     """
 
     def __init__(
-        self, out: Path, files: Files, shard: ShardIndex, *, in_order: bool, retry_errors: bool, force: bool
+        self,
+        out: Path,
+        files: Files,
+        shard: ShardIndex,
+        *,
+        in_order: bool,
+        retry_errors: bool,
+        force: bool,
+        records: RecordOptions,
     ) -> None:
         self.out = out
-        self.lines_path = part_of(out) if is_parquet(out) else out
+        self._records = records
+        self.lines_path = part_of(out) if is_made_at_end(out) else out
         self._files = files
         self._shard = shard
         self._in_order = in_order
@@ -293,9 +302,10 @@ class JobFiles:
         return found
 
     def _restore_lines(self, own: OwnFiles) -> bool:
-        """Turns a Parquet file that is whole into lines again; False: there is none, or its lines are there."""
+        """Turns an output that is whole, and is made at the end, into lines again; False: there is none, or its lines
+        are there."""
         if self.lines_path != self.out and not self.lines_path.exists() and self.out.exists():
-            restore(own, self.out, self.lines_path)
+            restore(own, self.out, self.lines_path, self._records)
             return True
         return False
 

@@ -254,7 +254,9 @@ def test_what_is_wrong_with_a_whole_file_comes_before_the_first_row(tmp_path):
         read(find([good, tmp_path / "c.json"]))
 
 
-@pytest.mark.parametrize("ending", [*formats.FOREIGN, ".XLSX", ".jsonl.zst", ".csv.bz2", ".parquet.gz", ".xlsx.gz"])
+@pytest.mark.parametrize(
+    "ending", [*formats.FOREIGN, ".XLSX", ".jsonl.xz", ".csv.bz2", ".parquet.gz", ".parquet.zst", ".xlsx.gz"]
+)
 def test_a_format_that_is_not_read_is_refused_by_its_name(ending, tmp_path):
     path = write(tmp_path / f"in{ending}", {"prompt": "a"})
     for inputs in ([path], [str(tmp_path / "*")]):
@@ -266,8 +268,7 @@ def test_a_format_that_is_not_read_is_refused_by_its_name(ending, tmp_path):
     ("content", "what"),
     [
         (b"PK\x03\x04\x14\0\0", "a spreadsheet or an archive"),
-        (b"\x28\xb5\x2f\xfd\x24", "compressed by another program than gzip; unpack it, or have its program"),
-        (bz2.compress(b"{}"), "compressed by another"),
+        (bz2.compress(b"{}"), "compressed by another program than gzip and zstd; unpack it, or have its program"),
         (lzma.compress(b"{}"), "compressed by another"),
         (b"PAR1\x15\x04", "whose name ends with .parquet"),
     ],
@@ -645,3 +646,23 @@ def test_the_limit_waits_for_no_further_line():
     reader._sources[0]._head = b""
     assert [row.number for row in reader] == [0, 1]
     assert reader.seen == Seen((0,), 2, ended=True)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.zst", "a.jsonl", "a.csv.zst", None])
+def test_zstd_is_known_by_its_content(name, tmp_path):
+    zstd = formats.zstd()
+    content = b"prompt\none\ntwo\n" if name == "a.csv.zst" else b'{"prompt": "one"}\n{"prompt": "two"}\n'
+    packed = zstd.compress(content[:20]) + zstd.compress(content[20:])  # two frames, as `cat` makes them
+    path = tmp_path / (name or "a")
+    path.write_bytes(packed)
+    assert [row.prompt for row in read(find([path]) if name else find(["-"], io.BytesIO(packed)))] == ["one", "two"]
+
+
+def test_a_damaged_zstd_file_is_one_error_row(tmp_path):
+    whole = formats.zstd().compress(b"".join(b'{"prompt": "%d"}\n' % (i * i) for i in range(20_000)))
+    write(tmp_path / "b.jsonl", {"prompt": "after"})
+    for content in (whole[: len(whole) // 2], whole[: len(whole) // 2] + b"\xff" * 100):
+        (tmp_path / "a.jsonl.zst").write_bytes(content)
+        *_, bad, after = read(find([tmp_path / "a.jsonl.zst", tmp_path / "b.jsonl"]))
+        assert "the compressed file is damaged" in bad.error
+        assert after.prompt == "after"

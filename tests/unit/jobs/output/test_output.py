@@ -224,15 +224,11 @@ def test_a_shard_is_not_mixed_with_another(tmp_path):
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("out.jsonl.gz", "leave .gz away"),
-        (
-            "out.csv",
-            r"\.csv is a table of text, which is not written; what is written: lines of JSON .* out\.jsonl, for",
-        ),
-        ("out.TSV", r"\.tsv is a table of text"),
+        ("out.parquet.gz", "Parquet is compressed in itself: leave .gz away"),
+        ("out.xlsx.zst", r"\.xlsx is a spreadsheet, which is not written; what is written: lines of JSON .* out\.xlsx"),
         ("out.json", r"\.json is one JSON document, which is not written"),
         ("out.xlsx", r"\.xlsx is a spreadsheet, which is not written"),
-        ("out.jsonl.zst", r"\.zst is compressed by another program"),
+        ("out.jsonl.xz", r"\.xz is compressed by another program"),
         ("out.arrow", "a file of columns other than Parquet"),
         ("", "a directory"),
         ("missing/out.jsonl", "there is no directory"),

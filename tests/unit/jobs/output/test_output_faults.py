@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.long import file_faults, full_disk, output_cuts
+from tests.long import file_faults, full_disk, killed_tables, output_cuts
 
 
 @pytest.mark.parametrize("figure", [file_faults, output_cuts], ids=lambda figure: figure.__name__)
@@ -17,3 +17,8 @@ def test_the_first_cases_of(figure, tmp_path):
 @pytest.mark.parametrize("number", range(full_disk.QUICK))
 def test_a_disk_that_is_really_full(number, tmp_path):
     full_disk.case(number, tmp_path)
+
+
+@pytest.mark.parametrize("number", range(killed_tables.QUICK))
+def test_a_table_or_a_compressed_output_that_is_killed_has_the_bytes_of_one_that_is_not(number, tmp_path):
+    killed_tables.case(number, tmp_path)

@@ -1,13 +1,19 @@
 """Outputs that are no file of lines: stdout, and Parquet."""
 
+import csv
+import gzip
+import io
 import json
 import os
+import sys
 from array import array
+from dataclasses import replace
 
 import pytest
 
 from llamabatch.errors import ConfigError, OutputError, SetupError
-from llamabatch.jobs.output import parquet
+from llamabatch.jobs import formats
+from llamabatch.jobs.output import conversion, parquet
 from llamabatch.jobs.output.files import Files
 from llamabatch.jobs.output.manifest import model_identity
 from llamabatch.jobs.output.output import Output, OutputOptions
@@ -116,7 +122,7 @@ def test_parquet_holds_all_that_lines_hold_and_becomes_lines_again(tmp_path, sha
     else:
         assert json.loads(found[0]["response"])["body"]["choices"] == made["response"]["body"]["choices"]
         assert found[2]["error"] == {"code": "request_failed", "message": "no"}
-    parquet.restore(OwnFiles(Files(), out, json.loads(header)["job"]), out, tmp_path / "lines")
+    conversion.restore(OwnFiles(Files(), out, json.loads(header)["job"]), out, tmp_path / "lines", kept)
     again = [json.loads(line) for line in (tmp_path / "lines").read_bytes().splitlines()[1:]]
     assert again == [json.loads(line) for line in lines.splitlines()]
     with Output(out, {}, options) as output:
@@ -195,3 +201,90 @@ def test_a_model_is_known_by_its_content_not_by_its_folder(tmp_path):
     second.write_bytes(content)
     assert model_identity(first) != model_identity(second)
     assert model_identity(first)["size"] == 3_000_000
+
+
+def job_of(tmp_path, name, **records):
+    """The output of a job of six rows with kept columns, every third of them a failed one."""
+    out = tmp_path / name
+    with Output(out, {}, OutputOptions(records=RecordOptions(answer="said", **records))) as output:
+        for n in range(6):
+            kept = {"n": n, "x": n / 2 if n % 2 else n, "tags": ["a,b"], "odd": n if n % 2 else "t", "none": None}
+            output.done(replace(row(n), id=n, kept=kept), result(n))
+        output.finish()
+    assert sorted(p.name for p in tmp_path.iterdir()) == [name, f"{name}.job.json"]
+    return out
+
+
+def test_a_csv_file_has_the_columns_that_have_values(tmp_path):
+    out = job_of(tmp_path, "out.csv")
+    content = out.read_bytes()
+    assert b"\r" not in content
+    found = list(csv.DictReader(io.StringIO(content.decode(), newline="")))
+    names = ["row", "id", "n", "x", "tags", "odd", "none", "said", "finish_reason"]
+    assert list(found[0]) == [*names, "logprobs", "outputs", "prompt_logprobs", "embedding", "error"]
+    assert found[0]["said"] == "é\n"
+    assert (found[1]["id"], found[1]["x"], found[1]["tags"], found[0]["odd"]) == ("1", "0.5", '["a,b"]', "t")
+    assert (found[1]["none"], found[1]["error"], found[2]["error"]) == ("", "", "no")
+    assert json.loads(found[1]["embedding"]) == pytest.approx([0.1])
+
+
+def test_a_parquet_file_has_the_types_of_what_is_kept(tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet")
+    table = pq.read_table(job_of(tmp_path, "out.parquet"))
+    types = {name: str(table.schema.field(name).type) for name in ("id", "n", "x", "tags", "odd", "none", "said")}
+    assert types == {
+        "id": "int64", "n": "int64", "x": "double", "tags": "string", "odd": "string", "none": "string",
+        "said": "string",
+    }  # fmt: skip
+    assert table.column("id").to_pylist() == list(range(6))
+    assert table.column("odd").to_pylist()[:2] == ['"t"', "1"]
+    assert table.column("tags").to_pylist()[0] == '["a,b"]'
+
+
+def test_ids_of_both_kinds_are_texts_of_parquet(tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet")
+    with Output(tmp_path / "out.parquet", {}) as output:
+        for n in range(2):
+            output.done(replace(row(n), id=n if n else "a"), result(n))
+        output.finish()
+    assert pq.read_table(tmp_path / "out.parquet").column("id").to_pylist() == ["a", "1"]
+
+
+@pytest.mark.parametrize("name", ["out.jsonl.gz", "out.jsonl.zst", "out.csv.gz", "out.tsv.zst"])
+def test_a_compressed_output_holds_what_a_plain_one_does(name, tmp_path):
+    (tmp_path / "plain").mkdir()
+    plain = job_of(tmp_path / "plain", name.rpartition(".")[0]).read_bytes()
+    (tmp_path / "packed").mkdir()
+    packed = job_of(tmp_path / "packed", name).read_bytes()
+    assert (gzip.decompress(packed) if name.endswith(".gz") else formats.zstd().decompress(packed)) == plain
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.jsonl.gz", "out.jsonl.zst"])
+def test_an_output_that_was_changed_after_its_end_is_refused(name, tmp_path):
+    out = job_of(tmp_path, name)
+    content = bytearray(out.read_bytes())
+    content[len(content) // 2] ^= 1
+    out.write_bytes(content)
+    with pytest.raises(ConfigError, match="it is not as the job has written it"):
+        Output(out, {}, OutputOptions(records=RecordOptions(answer="said")))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("out.csv", b"a,b\n1,2\n"), ("out.jsonl.gz", gzip.compress(b"mine\n")), ("out.jsonl.gz", b"mine\n")],
+)
+def test_a_file_that_no_job_has_written_stays_as_it_is(name, content, tmp_path):
+    out = tmp_path / name
+    out.write_bytes(content)
+    for force in (False, True):
+        with pytest.raises(ConfigError):
+            Output(out, {}, OutputOptions(force=force))
+    assert out.read_bytes() == content
+
+
+def test_without_zstd_it_says_what_to_install(tmp_path, monkeypatch):
+    for module in ("compression.zstd", "backports.zstd"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(SetupError, match=r'pip install "llamabatch\[zstd\]"'):
+        Output(tmp_path / "out.jsonl.zst", {})
+    assert list(tmp_path.iterdir()) == []

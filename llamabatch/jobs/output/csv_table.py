@@ -1,0 +1,99 @@
+"""A CSV file of results: written from the lines of a job when the last row is there, and turned back.
+
+A cell is a text as it is, a number, true or false as JSON writes them, a list or an object as JSON, and empty for null.
+Cells with a separator, a quote or a line's end in them are quoted. What is read back is written as the same bytes.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from llamabatch.errors import ConfigError
+from llamabatch.jobs.output.columns import BEHIND, OPENAI, Columns, record_of
+from llamabatch.jobs.output.records import lines_of
+
+_TEXTS = ("id", "finish_reason", "reasoning", "error")
+_FLUSH_CHARS = 2**16
+_MOST_CELL = 2**30  # characters
+
+
+def write(source: Path, start: int, columns: Columns, delimiter: str, target: BinaryIO) -> None:
+    """Writes the table of a file of lines. Raises OSError."""
+    text = io.StringIO(newline="")
+    # the parser's own line end decides which characters are quoted; the file has that of Unix
+    writer = csv.writer(text, delimiter=delimiter, lineterminator="\r\n")
+    names = columns.names
+
+    def flush_row(cells: list[str]) -> None:
+        writer.writerow(cells)
+        row = text.getvalue()
+        text.seek(0)
+        text.truncate()
+        target.write(row[:-2].encode("utf-8", "replace") + b"\n")
+
+    flush_row(list(names))
+    for line in lines_of(source, start):
+        record = json.loads(line.content)
+        flush_row([_cell(record.get(name)) for name in names])
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def records(path: Path, source: BinaryIO, delimiter: str, answer: str) -> Iterator[dict[str, Any]]:
+    """The records in a table that `write` has made.
+
+    Args:
+        path: for messages.
+        answer: the name of the column with the generated text.
+
+    Raises:
+        ConfigError: no job has written it, or it is damaged.
+    """
+    csv.field_size_limit(max(csv.field_size_limit(), _MOST_CELL))
+    text = io.TextIOWrapper(source, encoding="utf-8", newline="")
+    rows = csv.reader(text, delimiter=delimiter, strict=True)
+    try:
+        header = next(rows, [])
+        is_openai = tuple(header) == OPENAI
+        if not is_openai and (header[:2] != ["row", "id"] or answer not in header or header[-1] != "error"):
+            raise ConfigError(f"{path} is not the output of a job; give another name")
+        known = (*BEHIND, "row", "id", "finish_reason", "error", answer)
+        own = () if is_openai else tuple(name for name in header if name not in known)
+        for cells in rows:
+            if len(cells) != len(header):
+                raise ConfigError(f"{path} is damaged: line {rows.line_num} has {len(cells)} cells")
+            values = dict(zip(header, cells, strict=True))
+            if is_openai:
+                made = {name: _openai_value(name, cell) for name, cell in values.items()}
+            else:
+                texts = (*own, *_TEXTS, answer)
+                made = {name: _text(cell) if name in texts else _json(cell) for name, cell in values.items()}
+                made[answer] = values[answer]  # never null
+            yield record_of(made, "openai" if is_openai else "flat", own)
+    except (csv.Error, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path} is no CSV of a job, or is damaged ({error}); give another name") from error
+    finally:
+        text.detach()  # else it would close the source
+
+
+def _openai_value(name: str, cell: str) -> Any:
+    return _json(cell) if name in ("response", "error") else _text(cell)
+
+
+def _text(cell: str) -> str | None:
+    return cell or None
+
+
+def _json(cell: str) -> Any:
+    return json.loads(cell) if cell else None
