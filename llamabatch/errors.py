@@ -10,6 +10,7 @@
     │   │   └── UnknownParameterError (TypeError)  no field has this name
     │   ├── AdapterError               an adapter: unknown, in use, or its name is taken
     │   ├── PromptError                a prompt: empty, too long, token ids out of range
+    │   ├── JobStoppedError            the first rows of a job all end with the same error; none of them is written
     │   └── ModelFileError             the model file: missing, truncated, not GGUF, a directory
     ├── QueueFull                      max_queue requests wait already; no request of this call was queued
     ├── SetupError                     the installation: library missing, too old, struct layouts differ
@@ -63,6 +64,10 @@ class AdapterError(InputError):
 
 class PromptError(InputError):
     """A prompt cannot be run: it is empty, does not fit n_ctx, or holds ids outside the vocabulary."""
+
+
+class JobStoppedError(InputError):
+    """The first rows of a job all ended with the same error. None of them is written: the same job runs them again."""
 
 
 class ModelFileError(InputError):

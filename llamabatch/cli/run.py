@@ -68,6 +68,10 @@ FORMS = ("structured_outputs", "response_format", "guided_json", "guided_regex",
 @click.option("--limit", type=int, help="Only the first so many rows of the inputs.")
 @click.option("--shard", type=Shard(), default="1/1", show_default=True, help="The i-th of n equal parts of the rows.")
 @click.option("--retry-errors", is_flag=True, help="Run the rows again that ended in OUT with an error.")
+@click.option(
+    "--max-start-errors", type=int, default=20, show_default=True,
+    help="Stop where the first so many rows all have the same error, and write none of them; 0: never.",
+)  # fmt: skip
 @click.option("--force", is_flag=True, help="Go on with OUT although model, inputs or parameters have changed.")
 @click.option("--dry-run", is_flag=True, help="Check every line and print the plan; load no weights, write nothing.")
 @click.option("--price-per-hour", type=float, help="Price of an hour of this machine; the summary has the cost.")

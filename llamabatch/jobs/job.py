@@ -13,7 +13,7 @@ from llamabatch.client.base import EngineClient
 from llamabatch.client.connect import connect
 from llamabatch.client.middleware import slots_of
 from llamabatch.engine.resolve_config import plan as plan_of
-from llamabatch.errors import LlamaBatchError
+from llamabatch.errors import EngineClosedError, InputError, JobStoppedError, LlamaBatchError
 from llamabatch.gguf.resolve import resolve
 from llamabatch.jobs.dry_run import DryRun, DryRunEngine, dry_run
 from llamabatch.jobs.input import sources
@@ -29,6 +29,7 @@ from llamabatch.jobs.output.stream import STDOUT, StreamOutput, open_output
 from llamabatch.jobs.progress import JobStatus, Progress, Silent
 from llamabatch.jobs.rows import BadRow, Row
 from llamabatch.jobs.settings import Settings, identity
+from llamabatch.jobs.start_errors import StartErrors
 from llamabatch.jobs.stats import Counts
 from llamabatch.jobs.summary import Summary
 from llamabatch.monitor.energy import EnergyMeter
@@ -53,6 +54,7 @@ def run(settings: Settings, progress: Progress | None = None) -> Summary:
 
     Raises:
         InputError: an input cannot be read, the output is of another job, or an option is wrong.
+        JobStoppedError: the first rows all end with the same error; see Settings.max_start_errors.
         ModelFileError, MemoryPlanError, SetupError, EngineError: as LLM.
         EngineClosedError: the engine died too often. OutputError: the output cannot be written. Finished rows are
             written, and the same job goes on from there.
@@ -65,6 +67,8 @@ def run(settings: Settings, progress: Progress | None = None) -> Summary:
             summary = job.run()
         except KeyboardInterrupt:
             summary = job.summary()
+        except JobStoppedError:
+            raise  # nothing is written
         except LlamaBatchError:
             job.say_summary()
             raise
@@ -129,16 +133,20 @@ class _Job:
                 done = f"{output.n_before:,} {'row is' if output.n_before == 1 else 'rows are'} done"
                 self._progress.say(f"{shown(settings.output)} goes on: {done}")
             reader.skip(output.is_done)
-            first = self._first_good_row(reader, output)
+            # a program at the other end of a stream waits for each answer, errors included
+            holds = not any(source.is_stream for source in inputs) and output.n_before == output.n_errors_before
+            start_errors = StartErrors(output, settings.max_start_errors if holds else 0)
+            rows = start_errors.watched(reader)
+            first = self._first_good_row(rows, start_errors)
             if first is None:
-                return self._end_without_engine(output)
+                return self._end_without_engine(output, start_errors)
             start = time.perf_counter()
             client = connect(self._config)
             stack.callback(client.close)
             self._plan = client.plan
             self._load_s = time.perf_counter() - start
             self._progress.say(f"the engine is ready after {duration(self._load_s)}: {_describe(client.plan)}")
-            self._compute(client, output, reader, first, inputs)
+            self._compute(client, output, start_errors, reader, chain([first], rows), inputs)
         return self.summary()
 
     def _open_output(self, inputs: list[Source]) -> Output | StreamOutput:
@@ -148,27 +156,29 @@ class _Job:
             settings.output, identity(settings, inputs, _known_inputs(settings)), settings.writing, files
         )
 
-    def _first_good_row(self, reader: Reader, output: Output | StreamOutput) -> Row | None:
+    def _first_good_row(self, rows: Iterator[Row | BadRow], sink: StartErrors) -> Row | None:
         """The first row that an engine can run, with all bad rows before it written; None: there is none."""
         start = time.perf_counter()
-        row = next(reader, None)
+        row = next(rows, None)
         if isinstance(row, Row):
             return row
         plan_of(self._config, resolve(self._config.model))  # refuses the options that an engine would refuse
         while isinstance(row, BadRow):
             with self._stop.noted(_do_nothing):
                 self._counts.add_error(row.error)
-                output.refused(row, row.error)
+                sink.refused(row, row.error)
             if self._stop:
+                sink.flush()
                 raise KeyboardInterrupt
             self._run_s = time.perf_counter() - start
             self._progress.show(self._status.snapshot)
-            row = next(reader, None)
+            row = next(rows, None)
         return row
 
-    def _end_without_engine(self, output: Output | StreamOutput) -> Summary:
+    def _end_without_engine(self, output: Output | StreamOutput, start_errors: StartErrors) -> Summary:
         self._progress.say("there is no row to run, so that no engine is started")
         with self._stop.noted(_do_nothing):
+            start_errors.flush()
             output.finish()
         return self.summary()
 
@@ -176,23 +186,23 @@ class _Job:
         self,
         client: EngineClient,
         output: Output | StreamOutput,
+        start_errors: StartErrors,
         reader: Reader,
-        first: Row,
+        read: Iterator[Row | BadRow],
         inputs: list[Source],
     ) -> None:
-        """Runs all rows from the first on, and ends the output."""
+        """Runs all rows that are read, and ends the output."""
         settings, config = self._settings, client.plan.config
         is_stream = any(source.is_stream for source in inputs)
-        read: Iterator[Row | BadRow] = chain([first], reader)
         rows: Iterator[Row | BadRow | None] = ReadAhead(read) if is_stream else read
         seed = output.seed if settings.seed is None else settings.seed
         feed = Feed(client, rows, slots_of(config), config.n_ctx, seed, settings.adapters, self._stop.__bool__)
-        loop = Loop(client, feed, output, self._counts, self._stop, lambda: self._tick(output))
+        loop = Loop(client, feed, start_errors, self._counts, self._stop, lambda: self._tick(output))
         with self._monitor(client) as monitor, EnergyMeter() as meter, self._stop.noted(loop.wake):
             start = time.perf_counter()
             self._status.begin(slots_of(config), Total(inputs, settings.reading), reader)
             try:
-                loop.run()
+                self._run_loop(loop, start_errors)
                 if not self._stop:
                     output.finish()
                 output.close()
@@ -201,6 +211,18 @@ class _Job:
                 self._energy_j = meter.read()
                 monitor.stop()  # it takes a last snapshot
                 self._status.add_point(at_once=True)
+
+    @staticmethod
+    def _run_loop(loop: Loop, start_errors: StartErrors) -> None:
+        """Runs the loop; the errors that are held back are written where it ends, but where they are its end."""
+        try:
+            loop.run()
+        except JobStoppedError:
+            raise
+        except (EngineClosedError, InputError):
+            start_errors.flush()
+            raise
+        start_errors.flush()
 
     def _monitor(self, client: EngineClient) -> Monitor:
         return Monitor(

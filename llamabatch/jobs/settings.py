@@ -40,6 +40,8 @@ class Settings:
             one, which the manifest of the output keeps.
         adapters: {name: scale} of those in engine["adapters"]; for all rows.
         price_per_hour: of the machine, for the summary.
+        max_start_errors: where the first so many rows of a job all end with the same error, it stops and writes none of
+            them; 0: it never does. Rows of a stream are never held back.
         metrics_file: the file for Prometheus with the engine's figures while the job runs; None: none is written.
         engine: options of EngineConfig by name; llama.cpp always runs in a child process.
 
@@ -57,6 +59,7 @@ class Settings:
     price_per_hour: float | None = None
     metrics_file: str | None = None
     engine: Mapping[str, Any] = field(default_factory=dict)
+    max_start_errors: int = 20
 
     def __post_init__(self) -> None:
         if isinstance(self.inputs, (str, os.PathLike)):  # one input
@@ -87,6 +90,7 @@ class Settings:
             integer(ConfigError, "seed", self.seed, 0, 2**64 - 1)
         if self.price_per_hour is not None:
             number(ConfigError, "price_per_hour", self.price_per_hour, 0.0, 1e9)
+        integer(ConfigError, "max_start_errors", self.max_start_errors, 0, 10_000)
         _ = self.config
 
     @property

@@ -1,4 +1,4 @@
-"""The start of a job: where its first rows all end with the same error, it stops instead of writing a file of errors."""
+"""The start of a job: where its first rows all end with the same error, it stops and writes none of them."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Short:
 COMPARE = "--strategies sequential,batched --no-baseline -n 2 --prompts prompts.txt"
 REVIEWS = (
     '--prompt "Classify this review: {{ text }}" --keep all --id-column id --answer said --json-schema '
-    """'{"properties": {"label": {"enum": ["good", "bad"]}}, "required": ["label"]}' --parse"""
+    """'{"type": "object", "properties": {"label": {"enum": ["good", "bad"]}}, "required": ["label"]}' --parse"""
 )
 OFFLINE = "cannot be fetched: the hub is out of reach or turned off"
 

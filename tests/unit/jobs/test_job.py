@@ -15,7 +15,14 @@ import pytest
 from click.testing import CliRunner
 
 from llamabatch.cli import cli
-from llamabatch.errors import ConfigError, EngineClosedError, InputError, ModelFileError, OutputError
+from llamabatch.errors import (
+    ConfigError,
+    EngineClosedError,
+    InputError,
+    JobStoppedError,
+    ModelFileError,
+    OutputError,
+)
 from llamabatch.jobs import JobInterrupted, OutputOptions, ReadOptions, Settings, job, run
 from llamabatch.jobs.input.reader import read
 from llamabatch.jobs.input.sources import find
@@ -141,7 +148,7 @@ def test_what_an_engine_would_refuse_is_refused_without_a_row(tmp_path):
 def test_a_signal_among_bad_rows(tmp_path, engines, monkeypatch):
     given, out = tmp_path / "given.jsonl", tmp_path / "out.jsonl"
     given.write_text("no JSON\n" * 5)
-    settings = Settings(str(given), str(out))
+    settings = Settings(str(given), str(out), max_start_errors=0)
     written = Output.refused
 
     def interrupted(self, row, error):
@@ -601,3 +608,73 @@ def test_choices_and_regular_expressions_reach_the_engine_and_a_row_s_own_form_w
         assert first.kind == name
         assert name == "regex" or json.loads(first.text) == ["yes", "no, never"]
         assert json.loads(second.text) == SCHEMA
+
+
+@pytest.mark.parametrize("out", ["out.jsonl", "out.csv", "-"])
+@pytest.mark.parametrize("where", ["line", "engine"])
+def test_a_job_whose_first_rows_all_fail_alike_stops_and_runs_them_again(where, out, tmp_path, engines):
+    given, out = tmp_path / "in.jsonl", out if out == "-" else str(tmp_path / out)
+    if where == "line":
+        given.write_text("".join(json.dumps({"text": f"prompt {i}"}) + "\n" for i in range(300)))
+    else:
+        source(tmp_path)
+        engines[0].append(FakeClient(held=7, failing={f"prompt {i}" for i in range(300)}))
+    done = CliRunner().invoke(cli, ["run", str(given), out], env={"COLUMNS": "10000"})
+    assert done.exit_code == 2
+    message = " ".join(done.output.split())
+    assert "its first 20 rows all end with the same error" in message
+    assert ("this one has none of them" if where == "line" else "it cannot be run") in message
+    assert '"row"' not in done.stdout
+    template = ["--prompt", "{{ text }}"] if where == "line" else []
+    done = CliRunner().invoke(cli, ["run", str(given), out, *template])
+    assert done.exit_code == 0, done.output
+    if out.endswith("l"):
+        assert numbers(tmp_path / "out.jsonl") == list(range(300))
+
+
+@pytest.mark.parametrize(
+    ("bad", "most", "stops"),
+    [
+        (range(20), 20, True), (range(19), 20, False), (range(1, 300), 20, False), (range(300), 0, False),
+        (range(5), 5, True), (range(300), 300, True), (range(300), 301, False),
+    ],
+)  # fmt: skip
+def test_the_number_of_equal_errors_at_the_start(bad, most, stops, tmp_path, engines):
+    given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    given.write_text("".join(json.dumps({"prompt": i if i in bad else f"prompt {i}"}) + "\n" for i in range(300)))
+    settings = Settings(str(given), str(out), max_start_errors=most)
+    if stops:
+        with pytest.raises(
+            JobStoppedError, match=rf"its first {most} rows all end with the same error, as .*prompt is 0"
+        ):
+            run(settings)
+        assert numbers(out) == []
+        settings = replace(settings, max_start_errors=0)
+    assert run(settings).counts.failed == len(bad)
+    assert numbers(out) == list(range(300))
+
+
+def test_errors_that_differ_and_streams_do_not_stop_a_job(tmp_path, engines):
+    given = tmp_path / "in.jsonl"
+    given.write_text('{"prompt": 5}\n{"prompt": ""}\n' * 50)
+    assert run(Settings(str(given), str(tmp_path / "out.jsonl"))).counts.failed == 100
+    pipe = tmp_path / "pipe.jsonl"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(b'{"prompt": 5}\n' * 50,))
+    writer.start()
+    assert run(Settings(str(pipe), str(tmp_path / "two.jsonl"))).counts.failed == 50
+    writer.join()
+
+
+def test_a_job_that_has_a_good_row_already_does_not_stop(tmp_path, engines):
+    given, out = source(tmp_path, 60), tmp_path / "out.jsonl"
+    engines[0].append(FakeClient(dies_after=10))
+    with pytest.raises(EngineClosedError):
+        run(Settings(given, str(out)))
+    engines[0].append(FakeClient(held=7, failing={f"prompt {i}" for i in range(60)}))
+    assert run(Settings(given, str(out))).counts.failed == 50
+
+
+def test_max_start_errors_is_a_number():
+    with pytest.raises(ConfigError, match="max_start_errors is -1"):
+        Settings("in.jsonl", "out.jsonl", max_start_errors=-1)
