@@ -9,6 +9,7 @@ import random
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, cast
@@ -160,7 +161,7 @@ class Llama:
         self._adapters = {LORA: float(self.lora_scale)} if self.lora_path else None
         self._seed = given["seed"] or RANDOM_SEED
         self._seed_lock = threading.Lock()
-        self._words = Words(self._model.vocabulary.token_bytes, self.token_bos())
+        self._words = Words(partial(self._model.piece, special=False), self.token_bos())
 
     @classmethod
     def _over(cls, llm: LLM, **changed: Any) -> Llama:
@@ -662,8 +663,7 @@ class Llama:
             ValueError: an id is outside the vocabulary.
         """
         ids = [integer(PromptError, "a token id", token, 0, self.n_vocab() - 1) for token in tokens]
-        words = self._model.vocabulary
-        data = b"".join(map(words.all_bytes if special else words.token_bytes, ids))
+        data = b"".join(self._model.piece(token, special=special) for token in ids)
         return data.removeprefix(b" ") if ids and ids[0] == self.token_bos() else data
 
     def tokenizer(self) -> LlamaTokenizer:

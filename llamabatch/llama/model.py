@@ -379,11 +379,14 @@ class Model:
             text: bytes = self._lib.llama_vocab_get_text(self.vocab_handle, token_id)
         return text.decode(errors="replace")
 
-    def piece(self, token_id: int) -> bytes:
-        """As all_bytes, safe from any thread."""
+    def piece(self, token_id: int, *, special: bool = True) -> bytes:
+        """As all_bytes, or without `special` as token_bytes; safe from any thread, also while another one closes."""
+        known = (self._named if special else self._pieces).get(token_id)
+        if known is not None:
+            return known
         with self._lock:
             self._check_open()
-            return self.all_bytes(token_id)
+            return self.all_bytes(token_id) if special else self.token_bytes(token_id)
 
     @property
     def header(self) -> Mapping[str, Value]:

@@ -100,9 +100,9 @@ class FakeModel:
         """A token as text; "" for ids that no text has had yet."""
         return self.all_bytes(token_id).decode("utf-8", errors="replace")
 
-    def piece(self, token_id: int) -> bytes:
-        """As all_bytes."""
-        return self.all_bytes(token_id)
+    def piece(self, token_id: int, *, special: bool = True) -> bytes:
+        """As all_bytes, or without `special` as token_bytes."""
+        return self.all_bytes(token_id) if special else self.token_bytes(token_id)
 
     def special_token(self, name: str) -> str:
         """Text of the "bos" or "eos" token."""
