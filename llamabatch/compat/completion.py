@@ -87,9 +87,10 @@ def sampling_params(
     repeat = number(SamplingError, "repeat_penalty", args.repeat_penalty, 1e-6, 1e6)
     beyond = most > last_n or any(abs(value) > _MOST_PENALTY for value in penalties.values())
     windowed = last_n > 0 and (repeat != 1 or (beyond and any(penalties.values())))
-    if biases and (windowed or len(biases) > MAX_BIASES or any(abs(bias) > _MOST_BIAS for _, bias in biases)):
+    if biases and (windowed or len(biases) > MAX_BIASES or any(bias > _MOST_BIAS for _, bias in biases)):
         processors.append(Biases(biases))
         biases = []
+    biases = [(token_id, max(bias, -_MOST_BIAS)) for token_id, bias in biases]  # e^-100 of the mass is as good as none
     if windowed:
         processors.append(Penalties(last_n, repeat, **{name.partition("_")[0]: v for name, v in penalties.items()}))
     if windowed or last_n <= 0:

@@ -149,6 +149,7 @@ class Llama:
         self.last_n_tokens_size = integer(ConfigError, "last_n_tokens_size", given["last_n_tokens_size"], -1, 2**31 - 1)
         self.n_batch = min(self.n_ctx(), integer(ConfigError, "n_batch", given["n_batch"], 1, 2**31 - 1))
         config = llm.plan.config
+        self._is_in_child = config.isolate or config.strategy == "multi-instance"
         self.n_threads, self.n_threads_batch = config.n_threads, config.n_threads_batch
         self.lora_path, self.lora_scale = given["lora_path"], given["lora_scale"]
         self.kv_overrides, self.draft_model = given["kv_overrides"], given["draft_model"]
@@ -536,6 +537,12 @@ class Llama:
             integer(SamplingError, "logprobs", args.logprobs, 0, 1024, ", or None")
         seed = self._draw_seed(args.seed)
         params = sampling_params(args, tuple(ids), room, seed, self.last_n_tokens_size, ignore_eos=ignore_eos)
+        if params.processors and self._is_in_child:
+            raise SamplingError(
+                f"repeat_penalty is {show(args.repeat_penalty)}, a logits_processor is given, or penalties or biases "
+                "are out of the native range: that is done in Python, which no child process can call; leave "
+                "isolate and multi-instance out"
+            )
         model = args.model if args.model is not None else self.model_path
         return ids, params, Completion(args, tuple(ids), model, self._words, self.n_vocab())
 

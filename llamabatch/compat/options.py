@@ -56,8 +56,9 @@ def engine_options(given: Mapping[str, Any], defaults: Mapping[str, Any], header
         if name in changed:
             raise ConfigError(f"{name} is {show(changed[name])}, which is not there: {why}; leave it out")
     warn_once([f"{name} ({why})" for name, why in IGNORED.items() if name in changed])
+    scaled = any(name.startswith(("rope_", "yarn_")) for name in changed)
     options: dict[str, Any] = {
-        "n_ctx": context(given["n_ctx"], header),
+        "n_ctx": context(given["n_ctx"], header, scaled=scaled, is_default="n_ctx" not in changed),
         "n_gpu_layers": given["n_gpu_layers"],
         "pooling": _pooling(given["pooling_type"], header),
     }
@@ -86,15 +87,27 @@ def engine_options(given: Mapping[str, Any], defaults: Mapping[str, Any], header
     return options | _speculation(given["draft_model"])
 
 
-def context(n_ctx: object, header: Mapping[str, str]) -> int:
-    """n_ctx as llama.cpp rounds it; 0: what the model was trained for. Raises ConfigError."""
+def context(n_ctx: object, header: Mapping[str, str], *, scaled: bool = False, is_default: bool = False) -> int:
+    """n_ctx as llama.cpp rounds it, and not above what the model was trained for, with one warning; 0: just that.
+
+    Args:
+        scaled: an option changes the rotary embedding, and with it how far the model reaches.
+        is_default: no caller asked for so many, so that nothing warns.
+
+    Raises:
+        ConfigError: it is out of range, or 0 where the file does not say what the model was trained for.
+    """
     asked = integer(ConfigError, "n_ctx", n_ctx, 0, 2**24)
-    if asked == 0:
-        trained = header.get(f"{header.get('general.architecture', '')}.context_length", "")
-        if not trained.isdigit():
-            raise ConfigError("n_ctx is 0, but the file does not say what the model was trained for; give a number")
-        asked = int(trained)
-    return -(-asked // _PAD) * _PAD
+    declared = header.get(f"{header.get('general.architecture', '')}.context_length", "")
+    trained = int(declared) if declared.isdigit() else 0
+    if asked == 0 and not trained:
+        raise ConfigError("n_ctx is 0, but the file does not say what the model was trained for; give a number")
+    rounded = -(-(asked or trained) // _PAD) * _PAD
+    if scaled or not trained or rounded <= trained:
+        return rounded
+    if asked > trained and not is_default:
+        warn_once([f"n_ctx={asked} (the model was trained for {trained} tokens, which hold)"])
+    return trained
 
 
 def _pooling(number: object, header: Mapping[str, str]) -> str:

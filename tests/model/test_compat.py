@@ -18,6 +18,7 @@ from llamabatch.compat.llama import ABSENT, LlamaTokenizer
 from llamabatch.errors import EngineClosedError, EngineError
 from llamabatch.gguf.resolve import resolve
 from tests.model.conftest import questions
+from tests.model.encoder_files import write_encoder
 
 llama_cpp = pytest.importorskip("llama_cpp")
 
@@ -307,6 +308,17 @@ def test_embeddings_are_theirs(pooling):
             assert first.shape == second.shape
             # not by element: flash attention rounds otherwise
             assert np.sum(first * second) / np.linalg.norm(first) / np.linalg.norm(second) > 0.999
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
+def test_embeddings_of_encoders_are_theirs(kind, tmp_path):
+    file = str(write_encoder(kind, tmp_path / "encoder.gguf"))
+    theirs = llama_cpp.Llama(file, n_ctx=96, embedding=True, verbose=False)
+    with contextlib.closing(theirs), Llama(file, n_ctx=96, embedding=True) as mine:
+        assert mine.pooling_type() == theirs.pooling_type()
+        for text in ("the cat sat on the mat", "fish"):
+            first, second = (np.array(each.embed(text, normalize=True)) for each in (mine, theirs))
+            assert np.allclose(first, second, atol=2e-3)
 
 
 def test_calls_from_many_threads_run_as_one_batch(ours):

@@ -204,14 +204,22 @@ def test_penalties_see_the_last_tokens_of_the_output_alone():
 
 def test_biases_of_any_size_reach_the_logits():
     assert params_of(lambda m: m("Count", logit_bias={"7": 5})).biases == ((7, 5.0),)
-    [processor] = params_of(lambda m: m("Count", logit_bias={1: -float("inf")})).processors
+    assert params_of(lambda m: m("Count", logit_bias={1: -float("inf"), 2: -1e9})).biases == ((1, -100.0), (2, -100.0))
+    [processor] = params_of(lambda m: m("Count", logit_bias={1: 1000.0})).processors
     assert isinstance(processor, Biases)
-    assert processor([], np.zeros(2, np.float32)).tolist() == [0.0, -np.inf]
+    assert processor([], np.zeros(2, np.float32)).tolist() == [0.0, 1000.0]
     kinds = [type(p) for p in params_of(lambda m: m("Count", logit_bias={1: 2}, repeat_penalty=1.1)).processors]
     assert kinds == [Biases, Penalties]  # in llama.cpp a bias comes first, too
     for bad in ({"x": 1}, {1: "y"}, {1: float("nan")}, {-1: 1}, 3):
         with pytest.raises(SamplingError, match="logit_bias"):
             llama()[0]("Count", logit_bias=bad)
+
+
+def test_what_takes_python_is_refused_beside_a_child_process():
+    made = Llama._over(FakeLLM(answers="one", n_ctx=512, isolate=True))
+    assert made("Count", logit_bias={1: -float("inf")})["choices"][0]["text"] == "one"
+    with pytest.raises(SamplingError, match=r"repeat_penalty is 1.1.*leave isolate"):
+        made("Count", repeat_penalty=1.1)
 
 
 def test_processors_and_criteria_see_the_prompt_too():
@@ -495,6 +503,22 @@ def test_a_draft_by_lookup_guesses():
     made = engine_options(draft_model=LlamaPromptLookupDecoding())
     assert made["speculate"] == "lookup"
     assert made["n_draft"] == 5
+
+
+def test_n_ctx_ends_where_the_training_did(monkeypatch):
+    monkeypatch.setattr(options, "_warned", set())
+    small = {"general.architecture": "bert", "bert.context_length": "96"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert options.context(512, small, is_default=True) == 96
+        assert options.context(90, small) == 96
+        assert options.context(0, small) == 96
+        assert options.context(4096, small, scaled=True) == 4096
+        assert options.context(300, {}) == 512
+    with pytest.warns(UserWarning, match=r"n_ctx=4096 \(the model was trained for 96 tokens"):
+        assert options.context(4096, small) == 96
+    with pytest.raises(ConfigError, match="n_ctx is 0"):
+        options.context(0, {})
 
 
 def test_an_unknown_option_is_refused_with_the_nearest_name():
