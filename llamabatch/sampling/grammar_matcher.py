@@ -114,7 +114,7 @@ class GrammarMatcher:
         self._rest = b""  # of the token before that one, which the matcher consumed as well
         self._num_consumed = 0  # output tokens
         self._gap = 0  # line breaks that may come before the answer
-        self._extra: list[int] = []  # tokens of the tag that begins the thinking
+        self._extra: list[int] = []  # tokens of the tag that begins the thinking, or of the header of a message
         self._ready = -1  # the output token that _row is for
         self._row: Words | None = None
 
@@ -130,9 +130,10 @@ class GrammarMatcher:
         begin, rest = 0, b""
         if self._reasoning is not None:
             state = self._reasoning.at(index, token_ids)
-            if state.phase is Phase.BEFORE and not self._reasoning.tokens.tags.channels:
-                self._extra = self._tokens_of_tag(state.tail)
-                self.computes = self._may_consume(token_ids[len(token_ids) - index :])
+            if state.phase is Phase.BEFORE:
+                tokens = self._reasoning.tokens
+                self._extra = tokens.next_of_tag(state.tail)
+                self.computes = not tokens.tags.channels and self._may_consume(token_ids[len(token_ids) - index :])
             elif state.phase is not Phase.ANSWER:
                 self.computes = False
             if not self.computes:
@@ -168,15 +169,6 @@ class GrammarMatcher:
         matcher = self._compiled.first.deep_copy()
         return bool(matcher.validate_tokens(list(token_ids)) == len(token_ids))
 
-    def _tokens_of_tag(self, tail: bytes) -> list[int]:
-        """Tokens that go on with the tag that begins the thinking, of which `tail` has come."""
-        assert self._reasoning is not None
-        tokens, begun = self._reasoning.tokens, tail.lstrip()
-        for at, token_id in enumerate(tokens.start):
-            if b"".join(map(tokens.model.all_bytes, tokens.start[:at])) == begun:
-                return [token_id]
-        return []
-
     @property
     def _facts(self) -> VocabularyFacts:
         assert self._compiled.vocabulary is not None
@@ -204,7 +196,7 @@ class GrammarMatcher:
             np.bitwise_or(row, self._facts.breaks[self._gap], out=row)
         for token_id in self._extra:
             allow(row, token_id)
-        if self._extra and index == 0:
+        if self._extra and index == 0 and self.computes:
             np.bitwise_or(row, self._facts.breaks[1], out=row)  # some families write one before the tag
 
     def _check(self, index: int, token_ids: Sequence[int], row: Words) -> None:

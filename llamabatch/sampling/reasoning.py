@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
-from llamabatch.request.reasoning import CHANNEL, END, GAP, MESSAGE, START, Reasoning, ReasoningTags, Thinking
+from llamabatch.request.reasoning import CHANNEL, END, FINAL, GAP, MESSAGE, START, Reasoning, ReasoningTags, Thinking
 
 _KEPT = 128  # states of the last tokens, more than a step guesses
 _MOST_PIECES = 3  # tokens that may come after the budget to complete a character
 _SPACE = b" \t\r\n"
+_MOST_HEADER = 2048  # bytes of the header of a message; what is longer is text
+ASSISTANT = f"{START}assistant"
 
 
 class Tokenizer(Protocol):
@@ -63,6 +65,8 @@ class ReasoningTokens:
     Attributes:
         closing: tokens of the text that ends the thinking.
         start: tokens of the tag that begins it, as the model writes it.
+        openings: of channels, the tokens of a header behind "<|start|>assistant": of thinking, and of the answer.
+        sender: of channels, the tokens of "<|start|>assistant".
     """
 
     def __init__(self, tags: ReasoningTags, model: Tokenizer) -> None:
@@ -71,10 +75,30 @@ class ReasoningTokens:
         self.start_bytes, self.end_bytes = tags.start.encode(), tags.end.encode()
         self.closing = spelled(tags.closing, model)
         self.start = spelled(tags.start, model)
+        self.openings = (self.start, spelled(FINAL, model)) if tags.channels else ()
+        self.sender = spelled(ASSISTANT, model) if tags.channels else ()
         self.gap = 0 if tags.channels else len(GAP)
         # a tag that is one special token counts wherever it stands
         special = len(self.start) == 1 and not model.token_bytes(self.start[0])
         self.reopens_at = self.start[0] if special and not tags.channels else None
+
+    def next_of_tag(self, tail: bytes) -> list[int]:
+        """Tokens that go on with the tag before the thinking, or the header of a message, of which `tail` has come."""
+        if not self.tags.channels:
+            return self._next(tail.lstrip(), self.start)
+        sender = ASSISTANT.encode()
+        if tail.startswith((sender, CHANNEL.encode())):
+            return self._next(tail.removeprefix(sender), *self.openings)
+        return self._next(tail, self.sender)
+
+    def _next(self, begun: bytes, *sequences: Sequence[int]) -> list[int]:
+        found = {
+            token_id
+            for sequence in sequences
+            for at, token_id in enumerate(sequence)
+            if b"".join(map(self.model.all_bytes, sequence[:at])) == begun
+        }
+        return sorted(found)
 
 
 class ReasoningTracker:
@@ -119,7 +143,7 @@ class ReasoningTracker:
             return State(Phase.ANSWER, gap=self.tokens.gap if reasoning.parsed else 0)
         if reasoning.thinking is Thinking.INSIDE:
             return self._bounded(State(Phase.THINKING), b"")
-        return State(Phase.BEFORE, tail=f"{START}assistant".encode() if self.tokens.tags.channels else b"")
+        return State(Phase.BEFORE, tail=ASSISTANT.encode() if self.tokens.tags.channels else b"")
 
     def _after(self, state: State, token_id: int, index: int) -> State:
         """The state behind output token `index`."""
@@ -165,7 +189,7 @@ class ReasoningTracker:
         if begun.startswith(tokens.end_bytes):
             return self._answer(state, index, begun[len(tokens.end_bytes) :], tokens.gap)
         if tokens.start_bytes.startswith(begun) or tokens.end_bytes.startswith(begun):
-            return state._replace(tail=tail)
+            return state._replace(tail=begun)
         return State(Phase.ANSWER)  # without thinking, from the first token on
 
     def _thinking(self, state: State, text: bytes, index: int) -> State:
@@ -181,7 +205,7 @@ class ReasoningTracker:
         if state.phase is Phase.BEFORE:
             header, found, rest = tail.partition(MESSAGE.encode())
             if not found:
-                return state._replace(tail=tail)
+                return state._replace(tail=tail) if len(tail) <= _MOST_HEADER else State(Phase.ANSWER)
             if b"to=" not in header and f"{CHANNEL}analysis".encode() in header:
                 return self._in_channels(State(Phase.THINKING, n_thinking=state.n_thinking - 1), rest, index)
             if b"to=" not in header and f"{CHANNEL}final".encode() in header:

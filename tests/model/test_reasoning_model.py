@@ -313,3 +313,16 @@ def test_channels_have_forms_and_budgets_too():
         pieces = ask(llm, f"{begun}.{FINAL}Four.", CHANNELS, stream=True)
         assert "".join(piece.reasoning for piece in pieces) == "Let me see."
         assert "".join(piece.text for piece in pieces) == "Four."
+
+
+def test_noise_in_channels_has_the_form_too():
+    """A model that knows no channels opens them, since else its text would be an answer without the form."""
+    wild = {"temperature": 1.5, "max_tokens": 120, "thinking_token_budget": 9, "structured_outputs": {"json": SCHEMA}}
+    with LLM("tiny", n_slots=4, n_ctx=512, instances=1) as plain:
+        [output] = plain.chat(HI, {**wild, "n": 8, "seed": 4}, chat_template=CHANNELS)
+        for each in output.outputs:
+            assert each.finish_reason == "stop"
+            assert json.loads(each.text)["n"] in range(10)
+        assert any(each.reasoning for each in output.outputs)
+        output = ask(plain, '<|channel|>final<|message|>{"n": 4}', CHANNELS, structured_outputs={"json": SCHEMA})
+        assert (output.reasoning, json.loads(output.text)) == (None, {"n": 4})

@@ -205,3 +205,33 @@ def test_within_a_character(text, expected):
         assert [within_character(b"a" + encoded[:n]) for n in range(len(encoded) + 1)] == [
             0 < n < len(encoded) for n in range(len(encoded) + 1)
         ]
+
+
+def test_white_space_and_headers_that_never_end_are_not_kept():
+    for tags in (QWEN, GPT_OSS):
+        following, ids = tracker(tags), [32] * 5000
+        assert max(len(following.at(index, ids[:index]).tail) for index in range(len(ids))) < 2200
+    assert following.at(len(ids), ids).phase is Phase.ANSWER
+
+
+@pytest.mark.parametrize(
+    ("tags", "tail", "following"),
+    [
+        (QWEN, "", "<think>"),
+        (QWEN, "\n", "<think>"),
+        (QWEN, "x", None),
+        (GPT_OSS, "<|start|>assistant", "<|channel|>"),
+        (GPT_OSS, "<|start|>assistant<|channel|>", "af"),
+        (GPT_OSS, "<|channel|>anal", "y"),
+        (GPT_OSS, "<|start|>assistant<|channel|>final", "<|message|>"),
+        (GPT_OSS, "", "<|start|>"),
+        (GPT_OSS, "<|start|>ass", "i"),
+        (GPT_OSS, "<|channel|>commentary", None),
+    ],
+)
+def test_the_tokens_that_go_on_with_a_tag_or_a_header(tags, tail, following):
+    model = Letters()
+    found = ReasoningTokens(tags, model).next_of_tag(tail.encode())
+    assert [model.all_bytes(each).decode() for each in found] in (
+        [[following]] if following and len(following) > 2 else [list(following or "")]
+    )
