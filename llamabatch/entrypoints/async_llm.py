@@ -35,7 +35,7 @@ from llamabatch.request.adapters import adapter_path
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
 from llamabatch.request.vocab import Vocab
 from llamabatch.utils import paths
-from llamabatch.utils.aliases import model_named, takes_names
+from llamabatch.utils.aliases import also_named, model_named, takes_names
 from llamabatch.utils.checks import boolean
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ class AsyncLLM:
             raise EngineError("the model is not loaded yet; await load() first")
         return self._connecting.result().plan
 
+    @also_named(sampling_params="params")  # vLLM's names
     async def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -150,6 +151,7 @@ class AsyncLLM:
         """As LLM.generate; cancelling it aborts the requests."""
         return await self._run(lambda inputs: inputs.prompts(prompts, params, adapters, errors))
 
+    @also_named(sampling_params="params", messages="conversations")
     async def chat(
         self,
         conversations: Conversation | Sequence[Conversation],
@@ -178,6 +180,7 @@ class AsyncLLM:
         )
         return await self._run(lambda inputs: inputs.conversations(conversations, params, options(), adapters, errors))
 
+    @also_named(sampling_params="params")
     def stream(
         self,
         prompts: Prompt | Conversation | Sequence[Prompt | Conversation],
@@ -206,6 +209,7 @@ class AsyncLLM:
         )
         return self._events(lambda inputs: inputs.either(prompts, params, options(), adapters, errors), stream=True)
 
+    @also_named(sampling_params="params")
     def as_completed(
         self,
         prompts: Prompt | Conversation | Sequence[Prompt | Conversation],

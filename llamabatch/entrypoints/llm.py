@@ -30,7 +30,7 @@ from llamabatch.planning.capacity import Plan
 from llamabatch.request.adapters import adapter_path
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
 from llamabatch.request.vocab import Vocab
-from llamabatch.utils.aliases import model_named, takes_names
+from llamabatch.utils.aliases import also_named, model_named, takes_names
 from llamabatch.utils.checks import boolean
 from llamabatch.utils.lifetime import ForkGuard
 from llamabatch.utils.paths import absolute
@@ -121,6 +121,7 @@ class LLM:
         """The options in force, the memory they take, and why each open one got its value."""
         return self._client.plan
 
+    @also_named(sampling_params="params", use_tqdm="progress")  # vLLM's names
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -157,6 +158,7 @@ class LLM:
         """
         return self._run(self._inputs.prompts(prompts, params, adapters, errors), progress)
 
+    @also_named(sampling_params="params", messages="conversations", use_tqdm="progress")
     def chat(
         self,
         conversations: Conversation | Sequence[Conversation],
@@ -201,6 +203,7 @@ class LLM:
         )
         return self._run(self._inputs.conversations(conversations, params, options, adapters, errors), progress)
 
+    @also_named(sampling_params="params")
     def stream(
         self,
         prompts: Prompt | Conversation | Sequence[Prompt | Conversation],
@@ -240,6 +243,7 @@ class LLM:
         )
         return self._events(self._inputs.either(prompts, params, options, adapters, errors), stream=True)
 
+    @also_named(sampling_params="params")
     def as_completed(
         self,
         prompts: Prompt | Conversation | Sequence[Prompt | Conversation],

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+G = TypeVar("G", bound=Callable[..., Any])
 F = TypeVar("F", bound=Callable[..., None])
 
 # Other libraries' names for the path of a model: llama_cpp.Llama's, and what repr and configs of others show.
@@ -27,6 +29,30 @@ def takes_names(named: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Call
             made(self, *args, **named(options))
 
         return init  # type: ignore[return-value]  # the same parameters
+
+    return decorate
+
+
+def also_named(**others: str) -> Callable[[G], G]:
+    """A decorator of a method: keywords under other names -> its own. One that is given twice raises TypeError."""
+
+    def decorate(made: G) -> G:
+        def own(options: dict[str, Any]) -> dict[str, Any]:
+            for given in others.keys() & options.keys():
+                if others[given] in options:
+                    raise TypeError(f"{others[given]} is given twice, once as {given!r}; give it once")
+                options[others[given]] = options.pop(given)
+            return options
+
+        @functools.wraps(made)
+        def call(*args: Any, **options: Any) -> Any:
+            return made(*args, **own(options))
+
+        @functools.wraps(made)
+        async def call_later(*args: Any, **options: Any) -> Any:
+            return await made(*args, **own(options))
+
+        return cast("G", call_later if inspect.iscoroutinefunction(made) else call)
 
     return decorate
 

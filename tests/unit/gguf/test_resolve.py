@@ -1,6 +1,8 @@
 """Names on the hub: which file they mean, and what is said when they mean none. Nothing here asks the network."""
 
+import socket
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -156,3 +158,16 @@ def test_names_of_parts():
     assert part_names("a-00002-of-00002.gguf") == part_names("a-00001-of-00002.gguf")
     for one in ("a.gguf", "a-1-of-2.gguf", "a-00001-of-00000.gguf", "a-00001-of-99999.gguf", "a-00001-of-00002.bin"):
         assert part_names(one) == [one]
+
+
+def test_a_hub_out_of_reach_is_told_in_under_a_second(monkeypatch, tmp_path):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        start = time.monotonic()
+        with pytest.raises(ModelFileError, match=r"the hub is out of reach .* no file here has this name either"):
+            fetch("some/model", "Q8_0", cache_dir=tmp_path)
+        assert time.monotonic() - start < 1

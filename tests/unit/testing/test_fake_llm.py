@@ -449,6 +449,24 @@ def test_a_fake_needs_no_llama_cpp_and_starts_no_thread():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_verbs_take_the_keywords_of_vllm():
+    params, talk = SamplingParams(max_tokens=1), [{"role": "user", "content": "a b"}]
+    llm, later = FakeLLM(answers="a b c"), FakeAsyncLLM(answers="a b c")
+    found = [
+        llm.generate(["x"], sampling_params=params, use_tqdm=False), llm.chat(messages=talk, sampling_params=params),
+        asyncio.run(later.generate("x", sampling_params=params)), asyncio.run(later.chat(messages=talk, params=params)),
+        [output for _, output in llm.as_completed(["x"], sampling_params=params)],
+    ]  # fmt: skip
+    assert [len(output.outputs[0].token_ids) for [output] in found] == [1] * 5
+    assert [piece.text for piece in llm.stream("x", sampling_params=params)] == ["a"]
+    with pytest.raises(TypeError, match="params is given twice, once as 'sampling_params'"):
+        llm.generate("x", params=params, sampling_params=params)
+    with pytest.raises(TypeError):
+        llm.generate("x", sampling_parms=params)
+    assert inspect.iscoroutinefunction(FakeAsyncLLM.generate)
+    assert list(inspect.signature(LLM.generate).parameters)[:3] == ["self", "prompts", "params"]
+
+
 def test_the_list_of_outputs_says_where_the_text_of_one_is():
     outputs = FakeLLM(answers="7").generate("What is 3 + 4?")
     for name in ("text", "outputs", "finish_reason", "to_openai"):
