@@ -246,6 +246,22 @@ def test_named_formats_write_the_prompts_of_theirs(theirs, monkeypatch, name, sy
     assert (made.text, made.stop, made.add_special) == (seen["text"], seen["stop"], seen["add_bos"])
 
 
+@pytest.mark.parametrize("name", ["vicuna", "chatml-function-calling"])
+def test_a_chat_handler_of_theirs_drives_ours(theirs, name):
+    handler = llama_cpp.llama_chat_format.get_chat_completion_handler(name)
+    asked = {"messages": [{"role": "system", "content": "Be brief."}, *CHAT], "temperature": 0, "max_tokens": 20}
+    asked |= {"tools": [CLOCK], "tool_choice": FORCED["tool_choice"]} if name != "vicuna" else {}
+    with Llama(TINY, chat_handler=handler) as mine:
+        got = plain(mine.create_chat_completion(**asked))
+    wanted = plain(handler(llama=theirs, **asked))
+    for answer in (*got, *wanted):
+        for call in answer["choices"][0]["message"].pop("tool_calls", None) or []:
+            assert json.loads(call["function"]["arguments"]).keys() == {"h"}
+        answer["choices"][0]["message"].pop("function_call", None)
+        answer.pop("usage")
+    same_shape(got, wanted)
+
+
 def test_facts_tokens_and_generate_are_theirs(ours, theirs):
     for name in ("n_ctx", "n_vocab", "n_embd", "token_bos", "token_eos", "token_nl", "pooling_type"):
         assert getattr(ours, name)() == getattr(theirs, name)(), name
