@@ -74,13 +74,14 @@ FORMS = ("structured_outputs", "response_format", "guided_json", "guided_regex",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Go on with OUT although model, inputs or parameters have changed.")
 @click.option("--dry-run", is_flag=True, help="Check every line and print the plan; load no weights, write nothing.")
+@click.option("--sample", type=int, default=0, help="With --dry-run: run so many rows, to say what the job takes.")
 @click.option("--price-per-hour", type=float, help="Price of an hour of this machine; the summary has the cost.")
 @click.option("--json", "json_file", type=File(), help="Write the summary as JSON; '-': to stdout.")
 @click.option("--plot", "plot_file", type=File(), help="Draw a report: .png, .svg or .pdf. Needs llamabatch[tools].")
 @click.option("--metrics-file", help="Write a file of figures for Prometheus. Needs llamabatch[metrics].")
 @engine_options(exclude=("isolate", "max_queue", "max_wait_ms"))
 def run(
-    inputs: tuple[str, ...], output: str, dry_run: bool, json_file: Path | None, plot_file: Path | None,
+    inputs: tuple[str, ...], output: str, dry_run: bool, sample: int, json_file: Path | None, plot_file: Path | None,
     chat: bool, embed: bool, sampling: dict[str, Any], loras: tuple[tuple[str, float], ...], **given: Any,
 ) -> None:  # fmt: skip
     """Run the rows of IN, several files, globs or '-', and write the result of each to OUT, a file or '-'.
@@ -91,6 +92,8 @@ def run(
     """
     if chat and embed:
         raise click.UsageError("give --chat or --embed, not both")
+    if sample and not dry_run:
+        raise click.UsageError("--sample goes with --dry-run; --limit runs the first rows of a job")
     if str(json_file) == "-" and output == "-":
         raise click.UsageError("--json - and OUT - would both go to stdout; give one of them a file")
     check_targets(json_file, plot_file)
@@ -111,7 +114,7 @@ def run(
     settings = Settings(inputs, output, reading=reading, writing=writing, seed=seed, adapters=scales, **given)
     context = click.get_current_context()
     if dry_run:
-        found = preview(settings)
+        found = preview(settings, sample)
         write_json(found.document(), json_file)
         echo_wrapped(found.describe(), err=str(json_file) == "-")
         context.exit(found.exit_code)

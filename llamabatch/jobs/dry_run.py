@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from llamabatch.config import EngineConfig
 from llamabatch.engine.resolve_config import plan
 from llamabatch.errors import InputError
 from llamabatch.gguf.resolve import resolve as resolve_path
+from llamabatch.jobs.estimate import Estimate, Sample
 from llamabatch.jobs.loop import Feed, Refused
 from llamabatch.jobs.rows import BadRow, Row
 from llamabatch.llama.model import Model
@@ -61,6 +63,9 @@ class DryRun:
         prompt_tokens: of the good rows.
         most_output_tokens: the most that the good rows may generate; None: a row sets no limit.
         lengths: of the prompts, in tokens.
+        sample: good rows, drawn evenly.
+        measured: what came of running them; None: they were not run.
+        estimate: the expected time and cost; None: not computed yet.
     """
 
     plan: Plan
@@ -70,6 +75,9 @@ class DryRun:
     prompt_tokens: int = 0
     most_output_tokens: int | None = 0
     lengths: Quantiles = field(default_factory=Quantiles)
+    sample: list[Row] = field(default_factory=list)
+    measured: Sample | None = None
+    estimate: Estimate | None = None
 
     @property
     def exit_code(self) -> int:
@@ -97,6 +105,8 @@ class DryRun:
         return {
             "rows": {"by_task": dict(self.rows), "bad": self.n_bad},
             "tokens": {"prompt": self.prompt_tokens, "output_at_most": self.most_output_tokens},
+            "sample": None if self.measured is None else self.measured.document(),
+            "estimate": None if self.estimate is None else self.estimate.document(),
             "prompt_lengths": {f"p{p}": self.lengths.at(p) for p in (50, 95, 100)},
             "plan": {
                 "engine": {name: getattr(self.plan.config, name) for name in _SHOWN_OPTIONS},
@@ -115,6 +125,7 @@ class DryRun:
             output = "no limit" if most is None else f"{most:,} at most"
             longest = ", ".join(f"p{p} {self.lengths.at(p):,.0f}" for p in (50, 95, 100))
             lines.append(f"tokens: {self.prompt_tokens:,} of prompts ({longest}); output: {output}")
+            lines += [] if self.estimate is None else self.estimate.describe()
         lines += [f"bad: {error}" for error in self.errors]
         if self.n_bad > len(self.errors):
             lines.append(f"bad: and {self.n_bad - len(self.errors):,} more")
@@ -123,9 +134,16 @@ class DryRun:
         return "\n".join([*lines, f"engine: {engine}", self.plan.describe()])
 
 
-def dry_run(engine: DryRunEngine, rows: Iterator[Row | BadRow], adapters: Mapping[str, float] | None) -> DryRun:
-    """The report of all rows, each of which goes as far as its tokens."""
+def dry_run(
+    engine: DryRunEngine, rows: Iterator[Row | BadRow], adapters: Mapping[str, float] | None, n_sample: int = 0
+) -> DryRun:
+    """The report of all rows, each of which goes as far as its tokens.
+
+    Args:
+        n_sample: rows to draw, evenly and always the same ones (reservoir sampling, Vitter's algorithm R).
+    """
     report = DryRun(engine.plan)
+    draw, n_good = random.Random(0), 0
     feed = Feed(engine, rows, 1, engine.plan.config.n_ctx, 0, adapters)
     while not feed.exhausted:
         requests, refused = feed.next_requests()
@@ -137,6 +155,11 @@ def dry_run(engine: DryRunEngine, rows: Iterator[Row | BadRow], adapters: Mappin
                 refused.append(Refused(row, str(error)))
             else:
                 report.add(row, request)
+                n_good += 1
+                if len(report.sample) < n_sample:
+                    report.sample.append(row)
+                elif n_sample and (at := draw.randrange(n_good)) < n_sample:
+                    report.sample[at] = row
         for each in sorted(refused, key=lambda each: each.row.number):
             report.add_error(each.message)
     if feed.input_error is not None:

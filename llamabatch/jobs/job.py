@@ -13,9 +13,10 @@ from llamabatch.client.base import EngineClient
 from llamabatch.client.connect import connect
 from llamabatch.client.middleware import slots_of
 from llamabatch.engine.resolve_config import plan as plan_of
-from llamabatch.errors import EngineClosedError, InputError, JobStoppedError, LlamaBatchError
+from llamabatch.errors import ConfigError, EngineClosedError, InputError, JobStoppedError, LlamaBatchError
 from llamabatch.gguf.resolve import resolve
 from llamabatch.jobs.dry_run import DryRun, DryRunEngine, dry_run
+from llamabatch.jobs.estimate import from_profile, from_sample, measure
 from llamabatch.jobs.input import sources
 from llamabatch.jobs.input.reader import ReadAhead, Reader
 from llamabatch.jobs.input.sources import Source
@@ -32,15 +33,17 @@ from llamabatch.jobs.settings import Settings, identity
 from llamabatch.jobs.start_errors import StartErrors
 from llamabatch.jobs.stats import Counts
 from llamabatch.jobs.summary import Summary
+from llamabatch.llama.tuned_load import profile_for
 from llamabatch.monitor.energy import EnergyMeter
 from llamabatch.monitor.monitor import Monitor
 from llamabatch.monitor.prometheus import MetricsFile
 from llamabatch.planning.capacity import Plan
-from llamabatch.utils.checks import counted
+from llamabatch.utils.checks import counted, integer
 from llamabatch.utils.format import duration
 from llamabatch.utils.paths import shown
 
 _LOOK_S = 0.5
+_MOST_SAMPLE = 10_000
 
 
 def run(settings: Settings, progress: Progress | None = None) -> Summary:
@@ -77,17 +80,31 @@ def run(settings: Settings, progress: Progress | None = None) -> Summary:
     return summary
 
 
-def preview(settings: Settings) -> DryRun:
-    """A dry run: every line is read, rendered and tokenized, without weights and without touching the output.
+def preview(settings: Settings, n_sample: int = 0) -> DryRun:
+    """A dry run: every line is read, rendered and tokenized, without touching the output.
+
+    Args:
+        n_sample: rows that are run, to measure what the job takes; their texts are dropped. 0: none, and no weights are
+            loaded.
 
     Raises:
         The errors of `run` before it computes anything, without those of the output.
     """
+    integer(ConfigError, "sample", n_sample, 0, _MOST_SAMPLE)
     with (
         contextlib.closing(DryRunEngine(settings.config)) as engine,
         contextlib.closing(Reader(_find_inputs(settings), settings.reading, settings.taken)) as rows,
     ):
-        return dry_run(engine, rows, settings.adapters)
+        report = dry_run(engine, rows, settings.adapters, n_sample)
+    config, price = report.plan.config, settings.price_per_hour
+    if report.sample:
+        report.measured = measure(settings.config, report.sample, settings.seed or 0, settings.adapters)
+        n_rows, most = sum(report.rows.values()), report.most_output_tokens
+        report.estimate = from_sample(report.measured, n_rows, report.prompt_tokens, most, price)
+    else:
+        profile = profile_for(resolve(settings.config.model), settings.config)
+        report.estimate = from_profile(profile, slots_of(config), config.instances, report.most_output_tokens, price)
+    return report
 
 
 class JobInterrupted(KeyboardInterrupt):

@@ -280,3 +280,23 @@ def test_an_engine_that_dies_is_replaced_and_every_row_comes_once(tmp_path):
     assert process.returncode == 0, told
     assert [record["row"] for record in records(out.read_text())] == list(range(1000))
     assert json.loads((tmp_path / "sum.json").read_text())["restarts"] == 1
+
+
+def test_a_dry_run_runs_a_sample_and_says_what_the_job_takes(tmp_path):
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps({"prompt": f"Once upon a time {i}"}) + "\n" for i in range(200)))
+    options = ["-n", "8", "--price-per-hour", "3600", "--json", "-"]
+    dry = llamabatch_run(source, out, *options, "--dry-run", "--sample", "40")
+    assert dry.returncode == 0, dry.stderr
+    found = json.loads(dry.stdout)
+    low, high = found["estimate"]["seconds"]
+    assert 0 < low <= high
+    assert found["estimate"]["cost"] == [low, high]
+    assert found["sample"]["rows"] == 40
+    assert found["estimate"]["output_tokens"][1] <= 200 * 8
+    assert not out.exists()
+    assert "time: " in dry.stderr
+    without = llamabatch_run(source, out, *options, "--dry-run")
+    assert "time: " in without.stderr
+    assert llamabatch_run(source, out, "--sample", "5").returncode == 2
+    assert "sample is -1" in llamabatch_run(source, out, "--dry-run", "--sample", "-1").stderr
