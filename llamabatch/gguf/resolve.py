@@ -112,7 +112,7 @@ def fetch(
         ModelFileError: no such repository, or none or several of its models match; the message lists them.
         SetupError: huggingface_hub is not installed.
     """
-    hub = _huggingface_hub()
+    hub = _huggingface_hub(repo_id)
     for name, text in (("repo_id", repo_id), ("filename", filename), ("revision", revision)):
         if not isinstance(text, str) and (text is not None or name == "repo_id"):
             raise ModelFileError(f"{name} is {show(text)}; give a text")
@@ -128,13 +128,16 @@ def fetch(
     return paths[0]
 
 
-def _huggingface_hub() -> Any:
+def _huggingface_hub(repo_id: str) -> Any:
     try:
         import huggingface_hub
         import huggingface_hub.constants
         import huggingface_hub.errors
     except ImportError as error:
-        raise SetupError('models from the hub need huggingface_hub: pip install "llamabatch[hub]"') from error
+        raise SetupError(
+            f"{show(repo_id)} is no file here, and models from the hub need huggingface_hub: "
+            'pip install "llamabatch[hub]"'
+        ) from error
     return huggingface_hub
 
 

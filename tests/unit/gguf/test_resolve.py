@@ -151,6 +151,8 @@ def test_without_huggingface_hub(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(SetupError, match=r'pip install "llamabatch\[hub\]"'):
         fetch_reference("hf:some/model:Q8_0")
+    with pytest.raises(SetupError, match=r"'some/model' is no file here, and models from the hub need"):
+        resolve.resolve("some/model:Q8_0")
 
 
 def test_names_of_parts():

@@ -2,6 +2,7 @@
 installed (`make test-notebook`)."""
 
 import io
+import re
 import sys
 import types
 
@@ -9,6 +10,7 @@ import pytest
 
 from llamabatch import InputError, PromptWarning
 from llamabatch.testing import FakeLLM
+from llamabatch.utils.progress import DownloadBar
 
 CELLS = (
     "from llamabatch.testing import FakeLLM\nllm = FakeLLM()",
@@ -148,3 +150,21 @@ def test_an_executed_notebook_has_the_bars():
         assert output.output_type == "display_data"
         assert f"{total}/{total}" in output.data["text/html"]
         assert f"{total}/{total}" in output.data["text/plain"]
+
+
+@pytest.mark.parametrize("total", [3_000_000_000, None])
+def test_a_download_has_a_bar_on_a_terminal_of_80_columns_and_none_elsewhere(monkeypatch, total):
+    monkeypatch.setenv("COLUMNS", "80")
+    for kind in (Terminal, io.StringIO):
+        monkeypatch.setattr(sys, "stderr", kind())
+        with DownloadBar("a-very-long-name-of-a-model-[Q4]-Q4_K_M.gguf", 1_000_000_000, total) as bar:
+            bar.advance(500_000_000)
+        shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", sys.stderr.getvalue())
+        if kind is io.StringIO:
+            assert shown == ""
+            continue
+        last = [line for line in re.split(r"[\r\n]", shown) if line.strip()][-1]
+        assert "…" in last
+        assert "-Q4_K_M.gguf" in last
+        assert "1.5" in last
+        assert len(last.rstrip()) <= 80
