@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
+from dataclasses import replace
 
 import pytest
 
 from llamabatch import ConfigError, SamplingError, SamplingParams
 from llamabatch.chat.conversation import ChatOptions
+from llamabatch.chat.formats import ChatFormat
+from llamabatch.chat.output_parser import OutputParser
 from llamabatch.client.parsing_client import ParsingClient
 from llamabatch.request.outputs import SequenceOutput
 from llamabatch.testing import FakeAsyncLLM, FakeLLM
@@ -165,3 +170,49 @@ def test_a_sink_that_raises_gets_the_same_pieces_again():
     assert [(output.reasoning, output.text) for [output] in seen[1:]] == [("a", ""), ("", "b")]
     behind.sink([SequenceOutput(request.request_id, (3,), "c")])
     assert seen[-1][0].text == "c"
+
+
+def test_parsers_are_let_go_as_soon_as_their_request_has_ended():
+    """A call may have a million prompts."""
+    with fake() as llm:
+        outputs = llm.chat([HI] * 3, {"n": 2})
+        requests = llm._inputs.conversations([HI] * 3, {"n": 2}, ChatOptions(), errors="raise").requests
+    made = []
+
+    def make_parser(request, index):
+        made.append(weakref.ref(parser := OutputParser(ChatFormat())))
+        return parser
+
+    behind, seen = Behind(), []
+    ParsingClient(behind).submit(
+        [replace(each, make_parser=make_parser) for each in requests], seen.extend, stream=True
+    )
+    for request, output in zip(requests, outputs, strict=True):
+        finished = replace(output, request_id=request.request_id)
+        for index in (0, 1):
+            behind.sink([SequenceOutput(request.request_id, (1,), "a", index=index)])
+        behind.sink([SequenceOutput(request.request_id, (1,), "b", index=1, finished=finished)])
+        gc.collect()
+        assert [ref() for ref in made] == [None] * len(made)
+
+
+def test_a_request_that_never_ran_has_no_thinking_also_where_the_prompt_opens_it():
+    def refuse(request):
+        raise ValueError("no")
+
+    opens = "{% for m in messages %}{{ m.content }}{% endfor %}<think>"
+    with fake(refuse) as llm:
+        [output] = llm.chat(HI, chat_template=opens, errors="return")
+    assert (output.finish_reason, output.reasoning, output.text) == ("error", None, "")
+
+
+def test_without_a_stream_no_piece_has_raw_text():
+    with fake() as llm:
+        [output] = llm.chat(HI)
+        [request] = llm._inputs.conversations(HI, None, ChatOptions(), errors="raise").requests
+    behind, seen = Behind(), []
+    ParsingClient(behind).submit([request], seen.extend)
+    behind.sink(
+        [SequenceOutput(request.request_id, (1,), RAW, finished=replace(output, request_id=request.request_id))]
+    )
+    assert seen[0].text == ""
