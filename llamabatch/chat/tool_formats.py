@@ -12,10 +12,15 @@ import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 from llamabatch.chat import tool_parsers
 from llamabatch.chat.tool_parsers import STRING, Reader, Schemas, types_of
+from llamabatch.errors import SamplingError
+from llamabatch.request.tool_calls import ToolCall
+from llamabatch.utils.checks import integer, show
+
+T = TypeVar("T")
 
 
 class Raw(NamedTuple):
@@ -236,10 +241,7 @@ def written(tool_format: ToolFormat, calls: Sequence[tuple[str, Mapping[str, Any
 
 
 def _written_tags(notation: TaggedNotation, name: str, arguments: Mapping[str, Any]) -> str:
-    values = (
-        notation.key + key + notation.value + (value if isinstance(value, str) else json.dumps(value)) + notation.end
-        for key, value in arguments.items()
-    )
+    values = (notation.key + key + notation.value + _as_text(value) + notation.end for key, value in arguments.items())
     return notation.head + name + notation.middle + "".join(values) + notation.tail
 
 
@@ -282,7 +284,15 @@ def grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, *, parallel: 
         tools: those that may be called.
         spell: of a mark of the family.
         parallel: any number of calls from one on.
+
+    Raises:
+        SamplingError: the notation cannot hold a name or a choice of the tools, or a bound is no whole number.
     """
+    _check_readable(tool_format, tools)
+    return _grammar(tool_format, tools, spell, parallel)
+
+
+def _grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, parallel: bool) -> str:
     lark = _Lark(tool_format.marks, spell)
     notation = tool_format.notation
     json_calls = isinstance(notation, JsonNotation)
@@ -319,6 +329,9 @@ def lazy_grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, *, paral
 
     Args:
         as for grammar().
+
+    Raises:
+        SamplingError: as grammar().
     """
     notation = tool_format.notation
     opening = notation.before or notation.head if isinstance(notation, JsonNotation) else notation.head
@@ -331,11 +344,55 @@ def lazy_grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, *, paral
         behind, several = replace(notation, before=rest), parallel
     else:
         behind = replace(notation, head=rest)
-    inner = grammar(replace(tool_format, notation=behind), tools, spell, parallel=several)
+    _check_readable(tool_format, tools)
+    inner = _grammar(replace(tool_format, notation=behind), tools, spell, several)
     first = spell(mark)
     free = f"free[lazy]: TEXT {first}" if first == quoted_mark(mark) else f"free: TEXT {first}"
     calls = f"(free calls){'*' if parallel else '?'}"
     return f"start: {calls} TEXT\n{free}\nTEXT: /(?s:.*)/\n" + inner.replace("start:", "calls:", 1)
+
+
+def _check_readable(tool_format: ToolFormat, tools: Schemas) -> None:
+    """Raises SamplingError for a name or a choice that the reader of the family does not find in a call."""
+    advice = f"which the calls of {tool_format.name} cannot hold"
+    names = "give letters, digits, _ and -"
+    for name, schema in tools.items():
+        if not _reads(tool_format, tools, name, {}):
+            raise SamplingError(f"a function has the name {show(name)}, {advice}; {names}, 64 of them at most")
+        if isinstance(tool_format.notation, JsonNotation):
+            continue  # the rest is JSON
+        properties = schema.get("properties")
+        for key, value in properties.items() if isinstance(properties, Mapping) else ():
+            if not _reads(tool_format, tools, name, {key: "x"}):
+                raise SamplingError(f"an argument of {show(name)} has the name {show(key)}, {advice}; {names}")
+            for choice in _choices(value) or ():
+                if isinstance(choice, str) and not _reads(tool_format, tools, name, {key: choice}):
+                    what = f"argument {show(key)} of {show(name)} may be {show(choice)}"
+                    raise SamplingError(f"{what}, {advice}; leave it out")
+
+
+def _reads(tool_format: ToolFormat, tools: Schemas, name: str, arguments: Mapping[str, str]) -> bool:
+    parser = tool_parsers.ToolParser(tool_format.reader, tools, lambda index, name: "")
+    delta = parser.finish(written(tool_format, [(name, arguments)]))
+    if delta.text or len(delta.tool_calls) != 1:
+        return False
+    found = ToolCall("", delta.tool_calls[0].name or "", delta.tool_calls[0].arguments)
+    values = found.parsed or {}
+    changed = any(
+        isinstance(value, str) and value != arguments[key] for key, value in values.items() if key in arguments
+    )
+    return found.name == name and values.keys() == arguments.keys() and not changed
+
+
+def _choices(value: object) -> Sequence[object] | None:
+    """The values that a schema of an argument lists; None: it lists none."""
+    given = value.get("enum", [value["const"]] if "const" in value else None) if isinstance(value, Mapping) else None
+    return given if isinstance(given, (list, tuple)) else None
+
+
+def _as_text(value: object) -> str:
+    """A value as the notations with tags write it."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _tagged(lark: _Lark, notation: TaggedNotation, n: int, name: str, schema: Mapping[str, Any]) -> str:
@@ -361,14 +418,18 @@ def _tagged_value(lark: _Lark, notation: TaggedNotation, n: int, k: int, value: 
         inner = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         made = {**value, **inner, "x-guidance": _GUIDANCE}
         return lark.rule(rule, f"%json {json.dumps(made)}") + " " + lark.text(notation.end)
-    choices = value.get("enum", [value["const"]] if "const" in value else None) if isinstance(value, Mapping) else None
-    if isinstance(choices, (list, tuple)):
-        texts = [each if isinstance(each, str) else json.dumps(each) for each in choices]
-        return "(" + " | ".join(f"{lark.text(text)}" for text in texts) + ") " + lark.text(notation.end)
-    least, most = 0, ""
+    choices = _choices(value)
+    if choices is not None:
+        return "(" + " | ".join(lark.text(_as_text(each)) for each in choices) + ") " + lark.text(notation.end)
+    least, most = 0, cast("int | str", "")
     if types == STRING and isinstance(value, Mapping):
-        least, most = value.get("minLength", 0), value.get("maxLength", "")
+        least, most = _bound(value, "minLength", 0), _bound(value, "maxLength", "")
     return lark.lazy(rule, f"(?s:.{{{least},{most}}})", notation.end)
+
+
+def _bound(schema: Mapping[str, Any], key: str, default: T) -> int | T:
+    given = schema.get(key)
+    return default if given is None else integer(SamplingError, key, given, 0, 2**31 - 1)
 
 
 def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -376,7 +437,12 @@ def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     if not schema:
         return _NO_ARGUMENTS
     made = {**schema, "type": "object"}  # of several types this one
-    return {"additionalProperties": False, **made} if "properties" in made else made
+    properties, required = made.get("properties"), made.get("required")
+    if not isinstance(properties, Mapping):
+        return made
+    if isinstance(required, (list, tuple)) and made.get("additionalProperties") is not False:
+        made["properties"] = {**properties, **{key: {} for key in required if key not in properties}}
+    return {"additionalProperties": False, **made}
 
 
 class _Lark:

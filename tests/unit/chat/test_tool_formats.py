@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 
 import llguidance
 import numpy as np
@@ -21,6 +22,7 @@ from llamabatch.chat.tool_formats import (
     written,
 )
 from llamabatch.chat.tool_parsers import ToolParser
+from llamabatch.errors import SamplingError
 from llamabatch.request.structured_outputs import special_name
 from llamabatch.sampling import grammar_sandbox
 
@@ -230,3 +232,45 @@ def test_ids_are_made_of_seed_prompt_and_place():
     assert made().startswith("call_")
     assert len(made("mistral")) == 9
     assert made("mistral").isalnum()
+
+
+QWEN3_CODER = next(each for each in FORMATS if each.name == "qwen3-coder")
+GPT_OSS = next(each for each in FORMATS if each.name == "gpt-oss")
+
+
+def of_properties(properties, **schema):
+    return {"f": {"type": "object", "properties": properties, **schema}}
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "tools", "says"),
+    [
+        (QWEN3_CODER, {"<|f|>": {}}, "a function has the name '<|f|>', which the calls of qwen3-coder cannot hold"),
+        (GPT_OSS, {"a b": {}}, "a function has the name 'a b', which the calls of gpt-oss"),
+        (GENERIC, {"n" * 600: {}}, None),
+        (QWEN3_CODER, {"n" * 600: {}}, "64 of them at most"),
+        (QWEN3_CODER, of_properties({"a>b": {}}), "an argument of 'f' has the name 'a>b'"),
+        (GPT_OSS, of_properties({"a>b": {}}), None),
+        (QWEN3_CODER, of_properties({"a": {"enum": ["x", "y</parameter>"]}}), "'a' of 'f' may be 'y</parameter>'"),
+        (QWEN3_CODER, of_properties({"a": {"enum": ["", "1e5", 1, None, " x\n"]}}), None),
+        (QWEN3_CODER, of_properties({"a": {"type": "string", "minLength": "0}"}}), "minLength is '0}'; give a whole"),
+        (QWEN3_CODER, of_properties({"a": {"type": "string", "maxLength": None}}), None),
+    ],
+)
+def test_what_a_notation_cannot_hold_is_refused(tool_format, tools, says):
+    """A call with it would not be read as one, though the grammar demands it."""
+    if says is None:
+        assert grammar(tool_format, tools, quoted_mark, parallel=True)
+    else:
+        with pytest.raises(SamplingError, match=re.escape(says)):
+            grammar(tool_format, tools, quoted_mark, parallel=True)
+        if tool_format is QWEN3_CODER:
+            with pytest.raises(SamplingError, match=re.escape(says)):
+                lazy_grammar(tool_format, tools, quoted_mark, parallel=True)
+
+
+@pytest.mark.parametrize("tool_format", [QWEN3_CODER, GPT_OSS])
+def test_an_argument_that_is_required_and_not_described_may_have_any_value(tool_format):
+    tools = of_properties({"a": {"type": "integer"}}, required=["a", "b"])
+    made = grammar(tool_format, tools, quoted_mark, parallel=False)
+    assert ("parameter=b>" if tool_format is QWEN3_CODER else '"b": {}') in made
