@@ -154,8 +154,9 @@ static void * worker_main(void * raw) {
         if (p->ends) {
             break;
         }
+        const unsigned n_threads = atomic_load(&p->n_threads); // once all have returned, the next team may set another
         take_part(p, w->thread);
-        if (atomic_fetch_add(&p->returned, 1) + 2 == atomic_load(&p->n_threads)) {
+        if (atomic_fetch_add(&p->returned, 1) + 2 == n_threads) {
             open_gate(&p->done);
         }
     }
@@ -203,9 +204,14 @@ static void add_workers(struct pool * p, unsigned n_threads) {
         return;
     }
     p->workers = more;
+    // signals are for the threads of the program; a fault is of the thread itself, and blocked no handler would see it
+    static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT };
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before); // signals are for the threads of the program
+    for (unsigned i = 0; i < sizeof faults / sizeof *faults; i++) {
+        sigdelset(&all, faults[i]);
+    }
+    pthread_sigmask(SIG_BLOCK, &all, &before);
     while (p->n_workers + 1 < n_threads) {
         struct worker * w = aligned(sizeof *w);
         pthread_t thread;

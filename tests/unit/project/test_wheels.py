@@ -193,17 +193,77 @@ int main(void) {
 """
 
 
+SHAKE = r"""
+#define _GNU_SOURCE
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+
+static inline unsigned shaken_add(atomic_uint * p, unsigned n) {
+    static _Thread_local uint64_t seed;
+    const unsigned old = atomic_fetch_add(p, n);
+    seed = seed * 6364136223846793005u + (uintptr_t) p / 64 + old + 1;
+    for (unsigned i = 0; i < seed >> 61; i++) {
+        sched_yield();
+    }
+    return old;
+}
+#undef atomic_fetch_add
+#define atomic_fetch_add(p, n) shaken_add(p, n)
+"""
+
+FAULT_CHECK = r"""
+#include "omp.h"
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+static void seen(int number) {
+    _exit(number == SIGSEGV ? 7 : 8);
+}
+
+int main(void) {
+    signal(SIGSEGV, seen);
+#pragma omp parallel num_threads(3)
+    {
+        if (omp_get_thread_num() == 2) {
+            *(volatile int *) 8 = 1;
+        }
+    }
+    return 0;
+}
+"""
+
+
+def compiled(check, folder, *team_flags):
+    """The program of a check with our teams of threads, without libgomp."""
+    (folder / "check.c").write_text(check)
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    command = [compiler, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{wheels.PORTABLE}"]
+    objects = []
+    for path, flags in (
+        (folder / "check.c", ["-fopenmp", "-Wno-array-bounds"]),
+        (wheels.PORTABLE / "calls.c", ["-fopenmp"]),
+        (wheels.PORTABLE / "team.c", team_flags),
+    ):
+        objects.append(str(folder / f"{path.stem}.o"))
+        subprocess.run([*command, *flags, "-c", str(path), "-o", objects[-1]], check=True)
+    subprocess.run([compiler, *objects, "-pthread", "-o", str(folder / "check")], check=True)
+    return folder / "check"
+
+
 @pytest.mark.skipif(not helper.find_compiler(), reason="no compiler")
 @pytest.mark.parametrize("spins", ["0", "3000"])
-def test_teams_of_threads_meet_at_barriers_from_several_threads_and_in_a_fork(tmp_path, spins):
-    (tmp_path / "check.c").write_text(TEAM_CHECK)
-    program = tmp_path / "check"
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    command = [compiler, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fopenmp", f"-I{wheels.PORTABLE}"]
-    objects = []
-    for path in (tmp_path / "check.c", wheels.PORTABLE / "calls.c", wheels.PORTABLE / "team.c"):
-        objects.append(str(tmp_path / f"{path.stem}.o"))
-        subprocess.run([*command, "-c", str(path), "-o", objects[-1]], check=True)
-    subprocess.run([compiler, *objects, "-pthread", "-o", str(program)], check=True)  # no -fopenmp: no libgomp
+@pytest.mark.parametrize("shaken", [False, True])
+def test_teams_of_threads_meet_at_barriers_from_several_threads_and_in_a_fork(tmp_path, spins, shaken):
+    """Shaken, a thread gives way after each atomic step, so that rare interleavings are common."""
+    (tmp_path / "shake.h").write_text(SHAKE)
+    program = compiled(TEAM_CHECK, tmp_path, *(["-include", str(tmp_path / "shake.h")] if shaken else []))
     done = subprocess.run([str(program)], env={"GOMP_SPINCOUNT": spins}, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.skipif(not helper.find_compiler(), reason="no compiler")
+def test_a_fault_in_a_worker_reaches_the_handler_of_the_program(tmp_path):
+    program = compiled(FAULT_CHECK, tmp_path)
+    assert subprocess.run([str(program)], capture_output=True, timeout=120, check=False).returncode == 7
