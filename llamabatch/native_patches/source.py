@@ -23,6 +23,8 @@ FILE_NAME = f"llama_cpp_python-{VERSION}.tar.gz"
 
 PATCH_FOLDER = Path(__file__).resolve().parent
 KERNEL_FOLDER = PATCH_FOLDER / "kernels"
+UNCOUNTED_FOLDER = PATCH_FOLDER / "uncounted"
+"""Of patches with which GCC makes the same code, and other compilers any at all: they count in no hash of a build."""
 
 _NO_PATCH_TOOL = "Neither git nor patch is installed: install git and run it again."
 
@@ -70,7 +72,7 @@ def patched_tree(log: Path, folder: Path, python: str = sys.executable) -> Path:
     """The top folder of the source, unpacked into `folder`, with kernels and patches. Raises SetupFailure."""
     tree = unpack(fetch(log, python), folder)
     copy_kernels(tree)
-    for patch in patches():
+    for patch in (*patches(), *patches(UNCOUNTED_FOLDER)):
         apply(patch, tree)
     return tree
 

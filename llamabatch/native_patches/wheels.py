@@ -95,7 +95,7 @@ class Portable:
 
     @property
     def patches(self) -> list[Path]:
-        return [*source.patches(), *source.patches(PORTABLE)]
+        return [*source.patches(), *source.patches(source.UNCOUNTED_FOLDER)]
 
     @property
     def key(self) -> str:
@@ -163,25 +163,24 @@ def _package(folder: Path, marker: str, prefix: str) -> tuple[Path, Path]:
 
 def portable_libraries(portable: Portable) -> Path:
     """The folder of the libraries of a portable build: from the cache, or built now."""
-    if not portable.folder.is_dir():
-        make_folder(portable.folder.parent)
-        with lock(portable.folder.parent / f"{portable.key}.lock"):
-            if not portable.folder.is_dir():  # another build may have made it while we waited
-                _build(portable)
-    return portable.folder
+    folder = portable.folder
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        with lock(folder.parent / f"{folder.name}.lock"):
+            if not folder.is_dir():  # another build may have made it while we waited
+                _build(portable, folder)
+    return folder
 
 
-def _build(portable: Portable) -> None:
-    require_space(portable.folder.parent, _GIGABYTES)
-    log = make_folder(cache_dir() / "logs") / f"portable-{portable.key}.log"
+def _build(portable: Portable, folder: Path) -> None:
+    require_space(folder.parent, _GIGABYTES)
+    log = make_folder(cache_dir() / "logs") / f"portable-{folder.name}.log"
     log.write_text(portable.marker(release()), encoding="utf-8")
     say(f"Building llama.cpp for {portable.target}, {len(portable.variants)} CPU variants, once. Log: {log}")
     tools = tool_folder(log)
-    with tempfile.TemporaryDirectory(dir=portable.folder.parent, prefix="build-") as temporary:
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="build-") as temporary:
         place = Path(temporary)
         tree = source.patched_tree(log, place)
-        for patch in source.patches(PORTABLE):
-            source.apply(patch, tree)
         variants.write_list(tree, portable.variants)
         compilers = _compilers(portable, tools, place)
         _compile(portable, tree, place / "build", tools, compilers, log)
@@ -192,7 +191,9 @@ def _build(portable: Portable) -> None:
         if missing:
             raise SetupFailure(f"The build left out {', '.join(missing)} (log: {log}).")
         _compile_sampler(portable, libraries, tools, compilers, place, log)
-        os.replace(libraries, portable.folder)
+        if portable.folder != folder:  # the key is of the files as they are now
+            raise SetupFailure("A source of the build has changed since it began: run it again.")
+        os.replace(libraries, folder)
 
 
 def tool_folder(log: Path) -> Path:
@@ -316,8 +317,6 @@ def _package_of_another_system(folder: Path) -> Path:
     log = folder / "build.log"
     log.touch()
     tree = source.patched_tree(log, folder)
-    for patch in source.patches(PORTABLE):
-        source.apply(patch, tree)
     variants.write_list(tree, wanted)
     target = folder / "build"
     steps: tuple[tuple[str, list[str | Path]], ...] = (

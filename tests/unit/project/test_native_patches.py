@@ -52,6 +52,24 @@ def test_every_patch_says_what_it_is_for(patch):
     assert source._changed_files(patch)
 
 
+def test_every_build_defines_once_what_clang_finds_twice(tmp_path, monkeypatch):
+    """`llamabatch build` with Clang links repack.cpp and repack-rows.cpp, which both have repack-any-rows.h."""
+    for folder in source.KERNELS.values():
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    counted = source.patches()
+    real = source.patches
+    monkeypatch.setattr(source, "fetch", lambda log, python: tmp_path)
+    monkeypatch.setattr(source, "unpack", lambda package, folder: folder)
+    monkeypatch.setattr(source, "patches", lambda *folder: real(*folder) if folder else [])
+    tree = source.patched_tree(tmp_path / "log", tmp_path)
+    header = (tree / source.KERNELS["repack-any-rows.h"] / "repack-any-rows.h").read_text()
+    assert len(re.findall(r"^template <> inline constexpr bool any_rows<", header, flags=re.MULTILINE)) == 4
+    assert not re.search(r"^template <> constexpr", header, flags=re.MULTILINE)
+    excluded = re.findall(r'"llamabatch/native_patches/(\w+)"', (ROOT / "pyproject.toml").read_text())
+    assert source.UNCOUNTED_FOLDER.name not in excluded  # a pip install builds, too
+    assert not {path.name for path in real(source.UNCOUNTED_FOLDER)} & {path.name for path in counted}
+
+
 @pytest.mark.parametrize("patch", source.patches(), ids=lambda patch: patch.name)
 def test_a_patch_is_a_hook(patch):
     """Whole new files stand in native_patches/kernels."""

@@ -99,6 +99,34 @@ def test_the_key_follows_what_is_compiled_and_not_the_release(monkeypatch, tmp_p
     assert portable.key != key
 
 
+def test_a_build_whose_sources_change_meanwhile_is_not_kept(monkeypatch, tmp_path):
+    copy = tmp_path / "portable"
+    shutil.copytree(wheels.PORTABLE, copy)
+    monkeypatch.setattr(wheels, "PORTABLE", copy)
+    monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(wheels, "require_space", lambda *ignored: None)
+    monkeypatch.setattr(wheels, "tool_folder", lambda log: tmp_path)
+    monkeypatch.setattr(wheels.source, "patched_tree", lambda log, place: place)
+    monkeypatch.setattr(wheels.variants, "write_list", lambda *ignored: None)
+    monkeypatch.setattr(wheels, "_compilers", lambda *ignored: {})
+    monkeypatch.setattr(wheels, "_compile_sampler", lambda *ignored: None)
+    portable = wheels.Portable("x86_64", variants.chosen("x86_64", "x64"))
+    changes = ["changed", None]
+
+    def compile_(portable, tree, target, *ignored):
+        target.mkdir()
+        (target / wheels.library_of(portable.variants[0])).touch()
+        if change := changes.pop(0):
+            (copy / "team.c").write_text(change)
+
+    monkeypatch.setattr(wheels, "_compile", compile_)
+    with pytest.raises(SetupFailure, match="has changed since it began"):
+        wheels.portable_libraries(portable)
+    assert not [path for path in (tmp_path / "cache" / "portable").iterdir() if path.is_dir()]
+    assert wheels.portable_libraries(portable) == portable.folder
+    assert portable.folder.is_dir()
+
+
 def test_the_distribution_has_the_version_of_llamabatch():
     version = {}
     exec((ROOT / "llamabatch" / "utils" / "version.py").read_text(encoding="utf-8"), version)
