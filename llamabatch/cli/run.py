@@ -23,6 +23,7 @@ from llamabatch.errors import OutputError
 from llamabatch.jobs.job import JobInterrupted, preview
 from llamabatch.jobs.job import run as run_job
 from llamabatch.jobs.output.output import ORDERS, OutputOptions
+from llamabatch.jobs.output.parquet import COMPRESSIONS
 from llamabatch.jobs.output.records import SHAPES, RecordOptions
 from llamabatch.jobs.progress import StderrProgress
 from llamabatch.jobs.rows import ReadOptions
@@ -62,6 +63,10 @@ FORMS = ("structured_outputs", "response_format", "guided_json", "guided_regex",
 @click.option(
     "--shape", type=click.Choice(SHAPES), default="auto", show_default=True,
     help="Form of the rows in OUT; auto: results of OpenAI's batch API for lines of its format, else flat rows.",
+)  # fmt: skip
+@click.option(
+    "--compression", type=click.Choice(COMPRESSIONS), default=COMPRESSIONS[0], show_default=True,
+    help="Compression of a Parquet file's columns; others are compressed where OUT ends with .gz or .zst.",
 )  # fmt: skip
 @click.option("--token-ids", is_flag=True, help="Write the ids of the generated tokens.")
 @click.option("--times", is_flag=True, help="Write the times at which each row waited, began and ended.")
@@ -109,7 +114,9 @@ def run(
         **{name: given.pop(name) for name in ("template", "prompt", "system", "id_column", "keep", "shard", "limit")},
     )
     records = RecordOptions(**{name: given.pop(name) for name in ("shape", "token_ids", "times", "answer", "parse")})
-    writing = OutputOptions(records=records, **{name: given.pop(name) for name in ("order", "retry_errors", "force")})
+    writing = OutputOptions(
+        records=records, **{name: given.pop(name) for name in ("order", "retry_errors", "force", "compression")}
+    )
     given["engine"]["adapters"], scales = adapters_of(loras)
     settings = Settings(inputs, output, reading=reading, writing=writing, seed=seed, adapters=scales, **given)
     context = click.get_current_context()

@@ -48,12 +48,15 @@ def check_installed(path: Path) -> None:
         formats.zstd()
 
 
-def convert(own: OwnFiles, source: Path, options: RecordOptions, *, over: bool) -> tuple[int, str]:
+def convert(
+    own: OwnFiles, source: Path, options: RecordOptions, *, over: bool, compression: str = parquet.COMPRESSIONS[0]
+) -> tuple[int, str]:
     """Writes the output of a file of lines: under a name of its own first, so that a process that is killed leaves no
     half of it.
 
     Args:
         over: it replaces an earlier one.
+        compression: of the columns of a Parquet file.
 
     Returns:
         Its bytes, and the checksums of its ranges; see sums_of_ranges.
@@ -61,16 +64,16 @@ def convert(own: OwnFiles, source: Path, options: RecordOptions, *, over: bool) 
     Raises:
         OutputError, OSError: reading or writing fails.
     """
-    suffix, compression = formats.suffixes(own.out)
+    suffix, packing = formats.suffixes(own.out)
     start = len(own.header("part"))
     file = own.create()
     try:
         lock_file(file, own.out)  # before it takes the name of the output
         sink = Sink(file)
         if suffix in formats.PARQUET:
-            parquet.write(source, start, columns_of(source, start, options), sink)
+            parquet.write(source, start, columns_of(source, start, options), sink, compression)
         else:
-            with _packed(sink, compression) as target:
+            with _packed(sink, packing) as target:
                 if suffix in formats.CSV:
                     csv_table.write(source, start, columns_of(source, start, options), _DELIMITERS[suffix], target)
                 else:

@@ -18,6 +18,7 @@ from llamabatch.jobs.output.files import MOVED, REMOVED, REPLACED, AppendFile, F
 from llamabatch.jobs.output.journal import AsFinished, Checksums, InOrder
 from llamabatch.jobs.output.manifest import Ending
 from llamabatch.jobs.output.own_files import LONGEST_SUFFIX, OwnFiles, ahead_of, free_rescued_name, sums_of
+from llamabatch.jobs.output.parquet import COMPRESSIONS
 from llamabatch.jobs.output.records import IDS, RecordOptions, has_error, number_of, record, refusal, to_line
 from llamabatch.jobs.output.resume import JobFiles, identity
 from llamabatch.jobs.output.survey import sums_of_lines
@@ -42,6 +43,7 @@ class OutputOptions:
         records: the content of records.
         retry_errors: rows that failed in an earlier run are taken out, and count as not done.
         force: go on with an output though its settings differ, it has no manifest, or lines of it are damaged.
+        compression: of the columns of a Parquet file.
         sync_s: seconds between two syncs to the disk while rows are written.
 
     Raises:
@@ -54,12 +56,14 @@ class OutputOptions:
     retry_errors: bool = False
     force: bool = False
     sync_s: float = 5.0
+    compression: str = COMPRESSIONS[0]
 
     def __post_init__(self) -> None:
         choice(ConfigError, "order", self.order, ORDERS)
         boolean(ConfigError, "retry_errors", self.retry_errors)
         boolean(ConfigError, "force", self.force)
         number(ConfigError, "sync_s", self.sync_s, 0.0, 3600.0)
+        choice(ConfigError, "compression", self.compression, COMPRESSIONS)
 
 
 def _guarded(method: Callable[Concatenate[Output, P], R]) -> Callable[Concatenate[Output, P], R]:
@@ -116,6 +120,11 @@ class Output:
     ) -> None:
         self.path = path = _resolved(path)
         self.options = options or OutputOptions()
+        if self.options.compression != COMPRESSIONS[0] and formats.suffixes(path)[0] not in formats.PARQUET:
+            raise ConfigError(
+                f"compression is {show(self.options.compression)}, which is for .parquet; the output {path.name} is "
+                "compressed where .gz or .zst is the end of its name"
+            )
         check_installed(path)
         if has_columns(path):
             self.options = _for_tables(self.options)
@@ -262,7 +271,8 @@ class Output:
                 f"{self._job.lines_path}; move {self.path.name} away, and run the same command again, which makes it "
                 "of them"
             )
-        return convert(own, self._job.lines_path, self.records, over=self._job.table is not None)
+        over, compression = self._job.table is not None, self.options.compression
+        return convert(own, self._job.lines_path, self.records, over=over, compression=compression)
 
     def _sums_of_lines(self) -> str:
         assert self._job.own is not None

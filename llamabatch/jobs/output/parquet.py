@@ -17,6 +17,8 @@ from llamabatch.jobs.output.records import lines_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
+COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
+
 _GROUP_ROWS = 10_000
 _GROUP_BYTES = 16 * 2**20  # of lines
 _JSON = ("logprobs", "prompt_logprobs", "response", "tool_calls")  # columns that hold a text of JSON
@@ -67,7 +69,7 @@ def schema(columns: Columns) -> pa.Schema:
     )
 
 
-def write(source: Path, start: int, columns: Columns, sink: Any) -> None:
+def write(source: Path, start: int, columns: Columns, sink: Any, compression: str) -> None:
     """Writes the table of a file of lines, a group of rows at a time. Raises OutputError, OSError."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -75,7 +77,7 @@ def write(source: Path, start: int, columns: Columns, sink: Any) -> None:
     made = schema(columns)
     as_json = {name for name in columns.own if columns.kinds.get(name) == "json"}
     texts = {"id"} if columns.kinds.get("id") == "string" else set()
-    with pq.ParquetWriter(sink, made, compression="zstd") as writer:
+    with pq.ParquetWriter(sink, made, compression=compression) as writer:
         for rows in _groups(source, start, as_json, texts):
             writer.write_table(pa.Table.from_pylist(rows, schema=made))
 

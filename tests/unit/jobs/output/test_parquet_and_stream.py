@@ -288,3 +288,23 @@ def test_without_zstd_it_says_what_to_install(tmp_path, monkeypatch):
     with pytest.raises(SetupError, match=r'pip install "llamabatch\[zstd\]"'):
         Output(tmp_path / "out.jsonl.zst", {})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("compression", parquet.COMPRESSIONS)
+def test_the_compression_of_parquet_may_be_chosen(compression, tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet")
+    out = tmp_path / "out.parquet"
+    with Output(out, {}, OutputOptions(compression=compression)) as output:
+        output.done(row(0), result(0))
+        output.finish()
+    used = pq.ParquetFile(out).metadata.row_group(0).column(0).compression
+    assert used == {"none": "UNCOMPRESSED"}.get(compression, compression.upper())
+    with Output(out, {}, OutputOptions(compression="snappy")) as output:
+        assert output.finished
+
+
+def test_the_compression_of_parquet_is_for_parquet(tmp_path):
+    with pytest.raises(ConfigError, match="compression is 'snappy', which is for"):
+        Output(tmp_path / "out.jsonl", {}, OutputOptions(compression="snappy"))
+    with pytest.raises(ConfigError, match="compression is 'zip'"):
+        OutputOptions(compression="zip")
