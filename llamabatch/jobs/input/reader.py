@@ -77,8 +77,12 @@ class Reader(Iterator[Row | BadRow]):
         _check_wanted(sources, self._options)
         tables.check_kept(self._options, self._taken)
         _check(sources, self._options, self._taken)
-        changes_lines = self._options.has_template or self._options.id_column or self._options.keep
-        self._lines = RowLines("lines of JSON", self._options, self._taken) if changes_lines else None
+        of_lines = self._options
+        if of_lines.prompt is None and any(source.kind != "jsonl" for source in sources):
+            # the template is that of the tables, and lines beside them ask for themselves
+            of_lines = replace(of_lines, template=None, task="completion", system=None, id_column=None)
+        changes_lines = of_lines.has_template or of_lines.id_column or of_lines.keep
+        self._lines = RowLines("lines of JSON", of_lines, self._taken) if changes_lines else None
         self._data = frozenset() if self._lines is None else self._lines.used
         self._overlay = Overlay(self._options.params)
         self._sizes = [source.size for source in sources]

@@ -324,3 +324,12 @@ def test_a_template_looks_nothing_up():
     assert template_of("{a.b}").fill({"a.b": "{x}"}) == "{x}"
     assert template_of("{at: UTC}{ok?!}").fill({"at: UTC": "noon", "ok?!": "yes"}) == "noonyes"
     assert tables.DEFAULT_TEMPLATE == "{prompt}"
+
+
+def test_beside_a_table_lines_ask_for_themselves_unless_the_template_is_given_as_prompt(tmp_path):
+    table = write(tmp_path / "a.csv", "key,text\nk,one\n")
+    lines = write(tmp_path / "b.jsonl", '{"id": "x", "prompt": "own", "key": "y", "text": "two"}\n')
+    options = ReadOptions(template="Say {text}", id_column="key")
+    assert [(row.id, row.prompt) for row in read(find([table, lines]), options)] == [("k", "Say one"), ("x", "own")]
+    options = ReadOptions(prompt="Say {{ text }}", id_column="key")
+    assert [(row.id, row.prompt) for row in read(find([table, lines]), options)] == [("k", "Say one"), ("y", "Say two")]
