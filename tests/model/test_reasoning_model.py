@@ -149,6 +149,13 @@ def test_the_text_has_the_form_whatever_stands_between(llm, form, text):
     assert output.text in given if kind == "choice" else re.fullmatch(given, output.text), output
 
 
+@pytest.mark.parametrize("breaks", ["", "\n", "\n\n"])
+def test_the_line_breaks_that_a_model_is_used_to_may_stand_before_the_form(llm, breaks):
+    output = ask(llm, f"Hm.\n</think>{breaks}yes", structured_outputs={"choice": ["yes", "no"]})
+    assert (output.reasoning, output.text) == ("Hm.", "yes")
+    assert llm.detokenize(list(output.token_ids)).endswith(f"</think>{breaks}yes")
+
+
 def test_without_thinking_the_form_binds_at_once(llm):
     output = ask(llm, "not json", OPENS, {"enable_thinking": False}, structured_outputs={"json": SCHEMA})
     assert output.reasoning is None
