@@ -138,7 +138,6 @@ ALIASES = {
 # Options of other libraries without a meaning here: the values that ask for what happens anyway, and what to use else.
 _LORA = "give adapters={'name': path} here, and generate(..., adapters='name') to the requests that want it"
 _AS_HERE: dict[str, tuple[tuple[object, ...], str]] = {
-    "seed": ((None,), "requests draw, not the engine: give SamplingParams(seed=…)"),
     "verbose": ((False, None), 'the log is Python\'s: logging.getLogger("llamabatch.llama_cpp").setLevel("INFO")'),
     "lora_path": ((None,), _LORA),
     "lora_base": ((None,), _LORA),
@@ -307,6 +306,9 @@ class EngineConfig:
     reasoning_tags: tuple[str, str] | None = _option(
         None, "texts that begin and end the thinking, as <think>,</think>, in place of those of the model's family"
     )
+    seed: int | None = _option(
+        None, "seed of requests without one: each draws its own from it, in the order in which they are made"
+    )
     profile: bool = _option(
         True, "use the values that `llamabatch tune` found for this model and machine in place of auto"
     )
@@ -319,6 +321,8 @@ class EngineConfig:
             self._keep(name, choice(ConfigError, name, getattr(self, name), known))
         if self.max_queue is not None:
             self._keep("max_queue", integer(ConfigError, "max_queue", self.max_queue, 0, 2**31 - 1, ", or None"))
+        if self.seed is not None:
+            self._keep("seed", integer(ConfigError, "seed", self.seed, 0, 2**64 - 1, ", or None"))
         for name in _BOOLEANS:
             self._keep(name, boolean(ConfigError, name, getattr(self, name)))
         if self.n_ubatch != "auto" and self.n_ubatch > self.n_batch:
@@ -636,4 +640,5 @@ class EngineOptions(TypedDict, total=False):
     adapters: Mapping[str, str | os.PathLike[str]]
     reasoning_format: str
     reasoning_tags: tuple[str, str] | list[str] | None
+    seed: int | None
     profile: bool

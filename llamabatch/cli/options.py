@@ -52,7 +52,7 @@ lora_option = click.option(
 )
 
 # fields with an option of their own: --model, --lora
-_NO_OPTIONS = ("model", "adapters")
+_NO_OPTIONS = ("model", "adapters", "seed")  # --seed is that of SamplingParams
 
 
 _VALUES: dict[str, tuple[str, ...]] = {name: tuple(values) for name, values in CHOICES}

@@ -14,7 +14,7 @@ from llamabatch.utils.paths import is_remote, model_name
 @click.argument("name")
 def pull(name: str) -> None:
     """Fetch NAME into the cache and print its path: owner/repo:Q4_K_M on Hugging Face's hub, or the https address of a
-    .gguf file. What came half before is gone on with.
+    .gguf file. An interrupted download is resumed.
     """
     if not is_remote(model_name(name)):
         raise click.UsageError(f"{show(name)} is a file of this machine; give owner/repo:Q4_K_M, or an https address")

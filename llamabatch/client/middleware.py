@@ -4,6 +4,7 @@ BoundedClient holds max_queue. Counts are taken here, in front of all engines, s
 
 from __future__ import annotations
 
+import random
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -124,6 +125,8 @@ class CountingClient(PassingClient):
     def __init__(self, client: EngineClient) -> None:
         super().__init__(client)
         self._counts = RequestCounts()
+        seed = client.plan.config.seed
+        self._seeds = None if seed is None else random.Random(seed)
         self._at_close: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._lock = threading.Lock()
         self._fork_guard = ForkGuard()
@@ -151,6 +154,10 @@ class CountingClient(PassingClient):
                 self._counts.submitted -= left
                 left = 0
             raise
+
+    def next_seed(self) -> int:
+        """A seed for a request without one, the next that follows from the engine's; -1: the engine has none."""
+        return -1 if self._seeds is None else self._seeds.getrandbits(64)
 
     def note_refused(self, outputs: list[SequenceOutput]) -> None:
         """Counts prompts that were refused before they were requests: as submitted, and ended by an error."""

@@ -604,7 +604,7 @@ class _Call:
 
     def start(self) -> Submission:
         """On a worker's thread: makes the requests and submits them."""
-        submission = self._prepare(InputProcessor(self._client, cancelled=lambda: self.left))
+        submission = self._prepare(InputProcessor(self._client, lambda: self.left, self._client.next_seed))
         if not self.left:
             self._submission = submission
             self._client.submit(submission.requests, self._emit, stream=self._stream)

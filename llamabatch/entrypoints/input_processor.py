@@ -53,9 +53,16 @@ class InputProcessor:
         client: the engine; its model tokenizes, its plan has the limits.
         cancelled: returns True once the caller is gone; CancelledError is then raised before the next prompt, and
             within a chat template.
+        next_seed: returns the seed of a request without one; -1: it draws any.
     """
 
-    def __init__(self, client: Host, cancelled: Callable[[], bool] | None = None) -> None:
+    def __init__(
+        self,
+        client: Host,
+        cancelled: Callable[[], bool] | None = None,
+        next_seed: Callable[[], int] = lambda: -1,
+    ) -> None:
+        self._next_seed = next_seed
         self._client = client
         self._cancelled = cancelled
         self._model = client.model
@@ -238,7 +245,8 @@ class InputProcessor:
         for item, item_params, item_adapters in each:
             if self._cancelled is not None and self._cancelled():
                 raise CancelledError
-            request = Request(new_id(), (), item_params, item if isinstance(item, str) else None, arrival, group)
+            seed = self._next_seed() if item_params.seed is None else item_params.seed
+            request = Request(new_id(), (), item_params, item if isinstance(item, str) else None, arrival, group, seed)
             try:
                 text, ids = to_ids(item)
                 request = replace(request, prompt=text, prompt_token_ids=ids, adapters=item_adapters, embed=embed)

@@ -702,7 +702,7 @@ class LLM:
 
     @property
     def _inputs(self) -> InputProcessor:
-        return InputProcessor(self._client)
+        return InputProcessor(self._client, next_seed=self._client.next_seed)
 
     def _events(self, submission: Submission, *, stream: bool = False) -> Generator[SequenceOutput, None, None]:
         """Submits all requests and yields their events until all have ended; closed earlier, it aborts the rest."""

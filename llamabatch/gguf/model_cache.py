@@ -51,7 +51,7 @@ def hub_folder() -> Path:
 
 
 def cached_models() -> list[CachedModel]:
-    """All models in both caches, by name. Files that came half are not among them."""
+    """All models in both caches, by name. Unfinished downloads are not among them."""
     return sorted([*_of_addresses(), *_of_the_hub()], key=lambda model: model.name.lower())
 
 

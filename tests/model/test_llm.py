@@ -764,3 +764,16 @@ def test_results_convert_to_what_llama_cpp_returns(llm):
     assert made["usage"]["prompt_tokens"] == len(out.prompt_token_ids)
     pieces = [piece.to_openai() for piece in llm.stream("Hello", {"temperature": 0, "max_tokens": 4})]
     assert [piece["choices"][0]["finish_reason"] for piece in pieces][:-1] == [None] * (len(pieces) - 1)
+
+
+def test_the_engines_seed_gives_each_request_its_own():
+    prompts, params = ["Once upon a time"] * 4, SamplingParams(max_tokens=12, temperature=1.5)
+
+    def texts(seed):
+        with LLM("tiny", n_slots=4, n_ctx=256, seed=seed) as llm:
+            first = [out.text for out in llm.generate(prompts, params)]
+            return first + [out.text for out in llm.generate(prompts, params)]
+
+    found = texts(7)
+    assert found == texts(7) != texts(8)
+    assert len(set(found)) > 4  # they do not share one

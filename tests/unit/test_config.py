@@ -127,10 +127,7 @@ def test_an_unknown_option_names_the_nearest(kind, error):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"seed": 1},
-            "seed is 1, which is no option of the engine: requests draw, not the engine: give SamplingParams",
-        ),
+        ({"seed": -1}, "seed is -1; give a whole number from 0"),
         ({"verbose": True}, 'logging.getLogger("llamabatch.llama_cpp")'),
         ({"lora_path": "a.gguf"}, "give adapters={'name': path}"),
         ({"gpu_memory_utilization": 0.9}, "n_slots and n_ctx say how much"),
@@ -148,7 +145,7 @@ def test_what_means_another_thing_is_refused_with_what_to_use(options, message):
 
 
 def test_an_option_that_asks_for_what_happens_anyway_is_understood():
-    given = {"verbose": False, "tensor_parallel_size": 1, "dtype": "auto", "trust_remote_code": True, "seed": None}
+    given = {"verbose": False, "tensor_parallel_size": 1, "dtype": "auto", "trust_remote_code": True}
     assert EngineConfig("m", **given) == EngineConfig("m")
     with pytest.raises(UnknownOptionError, match="tensor_parallel_size is True"):
         EngineConfig("m", tensor_parallel_size=True)
