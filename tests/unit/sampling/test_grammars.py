@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from llamabatch.engine.pending_grammars import PendingGrammars
 from llamabatch.errors import SamplingError
 from llamabatch.request.detokenizer import Vocabulary
+from llamabatch.request.reasoning import Reasoning, ReasoningTags, Thinking
 from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.request.sequence import Sequence
@@ -25,7 +26,9 @@ from llamabatch.sampling import grammar_matcher as matcher_module
 from llamabatch.sampling import grammar_sandbox
 from llamabatch.sampling.grammar_compiler import Grammars
 from llamabatch.sampling.grammar_matcher import GrammarMasks, GrammarMatcher
+from llamabatch.sampling.reasoning import ReasoningTokens, ReasoningTracker
 from llamabatch.sampling.sampler import SamplerState
+from tests.unit.sampling.test_reasoning import Letters
 
 
 class Person(pydantic.BaseModel):
@@ -561,3 +564,14 @@ def test_sequences_enter_when_their_grammar_is_ready_and_fail_with_it(compiler):
     assert failed[0].finished.finish_reason == "error"
     assert "1.5 s" in failed[0].finished.error
     assert entered == ["ready"]
+
+
+def test_a_token_that_ends_the_thinking_may_begin_the_form(compiler):
+    model = Letters()
+    tokens = ReasoningTokens(ReasoningTags("qwen3", "<think>", "</think>", "</think>"), model)
+    following = ReasoningTracker(tokens, Reasoning(tokens.tags, Thinking.INSIDE))
+    matcher = GrammarMatcher(compiled(compiler, regex="[{]a+"), following)
+    ids = [*b"Hm</think", model.ids[">{"]]
+    GrammarMasks(302, 1).fill([(matcher, len(ids), ids)])
+    words = matcher.words(len(ids), ids)
+    assert [at for at in range(256) if words[at // 32] >> (at % 32) & 1] == [ord("a")]
