@@ -352,14 +352,19 @@ def _unfit(marker: Mapping[str, Any] | None) -> str:
     """The reason why a build of the cache is not for this release and this CPU; "" if it is."""
     if marker is None:
         return f"its {MARKER} cannot be read"
-    if marker.get("patches") != _hashes(patch_source.patches()):
-        return "another release of llamabatch made it, with other patches: run `llamabatch build` again"
-    if marker.get("kernels") != _hashes(patch_source.kernels()):
-        return "another release of llamabatch made it, with other kernels: run `llamabatch build` again"
+    if other := of_another_release(marker):
+        return f"another release of llamabatch made it, with other {other}: run `llamabatch build` again"
     missing = set(marker.get("cpu_flags", ())) - cpu_flags()
     if missing and sys.platform == "linux":  # others do not list all that a CPU has
         return f"it was made for a CPU with {', '.join(sorted(missing)[:4])}, which this one lacks"
     return ""
+
+
+def of_another_release(marker: Mapping[str, Any]) -> str:
+    """What a build was made with that this release has otherwise: "patches", "kernels", or ""."""
+    if marker.get("patches") != _hashes(patch_source.patches()):
+        return "patches"
+    return "kernels" if marker.get("kernels") != _hashes(patch_source.kernels()) else ""
 
 
 def _hashes(files: list[Path]) -> dict[str, str]:

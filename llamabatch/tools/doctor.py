@@ -20,7 +20,7 @@ from llamabatch.llama import extra_buffers, library, vetting
 from llamabatch.llama.environment import undecided
 from llamabatch.llama.library import LibraryInfo
 from llamabatch.planning import profile_store
-from llamabatch.planning.binding_choice import Origin
+from llamabatch.planning.binding_choice import Origin, of_another_release
 from llamabatch.planning.cpu import cpu_flags, cpu_name
 from llamabatch.planning.machine import Machine
 from llamabatch.sampling import native
@@ -211,7 +211,13 @@ def _build(info: LibraryInfo) -> Check:
         detail = "none: a stock build of llama.cpp, slower on CPUs with many requests at once"
         return Check("patches", Status.WARN, detail, f"{patched_build()} for the patched build")
     patches = ", ".join(name.removesuffix(".patch") for name in info.marker.get("patches", {}))
-    return Check("patches", Status.OK, f"{patches} ({info.marker.get('backend')}, {info.marker.get('compiler')})")
+    detail = f"{patches or 'none'} ({info.marker.get('backend')}, {info.marker.get('compiler')})"
+    if other := of_another_release(info.marker):
+        found = f"of another release of llamabatch, with other {other}: {detail}"
+        is_wheel = info.choice.build.origin is Origin.WHEEL
+        cure = f"pip install llamabatch-llama=={__version__}" if is_wheel else f"{patched_build()} for those of this"
+        return Check("patches", Status.WARN, found, cure)
+    return Check("patches", Status.OK, detail)
 
 
 def _instructions(info: LibraryInfo, flags: frozenset[str]) -> Check:
@@ -308,6 +314,8 @@ EXTRAS = {
     ),
     "hub": Extra("models by name from Hugging Face's hub", {"huggingface_hub": "huggingface_hub"}),
     "parquet": Extra("`llamabatch run` from and to Parquet files", {"pyarrow": "pyarrow"}),
+    "zstd": Extra(".zst files of `run`, which Python 3.14 reads itself", {"backports.zstd": "backports.zstd"}),
+    "columns": Extra("`llamabatch.columns` of pandas and polars", {"narwhals": "narwhals"}),
     "metrics": Extra("files of figures for Prometheus (--metrics-file)", {"prometheus-client": "prometheus_client"}),
     "gpu": Extra("memory, use and power of NVIDIA GPUs", {"nvidia-ml-py": "pynvml"}),
 }  # fmt: skip
@@ -322,7 +330,10 @@ def _installed_extras() -> dict[str, dict[str, str | None]]:
 
 
 def _version_of(package: str, module: str) -> str | None:
-    if importlib.util.find_spec(module) is None:
+    try:
+        if importlib.util.find_spec(module) is None:
+            return None
+    except ModuleNotFoundError:  # not even the package around it
         return None
     try:
         return importlib.metadata.version(package)

@@ -10,12 +10,21 @@ from click.testing import CliRunner
 
 from llamabatch.cli import cli
 from llamabatch.errors import SetupError
-from llamabatch.llama import extra_buffers, library
+from llamabatch.llama import library
 from llamabatch.llama.library import Device, LibraryInfo
+from llamabatch.native_patches import source
 from llamabatch.planning.binding_choice import Build, Choice, Origin, PassedOver
 from llamabatch.tools import doctor
 from llamabatch.tools.doctor import Status
 from llamabatch.utils import cures, disk_cache
+from llamabatch.utils.version import __version__
+
+MARKER = {
+    "patches": {path.name: source.sha256_of(path) for path in source.patches()},
+    "kernels": {path.name: source.sha256_of(path) for path in source.kernels()},
+    "backend": "cpu",
+    "compiler": "g++ 12",
+}
 
 
 def info(**changed):
@@ -25,7 +34,7 @@ def info(**changed):
         "llama_version": "0.5.0",
         "library_dir": Path("lib"),
         "libraries": (),
-        "marker": {"patches": {extra_buffers.PATCH: "hash"}, "backend": "cpu", "compiler": "g++ 12"},
+        "marker": MARKER,
         "cpu_variant": None,
         "system_info": "CPU : AVX2 = 1 | FMA = 1 | AVX512 = 1 | AMX_INT8 = 1",
         "devices": (Device("CPU", "a CPU", "cpu", 8 << 30, 8 << 30),),
@@ -142,6 +151,16 @@ def test_the_build_in_use_is_told_with_those_before_and_after_it(machine):
     facts = doctor.examine({}).facts
     assert facts["origin"] == "wheel"
     assert facts["passed_over"] == {"/cache/builds/1/llamabatch_llama": "it kills the process"}
+
+
+@pytest.mark.parametrize("kind", ["patches", "kernels"])
+def test_a_build_of_another_release_is_told(machine, kind):
+    assert finding("patches").status is Status.OK
+    wheel = Choice(Build(Origin.WHEEL, Path("/site/llamabatch_llama"), Path("/site/llamabatch_llama/lib")), (), ())
+    machine.info = info(choice=wheel, marker=MARKER | {kind: {"0001-old": "hash"}})
+    found = finding("patches")
+    assert (found.status, found.cure) == (Status.WARN, f"pip install llamabatch-llama=={__version__}")
+    assert f"another release of llamabatch, with other {kind}" in found.detail
 
 
 @pytest.mark.parametrize(
