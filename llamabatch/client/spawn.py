@@ -20,10 +20,10 @@ from llamabatch import errors
 from llamabatch.client.base import Heartbeat
 from llamabatch.client.wire import Wire, pack_config, pack_request
 from llamabatch.config import EngineConfig
-from llamabatch.errors import EngineClosedError, EngineError, describe
+from llamabatch.errors import EngineClosedError, EngineError, SetupError, describe
 from llamabatch.planning.binding_choice import for_children
 from llamabatch.request.request import Request
-from llamabatch.utils.subprogram import command
+from llamabatch.utils.subprogram import command, interpreter
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +85,10 @@ class Child:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._oom_kills = oom_kills()
+        try:
+            interpreter()
+        except OSError as error:
+            raise SetupError(f"isolate=True and several engines run in child processes: {error}") from error
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(

@@ -25,7 +25,7 @@ from typing import Any
 from llamabatch.errors import SetupError
 from llamabatch.llama.build_info import build_marker
 from llamabatch.planning.binding_choice import for_children
-from llamabatch.planning.cpu import cpu_flags
+from llamabatch.planning.cpu import cpu_flags, cpu_name
 from llamabatch.utils import disk_cache, paths
 from llamabatch.utils.subprogram import run_program
 
@@ -69,13 +69,18 @@ def load_cpu(module: ModuleType, folder: Path) -> str | None:
 
     Raises:
         SetupError: LLAMABATCH_CPU_VARIANT names one that is not there or that this CPU cannot run, or none can be
-            loaded.
+            loaded, or the build has no kernels for CPUs.
     """
     variants = variants_in(folder, build_marker(module))
     wanted = os.environ.get(VARIABLE, "")
     if not variants:
         if _files(folder) and not _has_cpu(module):  # of a build that is not ours
             _load_what_ggml_takes(module, folder)
+        if not _has_cpu(module):
+            raise SetupError(
+                f"{folder} has no library of CPU kernels that can be loaded, so that nothing can be computed: install "
+                "the build again"
+            )
         return None
     if _has_cpu(module):
         return None
@@ -136,8 +141,10 @@ def _forced(name: str, variants: Sequence[Variant]) -> Variant:
 
 
 def _runs(variant: Variant) -> bool:
-    """True if the bundled model runs with a variant in a child process; the verdict is kept by the library's hash."""
-    key = f"{hashlib.sha256(variant.path.read_bytes()).hexdigest()[:16]}-{_PROBE_VERSION}"
+    """True if the bundled model runs with a variant in a child process; the verdict is kept for library and CPU."""
+    cpu = f"{platform.machine()} {cpu_name()} {sorted(cpu_flags())}"  # several machines may share the cache
+    library = hashlib.sha256(variant.path.read_bytes() + cpu.encode())
+    key = f"{library.hexdigest()[:16]}-{_PROBE_VERSION}"
     kept = disk_cache.read(_VERDICTS, key)
     if kept is not None and isinstance(kept.get("runs"), bool):
         return bool(kept["runs"])

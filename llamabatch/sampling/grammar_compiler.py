@@ -8,7 +8,6 @@ import json
 import logging
 import re
 import subprocess
-import sys
 import threading
 import time
 from collections import OrderedDict
@@ -25,7 +24,7 @@ from llamabatch.request import structural_tag
 from llamabatch.request.structured_outputs import ANY_OBJECT, TOOLS, Structure, special_name
 from llamabatch.sampling import grammar_sandbox
 from llamabatch.sampling.grammar_matcher import Compiled, VocabularyFacts
-from llamabatch.utils.subprogram import import_path
+from llamabatch.utils.subprogram import import_path, interpreter
 
 logger = logging.getLogger(__name__)
 
@@ -267,8 +266,12 @@ class Trial:
         if self._closed:
             raise EngineClosedError("the engine is closed")
         program = Path(grammar_sandbox.__file__).resolve()
+        try:
+            python = interpreter()
+        except OSError as error:
+            raise EngineError(f"structured_outputs: grammars are tried out in a child process; {error}") from error
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _RUN, str(program), *import_path()],
+            [python, "-c", _RUN, str(program), *import_path()],
             start_new_session=True,  # Ctrl-C is for the parent
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

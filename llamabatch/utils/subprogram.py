@@ -17,9 +17,21 @@ _ROOT = str(Path(__file__).absolute().parents[2])
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module as a program."""
+    """The command that runs a module as a program. Raises OSError as interpreter() does."""
     path = import_path()
-    return [sys.executable, "-c", _RUN, module, str(len(path)), *path, *arguments]
+    return [interpreter(), "-c", _RUN, module, str(len(path)), *path, *arguments]
+
+
+def interpreter() -> str:
+    """The path of the Python that runs child processes.
+
+    Raises:
+        OSError: there is none, as in a frozen program (PyInstaller), whose executable would start all of it again.
+    """
+    if getattr(sys, "frozen", False) or not sys.executable:
+        kind = f"{sys.executable} is a frozen program" if sys.executable else "Python is embedded in another program"
+        raise OSError(f"{kind}, and runs no modules: a child process needs a Python interpreter as sys.executable")
+    return sys.executable
 
 
 def import_path() -> list[str]:

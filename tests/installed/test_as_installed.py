@@ -324,7 +324,8 @@ def test_the_wheel_holds_what_the_package_needs(stranger):
         "native_patches/native/sampler.cpp",
         *(f"native_patches/kernels/{name}" for name in source.KERNELS),
     } <= native
-    assert {f"native_patches/{path.name}" for path in source.patches()} <= native
+    patches = [*source.patches(), *source.patches(source.UNCOUNTED_FOLDER)]
+    assert {f"native_patches/{path.relative_to(source.PATCH_FOLDER)}" for path in patches} <= native
     assert not native & of_the_checkout
     assert not [f for f in native if "/tests" in f]
     assert not [f for f in native if f.startswith("native_patches/portable")]

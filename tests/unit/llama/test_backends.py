@@ -108,6 +108,9 @@ def test_where_the_system_lists_nothing_a_child_tries_and_the_verdict_is_kept(bu
     assert build.loaded == ["libggml-cpu-haswell.so"]
     backends.load_cpu(build.module, build.folder)
     assert len(tried) == 2
+    monkeypatch.setattr(backends, "cpu_name", lambda: "another CPU on the same home")
+    backends.load_cpu(build.module, build.folder)
+    assert len(tried) == 4
 
 
 def test_a_build_without_variants_is_left_alone(build, monkeypatch):
@@ -116,13 +119,22 @@ def test_a_build_without_variants_is_left_alone(build, monkeypatch):
     for file in build.folder.glob("*.so"):
         file.unlink()
     (build.folder / "libggml-cpu.so").write_text("")
+    monkeypatch.setattr(backends, "_has_cpu", lambda module: True)
     assert backends.load_cpu(build.module, build.folder) is None
     assert build.loaded == []
+
+
+def test_a_build_that_lost_its_kernels_is_refused(build):
+    for file in build.folder.glob("*.so"):
+        file.unlink()
+    with pytest.raises(SetupError, match="has no library of CPU kernels"):
+        backends.load_cpu(build.module, build.folder)
 
 
 def test_a_stock_build_with_variants_is_left_to_ggml(build, monkeypatch):
     asked = []
     monkeypatch.setattr(backends, "_load_what_ggml_takes", lambda module, folder: asked.append(folder))
+    monkeypatch.setattr(backends, "_has_cpu", lambda module: bool(asked))
     build.marker = None
     assert backends.load_cpu(build.module, build.folder) is None
     assert asked == [build.folder]
