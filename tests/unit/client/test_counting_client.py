@@ -24,7 +24,7 @@ def ended(request: Request, reason: FinishReason) -> SequenceOutput:
 class Behind:
     """Refuses an id that is in flight, as engines do; dies when told to."""
 
-    plan = model = None
+    plan, model = SimpleNamespace(config=SimpleNamespace(seed=None)), None
     pids = ()
 
     def __init__(self) -> None:
@@ -122,7 +122,8 @@ class Watching:
 
 def test_what_is_to_happen_at_the_end_happens_first_and_once():
     order = []
-    client = CountingClient(SimpleNamespace(plan=None, model=None, close=lambda: order.append("closed")))
+    plan = SimpleNamespace(config=SimpleNamespace(seed=None))
+    client = CountingClient(SimpleNamespace(plan=plan, model=None, close=lambda: order.append("closed")))
     watching = Watching(order)
     client.at_close(watching.stop)
     client.at_close(Watching([]).stop)  # forgotten
