@@ -19,6 +19,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -43,7 +44,7 @@ from llamabatch.native_patches.tools import (
     say,
 )
 
-RECIPE = 1
+RECIPE = 2
 """Version of the way of building. Raise it when this file changes what is built."""
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -214,9 +215,11 @@ def tool_folder(log: Path) -> Path:
 def _compilers(portable: Portable, tools: Path, place: Path) -> dict[str, Path]:
     """Programs that call zig as a compiler for the target, by the names that CMake gives them."""
     [zig] = tools.parent.glob("lib/python*/site-packages/ziglang/zig")
+    no_paths = shlex.quote(f"-ffile-prefix-map={place}=.")  # of this machine in the libraries
     made = {}
     for name, command in {
-        "C_COMPILER": f"cc -target {portable.target}", "CXX_COMPILER": f"c++ -target {portable.target}",
+        "C_COMPILER": f"cc -target {portable.target} {no_paths}",
+        "CXX_COMPILER": f"c++ -target {portable.target} {no_paths}",
         "AR": "ar", "RANLIB": "ranlib",
     }.items():  # fmt: skip
         program = place / f"zig-{name.lower()}"

@@ -99,6 +99,20 @@ def test_the_key_follows_what_is_compiled_and_not_the_release(monkeypatch, tmp_p
     assert portable.key != key
 
 
+def test_the_compilers_leave_no_path_of_this_machine(tmp_path):
+    zig = tmp_path / "to ols" / "lib" / "python3.11" / "site-packages" / "ziglang" / "zig"
+    zig.parent.mkdir(parents=True)
+    zig.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    zig.chmod(0o755)
+    portable = wheels.Portable("aarch64", variants.chosen("aarch64"))
+    made = wheels._compilers(portable, tmp_path / "to ols" / "bin", tmp_path)
+    told = [str(made["CXX_COMPILER"]), "-march=armv8.2-a+fp16", "a b.cpp"]
+    assert subprocess.run(told, capture_output=True, text=True, check=True).stdout.splitlines() == [
+        "c++", "-target", portable.target, f"-ffile-prefix-map={tmp_path}=.", "-mcpu=generic+v8_2a+fullfp16", "a b.cpp",
+    ]  # fmt: skip
+    assert subprocess.run([made["AR"], "rc"], capture_output=True, text=True, check=True).stdout.split() == ["ar", "rc"]
+
+
 def test_a_build_whose_sources_change_meanwhile_is_not_kept(monkeypatch, tmp_path):
     copy = tmp_path / "portable"
     shutil.copytree(wheels.PORTABLE, copy)
