@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from llamabatch import LLM, ConfigError, EngineClosedError, FinishReason, MemoryPlanError, SamplingParams
+from llamabatch.client.middleware import CountingClient
 from llamabatch.client.process_client import ChildClient, RouterClient
 from llamabatch.client.restart_policy import NO_RESTART
 from llamabatch.client.spawn import Child
@@ -54,7 +55,7 @@ def test_streams_and_aborts_cross_the_wire(greedy):
 
 def front(client):
     llm = LLM.__new__(LLM)
-    llm._client = client
+    llm._client = CountingClient(client)
     return llm
 
 

@@ -25,7 +25,7 @@ SHORT = SamplingParams(max_tokens=5)
 
 def front(client):
     llm = LLM.__new__(LLM)
-    llm._client = client
+    llm._client = CountingClient(client)
     return llm
 
 
@@ -46,7 +46,7 @@ def isolated(hold):
     config = EngineConfig("tiny", isolate=True, n_slots=4, n_ctx=1024, kv="split")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, str(hold))  # for children that come later, too
-        with front(CountingClient(ChildClient(config, "tests.workers.held_worker"))) as llm:
+        with front(ChildClient(config, "tests.workers.held_worker")) as llm:
             yield llm
 
 

@@ -28,6 +28,7 @@ _CHAT = (
     *("tools", "tool_choice", "parallel_tool_calls"),
     *("chat_template_kwargs", "add_generation_prompt", "continue_final_message"),
 )
+_OF_THE_JOB = "chat_template"  # not of a line, whose sender must not choose the program
 _KNOWN = (*TASK_OF, *_IDS, *_CHAT)
 
 _NEAR = 0.84  # of difflib, which has 0.86 for message and messages, 0.91 for promt and prompt
@@ -129,6 +130,8 @@ def _check_names(given: Mapping[str, Any], data: Collection[str]) -> None:
             continue
         if name in MISPLACED:
             named({name: value})
+        if name == _OF_THE_JOB:
+            raise SamplingError(f"there is no field {name!r}; one template, --chat-template, holds for the whole job")
         meant = near_miss(name)
         if meant is not None:
             raise SamplingError(
