@@ -25,7 +25,7 @@ WHY = {
 }
 
 
-COUNTED = {None: 14, "error": 22, "lost": 5, "text": 7, "mark": 1, "space": 2}
+COUNTED = {None: 15, "error": 22, "lost": 5, "text": 7, "mark": 1, "space": 2}
 
 
 def ours(parse):

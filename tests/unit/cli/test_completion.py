@@ -1,6 +1,7 @@
 """Completion: the protocol of each shell gives commands, options and values; bash itself is asked, too."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -78,9 +79,8 @@ def test_bash_completes(folder, tmp_path):
     script = tmp_path / "script"
     script.write_text(CliRunner().invoke(cli, ["completion", "bash"]).output)
     program = tmp_path / "llamabatch"
-    program.write_text(
-        f"#!{sys.executable}\nimport sys\nsys.argv[0] = 'llamabatch'\nfrom llamabatch.cli import main\nmain()\n"
-    )
+    code = "import sys; sys.argv[0] = 'llamabatch'; from llamabatch.cli import main; main()"
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c "{code}" "$@"\n')  # its path may have blanks
     program.chmod(0o755)
     line = "llamabatch generate -m owner/repo:Q8"
     asked = (
