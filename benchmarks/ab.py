@@ -49,6 +49,27 @@ def unpack(reference: str) -> tuple[str, Path]:
     return commit[:12], folder
 
 
+_SAMPLER = """
+import sys
+from pathlib import Path
+folder = Path(sys.argv[1])
+sys.path.insert(0, str(folder))
+try:
+    from llamabatch.native_patches import helper
+except ImportError:
+    from native_patches import helper
+room = folder / "llamabatch" / "sampling"
+path = (room if room.is_dir() else room.parent) / helper.LIBRARY
+sys.exit(None if path.is_file() else helper.compile_library(path) or None)
+"""
+
+
+def compile_sampler(folder: Path, log: Path) -> None:
+    """Compiles the sampler of an unpacked revision, which would use numpy otherwise. Raises PeerFailure."""
+    if run_logged([sys.executable, "-c", _SAMPLER, folder], log, "compiling its sampler") != 0:
+        raise PeerFailure(f"the sampler of the other revision could not be compiled (log: {log})")
+
+
 def interpreter(folder: Path, log: Path) -> Path:
     """This environment, if that revision wants the same wheel; else one with its own wheel, made once."""
     older = (folder / "native_patches" / "build.py").is_file()  # where it was before it moved into the package
@@ -82,6 +103,7 @@ def sides(reference: str) -> tuple[Side, Side]:
     """This working tree, and the revision. Raises PeerFailure, SetupFailure."""
     commit, folder = unpack(reference)
     log = places.log_folder() / "ab.log"
+    compile_sampler(folder, log)
     return Side("this", places.ROOT, Path(sys.executable)), Side(commit, folder, interpreter(folder, log))
 
 
