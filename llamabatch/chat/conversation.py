@@ -46,7 +46,7 @@ _CHOICES = ("auto", "none", "required")
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """How a conversation becomes a prompt.
+    """The options by which a conversation becomes a prompt.
 
     Attributes:
         tools: OpenAI's function tools, [{"type": "function", "function": {"name": …, "parameters": …}}]. A template

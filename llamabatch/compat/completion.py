@@ -145,7 +145,7 @@ def _biases(given: object) -> list[tuple[int, float]]:
 
 @dataclass(frozen=True)
 class Words:
-    """What a completion needs of a vocabulary: bytes of tokens ("" of special ones), and the one that begins texts."""
+    """The vocabulary of completions: the bytes of tokens ("" for special ones), and the token that begins texts."""
 
     token_bytes: Callable[[int], bytes]
     bos: int

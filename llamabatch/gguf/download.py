@@ -39,7 +39,7 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True)
 class Record:
-    """What the server said of a file.
+    """The facts that a server gives about a file.
 
     Attributes:
         url: the address, without what may be secret.
@@ -208,7 +208,7 @@ def _write(response: HTTPResponse, part: Path, start: int, record: Record) -> st
 
 
 def _told(url: str, response: HTTPResponse, passed: list[email.message.Message]) -> tuple[Record, int]:
-    """What the headers say of the whole file, those of redirects included, and the byte that the answer begins with."""
+    """Facts about the whole file, from the headers and those of redirects, and the first byte of the answer."""
     headers = [*passed, response.headers]
 
     def said(name: str) -> str | None:
@@ -306,7 +306,7 @@ def _record_of(path: Path) -> Path:
 
 
 def _read_record(path: Path) -> Record | None:
-    """What was kept of a file, be it nothing; None if it is unreadable."""
+    """The record kept with an unfinished file; None if there is none, or none that can be read."""
     return read_record(_record_of(path))
 
 

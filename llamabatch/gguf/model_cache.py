@@ -134,7 +134,7 @@ def _heads(repo: Path) -> str:
 
 
 def _short(file: str, names: list[str]) -> str:
-    """What stands behind the colon for a file: its quantisation where that is enough, else its name."""
+    """The part of a name behind the colon: the file's quantisation where that is enough, else the file's name."""
     short = quantisation(file)
     try:
         if short is not None and resolve.choose(names, short, "") == file:

@@ -142,7 +142,7 @@ def _huggingface_hub(repo_id: str) -> Any:
 
 
 def _reachable(hub: Any) -> bool:
-    """Whether the hub can be reached: huggingface_hub itself tries for 24 s. HF_HUB_ETAG_TIMEOUT gives it more seconds
+    """True if the hub can be reached: huggingface_hub itself tries for 24 s. HF_HUB_ETAG_TIMEOUT gives it more seconds
     than PROBE_S."""
     given = os.environ.get("HF_HUB_ETAG_TIMEOUT", "")
     return reachable(hub.constants.ENDPOINT, float(given) if given.isdigit() else PROBE_S)

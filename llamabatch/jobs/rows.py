@@ -74,7 +74,7 @@ class BadRow:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How inputs become rows. Checked when it is made.
+    """The rules by which inputs become rows, checked when they are made.
 
     Attributes:
         params: the parameters of every row; a line's own fields are laid over them.

@@ -39,7 +39,7 @@ _PROBE_VERSION = 1
 _PROBE_TIMEOUT_S = 60.0
 _VERDICTS = "cpu-variant"
 _BASELINE = {"x86_64": "sse2", "aarch64": "asimd"}
-"""What every CPU of a kind has: a list without it is not of this CPU, but of the host of an emulator."""
+"""A feature of every CPU of a kind: a list without it describes the host of an emulator, not this CPU."""
 _MARK = "ggml-cpu-"  # of the files' names
 
 

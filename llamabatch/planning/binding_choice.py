@@ -361,7 +361,7 @@ def _unfit(marker: Mapping[str, Any] | None) -> str:
 
 
 def of_another_release(marker: Mapping[str, Any]) -> str:
-    """What a build was made with that this release has otherwise: "patches", "kernels", or ""."""
+    """The first part of a build that differs from this release: "patches", "kernels", or "" for none."""
     if marker.get("patches") != _hashes(patch_source.patches()):
         return "patches"
     return "kernels" if marker.get("kernels") != _hashes(patch_source.kernels()) else ""

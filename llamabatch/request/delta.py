@@ -10,7 +10,7 @@ from llamabatch.request.tool_calls import ToolCallDelta
 
 @dataclass(frozen=True)
 class Delta:
-    """What a piece of generated text brings.
+    """The parts of a piece of generated text.
 
     Attributes:
         reasoning: thinking.

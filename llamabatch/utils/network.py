@@ -10,7 +10,7 @@ PROBE_S = 0.7  # a connection takes a fifth of a second around the earth; librar
 
 
 def reachable(url: str, budget_s: float = PROBE_S) -> bool:
-    """Whether the server of an address, or the proxy in front of it, takes a connection within that many seconds.
+    """True if the server of an address, or the proxy in front of it, takes a connection within that many seconds.
 
     The time holds for the look-up of the name, too, which no socket option bounds.
     """

@@ -28,7 +28,7 @@ _CHAT = (
     *("tools", "tool_choice", "parallel_tool_calls"),
     *("chat_template_kwargs", "add_generation_prompt", "continue_final_message"),
 )
-_OF_THE_JOB = "chat_template"  # not of a line, whose sender must not choose the program
+_OF_THE_JOB = "chat_template"  # a template is a program, and the sender of a line must not choose it
 _KNOWN = (*TASK_OF, *_IDS, *_CHAT)
 
 _NEAR = 0.84  # of difflib, which has 0.86 for message and messages, 0.91 for promt and prompt
