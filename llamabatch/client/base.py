@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from llamabatch.engine.engine_state import EngineState
 from llamabatch.engine.hooks import Sink
 from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import describe
@@ -60,6 +61,15 @@ class EngineClient(Protocol):
         """Counts since the start, as they are now: no step is waited for, and sinks may call it, too.
 
         In a sink, the figures of an engine in a child process are the last that came.
+
+        Raises:
+            EngineClosedError: the client was closed, or its engine died.
+        """
+
+    def states(self) -> list[EngineState]:
+        """The slots and the queue of each engine, as they are now: no step is waited for. Not in a sink.
+
+        An engine that is being replaced is left out.
 
         Raises:
             EngineClosedError: the client was closed, or its engine died.

@@ -13,6 +13,7 @@ from typing import Any
 
 from llamabatch.client.base import EngineClient, EngineMethod, Heartbeat, errors_logged
 from llamabatch.config import ResolvedConfig
+from llamabatch.engine.engine_state import EngineState
 from llamabatch.engine.hooks import Sink
 from llamabatch.engine.stats import EngineStats, RequestCounts
 from llamabatch.errors import QueueFull
@@ -46,6 +47,9 @@ class PassingClient:
 
     def stats(self) -> EngineStats:
         return self.inner.stats()
+
+    def states(self) -> list[EngineState]:
+        return self.inner.states()
 
     @property
     def adapters(self) -> list[str]:

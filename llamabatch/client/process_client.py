@@ -17,6 +17,7 @@ from llamabatch.client.router import Router
 from llamabatch.client.spawn import WORKER
 from llamabatch.client.supervisor import Supervisor
 from llamabatch.config import EngineConfig, ResolvedConfig
+from llamabatch.engine.engine_state import EngineState
 from llamabatch.engine.hooks import Sink
 from llamabatch.engine.resolve_config import plan
 from llamabatch.engine.stats import EngineStats
@@ -76,6 +77,9 @@ class _ProcessClient:
 
     def stats(self) -> EngineStats:
         return self._engine.stats()
+
+    def states(self) -> list[EngineState]:
+        return self._engine.states()
 
     def call(self, method: EngineMethod, *arguments: Any) -> Any:
         if method == "load_adapter":

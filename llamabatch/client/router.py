@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from llamabatch.client.base import EngineMethod, emit_last, errors_logged, failure
+from llamabatch.engine.engine_state import EngineState
 from llamabatch.engine.hooks import Sink
 from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import EngineClosedError, LlamaBatchError, describe
@@ -40,6 +41,8 @@ class Member(Protocol):
     def abort(self, request_ids: Iterable[str]) -> None: ...
 
     def stats(self) -> EngineStats: ...
+
+    def states(self) -> list[EngineState]: ...
 
     def call(self, method: EngineMethod, *arguments: Any) -> Any: ...
 
@@ -142,6 +145,13 @@ class Router:
                 self._last_stats[number] = self._members[number].stats()
         figures = zip(self._members, self._last_stats, strict=True)
         return sum((stats if member.alive else stats.of_the_past() for member, stats in figures), EngineStats())
+
+    def states(self) -> list[EngineState]:
+        states: list[EngineState] = []
+        for number in self._alive():
+            with contextlib.suppress(EngineClosedError):
+                states += self._members[number].states()
+        return states
 
     def call(self, method: EngineMethod, *arguments: Any) -> Any:
         answers = (self._members[number].call(method, *arguments) for number in self._alive())

@@ -22,7 +22,9 @@ from llamabatch.client.base import EngineMethod, Heartbeat, emit, in_a_sink
 from llamabatch.client.crash_triage import CrashTriage, TrackedRequest
 from llamabatch.client.restart_policy import RESTARTS, RestartPolicy, Restarts, Silence
 from llamabatch.client.spawn import WORKER, Child, Listener
+from llamabatch.client.wire import unpack_state
 from llamabatch.config import EngineConfig
+from llamabatch.engine.engine_state import EngineState
 from llamabatch.engine.hooks import Failover, Sink
 from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import EngineClosedError, EngineError, describe
@@ -163,6 +165,25 @@ class Supervisor:
             counted = self._past_stats + self._child_stats
             waiting = counted.waiting + self._requests.n_unsent
             return replace(counted, waiting=waiting, restarts=self._restarts.total)
+
+    def states(self) -> list[EngineState]:
+        """As EngineClient.states; empty while no child takes requests."""
+        self._fork_guard.check()
+        with self._lock:
+            self._check_alive()
+            child = self._child if self._is_up else None
+        if child is None:
+            return []
+        try:
+            packed = child.ask("states").result()
+        except EngineClosedError:
+            if not self._is_replaced(child):
+                raise
+            return []
+        states = [unpack_state(each) for each in packed]
+        with self._lock:
+            n_unsent = self._requests.n_unsent
+        return [replace(state, n_waiting=state.n_waiting + n_unsent) for state in states[:1]] + states[1:]
 
     def call(self, method: EngineMethod, *arguments: Any) -> Any:
         """Sends a call to the child, or to the next one, and waits for its answer.

@@ -16,6 +16,7 @@ from typing import Any
 from llamabatch.client.base import EngineMethod, Heartbeat, emit, emit_last, errors_logged, failure
 from llamabatch.config import EngineConfig
 from llamabatch.engine.engine import Engine
+from llamabatch.engine.engine_state import EngineState
 from llamabatch.engine.hooks import EngineHooks, Sink
 from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import EngineClosedError, EngineError, InputError, describe
@@ -94,6 +95,11 @@ class ThreadClient(LocalClient):
         self._commands.check_open()
         stats, waiting = self._engine.stats(), self._commands.n_waiting
         return replace(stats, waiting=stats.waiting + waiting) if waiting else stats
+
+    def states(self) -> list[EngineState]:
+        self._commands.check_open()
+        state, arriving = self._engine.state(), self._commands.n_waiting
+        return [replace(state, n_waiting=state.n_waiting + arriving)]
 
     def call(self, method: EngineMethod, *arguments: Any) -> Any:
         return self.ask(lambda engine: getattr(engine, method)(*arguments)).result()

@@ -1,8 +1,8 @@
 """Messages between a client and its child process: length-prefixed msgpack on a socket pair.
 
-A message is an array, its kind first. Parent to child: init, submit, abort, close; with a number for the answer: stats
-and the methods of EngineClient.call. Child to parent: ready, failed, admitted, outputs, beat, stats, dying, answer,
-refused.
+A message is an array, its kind first. Parent to child: init, submit, abort, close; with a number for the answer: stats,
+states and the methods of EngineClient.call. Child to parent: ready, failed, admitted, outputs, beat, stats, dying,
+answer, refused.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 from llamabatch.client.codec import Codec, pack, unpack
 from llamabatch.config import EngineConfig
+from llamabatch.engine.engine_state import EngineState
 from llamabatch.errors import EngineError, SamplingError
 from llamabatch.request.outputs import CompletionOutput, RequestOutput, SequenceOutput, Timings
 from llamabatch.request.reasoning import Reasoning, ReasoningTags
@@ -25,6 +26,7 @@ from llamabatch.request.request import Request, ResumedOutput
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.request.structured_outputs import Structure
 from llamabatch.request.tool_calls import ToolCall, ToolCallDelta
+from llamabatch.scheduler.slot_state import SlotState, WaitingState
 from llamabatch.utils.lifetime import in_forks
 
 MAX_MESSAGE = 256 * 2**20  # bytes; a larger length is a damaged stream
@@ -140,6 +142,9 @@ Codec(Timings)
 # the parent knows these of a request
 Codec(RequestOutput, {"embedding": array | None}, left_out=["request_id", "prompt", "prompt_token_ids"])
 _OUTPUT = Codec(SequenceOutput)
+Codec(SlotState)
+Codec(WaitingState)
+_STATE = Codec(EngineState)
 
 
 def check_crosses(request: Request) -> None:
@@ -163,6 +168,8 @@ def unpack_request(packed: Any) -> Request:
 
 
 pack_output = _OUTPUT.encode
+pack_state = _STATE.encode
+unpack_state = _STATE.decode
 
 
 def unpack_output(packed: Any, request: Request) -> SequenceOutput:

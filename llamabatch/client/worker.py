@@ -13,7 +13,7 @@ from typing import Any, cast, get_args
 from llamabatch.client.base import EngineClient, EngineMethod
 from llamabatch.client.connect import connect_here
 from llamabatch.client.parent_link import ParentLink
-from llamabatch.client.wire import pack_output, unpack_config, unpack_request
+from llamabatch.client.wire import pack_output, pack_state, unpack_config, unpack_request
 from llamabatch.engine.hooks import EngineHooks
 from llamabatch.errors import EngineClosedError, describe
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
@@ -99,6 +99,8 @@ def _answer(
         answer: Any = None
         if kind == "stats":
             heartbeat.send_stats()
+        elif kind == "states":
+            answer = [pack_state(state) for state in client.states()]
         elif kind in _CALLS:
             answer = client.call(cast(EngineMethod, kind), *arguments)
         parent.send("answer", number, answer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections import abc
 from concurrent.futures import Future
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 from llamabatch.config import EngineConfig, ResolvedConfig
 from llamabatch.engine import prefix_file
 from llamabatch.engine.embedding import Embeddings
+from llamabatch.engine.engine_state import MAX_WAITING, EngineState
 from llamabatch.engine.hooks import EngineHooks
 from llamabatch.engine.parallel_sampling import ParallelSampling
 from llamabatch.engine.pending_grammars import PendingGrammars
@@ -35,6 +37,7 @@ from llamabatch.scheduler.ngram_proposer import NgramProposer
 from llamabatch.scheduler.output import Limits
 from llamabatch.scheduler.policies import policy
 from llamabatch.scheduler.scheduler import Scheduler
+from llamabatch.scheduler.slot_state import waiting_state
 from llamabatch.scheduler.spec_decode import Proposer, SpecDecoder
 from llamabatch.utils.paths import absolute
 
@@ -274,6 +277,21 @@ class Engine:
             **self._counts.figures(),
             **vars(self._runner.counts),
             **vars(self._embeddings.counts),
+        )
+
+    def state(self) -> EngineState:
+        """The slots and the queue as they are now. May be called from any thread, also while a step is under way."""
+        ids, scheduler, now = self._parallel.ids_of, self._scheduler, time.perf_counter()
+        compiling = [waiting_state(s, "grammar", now, ids(s.request.request_id)) for s in self._pending.sequences]
+        waiting = scheduler.waiting_states(MAX_WAITING, ids)
+        n_embeddings = len(self._embeddings)
+        return EngineState(
+            scheduler.slot_states(ids),
+            (*waiting, *compiling)[:MAX_WAITING],
+            scheduler.num_waiting + len(compiling) + n_embeddings,
+            n_embeddings,
+            self.config.n_ctx,
+            scheduler.steps,
         )
 
     def save_prefix(self, token_ids: abc.Sequence[int], path: str) -> bool:

@@ -62,6 +62,10 @@ class ParallelSampling:
         child = self._children.get(request_id)
         return request_id if child is None else child[0]
 
+    def ids_of(self, request_id: str) -> tuple[str, int]:
+        """The id of the request that a continuation belongs to, and the number of the continuation."""
+        return self._children.get(request_id, (request_id, 0))
+
     def merge(self, outputs: Iterable[SequenceOutput]) -> list[SequenceOutput]:
         """The outputs, with those of continuations turned into outputs of their requests."""
         merged = []

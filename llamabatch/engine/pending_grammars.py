@@ -38,7 +38,7 @@ class PendingGrammars:
 
     @property
     def sequences(self) -> list[Sequence]:
-        return [sequence for sequence, _ in self._waiting.values()]
+        return [sequence for sequence, _ in list(self._waiting.values())]
 
     def add(self, sequence: Sequence, future: Future[Any]) -> None:
         if future.done() and future.exception() is None:

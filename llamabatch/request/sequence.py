@@ -33,6 +33,8 @@ class Sequence:
         shifts: a full slot forgets its oldest tokens (overflow="shift").
         logprobs: the logprobs that the request asks for; None: it asks for none.
         num_cached: tokens of the prompt that came from other cells when it first began to compute.
+        shared_from: number of the first of the sequences that have copied cells from one another, this one among them;
+            None: it has copied from no running one.
         last_token_s: time.perf_counter() of its last output token.
     """
 
@@ -42,6 +44,7 @@ class Sequence:
         self.num_computed = 0
         self.num_discarded = 0
         self.num_cached = 0
+        self.shared_from: int | None = None
         self._began = False  # it has had cells
         self.slot: int | None = None
         self.number: int | None = None
@@ -141,6 +144,11 @@ class Sequence:
         """True if the sequence has ever had a slot."""
         return self._admitted_s is not None
 
+    @property
+    def admitted_s(self) -> float | None:
+        """time.perf_counter() when it first had a slot; None before."""
+        return self._admitted_s
+
     def admit(self, slot: int) -> None:
         self.slot = slot
         if self._admitted_s is None:
@@ -159,6 +167,7 @@ class Sequence:
         """Gives up the slot; the tokens stay and are computed again later."""
         self._began = self._began or self.num_computed > 0
         self.slot = None
+        self.shared_from = None
         self.num_computed = self.num_discarded = 0
 
     def _resume(self, output: ResumedOutput) -> None:

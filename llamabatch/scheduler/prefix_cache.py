@@ -108,7 +108,13 @@ class PrefixCache:
                 self.forget(sequence)
                 self.kv_cache.copy(source.slot, sequence.slot, count)
                 sequence.begin_at(count)
+                sequence.shared_from = source.number if source.shared_from is None else source.shared_from
                 self.num_shared_tokens += count
+
+    def source_slot(self, sequence: Sequence) -> int | None:
+        """The slot that computes the prefix which `sequence` will copy; None: it waits for none."""
+        source, _ = self._sources.get(sequence.request.request_id, (None, 0))
+        return None if source is None else source.slot
 
     def source_slots(self) -> set[int]:
         """Slots with computed cells that are still to be copied."""

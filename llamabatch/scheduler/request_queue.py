@@ -62,6 +62,23 @@ class RequestQueue:
         """`sequence` ended while it waited; it is passed over from now on."""
         self._leave(sequence)
 
+    def head(self, count: int) -> list[Sequence]:
+        """At most `count` of the waiting sequences, in the order of admission; the latest arrivals come last.
+
+        May be called from any thread. Takes the time of `count` entries, however long the queue is, but for one copy.
+        """
+        heap, arrivals = list(self._heap), list(self._arrivals)
+        found: list[Sequence] = []
+        ahead = [(heap[0], 0)] if heap else []  # entries of which all those above them in the heap are listed
+        while ahead and len(found) < count:
+            entry, at = heapq.heappop(ahead)
+            if self._is_waiting(entry[-1]):
+                found.append(entry[-1])
+            for child in (2 * at + 1, 2 * at + 2):
+                if child < len(heap):
+                    heapq.heappush(ahead, (heap[child], child))
+        return (found + [sequence for sequence in arrivals if self._is_waiting(sequence)])[:count]
+
     def first(self) -> Sequence | None:
         """The sequence to be admitted next if there is room for it."""
         self._sort_in()

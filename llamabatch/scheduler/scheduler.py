@@ -34,6 +34,7 @@ from llamabatch.scheduler.preemption import foreground, peer_slots, victims
 from llamabatch.scheduler.prefix_cache import PrefixCache
 from llamabatch.scheduler.request_queue import PREEMPTION_COUNTS, RequestQueue
 from llamabatch.scheduler.selection import Selection
+from llamabatch.scheduler.slot_state import SlotState, WaitingState, slot_state, waiting_state
 from llamabatch.scheduler.spec_decode import SpecDecoder
 
 logger = logging.getLogger(__name__)
@@ -219,6 +220,42 @@ class Scheduler:
             **self.counters.stats(),
             **(vars(self._spec_decoder.counts) if self._spec_decoder is not None else {}),
         }
+
+    @property
+    def steps(self) -> int:
+        """Steps so far."""
+        return self._step
+
+    def slot_states(self, ids: Callable[[str], tuple[str, int]]) -> tuple[SlotState, ...]:
+        """The slots as they are now, by id. May be called from any thread, also between two parts of a step.
+
+        Args:
+            ids: the id of a request and the number of its continuation, from the id of a sequence.
+        """
+        now, states = self._clock(), {}
+        for sequence in list(self.running):
+            slot = sequence.slot
+            if slot is not None:
+                own = -1 if sequence.number is None else sequence.number
+                prefix = own if sequence.shared_from is None else sequence.shared_from
+                waits_for = self.prefix_cache.source_slot(sequence)
+                states[slot] = slot_state(slot, sequence, prefix, waits_for, now, ids(sequence.request.request_id))
+        cached = dict(self._kv_cache.cached)
+        free = (SlotState(slot, n_cells=cached[slot].count if slot in cached else 0) for slot in range(self.most_slots))
+        return tuple(states.get(state.id, state) for state in free)
+
+    def waiting_states(self, count: int, ids: Callable[[str], tuple[str, int]]) -> tuple[WaitingState, ...]:
+        """At most `count` of the waiting sequences, in the order of the queue; otherwise as slot_states."""
+        now, reason = self._clock(), "step"
+        if self._is_full:
+            reason = "cells"
+        elif not self.num_free_slots or not self.policy.admits(len(self.running), self.num_free_slots):
+            reason = "slot"
+        elif self.limits.n_cells is not None and self.running:
+            reason = "cells"
+        elif self._max_wait_s and not self.running and len(self._waiting) < self.most_slots:
+            reason = "company"
+        return tuple(waiting_state(s, reason, now, ids(s.request.request_id)) for s in self._waiting.head(count))
 
     def schedule(self) -> SchedulerOutput:
         """Decides one step: admits waiting sequences, selects running ones, and packs their rows into calls."""

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from llamabatch.client.base import EngineMethod, Heartbeat
 from llamabatch.config import EngineConfig
+from llamabatch.engine.engine_state import EngineState
 from llamabatch.engine.hooks import Sink
 from llamabatch.engine.parallel_sampling import ParallelSampling
 from llamabatch.engine.stats import EngineStats
@@ -27,6 +28,7 @@ from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOu
 from llamabatch.request.request import Request
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.deadlines import sequence_deadline_message
+from llamabatch.scheduler.slot_state import SlotState
 from llamabatch.testing.answers import FakeRequest, Kind, Script
 from llamabatch.testing.fake_model import EOS, LABELS, N_EMBD, N_VOCAB, FakeModel, messages_of
 from llamabatch.utils.checks import show
@@ -106,6 +108,15 @@ class FakeClient:
         with self._lock:
             n_slots, running = self.plan.config.n_slots, len(self._in_flight)
             return replace(self._stats, running=running, free_slots=max(0, n_slots - running))
+
+    def states(self) -> list[EngineState]:
+        self._check_open()
+        with self._lock:
+            in_flight = sorted(self._in_flight)
+        n_slots = self.plan.config.n_slots
+        slots = [SlotState(slot, in_flight[slot] if slot < len(in_flight) else None) for slot in range(n_slots)]
+        n_waiting = max(0, len(in_flight) - n_slots)
+        return [EngineState(tuple(slots), n_waiting=n_waiting, n_ctx=self.plan.config.n_ctx)]
 
     def call(self, method: EngineMethod, *arguments: Any) -> Any:
         self._check_open()

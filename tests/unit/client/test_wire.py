@@ -13,16 +13,20 @@ from llamabatch.client.wire import (
     pack_config,
     pack_output,
     pack_request,
+    pack_state,
     unpack_config,
     unpack_output,
     unpack_request,
+    unpack_state,
 )
 from llamabatch.config import EngineConfig
+from llamabatch.engine.engine_state import EngineState
 from llamabatch.errors import EngineError
 from llamabatch.request.logprobs import Logprob
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, Timings
 from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.scheduler.slot_state import SlotState, WaitingState
 
 
 def across(*message):
@@ -61,6 +65,12 @@ def test_a_request_to_score_crosses():
 def test_structured_outputs_cross(asked):
     request = Request("r", (1,), SamplingParams(structured_outputs=asked))
     assert unpack_request(across(pack_request(request))[0]) == request
+
+
+def test_the_state_of_an_engine_crosses():
+    slot = SlotState(3, "r", 1, 7, True, -2, 40, 20, 10, 2, 9, 42, 5, 1, ("poet",), 0.5, 0.25)
+    state = EngineState((SlotState(0), slot), (WaitingState("w", 0, False, 0, 5, 0, 1.5, "slot"),), 3, 1, 512, 99)
+    assert unpack_state(across(pack_state(state))[0]) == state
 
 
 def test_adapters_cross():

@@ -1,0 +1,107 @@
+"""states() for every kind of client: slots and queue while they compute, and no call waits for a step."""
+
+import threading
+import time
+
+import pytest
+
+from llamabatch import LLM, EngineClosedError, SamplingParams
+
+KINDS = {
+    "thread": {"n_slots": 2, "instances": 1, "n_threads": 1},
+    "threads": {"n_slots": 4, "instances": 2},
+    "child": {"n_slots": 2, "isolate": True, "n_threads": 1},
+    "children": {"n_slots": 2, "strategy": "multi-instance", "instances": 2, "n_threads": 1},
+}
+LONG = SamplingParams(max_tokens=3000, ignore_eos=True)
+
+
+def states_until(client, wanted):
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        states = client.states()
+        if wanted(states):
+            return states
+        time.sleep(0.005)
+    raise AssertionError(states)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_slots_and_queue_are_seen_while_requests_run(kind):
+    with LLM("tiny", **KINDS[kind]) as llm:
+        client, n_engines = llm._client, 2 if kind in ("threads", "children") else 1
+        assert sum(len(state.slots) for state in client.states()) == 2 * n_engines
+        assert all(slot.request_id is None for state in client.states() for slot in state.slots)
+        prompts = [f"Item {number} of a list" for number in range(2 * n_engines + 2)]
+        done = threading.Event()
+
+        def run():
+            for _ in llm.stream(prompts, LONG):
+                if done.is_set():
+                    break
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            states = states_until(
+                client, lambda states: sum(s.n_output > 3 for e in states for s in e.slots) == 2 * n_engines
+            )
+            busy = [slot for state in states for slot in state.slots]
+            assert sum(state.n_waiting for state in states) == 2
+            waiting = [one for state in states for one in state.waiting]
+            assert len(waiting) == 2
+            assert {one.reason for one in waiting} == {"slot"}
+            assert len({slot.request_id for slot in busy} | {one.request_id for one in waiting}) == len(prompts)
+            assert all(0 < slot.n_prompt_done == slot.n_prompt for slot in busy)
+            assert all(0 < slot.running_s <= slot.age_s < 60 for slot in busy)
+            assert all(state.n_ctx == llm.plan.config.n_ctx and state.steps > 3 for state in states)
+            began = time.perf_counter()
+            for _ in range(10):
+                client.states()
+            assert time.perf_counter() - began < 1
+        finally:
+            done.set()
+            thread.join()
+        states_until(client, lambda states: not any(slot.request_id for e in states for slot in e.slots))
+    with pytest.raises(EngineClosedError):
+        client.states()
+
+
+def test_continuations_and_background_requests_are_told_apart():
+    with LLM("tiny", n_slots=4, instances=1) as llm:
+        done = threading.Event()
+
+        def run():
+            params = SamplingParams(n=3, max_tokens=3000, ignore_eos=True, background=True, priority=2)
+            for _ in llm.stream(["Once"], params):
+                if done.is_set():
+                    break
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            [state] = states_until(llm._client, lambda states: sum(slot.n_output > 0 for slot in states[0].slots) == 3)
+        finally:
+            done.set()
+            thread.join()
+    busy = [slot for slot in state.slots if slot.request_id is not None]
+    assert sorted(slot.index for slot in busy) == [0, 1, 2]
+    assert len({slot.request_id for slot in busy}) == 1
+    assert all(slot.background and slot.priority == 2 for slot in busy)
+    assert "\0" not in busy[0].request_id
+
+
+def test_a_request_whose_grammar_is_compiled_stands_in_the_queue():
+    schema = {
+        "type": "object",
+        "properties": {f"field_{n}": {"type": "string", "pattern": "[a-z]{1,200}"} for n in range(60)},
+    }
+    with LLM("tiny", n_slots=2, instances=1) as llm:
+        reasons = set()
+        stream = llm.stream(["x"], SamplingParams(max_tokens=4, structured_outputs={"json": schema}))
+        thread = threading.Thread(target=lambda: list(stream))
+        thread.start()
+        while thread.is_alive():
+            reasons |= {one.reason for state in llm._client.states() for one in state.waiting}
+        thread.join()
+    assert "grammar" in reasons
