@@ -1,0 +1,352 @@
+"""Options of the server: address, keys, hosts, CORS, limits, and the values of requests that say nothing.
+
+ServerOptions is frozen and checked once; an unknown option is refused by name. Options of the engine are those of
+EngineConfig; `split` tells the two apart. The command line's options are generated from the fields, so that both always
+agree.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from llamabatch.chat.conversation import template_source
+from llamabatch.errors import ConfigError, UnknownOptionError
+from llamabatch.request.adapters import adapter_set
+from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.utils.checks import boolean, integer, items, mapping, nearest, number, show, string
+from llamabatch.utils.paths import absolute
+
+LOOPBACK = "127.0.0.1"
+LOG_LEVELS = ("error", "warning", "info", "debug")
+CORS_METHODS = ("GET", "POST", "DELETE", "OPTIONS")
+ANY, LOCALHOST = "*", "localhost"  # special values of cors_origins and allowed_hosts
+_MOST_NAMES = 1000
+_MOST_KEYS = 10_000
+_LONGEST_KEY = 4096
+_LONGEST_SOCKET = 107  # bytes: sun_path of Linux, without its end
+_LARGEST_KEY_FILE = 2**20  # bytes
+_KEY = re.compile(r"[\x21-\x7e]+")  # what an HTTP header can carry, without blanks
+_HOST = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?\.?", re.IGNORECASE)
+_ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://[^\s/?#@,]+", re.IGNORECASE)
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a method or the name of a header: RFC 9110, 5.6.2
+_BOOLEANS = (
+    *("no_key", "metrics_without_key", "strict", "trust_request_chat_template", "slots", "props", "page"),
+    *("access_log", "reuse_port"),
+)
+_INTEGERS = (
+    ("port", 0, 65535),
+    ("max_body_bytes", 1024, 2**40),
+    ("max_bodies_bytes", 1024, 2**45),
+    ("max_header_bytes", 1024, 2**24),
+    ("max_headers", 8, 10_000),
+    ("max_connections", 1, 2**20),
+    ("threads", 1, 512),
+)
+_SECONDS = (  # 0: none, except of header_timeout_s
+    ("header_timeout_s", 0.05, 86_400),
+    ("body_timeout_s", 0.05, 86_400),
+    ("keep_alive_s", 0, 86_400),
+    ("write_timeout_s", 0.05, 86_400),
+    ("drain_s", 0, 86_400),
+    ("sse_ping_s", 0, 86_400),
+)
+_TEXTS = ("host", "uds", "root_path", "api_key_file", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "lora_dir")
+_PATHS = ("uds", "api_key_file", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "lora_dir")
+
+
+def _option(default: Any, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"help": help}, **more)
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Options of the server, beside those of the engine. Raises ConfigError.
+
+    Paths are made absolute at once. Keys of `api_key_file` are read at once, too, and join `api_keys`.
+
+    Attributes: the help text of each field, which `llamabatch serve --help` prints.
+    """
+
+    host: str = _option(LOOPBACK, "addresses to listen on, with commas between them, or a UNIX socket ending in .sock")
+    port: int = _option(8080, "port to listen on; 0: any free one")
+    uds: str | None = _option(None, "UNIX socket to listen on, in place of host and port")
+    reuse_port: bool = _option(False, "let several servers listen on one port; the system spreads connections")
+    root_path: str = _option("", "path that the server's own begin with, as /llm")
+    api_keys: tuple[str, ...] = _option(
+        (), "keys, with commas between them; a request must bring one: Authorization: Bearer, or x-api-key", repr=False
+    )
+    api_key_file: str | None = _option(None, "file with a key a line; lines that begin with # are comments")
+    no_key: bool = _option(False, "serve beyond this machine without a key; any caller may then use the model")
+    metrics_without_key: bool = _option(False, "answer /metrics without a key")
+    allowed_hosts: tuple[str, ...] = _option(
+        (), "names that the header Host may have beside those of this machine, as llm.example.com; *: any"
+    )
+    cors_origins: tuple[str, ...] = _option(
+        (LOCALHOST,), "origins whose pages may read answers, as https://app.example.com; localhost: pages of this "
+        "machine; *: any, without credentials"
+    )  # fmt: skip
+    cors_methods: tuple[str, ...] = _option(CORS_METHODS, "methods that these pages may use")
+    cors_headers: tuple[str, ...] = _option((ANY,), "headers that these pages may send; *: any")
+    cors_credentials: bool | None = _option(
+        None, "let these pages send credentials (not given: where origins are named)"
+    )
+    ssl_keyfile: str | None = _option(None, "private key for TLS, a PEM file")
+    ssl_certfile: str | None = _option(None, "certificate for TLS, a PEM file, with its chain")
+    ssl_ca_certs: str | None = _option(None, "authorities of clients' certificates, a PEM file; clients must have one")
+    max_body_bytes: int = _option(32 * 2**20, "bytes in the body of a request at most")
+    max_bodies_bytes: int = _option(256 * 2**20, "bytes in all bodies that are being received, at most")
+    max_header_bytes: int = _option(64 * 2**10, "bytes in the line and headers of a request at most")
+    max_headers: int = _option(128, "headers of a request at most")
+    max_connections: int = _option(4096, "connections at once at most; further ones are closed at once")
+    header_timeout_s: float = _option(10.0, "seconds for a client to send the headers of a request")
+    body_timeout_s: float = _option(60.0, "seconds for a client to send the body of a request")
+    keep_alive_s: float = _option(75.0, "seconds that an idle connection stays open; 0: it is closed at once")
+    write_timeout_s: float = _option(600.0, "seconds for a client to take what it was sent before its request ends")
+    drain_s: float = _option(30.0, "seconds for running requests to end after SIGTERM; what is left then is ended")
+    sse_ping_s: float = _option(15.0, "seconds without a piece after which a stream carries a comment; 0: never")
+    served_model_names: tuple[str, ...] = _option(
+        (),
+        "names of the model, the first in answers (not given: its file's name, and any is served)",
+    )
+    strict: bool = _option(False, "refuse requests with unknown fields, which are ignored otherwise")
+    sampling: Mapping[str, Any] = _option(
+        None, "values of SamplingParams for requests that say nothing of them"
+    )  # None: {} below
+    chat_template: str | None = _option(None, "a file with a jinja2 template, or its text, in place of the model's")
+    chat_template_kwargs: Mapping[str, Any] = _option(None, "values for the chat template; a request's go first")
+    trust_request_chat_template: bool = _option(False, "let requests bring a chat template of their own")
+    default_adapters: Mapping[str, float] = _option(
+        None, "names and scales of adapters for requests that name none; the engine has loaded them"
+    )
+    lora_dir: str | None = _option(None, "folder from which requests may load adapters (not given: none)")
+    slots: bool = _option(True, "answer /slots, which shows lengths and progress, never a prompt")
+    props: bool = _option(False, "let POST /props change the defaults of requests")
+    page: bool = _option(True, "serve the page at /")
+    threads: int = _option(4, "threads that turn requests into tokens")
+    log_level: str = _option("info", f"least level of the log: {', '.join(LOG_LEVELS)}")
+    access_log: bool = _option(False, "log a line for each request: client, method, path, status, seconds")
+
+    def __post_init__(self) -> None:
+        for name in _BOOLEANS:
+            self._keep(name, boolean(ConfigError, name, getattr(self, name)))
+        for name, low, high in _INTEGERS:
+            self._keep(name, integer(ConfigError, name, getattr(self, name), low, high))
+        for name, least, most in _SECONDS:
+            self._keep(name, float(number(ConfigError, name, getattr(self, name), least, most)))
+        for name in _TEXTS:
+            value = getattr(self, name)
+            found = string(os.fspath(value) if isinstance(value, os.PathLike) else value)
+            if value is not None and (found is None or "\0" in found or (not found and name != "root_path")):
+                raise ConfigError(f"{name} is {show(value)}; give a text")
+            self._keep(name, absolute(found) if found is not None and name in _PATHS else found)
+        if self.log_level not in LOG_LEVELS:
+            raise ConfigError(f"log_level is {show(self.log_level)}{nearest(show(self.log_level), LOG_LEVELS)}")
+        self._check_address()
+        self._check_cors()
+        names = _names("served_model_names", self.served_model_names, 256)
+        self._keep("served_model_names", names)
+        self._keep("api_keys", self._all_keys())
+        self._keep("chat_template", template_source(self.chat_template))
+        for name in ("sampling", "chat_template_kwargs", "default_adapters"):
+            value = getattr(self, name)
+            found_map = {} if value is None else mapping(value)
+            if found_map is None:
+                raise ConfigError(f"{name} is {show(value)}; give a mapping of names to values")
+            self._keep(name, found_map)
+        SamplingParams.from_options(**self.sampling)  # raises for an unknown name and a value outside its range
+        adapter_set(dict(self.default_adapters))
+        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
+            given, missing = ("ssl_keyfile", "ssl_certfile")[:: 1 if self.ssl_keyfile else -1]
+            raise ConfigError(f"{given} is {show(getattr(self, given))}, but {missing} is not given; TLS needs both")
+        if self.ssl_ca_certs is not None and self.ssl_certfile is None:
+            raise ConfigError(f"ssl_ca_certs is {show(self.ssl_ca_certs)}, which needs ssl_certfile and ssl_keyfile")
+        if self.max_bodies_bytes < self.max_body_bytes:
+            raise ConfigError(
+                f"max_bodies_bytes is {self.max_bodies_bytes}; it must be at least max_body_bytes, "
+                f"{self.max_body_bytes}"
+            )
+
+    def _keep(self, name: str, value: object) -> None:
+        if value is not getattr(self, name):
+            object.__setattr__(self, name, value)
+
+    def _check_address(self) -> None:
+        if self.host is None:
+            raise ConfigError("host is None; give an address, as 127.0.0.1 or 0.0.0.0")
+        hosts = self.hosts
+        if not hosts:
+            raise ConfigError(f"host is {show(self.host)}; give an address, as 127.0.0.1 or 0.0.0.0")
+        for path in (
+            each for each in (self.uds, *hosts) if each is not None and (each == self.uds or _is_socket(each))
+        ):
+            if len(os.fsencode(path)) > _LONGEST_SOCKET:
+                raise ConfigError(f"the socket {show(path)} has a path of more than {_LONGEST_SOCKET} bytes")
+        if self.port == 0 and sum(not _is_socket(each) for each in hosts) > 1 and self.uds is None:
+            raise ConfigError(f"port is 0, but host names several addresses, {self.host}; give a port")
+        path = self.root_path or ""
+        if path and (not path.startswith("/") or "//" in path or any(sign in path for sign in "?#% \t\r\n")):
+            raise ConfigError(f"root_path is {show(path)}; give a path such as /llm")
+        self._keep("root_path", path.rstrip("/"))
+        allowed = _names("allowed_hosts", self.allowed_hosts, 253)
+        for name in allowed:
+            if name != ANY and not _is_ip(name) and not _HOST.fullmatch(name):
+                raise ConfigError(
+                    f"allowed_hosts holds {show(name)}; give names such as llm.example.com or *.example.com, without "
+                    "a port, or *"
+                )
+        self._keep("allowed_hosts", tuple(name.lower().rstrip(".") for name in allowed))
+
+    def _check_cors(self) -> None:
+        origins = _names("cors_origins", self.cors_origins, 1000)
+        for origin in origins:
+            if origin not in (ANY, LOCALHOST) and not _ORIGIN.fullmatch(origin.rstrip("/")):
+                raise ConfigError(
+                    f"cors_origins holds {show(origin)}; give origins such as https://app.example.com, localhost, or *"
+                )
+        self._keep("cors_origins", tuple(origin.rstrip("/").lower() for origin in origins))
+        for name in ("cors_methods", "cors_headers"):
+            values = _names(name, getattr(self, name), 256)
+            for value in values:
+                if not _TOKEN.fullmatch(value):
+                    raise ConfigError(f"{name} holds {show(value)}; give names, with commas between them, or *")
+            self._keep(name, values)
+        if self.cors_credentials is not None:
+            self._keep("cors_credentials", boolean(ConfigError, "cors_credentials", self.cors_credentials))
+        if self.cors_credentials and ANY in self.cors_origins:
+            raise ConfigError(
+                "cors_credentials is on, but cors_origins has *: any page on the web could then act for the user of "
+                "a browser; name the origins, or leave cors_credentials out"
+            )
+        if self.cors_credentials is None:
+            self._keep("cors_credentials", bool(self.cors_origins) and ANY not in self.cors_origins)
+
+    def _all_keys(self) -> tuple[str, ...]:
+        keys = _names("api_keys", self.api_keys, None)
+        if self.api_key_file is not None:
+            keys += read_keys(self.api_key_file)
+        if len(keys) > _MOST_KEYS:
+            raise ConfigError(f"there are {len(keys):,} keys; at most {_MOST_KEYS:,} are allowed")
+        for key in keys:  # a message never shows a key
+            if len(key) > _LONGEST_KEY or not _KEY.fullmatch(key):
+                raise ConfigError(
+                    f"a key of {len(key)} characters cannot be sent: give 1 to {_LONGEST_KEY} visible ASCII "
+                    "characters, without blanks"
+                )
+        return tuple(dict.fromkeys(keys))
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The addresses of `host`, in order."""
+        return tuple(part.strip() for part in self.host.split(",") if part.strip())
+
+    @property
+    def sockets(self) -> tuple[str, ...]:
+        """Absolute paths of the UNIX sockets to listen on: `uds`, or those in `host`."""
+        return (self.uds,) if self.uds is not None else tuple(absolute(each) for each in self.hosts if _is_socket(each))
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The internet addresses to listen on, none where `uds` is given."""
+        return () if self.uds is not None else tuple(each for each in self.hosts if not _is_socket(each))
+
+    @property
+    def beyond_loopback(self) -> tuple[str, ...]:
+        """Addresses to listen on that other machines may reach."""
+        return tuple(each for each in self.addresses if not is_loopback(each))
+
+    def check_exposure(self) -> None:
+        """Raises ConfigError if other machines could use the model without a key, and `no_key` does not allow it."""
+        if self.beyond_loopback and not self.api_keys and not self.no_key:
+            raise ConfigError(
+                f"{self.beyond_loopback[0]} can be reached from other machines, and there is no key. Give one with "
+                "--api-key (or LLAMABATCH_API_KEY, or --api-key-file), or allow any caller with --no-key"
+            )
+
+
+def _is_socket(host: str) -> bool:
+    return host.endswith(".sock")
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """True for the addresses and names of this machine alone: 127.0.0.0/8, ::1, localhost and names below it."""
+    name = host.lower().strip("[]").rstrip(".")
+    if name == LOCALHOST or name.endswith(".localhost"):  # RFC 6761, 6.3
+        return True
+    try:
+        address = ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+def read_keys(path: str) -> tuple[str, ...]:
+    """The keys of a file, one a line, without comments and empty lines. Raises ConfigError."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_LARGEST_KEY_FILE + 1)
+        if len(data) > _LARGEST_KEY_FILE:
+            raise ConfigError(f"api_key_file {show(path)} is larger than {_LARGEST_KEY_FILE} bytes")
+        lines = [line.strip() for line in data.decode().removeprefix("\ufeff").splitlines()]
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise ConfigError(f"api_key_file {show(path)} cannot be read: {why}") from error
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys:
+        raise ConfigError(f"api_key_file {show(path)} holds no key; give one a line")
+    return keys
+
+
+def _names(name: str, value: object, longest: int | None) -> tuple[str, ...]:
+    """Texts of a list, or of a text with commas between them. Raises ConfigError; values of api_keys are not shown."""
+    shown = "hidden" if longest is None else show(value)
+    text = string(value)
+    parts: Iterable[Any] | None = text.split(",") if text is not None else items(value, _MOST_KEYS + 1)
+    found: list[str] = []
+    for part in () if parts is None else parts:
+        each = string(part)
+        if each is None:
+            parts = None
+            break
+        if text is None or each.strip():
+            found.append(each.strip())
+    most = _MOST_KEYS if longest is None else _MOST_NAMES
+    if parts is None or len(found) > most or any(not 1 <= len(each) <= (longest or _LONGEST_KEY) for each in found):
+        limit = f" of 1 to {longest or _LONGEST_KEY} characters"
+        raise ConfigError(f"{name} is {shown}; give at most {most:,} texts{limit}, with commas between them")
+    return tuple(dict.fromkeys(found))
+
+
+_FIELDS = tuple(f.name for f in fields(ServerOptions))
+
+
+def split(options: Mapping[str, Any], engine: Iterable[str]) -> tuple[ServerOptions, dict[str, Any]]:
+    """ServerOptions of the options that are the server's, and the others, which are the engine's.
+
+    Args:
+        engine: names of the engine's options, for the message about an unknown one.
+
+    Raises:
+        UnknownOptionError: neither has an option of this name. ConfigError: a value is refused.
+    """
+    known = set(engine)
+    for name in options:
+        if name not in _FIELDS and name not in known:
+            raise UnknownOptionError(f"there is no option {show(name)}{nearest(str(name), (*_FIELDS, *known))}")
+    own = {name: value for name, value in options.items() if name in _FIELDS}
+    return ServerOptions(**own), {name: value for name, value in options.items() if name not in _FIELDS}
