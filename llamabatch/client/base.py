@@ -93,6 +93,10 @@ class EngineClient(Protocol):
         """One for each child that has an engine; empty if the engines are in this process."""
 
     @property
+    def outage(self) -> Outage | None:
+        """Why no engine takes requests; None while one does, or while one that died is being replaced."""
+
+    @property
     def adapters(self) -> list[str]:
         """Names of the loaded adapters."""
 
@@ -120,6 +124,19 @@ class Heartbeat:
     silent_s: float | None
     last_token_s: float | None
     restarts: int
+
+
+@dataclass(frozen=True)
+class Outage:
+    """An engine that is gone, and is not being replaced.
+
+    Attributes:
+        reason: the error of calls.
+        retry_in_s: seconds until a call may start another engine, 0: the next call does; None: none will.
+    """
+
+    reason: str
+    retry_in_s: float | None = None
 
 
 def failure(request: Request, error: str) -> SequenceOutput:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from llamabatch.client.base import EngineClient, EngineMethod, Heartbeat, errors_logged
+from llamabatch.client.base import EngineClient, EngineMethod, Heartbeat, Outage, errors_logged
 from llamabatch.config import ResolvedConfig
 from llamabatch.engine.engine_state import EngineState
 from llamabatch.engine.hooks import Sink
@@ -38,6 +38,10 @@ class PassingClient:
     @property
     def heartbeats(self) -> list[Heartbeat]:
         return self.inner.heartbeats
+
+    @property
+    def outage(self) -> Outage | None:
+        return self.inner.outage
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
         self.inner.submit(requests, sink, stream=stream)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from llamabatch.client.base import EngineMethod, Heartbeat
+from llamabatch.client.base import EngineMethod, Heartbeat, Outage
 from llamabatch.client.restart_policy import RESTARTS, RestartPolicy
 from llamabatch.client.router import Router
 from llamabatch.client.spawn import WORKER
@@ -101,6 +101,10 @@ class _ProcessClient:
     def heartbeats(self) -> list[Heartbeat]:
         """One for each child."""
         return [child.heartbeat for child in self._children]
+
+    @property
+    def outage(self) -> Outage | None:
+        return self._engine.outage
 
     def close(self) -> None:
         self._lifetime.end()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from llamabatch.client.base import EngineMethod, emit_last, errors_logged, failure
+from llamabatch.client.base import EngineMethod, Outage, emit_last, errors_logged, failure
 from llamabatch.engine.engine_state import EngineState
 from llamabatch.engine.hooks import Sink
 from llamabatch.engine.stats import EngineStats
@@ -32,6 +33,9 @@ class Member(Protocol):
     @property
     def up(self) -> bool:
         """It computes requests; False while an engine that died is being replaced."""
+
+    @property
+    def outage(self) -> Outage | None: ...
 
     def revive(self) -> None:
         """Starts another engine where it has given up, if it is time for one; returns at once."""
@@ -162,6 +166,17 @@ class Router:
             with self._lock:
                 self._affinity = Affinity()
         return answer
+
+    @property
+    def outage(self) -> Outage | None:
+        """As EngineClient.outage: that of the engine which may come back first, once all are gone."""
+        outages = []
+        for member in self._members:
+            outage = member.outage
+            if outage is None:
+                return None
+            outages.append(outage)
+        return min(outages, key=lambda each: math.inf if each.retry_in_s is None else each.retry_in_s)
 
     def _alive(self) -> list[int]:
         alive = [number for number, member in enumerate(self._members) if member.alive]

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from llamabatch.client.base import EngineMethod, Heartbeat, emit, in_a_sink
+from llamabatch.client.base import EngineMethod, Heartbeat, Outage, emit, in_a_sink
 from llamabatch.client.crash_triage import CrashTriage, TrackedRequest
 from llamabatch.client.restart_policy import RESTARTS, RestartPolicy, Restarts, Silence
 from llamabatch.client.spawn import WORKER, Child, Listener
@@ -98,6 +98,14 @@ class Supervisor:
         """It accepts requests, which may have to wait for the next child."""
         with self._lock:
             return not self._closing and (self._end_reason is None or self._retry_in() == 0)
+
+    @property
+    def outage(self) -> Outage | None:
+        """As EngineClient.outage."""
+        with self._lock:
+            if self._end_reason is None:
+                return Outage(_CLOSED) if self._closing else None
+            return Outage(self._end_reason, self._retry_in())
 
     @property
     def up(self) -> bool:

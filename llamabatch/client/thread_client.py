@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from llamabatch.client.base import EngineMethod, Heartbeat, emit, emit_last, errors_logged, failure
+from llamabatch.client.base import EngineMethod, Heartbeat, Outage, emit, emit_last, errors_logged, failure
 from llamabatch.config import EngineConfig
 from llamabatch.engine.engine import Engine
 from llamabatch.engine.engine_state import EngineState
@@ -80,6 +80,10 @@ class ThreadClient(LocalClient):
     @property
     def up(self) -> bool:
         return self.alive
+
+    @property
+    def outage(self) -> Outage | None:
+        return self._commands.outage
 
     def revive(self) -> None:
         """Does nothing: an engine of this process that has failed stays gone."""
@@ -365,6 +369,11 @@ class CommandQueue:
     @property
     def is_shut(self) -> bool:
         return self._shut_because is not None
+
+    @property
+    def outage(self) -> Outage | None:
+        """The reason for which it is shut; None while it is open."""
+        return None if self._shut_because is None else Outage(self._shut_because)
 
     def shut(self, reason: str) -> list[_Command]:
         """Lets no more commands in; returns those that had come in, from the one that was being run on."""

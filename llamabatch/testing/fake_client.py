@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from llamabatch.client.base import EngineMethod, Heartbeat
+from llamabatch.client.base import EngineMethod, Heartbeat, Outage
 from llamabatch.config import EngineConfig
 from llamabatch.engine.engine_state import EngineState
 from llamabatch.engine.hooks import Sink
@@ -75,6 +75,10 @@ class FakeClient:
     @property
     def heartbeats(self) -> list[Heartbeat]:
         return []
+
+    @property
+    def outage(self) -> Outage | None:
+        return Outage("the engine is closed") if self._is_closed else None
 
     @property
     def adapters(self) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from llamabatch.client.base import Heartbeat
+from llamabatch.client.base import Heartbeat, Outage
 from llamabatch.client.codec import pack, unpack
 from llamabatch.client.restart_policy import RestartPolicy
 from llamabatch.client.router import Router
@@ -148,6 +148,7 @@ def world():
 
 def test_requests_of_a_child_that_dies_go_to_the_next_one(world):
     first = world.child()
+    assert world.supervisor.outage is None
     world.submit("a", "b", "c")
     assert first.got("submit", "submit", "submit") == ["a", "b", "c"]
     first.emit("a", 5)
@@ -207,6 +208,9 @@ def test_the_limit_of_restarts_ends_everything(world):
     child.die("SIGILL")
     assert "4 times in a row without a result, at last with while it started: SIGILL" in world.end_of("a").error
     until(lambda: not world.supervisor.alive)
+    outage = world.supervisor.outage
+    assert "4 times in a row" in outage.reason
+    assert 0.0 <= outage.retry_in_s <= QUICK.longest_s
     for call in (lambda: world.submit("b"), lambda: world.supervisor.call("load_prefix", "x")):
         with pytest.raises(EngineClosedError, match="4 times in a row"):
             call()
@@ -308,6 +312,20 @@ def test_an_end_at_any_time_leaves_nothing(when):
         assert world.end_of("a").error == "the engine is closed"
     with pytest.raises(EngineClosedError, match="the engine is closed"):
         world.submit("b")
+    assert world.supervisor.outage == Outage("the engine is closed")
+
+
+def test_the_outage_of_several_engines_is_that_of_the_one_which_may_come_back_first():
+    class Member:
+        outage = None
+
+    members = [Member(), Member(), Member()]
+    router = Router(members)
+    members[0].outage = Outage("closed")
+    members[1].outage = Outage("in a row", 3.0)
+    assert router.outage is None
+    members[2].outage = Outage("in a row", 2.0)
+    assert router.outage == Outage("in a row", 2.0)
 
 
 def test_what_the_first_child_raises_is_raised():
