@@ -10,6 +10,7 @@
     │   │   └── UnknownParameterError (TypeError)  no field has this name
     │   ├── AdapterError               an adapter: unknown, in use, or its name is taken
     │   ├── PromptError                a prompt: empty, too long, token ids out of range
+    │   │   └── ContextLengthError                 it has more tokens than a request may use
     │   ├── JobStoppedError            the first rows of a job all end with the same error; none of them is written
     │   └── ModelFileError             the model file: missing, truncated, not GGUF, a directory
     ├── QueueFull                      max_queue requests wait already; no request of this call was queued
@@ -64,6 +65,17 @@ class AdapterError(InputError):
 
 class PromptError(InputError):
     """A prompt cannot be run: it is empty, does not fit n_ctx, or holds ids outside the vocabulary."""
+
+
+class ContextLengthError(PromptError):
+    """A prompt or text has more tokens than a request of this engine may use.
+
+    Attributes:
+        n_tokens: of the prompt. n_allowed: n_ctx; for a text to embed, the smaller of n_ctx and n_batch.
+    """
+
+    n_tokens: int = 0
+    n_allowed: int = 0
 
 
 class JobStoppedError(InputError):

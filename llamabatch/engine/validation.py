@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from llamabatch.config import ResolvedConfig
-from llamabatch.errors import ConfigError, PromptError, SamplingError
+from llamabatch.errors import ConfigError, ContextLengthError, PromptError, SamplingError
 from llamabatch.request.adapters import check_known
 from llamabatch.request.detokenizer import Vocabulary
 from llamabatch.request.request import Request
@@ -71,7 +71,8 @@ def validate(request: Request, limits: RequestLimits, model: RequestModel, adapt
 
     Raises:
         ConfigError: the model cannot generate, gives no embeddings, or has no classification head.
-        PromptError: the prompt is empty, longer than n_ctx, or holds ids outside the vocabulary.
+        PromptError: the prompt is empty, or holds ids outside the vocabulary.
+        ContextLengthError: it is longer than n_ctx.
         AdapterError: an adapter is not loaded.
         SamplingError: the parameters name token ids outside the vocabulary, ask for too many logprobs, bound a thinking
             of unknown marks, or shift where that is impossible or need never end.
@@ -110,8 +111,10 @@ def check_prompt(token_ids: tuple[int, ...], n_vocab: int, n_ctx: int) -> None:
     if not token_ids:
         raise PromptError("the prompt is empty; give at least one token")
     if len(token_ids) > n_ctx:
-        raise PromptError(
-            f"the prompt has {len(token_ids)} tokens; n_ctx allows 1 to {n_ctx} (overflow='truncate' would cut it)"
+        raise _too_long(
+            token_ids,
+            n_ctx,
+            f"the prompt has {len(token_ids)} tokens; n_ctx allows 1 to {n_ctx} (overflow='truncate' would cut it)",
         )
     low, high = min(token_ids), max(token_ids)
     if low < 0 or high >= n_vocab:
@@ -119,11 +122,19 @@ def check_prompt(token_ids: tuple[int, ...], n_vocab: int, n_ctx: int) -> None:
         raise PromptError(f"token id {show(bad)} is outside the vocabulary; allowed are 0 to {n_vocab - 1}")
 
 
+def _too_long(token_ids: tuple[int, ...], n_allowed: int, message: str) -> ContextLengthError:
+    error = ContextLengthError(message)
+    error.n_tokens, error.n_allowed = len(token_ids), n_allowed
+    return error
+
+
 def check_text(token_ids: tuple[int, ...], n_vocab: int, longest: int, what: str = "an embedding") -> None:
     """As check_prompt, for a text that goes through an embedding model in one pass."""
     if len(token_ids) > longest:
-        raise PromptError(
-            f"the text has {len(token_ids)} tokens; {what} takes 1 to {longest}, the smaller of n_ctx and n_batch"
+        raise _too_long(
+            token_ids,
+            longest,
+            f"the text has {len(token_ids)} tokens; {what} takes 1 to {longest}, the smaller of n_ctx and n_batch",
         )
     check_prompt(token_ids, n_vocab, longest)
 

@@ -68,6 +68,11 @@ class InputProcessor:
         self._model = client.model
         self._limits = RequestLimits.of(client.plan.config, client.model)
 
+    @property
+    def chat_template(self) -> str | None:
+        """The model's own; None: it has none."""
+        return self._model.chat_template
+
     def prompts(
         self, prompts: object, params: Params, adapters: Adapters = None, errors: ErrorPolicy = "warn"
     ) -> Submission:

@@ -130,6 +130,7 @@ class Submission:
         cause = self._failures[first]
         prefix = f"all {counted(self.n, self._noun)} failed, first: " if 1 < self.n == len(self._failures) else ""
         error = type(cause)(f"{prefix}{self._place_of(first)}{cause}")
+        vars(error).update(vars(cause))  # the numbers of a ContextLengthError
         error.outputs = tuple(self._outputs)
         return error
 

@@ -66,7 +66,7 @@ ALIASES = {
 _FORMS = {f"guided_{form}": form for form in ("json", "regex", "choice", "grammar")}
 
 # Parameters of other libraries without a meaning here: understood at the value that asks for what happens anyway.
-_AS_HERE: dict[str, tuple[tuple[object, ...], str]] = {
+AS_HERE: dict[str, tuple[tuple[object, ...], str]] = {
     "tfs_z": ((1, None), "llama.cpp has no tail free sampling any more; leave it out, or give top_p or typical_p"),
     "use_beam_search": ((False, None), "there is no beam search; give best_of"),
     "num_beams": ((1, None), "there is no beam search; give best_of"),
@@ -103,7 +103,7 @@ OPEN = (
     *("repetition_penalty", "mirostat", "mirostat_tau", "mirostat_eta"),
 )
 
-_NUMBERS = {
+NUMBERS = {
     "temperature": (0.0, 100.0),
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
@@ -121,7 +121,7 @@ _NUMBERS = {
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
 }
-_INTEGERS = {
+INTEGERS = {
     "n": (1, MAX_N),
     "min_tokens": (0, 2**31 - 1),
     "top_k": (-1, MAX_TOP_K),
@@ -130,7 +130,7 @@ _INTEGERS = {
     "mirostat": (0, 2),
     "priority": (-(2**31), 2**31 - 1),
 }
-_OPTIONAL_INTEGERS = {
+OPTIONAL_INTEGERS = {
     "best_of": (1, MAX_N),
     "max_tokens": (1, 2**31 - 1),
     "thinking_token_budget": (0, 2**31 - 1),
@@ -139,7 +139,7 @@ _OPTIONAL_INTEGERS = {
     "prompt_logprobs": (-1, MAX_LOGPROBS),
 }
 _WHOLE = re.compile(r"-?[0-9]{1,20}", re.ASCII)
-_BOOLEANS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "background")
+BOOLEANS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "background")
 
 
 @dataclass(frozen=True)
@@ -263,13 +263,13 @@ class SamplingParams:
     thinking_token_budget: int | None = None
 
     def __post_init__(self) -> None:
-        for name, (least, most) in _NUMBERS.items():
+        for name, (least, most) in NUMBERS.items():
             if getattr(self, name) is not None or name not in OPEN:
                 self._keep(name, number(SamplingError, name, getattr(self, name), least, most, _or_none(name)))
-        for name, (low, high) in (*_INTEGERS.items(), *_OPTIONAL_INTEGERS.items()):
+        for name, (low, high) in (*INTEGERS.items(), *OPTIONAL_INTEGERS.items()):
             if getattr(self, name) is not None or not _or_none(name):
                 self._keep(name, integer(SamplingError, name, getattr(self, name), low, high, _or_none(name)))
-        for name in _BOOLEANS:
+        for name in BOOLEANS:
             self._keep(name, boolean(SamplingError, name, getattr(self, name)))
         if self.deadline_s is not None:
             self._keep("deadline_s", number(SamplingError, "deadline_s", self.deadline_s, 0.0, 1e9, ", or None"))
@@ -401,7 +401,7 @@ def _or_none(name: str) -> str:
     """The end of the allowed range of a field in a message; empty where None is not allowed."""
     if name == "max_tokens":
         return ", or None: until the model stops or n_ctx is used up"
-    return ", or None" if name in OPEN or name in _OPTIONAL_INTEGERS else ""
+    return ", or None" if name in OPEN or name in OPTIONAL_INTEGERS else ""
 
 
 def named(options: Mapping[str, object], others: Iterable[str] = ()) -> dict[str, object]:
@@ -422,8 +422,8 @@ def named(options: Mapping[str, object], others: Iterable[str] = ()) -> dict[str
                 continue
             value = {_FORMS[given]: value}
         if name not in _FIELDS:
-            if given in _AS_HERE and not others:
-                meant, advice = _AS_HERE[given]
+            if given in AS_HERE and not others:
+                meant, advice = AS_HERE[given]
                 if any(value is one or (value == one and type(value) in (int, float, str)) for one in meant):
                     continue
                 raise UnknownParameterError(f"{given} is {show(value)}, which has no meaning here: {advice}")
@@ -514,7 +514,7 @@ def processors(given: object) -> tuple[Callable[[list[int], Any], Any], ...]:
 
 _FIELDS = tuple(field.name for field in fields(SamplingParams))
 PARAMETERS = frozenset((*_FIELDS, *ALIASES))  # names of parameters that `named` knows
-MISPLACED = frozenset((*_AS_HERE, *_ELSEWHERE))  # those of other libraries that it refuses with advice of their own
+MISPLACED = frozenset((*AS_HERE, *_ELSEWHERE))  # those of other libraries that it refuses with advice of their own
 
 # a dataclass writes its __init__ itself, so the decorator comes behind it; type checkers see the fields alone
 setattr(SamplingParams, "__init__", takes_names(named)(SamplingParams.__init__))  # noqa: B010

@@ -8,7 +8,7 @@ from llamabatch import SamplingParams
 from llamabatch.config import _AS_HERE as OPTIONS_AS_HERE
 from llamabatch.config import ALIASES as OPTIONS
 from llamabatch.config import EngineConfig
-from llamabatch.request.sampling_params import _AS_HERE, ALIASES
+from llamabatch.request.sampling_params import ALIASES, AS_HERE
 from llamabatch.utils.aliases import MODEL_NAMES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "names.md").read_text(encoding="utf-8")
@@ -21,7 +21,7 @@ def test_every_field_and_alias_is_on_the_page():
     bold = set(re.findall(r"\*\*`(\w+)`\*\*", PAGE))
     assert bold - {*ALIASES, *OPTIONS, *MODEL_NAMES} == set(), "named as understood, but is no alias"
     assert {*ALIASES, *OPTIONS, *MODEL_NAMES} - bold == set()
-    assert {*_AS_HERE, *OPTIONS_AS_HERE} - set(re.findall(r"`(\w+)`", PAGE)) == set()
+    assert {*AS_HERE, *OPTIONS_AS_HERE} - set(re.findall(r"`(\w+)`", PAGE)) == set()
 
 
 # what vLLM 0.11 takes: vllm/entrypoints/llm.py, its EngineArgs that people give, and vllm/sampling_params.py
@@ -42,6 +42,6 @@ guided_json guided_regex guided_choice guided_grammar thinking_token_budget best
 def test_every_name_of_vllm_is_known_and_on_a_page():
     options = {field.name for field in fields(EngineConfig)} | {*OPTIONS, *OPTIONS_AS_HERE}
     assert set(VLLM_OPTIONS.split()) <= options
-    assert set(VLLM_PARAMETERS.split()) <= {field.name for field in fields(SamplingParams)} | {*ALIASES, *_AS_HERE}
+    assert set(VLLM_PARAMETERS.split()) <= {field.name for field in fields(SamplingParams)} | {*ALIASES, *AS_HERE}
     told = PAGE + (Path(__file__).parents[3] / "docs" / "from_vllm.md").read_text(encoding="utf-8")
     assert {*VLLM_OPTIONS.split(), *VLLM_PARAMETERS.split()} <= set(re.findall(r"`(\w+)", told))

@@ -1,0 +1,212 @@
+"""ApiError, and the status, type and code of each error of the library, in the shapes of OpenAI and llama-server."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import http
+import json
+import logging
+import math
+import secrets
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from llamabatch.errors import (
+    ConfigError,
+    ContextLengthError,
+    EngineClosedError,
+    InputError,
+    LlamaBatchError,
+    MemoryPlanError,
+    ModelFileError,
+    QueueFull,
+    SetupError,
+)
+from llamabatch.utils.checks import show
+
+if TYPE_CHECKING:
+    from starlette.requests import Request as HttpRequest
+    from starlette.responses import Response
+
+logger = logging.getLogger(__name__)
+
+CLIENT_CLOSED = 499  # nginx's status for a caller that is gone
+
+# Status -> type and code where an error names none: OpenAI's words.
+_OPENAI: dict[int, tuple[str, str | None]] = {
+    400: ("invalid_request_error", None),
+    401: ("invalid_request_error", "invalid_api_key"),
+    403: ("permission_error", None),
+    404: ("invalid_request_error", "not_found"),
+    405: ("invalid_request_error", "method_not_supported"),
+    408: ("timeout_error", "request_timeout"),
+    409: ("conflict_error", None),
+    413: ("invalid_request_error", "request_too_large"),
+    415: ("invalid_request_error", "unsupported_media_type"),
+    429: ("rate_limit_error", "rate_limit_exceeded"),
+    431: ("invalid_request_error", "headers_too_large"),
+    CLIENT_CLOSED: ("request_cancelled", "request_cancelled"),
+    500: ("server_error", "internal_error"),
+    501: ("not_supported_error", "not_supported"),
+    503: ("service_unavailable_error", "service_unavailable"),
+    504: ("timeout_error", "deadline_exceeded"),
+}
+
+# llama-server's words (tools/server/server-common.cpp, format_error_response).
+_LLAMA_SERVER = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    500: "server_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+}
+_CONTEXT = "context_length_exceeded"
+_DEADLINE = "DeadlineExceeded: "  # scheduler/deadlines.py
+
+
+class ApiError(Exception):
+    """An error as a client gets it. Whatever raises it, its response is JSON of one shape.
+
+    Attributes:
+        status: of HTTP.
+        message: for people; it names value, range and cure.
+        type, code: for programs; "" and None: those that OpenAI has for the status.
+        param: field of the body that it is about.
+        headers: of the response.
+        facts: numbers beside the message, as n_prompt_tokens and n_ctx.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        type: str = "",
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        facts: Mapping[str, int] | None = None,
+    ) -> None:
+        super().__init__(message)
+        usual_type, usual_code = _OPENAI.get(
+            status, ("invalid_request_error" if status < 500 else "server_error", None)
+        )
+        self.status = status
+        self.message = message
+        self.type = type or usual_type
+        self.code = usual_code if code is None else code
+        self.param = param
+        self.headers = dict(headers or {})
+        self.facts = dict(facts or {})
+
+    @classmethod
+    def of(cls, error: BaseException, param: str | None = None) -> ApiError:
+        """Any exception as an ApiError. One that is no LlamaBatchError is written to the log, under an id that alone
+        goes to the client: its text may hold parts of other requests."""
+        if isinstance(error, ApiError):
+            return error
+        if isinstance(error, ContextLengthError):
+            facts = {"n_prompt_tokens": error.n_tokens, "n_ctx": error.n_allowed}
+            return cls(400, str(error), code=_CONTEXT, param=param, facts=facts)
+        if isinstance(error, (ModelFileError, SetupError, MemoryPlanError)):  # of loading
+            return cls(503, str(error))
+        if isinstance(error, ConfigError):  # the model cannot do what an endpoint asks for
+            return cls(400, str(error), code="model_not_supported", param=param or "model")
+        if isinstance(error, InputError):
+            return cls(400, str(error), param=param)
+        if isinstance(error, QueueFull):
+            return cls(429, str(error), headers=retry_after(getattr(error, "retry_after_s", None)))
+        if isinstance(error, EngineClosedError):
+            return cls(503, str(error), headers=retry_after(None))
+        if isinstance(error, (concurrent.futures.CancelledError, asyncio.CancelledError)):
+            return cls(CLIENT_CLOSED, "the request was cancelled")
+        if isinstance(error, LlamaBatchError):
+            return cls.of_output(str(error))
+        error_id = f"error-{secrets.token_hex(8)}"
+        logger.error("%s: %s", error_id, type(error).__name__, exc_info=error)
+        return cls(500, f"an internal error; the log of the server has it under {error_id}", facts={})
+
+    @classmethod
+    def of_output(cls, error: str) -> ApiError:
+        """The error of a RequestOutput, which the engine ended."""
+        if error.startswith(_DEADLINE):
+            return cls(504, error.removeprefix(_DEADLINE))
+        return cls(500, error)
+
+    def to_openai(self) -> dict[str, Any]:
+        """The body in OpenAI's shape, with the numbers beside it."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+                **self.facts,
+            }
+        }
+
+    def to_llama_server(self) -> dict[str, Any]:
+        """The body in llama-server's shape, whose code is the status."""
+        kind = "exceed_context_size_error" if self.code == _CONTEXT else _LLAMA_SERVER.get(self.status, self.type)
+        return {"error": {"code": self.status, "message": self.message, "type": kind, **self.facts}}
+
+    def response(self, dialect: str = "openai") -> Response:
+        """The response.
+
+        Args:
+            dialect: "openai" or "llama_server".
+        """
+        from starlette.responses import Response
+
+        body = self.to_llama_server() if dialect == "llama_server" else self.to_openai()
+        return Response(json.dumps(body), self.status, self.headers, "application/json")
+
+
+def retry_after(seconds: float | None) -> dict[str, str]:
+    """The header Retry-After: whole seconds, 1 where they are not known."""
+    return {"Retry-After": str(1 if seconds is None else max(1, math.ceil(seconds)))}
+
+
+def model_not_found(asked: str, known: list[str]) -> ApiError:
+    """The error of a request for a model that is not served."""
+    return ApiError(
+        404,
+        f"the model {show(asked)} does not exist; served are {', '.join(known)}",
+        code="model_not_found",
+        param="model",
+    )
+
+
+async def handle(request: HttpRequest, error: Exception) -> Response:
+    """The handler of every exception of an application, Starlette's own HTTPException included."""
+    from starlette.exceptions import HTTPException
+
+    if isinstance(error, HTTPException):
+        error = of_http(error, request.method, request.url.path)
+    return ApiError.of(error).response(dialect_of(request.scope))
+
+
+def of_http(error: Any, method: str, path: str) -> ApiError:
+    """The ApiError of Starlette's HTTPException."""
+    headers = dict(error.headers or {})
+    if error.status_code == 404:
+        return ApiError(404, f"there is no {show(path)}; /openapi.json names the endpoints", headers=headers)
+    if error.status_code == 405:
+        allowed = headers.get("Allow") or headers.get("allow")
+        advice = f"; allowed are {allowed}" if allowed else ""
+        return ApiError(405, f"{show(path)} takes no {show(method)}{advice}", headers=headers)
+    phrase = str(error.detail) or http.HTTPStatus(error.status_code).phrase
+    return ApiError(error.status_code, phrase, headers=headers)
+
+
+def dialect_of(scope: Mapping[str, Any]) -> str:
+    """The dialect that a route has written into its scope; else "openai"."""
+    return str(scope.get("llamabatch.dialect", "openai"))
+
+
+def exception_handlers() -> dict[Any, Any]:
+    """`exception_handlers` of a Starlette application, by which all its errors have one shape."""
+    from starlette.exceptions import HTTPException
+
+    return {HTTPException: handle, ApiError: handle, LlamaBatchError: handle, Exception: handle}

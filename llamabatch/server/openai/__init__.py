@@ -1,0 +1,1 @@
+"""OpenAI's endpoints, and those that other servers have beside them."""

@@ -1,0 +1,262 @@
+"""The body of /v1/chat/completions, read without HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from llamabatch.chat.conversation import ChatOptions, Conversation, check_conversation
+from llamabatch.entrypoints.input_processor import InputProcessor
+from llamabatch.entrypoints.submission import Submission
+from llamabatch.errors import PromptError
+from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.server.bodies import RULES, Body, Field, Fields, Json, Rules, reads
+from llamabatch.server.errors import ApiError
+from llamabatch.server.openai.generation import GENERATION, Generation, read_generation
+from llamabatch.utils.checks import show
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+
+# Values of SamplingParams where neither a body nor the server has one: a chat goes on until the model stops.
+USUAL: Mapping[str, Any] = {"max_tokens": None}
+
+_BOOLEAN: Json = {"type": ["boolean", "null"]}
+_MEDIA = {
+    "image_url": "images",
+    "input_image": "images",
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "video_url": "video",
+    "input_video": "video",
+    "file": "files",
+}
+_MESSAGE: Json = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {
+        "role": {"enum": ["system", "developer", "user", "assistant", "tool", "function"]},
+        "content": {
+            "anyOf": [
+                {"type": ["string", "null"]},
+                {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "required": ["type", "text"],
+                        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                    },
+                },
+            ]
+        },
+        "tool_calls": {"type": ["array", "null"], "items": {"type": "object"}},
+        "tool_call_id": {"type": ["string", "null"]},
+    },
+}
+_TOOL: Json = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {
+                "name": {"type": "string"},
+                "description": {"type": ["string", "null"]},
+                "parameters": {"type": ["object", "null"]},
+                "strict": _BOOLEAN,
+            },
+        },
+    },
+}
+
+CHAT: Fields = {
+    **GENERATION,
+    "messages": Field({"type": "array", "items": _MESSAGE, "minItems": 1}, "the conversation"),
+    "logprobs": Field(_BOOLEAN, "give the logprob of each token"),
+    "top_logprobs": Field({"type": ["integer", "null"], "minimum": -1, "maximum": 1024}, "and of so many likeliest"),
+    "tools": Field({"type": ["array", "null"], "items": _TOOL}, "functions that the model may call"),
+    "tool_choice": Field({}, 'auto, none, required, or {"type": "function", "function": {"name": …}}'),
+    "parallel_tool_calls": Field(_BOOLEAN, "more than one call may come"),
+    "functions": Field({"type": ["array", "null"], "items": {"type": "object"}}, "tools of the old form"),
+    "function_call": Field({}, "tool_choice of the old form"),
+    "reasoning_effort": Field({"enum": [*EFFORTS, None]}, "a variable of the chat template; none: without thinking"),
+    "include_reasoning": Field(_BOOLEAN, "give the thinking, too"),
+    "chat_template_kwargs": Field({"type": ["object", "null"]}, "variables of the chat template"),
+    "chat_template": Field({"type": ["string", "null"]}, "needs --trust-request-chat-template"),
+    "add_generation_prompt": Field(_BOOLEAN, "the prompt ends with the header of the answer"),
+    "continue_final_message": Field(_BOOLEAN, "the answer goes on with the last message, an assistant's"),
+    "add_special_tokens": Field(_BOOLEAN, "", (False,), "the chat template writes the special tokens"),
+    "echo": Field(_BOOLEAN, "", (False,), "the answer never repeats the conversation"),
+    "documents": Field({}, "", ([],), 'give chat_template_kwargs={"documents": …} to a template that reads them'),
+    "modalities": Field({}, "", (["text"],), "answers are text"),
+    "audio": Field({}, "", (), "answers are text"),
+    "prediction": Field({}, "", (), "speculation is an option of the server"),
+    "verbosity": Field({}, "", ("medium",), "ask for it in a message"),
+    "web_search_options": Field({}, "", (), "there is no search"),
+    "mm_processor_kwargs": Field({}, "", ({},), "messages are text"),
+    "media_io_kwargs": Field({}, "", ({},), "messages are text"),
+}
+
+
+@dataclass(frozen=True)
+class ChatBody(Generation):
+    """A chat completion as asked for.
+
+    Attributes:
+        conversation, options: what becomes the prompt.
+        include_reasoning: the answer holds the thinking.
+        functions: the caller has the old form of tools, and the answer has function_call.
+    """
+
+    conversation: Conversation = ()
+    options: ChatOptions = ChatOptions()
+    include_reasoning: bool = True
+    functions: bool = False
+
+    def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
+        """The request. Raises InputError.
+
+        Args:
+            loaded: names of the adapters in the order of llama-server's ids.
+        """
+        adapters = self.adapter_scales(loaded)
+        conversation = known_roles(self.conversation, self.options.template or processor.chat_template)
+        params = with_text_biases(self, processor)
+        return processor.conversations(list(conversation), params, self.options, adapters, "raise")
+
+
+@reads
+def read_chat(body: Mapping[str, Any], rules: Rules = RULES) -> ChatBody:
+    """The ChatBody of a body. Raises ApiError, whose message names the field, its value and the allowed ones."""
+    given = Body(body, CHAT, rules)
+    messages = given.needed("messages", 'a list, as [{"role": "user", "content": "Hello"}]')
+    options, functions = _options(given, rules)
+    found: dict[str, Any] = {
+        "conversation": _conversation(messages, functions),
+        "options": options,
+        "functions": functions,
+        "include_reasoning": given.boolean("include_reasoning", True),
+    }
+    return ChatBody(**found, **read_generation(given, rules, USUAL, chat=True))
+
+
+def _options(body: Body, rules: Rules) -> tuple[ChatOptions, bool]:
+    """The ChatOptions of a body; and True if it has tools of the old form."""
+    template = body.text("chat_template")
+    if template is not None and not rules.trust_templates:
+        raise ApiError(
+            400,
+            "chat_template is a program, which this server takes from its own options alone; start it with "
+            "--trust-request-chat-template, or leave chat_template out",
+            code="unsupported_parameter",
+            param="chat_template",
+        )
+    kwargs = body.take("chat_template_kwargs")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise PromptError(f"chat_template_kwargs is {show(kwargs)}; give an object")
+    kwargs = {**rules.template_kwargs, **(kwargs or {})}
+    effort = body.choice("reasoning_effort", EFFORTS)
+    if effort == "none":
+        kwargs.setdefault("enable_thinking", False)
+    elif effort is not None:
+        kwargs["reasoning_effort"] = effort
+    tools, choice = body.take("tools"), body.take("tool_choice")
+    functions, call = body.take("functions"), body.take("function_call")
+    if functions is not None or call is not None:
+        if tools is not None or choice is not None:
+            raise PromptError("functions and tools are both given; give tools alone")
+        tools, choice = _new_form(functions, call)
+    if isinstance(tools, list) and not tools:
+        tools = None
+    options = ChatOptions(
+        tools=tools,
+        kwargs=kwargs,
+        template=rules.template if template is None else template,
+        add_generation_prompt=body.take("add_generation_prompt"),
+        continue_final_message=body.boolean("continue_final_message"),
+        tool_choice=choice,
+        parallel_tool_calls=body.boolean("parallel_tool_calls", True),
+    )
+    return options, functions is not None
+
+
+def _new_form(functions: object, call: object) -> tuple[Any, Any]:
+    """OpenAI's old functions and function_call as tools and tool_choice."""
+    if functions is not None and not isinstance(functions, list):
+        raise PromptError(f"functions is {show(functions)}; give a list of functions")
+    tools = None if functions is None else [{"type": "function", "function": each} for each in functions]
+    if isinstance(call, Mapping):
+        return tools, {"type": "function", "function": {"name": call.get("name")}}
+    if call not in (None, "auto", "none"):
+        raise PromptError(f"function_call is {show(call)}; give 'auto', 'none' or {{'name': …}}")
+    return tools, call
+
+
+def _conversation(messages: object, functions: bool) -> Conversation:
+    """The messages, those of the old form of tools in the new one. Raises PromptError."""
+    if not isinstance(messages, list):
+        raise PromptError(f"messages is {show(messages)}; give a list of messages")
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise PromptError(f"messages[{index}] is {show(message)}; give an object with role and content")
+        _check_parts(index, message.get("content"))
+    messages = [_message_of(index, message) for index, message in enumerate(messages)]
+    return check_conversation(messages)
+
+
+def _check_parts(index: int, content: object) -> None:
+    """Raises ApiError for parts of a content that are no text, by the name of their kind."""
+    for part in content if isinstance(content, list) else ():
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if isinstance(kind, str) and kind in _MEDIA:
+            raise ApiError(
+                400,
+                f"messages[{index}] has a part of type {kind!r}; {_MEDIA[kind]} cannot be read, "
+                "only parts of type 'text'",
+                code="unsupported_content_part",
+                param="messages",
+            )
+
+
+def _message_of(index: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message without null entries, and its call of a function of the old form as a tool call."""
+    plain = {name: value for name, value in message.items() if value is not None or name == "content"}
+    call = plain.pop("function_call", None)
+    if call is not None:
+        if "tool_calls" in plain:
+            raise PromptError(f"messages[{index}] has function_call and tool_calls; give tool_calls alone")
+        plain["tool_calls"] = [{"id": "call_0", "type": "function", "function": call}]
+    if plain.get("role") == "function":
+        plain |= {"role": "tool", "tool_call_id": plain.get("tool_call_id", "call_0")}
+    if plain.get("role") == "assistant" and "content" not in plain and "tool_calls" not in plain:
+        plain["content"] = None  # thinking alone
+    if isinstance(plain.get("content"), list):
+        parts = plain["content"]
+        if all(
+            isinstance(part, Mapping) and part.get("type") in ("text", "input_text", "output_text") for part in parts
+        ):
+            plain["content"] = [{**part, "type": "text"} for part in parts]
+    return plain
+
+
+def known_roles(conversation: Conversation, template: str | None) -> Conversation:
+    """The conversation with "system" for OpenAI's newer role "developer", unless the template knows that."""
+    if template is not None and "developer" in template:
+        return conversation
+    return [
+        {**message, "role": "system"} if message.get("role") == "developer" else message for message in conversation
+    ]
+
+
+def with_text_biases(asked: Generation, processor: InputProcessor) -> SamplingParams:
+    """The parameters with the biases of texts at the ids of their tokens. Raises InputError."""
+    params = asked.params
+    if not asked.text_biases:
+        return params
+    biases = dict(params.biases)
+    for text, bias in asked.text_biases:
+        for token_id in processor.tokenize(text, False, False):
+            biases[token_id] = bias
+    return replace(params, logit_bias=biases)

@@ -1,0 +1,493 @@
+"""The fields that every body which asks for text has: those of SamplingParams under the names of vLLM, llama-server and
+OpenAI, and those about the answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llamabatch.errors import AdapterError, PromptError, SamplingError
+from llamabatch.request.adapters import MAX_ADAPTERS, MAX_SCALE
+from llamabatch.request.sampling_params import (
+    ALIASES,
+    AS_HERE,
+    BOOLEANS,
+    INTEGERS,
+    MAX_BIASES,
+    NUMBERS,
+    OPTIONAL_INTEGERS,
+    PARAMETERS,
+    SamplingParams,
+    named,
+)
+from llamabatch.request.structured_outputs import Structure, structure
+from llamabatch.server.bodies import Body, Field, Fields, Json, Rules
+from llamabatch.utils.checks import boolean, integer, number, pairs, show
+
+TIERS = ("auto", "default", "flex", "priority")
+PRIORITY_TIER = -1  # SamplingParams.priority of service_tier "priority": before those of the default tier
+
+# The chain of llama.cpp in its order (common/common.h), each sampler with its letter and the values that turn it off.
+# The samplers of a request must be some of these in this order, which is the only one that there is.
+_CHAIN: tuple[tuple[tuple[str, ...], str, Json], ...] = (
+    (("penalties",), "e", {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}),
+    (("dry",), "d", {"dry_multiplier": 0.0}),
+    (("top_n_sigma", "top-n-sigma"), "s", {"top_n_sigma": -1.0}),
+    (("top_k", "top-k"), "k", {"top_k": 0}),
+    (("typ_p", "typical_p", "typical", "typ-p", "typical-p", "typ"), "y", {"typical_p": 1.0}),
+    (("top_p", "top-p", "nucleus"), "p", {"top_p": 1.0}),
+    (("min_p", "min-p"), "m", {"min_p": 0.0}),
+    (("xtc",), "x", {"xtc_probability": 0.0}),
+    (("temperature", "temp"), "t", {"temperature": 1.0}),
+)
+_SAFE_ID = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
+_BAN = -100.0  # of a token that llama-server bans by `false`
+
+
+def _numbers(low: float, high: float) -> Json:
+    return {"type": ["number", "null"], "minimum": low, "maximum": high}
+
+
+def _whole(low: int, high: int) -> Json:
+    return {"type": ["integer", "null"], "minimum": low, "maximum": high}
+
+
+_BOOLEAN: Json = {"type": ["boolean", "null"]}
+_TEXT: Json = {"type": ["string", "null"]}
+_TEXTS: Json = {"anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": {"type": "string"}}]}
+_OBJECT: Json = {"type": ["object", "null"]}
+_IDS: Json = {"type": ["array", "null"], "items": {"type": "integer", "minimum": 0}}
+_ANY: Json = {}
+
+_OTHER_SCHEMAS: dict[str, Json] = {
+    "max_tokens": _whole(-1, 2**31 - 1),
+    "seed": _whole(-(2**63), 2**64 - 1),
+    "deadline_s": _numbers(0.0, 1e9),
+    "overflow": {"enum": ["refuse", "truncate", "shift", None]},
+    "stop": _TEXTS,
+    "bad_words": _TEXTS,
+    "dry_sequence_breakers": _TEXTS,
+    "stop_token_ids": _IDS,
+    "allowed_token_ids": _IDS,
+    "logprob_token_ids": _IDS,
+    "logit_bias": {
+        "anyOf": [
+            {"type": ["object", "null"], "additionalProperties": {}},
+            {"type": "array", "items": {"type": "array"}},
+        ]
+    },
+    "structured_outputs": _OBJECT,
+}
+_DOCS = {
+    "max_tokens": "tokens to generate at most; -1: until the model stops or the request has used its context",
+    "seed": "the same seed gives the same text; -1: a random one",
+    "stop": "strings that end the text",
+    "logit_bias": "token id (or text) -> number to add to its logit, false: never; or a list of such pairs",
+    "structured_outputs": "the form of the text: one of json, regex, choice, grammar, json_object, structural_tag",
+    "deadline_s": "seconds after which the request ends as an error; the header X-Request-Timeout says the same",
+    "priority": "a waiting request with a lower number enters first",
+    "background": "take only rows that other requests leave free, as service_tier flex does",
+}
+
+
+def _schema(name: str) -> Json:
+    if name in _OTHER_SCHEMAS:
+        return _OTHER_SCHEMAS[name]
+    if name in NUMBERS:
+        return _numbers(*NUMBERS[name])
+    if name in BOOLEANS:
+        return _BOOLEAN
+    return _whole(*(INTEGERS.get(name) or OPTIONAL_INTEGERS[name]))
+
+
+def _parameters() -> dict[str, Field]:
+    own = [each.name for each in dataclasses.fields(SamplingParams) if each.name != "logits_processors"]
+    fields = {name: Field(_schema(name), _DOCS.get(name, "")) for name in own}
+    for given, name in ALIASES.items():
+        if name in fields and name != "structured_outputs":
+            fields[given] = Field(_schema(name), f"the same as {name}")
+    return fields
+
+
+# The fields of AS_HERE are checked by `named`, which has the advice about each.
+GENERATION: Fields = {
+    **_parameters(),
+    **{name: Field(_ANY, advice) for name, (_, advice) in AS_HERE.items()},
+    "n_cmpl": Field(_whole(*INTEGERS["n"]), "the same as n"),
+    "reasoning_budget_tokens": Field(_whole(-1, 2**31 - 1), "the same as thinking_token_budget; -1: none"),
+    "thinking_budget_tokens": Field(_whole(-1, 2**31 - 1), "the same as thinking_token_budget; -1: none"),
+    "response_format": Field(_OBJECT, "text, json_object, json_schema or structural_tag"),
+    "guided_json": Field(_ANY, "a JSON schema that the text holds"),
+    "guided_regex": Field(_TEXT, "a regular expression that the text matches"),
+    "guided_choice": Field({"type": ["array", "null"], "items": {"type": "string"}}, "the text is one of these"),
+    "guided_grammar": Field(_TEXT, "a grammar in Lark's or llama.cpp's notation"),
+    "grammar": Field(_TEXT, "the same as guided_grammar"),
+    "json_schema": Field(_ANY, "the same as guided_json"),
+    "structural_tag": Field(_ANY, "free text with such parts, as in vLLM"),
+    "samplers": Field(_TEXTS, "the samplers in force, in llama.cpp's order; all others are off"),
+    "model": Field(_TEXT, "a name of /v1/models"),
+    "lora": Field(
+        {
+            "type": ["array", "null"],
+            "items": {
+                "type": "object",
+                "properties": {"id": {"type": "integer", "minimum": 0}, "scale": {"type": "number"}},
+            },
+        },
+        "ids of /lora-adapters and their scales",
+    ),
+    "adapters": Field(_ANY, "names of adapters and their scales"),
+    "stream": Field(_BOOLEAN, "send pieces as they come"),
+    "stream_options": Field(
+        {
+            "type": ["object", "null"],
+            "properties": {"include_usage": _BOOLEAN, "continuous_usage_stats": _BOOLEAN},
+        },
+        "include_usage: a last piece with the counts of tokens; continuous_usage_stats: in each piece",
+    ),
+    "service_tier": Field(
+        {"enum": [*TIERS, None]}, "flex: take only rows that others leave free; priority: enter before the others"
+    ),
+    "request_id": Field(_TEXT, "the id of the answer"),
+    "return_token_ids": Field(_BOOLEAN, "token_ids in each choice, prompt_token_ids in the answer"),
+    "return_tokens": Field(_BOOLEAN, "the same as return_token_ids"),
+    "return_tokens_as_token_ids": Field(_BOOLEAN, "names tokens of logprobs as token_id:17"),
+    "timings_per_token": Field(_BOOLEAN, "timings in each piece of a stream"),
+    "return_progress": Field(_BOOLEAN, "pieces of a stream that tell how much of the prompt is computed"),
+    "sse_ping_interval": Field(_whole(-1, 2**31 - 1), "seconds of silence before a comment; -1: none"),
+    # without a meaning for a model
+    **{
+        name: Field(_ANY, "kept by other services; without effect here")
+        for name in ("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+    },
+    # accepted with the value that holds anyway
+    "repeat_last_n": Field(
+        _whole(-1, 2**31 - 1), "penalties look at the whole text; 0: no penalties; any number where there are none"
+    ),
+    "penalty_last_n": Field(_whole(-1, 2**31 - 1), "the same as repeat_last_n"),
+    "logits_processors": Field(_ANY, "", ([], {}), "Python functions cannot be sent"),
+    "min_keep": Field(_ANY, "", (0, 1), "samplers keep at least one token, whatever they are told"),
+    "n_keep": Field(_ANY, "", (0, -1), 'nothing is cut from a text unless overflow is "truncate" or "shift"'),
+    "n_discard": Field(_ANY, "", (0,), 'overflow="shift" drops the oldest tokens one by one'),
+    "n_indent": Field(_ANY, "", (0,), "give guided_regex"),
+    "n_cache_reuse": Field(_ANY, "", (0,), "shared prefixes are reused, and moved parts are not"),
+    "t_max_predict_ms": Field(_ANY, "", (0, -1), "give deadline_s, in seconds, or max_tokens"),
+    "adaptive_target": Field(_ANY, "", (-1, -1.0), "there is no adaptive-p sampler; give min_p"),
+    "backend_sampling": Field(_ANY, "", (False,), "rows are sampled by llamabatch's own sampler"),
+    "post_sampling_probs": Field(_ANY, "", (False,), "logprobs are those of the model, before sampling"),
+    "grammar_lazy": Field(_ANY, "", (False,), "give structural_tag for free text with such parts"),
+    "grammar_triggers": Field(_ANY, "", ([],), "give structural_tag for free text with such parts"),
+    "preserved_tokens": Field(_ANY, "", ([],), "give skip_special_tokens=false"),
+    "parse_tool_calls": Field(_ANY, "", (True,), 'give tool_choice="none" for text that is not read for calls'),
+    "response_fields": Field(_ANY, "", ([],), "/completion has it"),
+    "verbose": Field(_ANY, "", (False,), "/props and /slots have the settings of the server"),
+    "id_slot": Field(_ANY, "", (-1,), "the scheduler leases slots; give -1"),
+    "cache_prompt": Field(_BOOLEAN, "", (True,), "equal prefixes are always computed once; give true"),
+    "prompt_embeds": Field(_ANY, "", (), "give text or token ids"),
+    "cache_salt": Field(_ANY, "", (), "cells of equal prefixes are shared by all requests of a server"),
+    "kv_transfer_params": Field(_ANY, "", ({},), "there is no transfer of KV cells between servers"),
+    "vllm_xargs": Field(_ANY, "", ({},), "there are no parameters but those of SamplingParams"),
+    "guided_whitespace_pattern": Field(_ANY, "", (), "put the white space into a grammar"),
+    "chat_format": Field(_ANY, "", (0,), "the chat template decides how an answer is read"),
+    "reasoning_format": Field(_ANY, "", ("auto",), "it is an option of the server"),
+    "reasoning_budget_message": Field(_ANY, "", ("",), "the end of thinking is written as the model's family does"),
+    "reasoning_control": Field(_ANY, "", (False,), "give thinking_token_budget"),
+}
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What a body asks for besides its prompt.
+
+    Attributes:
+        params: tier and deadline included.
+        model: the name that it asks for; None: any.
+        adapters: names and scales; None: it names none.
+        lora: the same by llama-server's ids, places among the adapters of the server; None: it names none.
+        text_biases: logit_bias of texts, for the ids of each.
+        stream: send pieces.
+        include_usage: a last piece with the counts of tokens. continuous_usage: counts in each piece.
+        service_tier: as asked for; None: not named.
+        request_id: id of the answer; None: one is made.
+        return_token_ids: the answer holds token ids. tokens_as_ids: logprobs name tokens as token_id:17.
+        timings_per_token, return_progress: as in llama-server.
+        ping_s: seconds of silence before a comment in a stream, 0: none; None: as the server has it.
+        ignored: names of unknown fields.
+    """
+
+    params: SamplingParams
+    model: str | None = None
+    adapters: Mapping[str, float] | None = None
+    lora: tuple[tuple[int, float], ...] | None = None
+    text_biases: tuple[tuple[str, float], ...] = ()
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    service_tier: str | None = None
+    request_id: str | None = None
+    return_token_ids: bool = False
+    tokens_as_ids: bool = False
+    timings_per_token: bool = False
+    return_progress: bool = False
+    ping_s: float | None = None
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def deadline_s(self) -> float | None:
+        """Seconds after arrival at which the request ends as an error."""
+        return self.params.deadline_s
+
+    @property
+    def tier(self) -> str:
+        """The tier in words: background, priority or default."""
+        params = self.params
+        return "background" if params.background else "priority" if params.priority < 0 else "default"
+
+    def adapter_scales(self, loaded: Sequence[str]) -> Mapping[str, float] | None:
+        """Names and scales of the adapters that the body asks for; None: it says nothing of them.
+
+        Args:
+            loaded: names in the order of llama-server's ids.
+
+        Raises:
+            AdapterError: an id is not among them.
+        """
+        if self.lora is None:
+            return self.adapters
+        for index, _ in self.lora:
+            if index >= len(loaded):
+                known = f"; known are 0 to {len(loaded) - 1}" if loaded else " (none is loaded)"
+                raise AdapterError(f"lora has the id {index}{known}")
+        return {loaded[index]: scale for index, scale in self.lora if scale}
+
+
+def read_generation(body: Body, rules: Rules, usual: Mapping[str, Any], *, chat: bool = False) -> dict[str, Any]:
+    """The values of a Generation by name. What the reader of an endpoint has not taken from the body is read here.
+
+    Args:
+        usual: values of SamplingParams that hold where neither the body nor the server's options have one.
+        chat: logprobs is true or false, and top_logprobs their number.
+
+    Raises:
+        InputError, ApiError: a value is refused.
+    """
+    text_biases = _take_text_biases(body)
+    found: dict[str, Any] = {
+        "model": body.text("model"),
+        "adapters": _adapters(body.take("adapters")),
+        "lora": _lora(body.take("lora")),
+        "text_biases": text_biases,
+        "stream": body.boolean("stream"),
+        "service_tier": body.choice("service_tier", TIERS),
+        "request_id": _request_id(body.take("request_id")),
+        "return_token_ids": body.boolean("return_token_ids") | body.boolean("return_tokens"),
+        "tokens_as_ids": body.boolean("return_tokens_as_token_ids"),
+        "timings_per_token": body.boolean("timings_per_token"),
+        "return_progress": body.boolean("return_progress"),
+    }
+    if found["lora"] is not None and found["adapters"] is not None:
+        raise AdapterError("adapters and lora are both given; give one of them")
+    ping = body.integer("sse_ping_interval", -1, 2**31 - 1)
+    found["ping_s"] = None if ping is None else float(max(0, ping))
+    found |= _stream_options(body, found["stream"])
+    given = _params(body, found["service_tier"], chat)
+    params = SamplingParams.from_options(**{**usual, **rules.sampling, **given})
+    if rules.timeout_s is not None:
+        deadline = rules.timeout_s if params.deadline_s is None else min(params.deadline_s, rules.timeout_s)
+        params = dataclasses.replace(params, deadline_s=deadline)
+    if found["stream"] and params.n_copies > params.n:
+        raise SamplingError(
+            f"best_of is {params.best_of} with stream, above n: the best is known at the end; leave out one"
+        )
+    found["params"] = params
+    found["ignored"] = tuple(body.ignored)
+    return found
+
+
+def _stream_options(body: Body, stream: bool) -> Json:
+    if "stream_options" in body and not stream:
+        raise SamplingError("stream_options is given, and stream is not true; leave stream_options out")
+    options = body.nested("stream_options", ("include_usage", "continuous_usage_stats"))
+    names = {"include_usage": "include_usage", "continuous_usage": "continuous_usage_stats"}
+    return {
+        own: boolean(SamplingError, f"stream_options.{given}", options.get(given, False))
+        for own, given in names.items()
+    }
+
+
+def _params(body: Body, tier: str | None, chat: bool) -> Json:
+    """The values of SamplingParams that a body has, by its own names of them."""
+    _form(body)
+    values = {name: value for name, value in body.rest().items() if name in PARAMETERS or name in AS_HERE}
+    if "n_cmpl" in body:
+        values = {"n": body.take("n_cmpl")} | values
+    for name in ("reasoning_budget_tokens", "thinking_budget_tokens"):
+        budget = body.integer(name, -1, 2**31 - 1)
+        if budget is not None and budget >= 0:
+            values["thinking_token_budget"] = budget
+    for name in ("repeat_last_n", "penalty_last_n"):
+        if (last := values.pop(name, None)) is not None:
+            _look_back(name, integer(SamplingError, name, last, -1, 2**31 - 1), values)
+    if "samplers" in body:
+        values |= _chain(body.take("samplers"))
+    if chat and not isinstance(values.get("logprobs", False), bool):
+        boolean(SamplingError, "logprobs of a chat", values["logprobs"])
+    if chat and "top_logprobs" in values and values.get("logprobs") is not True:
+        raise SamplingError(f"top_logprobs is {show(values['top_logprobs'])}; it needs logprobs to be true")
+    if chat and values.get("logprobs") is False:
+        del values["logprobs"]
+    params = named(_each_once(values))
+    if params.get("max_tokens") == -1 and not isinstance(params["max_tokens"], (bool, float)):
+        params["max_tokens"] = None
+    seed = params.get("seed")
+    if isinstance(seed, int) and not isinstance(seed, bool) and -(2**63) <= seed < 0:
+        params["seed"] = None if seed == -1 else seed % 2**64  # OpenAI's is a signed number
+    if tier == "flex":
+        params.setdefault("background", True)
+    elif tier == "priority":
+        params.setdefault("priority", PRIORITY_TIER)
+    return params
+
+
+def _each_once(values: Json) -> Json:
+    """The values without a second name for an equal one: clients give max_tokens and max_completion_tokens."""
+    seen: Json = {}
+    for given, value in values.items():
+        name = ALIASES.get(given, given)
+        if not any(ALIASES.get(other, other) == name and kept == value for other, kept in seen.items()):
+            seen[given] = value
+    return seen
+
+
+def _form(body: Body) -> None:
+    """Puts the one form that a body asks for, under whatever name, in the place of structured_outputs."""
+    asked: dict[str, Any] = {}
+    keys = {
+        **{name: name.removeprefix("guided_") for name in ("guided_json", "guided_regex", "guided_choice")},
+        **{
+            "guided_grammar": "grammar",
+            "grammar": "grammar",
+            "json_schema": "json",
+            "structural_tag": "structural_tag",
+        },
+    }
+    for name, key in keys.items():
+        value = body.take(name)
+        if value is None or (name == "grammar" and value == ""):  # llama-server's word for none
+            continue
+        asked[name] = structure({key: value})
+    for name in ("response_format", "structured_outputs"):
+        value = body.take(name)
+        if value is None:
+            continue
+        if not isinstance(value, (Mapping, Structure)):
+            raise SamplingError(f"{name} is {show(value)}; give an object")
+        try:
+            if (form := structure(value)) is not None:
+                asked[name] = form
+        except SamplingError as error:
+            raise SamplingError(str(error).replace("structured_outputs", name)) from error
+    if len(asked) > 1:
+        raise SamplingError(f"{' and '.join(asked)} both ask for a form of the text; give one of them")
+    body.put("structured_outputs", next(iter(asked.values()), None))
+
+
+def _look_back(name: str, last: int, values: Json) -> None:
+    """Checks llama-server's number of tokens that penalties look at, of which there is only "all"."""
+    off: Json = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+    given = {ALIASES.get(each, each): value for each, value in values.items() if ALIASES.get(each, each) in off}
+    if last == 0:
+        for each in [each for each in values if ALIASES.get(each, each) in off]:
+            del values[each]
+        values |= off
+    elif last != -1 and any(value != off[each] for each, value in given.items()):
+        raise SamplingError(
+            f"{name} is {last} beside a penalty, and penalties look at the whole text; give -1, or 0 for no penalties"
+        )
+
+
+def _chain(given: object) -> Json:
+    """The values that turn off the samplers that are not in a chain of llama-server: a list of names, or of letters."""
+    names = list(given) if isinstance(given, (str, list)) else None
+    if names is None or not all(isinstance(name, str) for name in names):
+        raise SamplingError(f"samplers is {show(given)}; give a list of names, as ['top_k', 'temperature']")
+    known = {name: place for place, (aliases, letter, _) in enumerate(_CHAIN) for name in (letter, *aliases)}
+    places = []
+    for name in names:
+        if name not in known:
+            raise SamplingError(
+                f"samplers has {show(name)}; known are {', '.join(aliases[0] for aliases, _, _ in _CHAIN)}"
+            )
+        places.append(known[name])
+    if places != sorted(set(places)):
+        order = ", ".join(_CHAIN[place][0][0] for place in sorted(set(places)))
+        raise SamplingError(f"samplers is {show(given)}; their only order is that of llama.cpp: {order}")
+    off: Json = {}
+    for place, (_, _, values) in enumerate(_CHAIN):
+        if place not in places:
+            off |= values
+    return off
+
+
+def _take_text_biases(body: Body) -> tuple[tuple[str, float], ...]:
+    """Takes the biases of texts out of logit_bias, and writes its bans as numbers: llama-server has both."""
+    given = body.take("logit_bias")
+    if given is None:
+        return ()
+    entries = pairs(given, MAX_BIASES + 1)
+    if entries is None:
+        raise SamplingError(
+            f"logit_bias is {show(given)}; give an object from token id to bias, or a list of such pairs"
+        )
+    ids: list[tuple[Any, Any]] = []
+    texts: list[tuple[str, float]] = []
+    for key, bias in entries:
+        bias = _BAN if bias is False else bias
+        if isinstance(key, str) and not re.fullmatch(r"-?[0-9]{1,20}", key, re.ASCII):
+            texts.append((key, float(number(SamplingError, f"logit_bias of {show(key)}", bias, -100.0, 100.0))))
+        else:
+            ids.append((key, bias))
+    if len(entries) > MAX_BIASES:
+        raise SamplingError(f"logit_bias holds more than {MAX_BIASES} entries; at most {MAX_BIASES} are allowed")
+    body.put("logit_bias", tuple(ids))
+    return tuple(texts)
+
+
+def _adapters(given: object) -> Mapping[str, float] | None:
+    if given is None:
+        return None
+    if isinstance(given, str):
+        return {given: 1.0}
+    if not isinstance(given, Mapping) or len(given) > MAX_ADAPTERS:
+        raise AdapterError(f"adapters is {show(given)}; give names and scales as {{'name': 1.0}}")
+    return {
+        name: float(number(AdapterError, f"the scale of adapter {show(name)}", scale, -MAX_SCALE, MAX_SCALE))
+        for name, scale in given.items()
+    }
+
+
+def _lora(given: object) -> tuple[tuple[int, float], ...] | None:
+    if given is None:
+        return None
+    if not isinstance(given, list) or len(given) > MAX_ADAPTERS:
+        raise AdapterError(f"lora is {show(given)}; give a list of {{'id': 0, 'scale': 1.0}}")
+    scales: dict[int, float] = {}
+    for each in given:
+        if not isinstance(each, Mapping):
+            raise AdapterError(f"lora holds {show(each)}; give {{'id': 0, 'scale': 1.0}}")
+        index = integer(AdapterError, "an id of lora", each.get("id"), 0, MAX_ADAPTERS)
+        if index in scales:
+            raise AdapterError(f"lora names the id {index} twice; give each once")
+        scales[index] = float(number(AdapterError, "a scale of lora", each.get("scale", 1.0), -MAX_SCALE, MAX_SCALE))
+    return tuple(scales.items())
+
+
+def _request_id(given: object) -> str | None:
+    if given is None:
+        return None
+    if not isinstance(given, str) or not _SAFE_ID.fullmatch(given):
+        raise PromptError(f"request_id is {show(given)}; give 1 to 128 letters, digits, points, dashes and underscores")
+    return given

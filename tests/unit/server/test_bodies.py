@@ -1,0 +1,151 @@
+"""The text of a body as values, by a table of its fields."""
+
+import logging
+
+import pytest
+
+from llamabatch.server import bodies
+from llamabatch.server.bodies import (
+    MAX_DEPTH,
+    Body,
+    Field,
+    Rules,
+    ignored_headers,
+    log_ignored,
+    param_of,
+    read_json,
+    timeout_of,
+)
+from llamabatch.server.errors import ApiError
+
+JSON = {"content-type": "application/json"}
+
+
+def refused(data: bytes, headers=None) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        read_json(data, headers)
+    return caught.value
+
+
+def nested(depth: int) -> bytes:
+    return b'{"a": ' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
+
+
+def test_a_body_is_an_object():
+    assert read_json(b'{"prompt": "a", "n": 2, "x": [1.5, null, true]}', JSON) == {
+        "prompt": "a",
+        "n": 2,
+        "x": [1.5, None, True],
+    }
+    assert read_json('{"prompt": "ä😀"}'.encode()) == {"prompt": "ä😀"}
+    assert read_json(b'{"prompt": "\\ud83d\\ude00"}') == {"prompt": "😀"}
+
+
+@pytest.mark.parametrize(
+    ("data", "part"),
+    [
+        (b"", "no JSON"),
+        (b"{", "no JSON"),
+        (b"[1]", "give a JSON object"),
+        (b"null", "give a JSON object"),
+        (b'"a"', "give a JSON object"),
+        (b'{"a": NaN}', "NaN is no number"),
+        (b'{"a": -Infinity}', "-Infinity is no number"),
+        (b'{"a": 1e999}', "larger than any"),
+        (b'{"a": ' + b"1" * 100_000 + b"}", "a number of 100000 digits"),
+        (b'{"a": 1, "b": {"c": 1, "c": 2}}', "'c' stands twice"),
+        (b'{"a": "\\ud800"}', "half a character, \\ud800"),
+        (b'{"\\uDFFF": 1}', "half a character, \\udfff"),
+        (b'{"a": "\xff"}', "no UTF-8"),
+        ('{"a": 1}'.encode("utf-16"), "no UTF-8"),
+        (nested(MAX_DEPTH + 1), "deep"),
+        (nested(100_000), "deep"),
+        (b'{"a": ' * 100_000, "deep"),
+        (b'{"a": 1} {"a": 2}', "no JSON"),
+        (b'\xef\xbb\xbf{"a": 1}', "no JSON"),
+    ],
+)
+def test_what_is_no_such_object_is_refused(data, part):
+    error = refused(data)
+    assert error.status == 400
+    assert part in error.message
+    assert len(error.message) < 300
+
+
+def test_lists_in_lists_are_allowed_to_a_depth():
+    read_json(nested(MAX_DEPTH))
+
+
+def test_the_type_is_json_in_utf8():
+    for given in ("application/json", "Application/JSON; charset=UTF-8", "application/vnd.api+json"):
+        assert read_json(b"{}", {"content-type": given}) == {}
+    assert read_json(b"{}", {}) == {}
+    for given in ("text/plain", "application/x-www-form-urlencoded", "application/json; charset=latin-1", ""):
+        assert refused(b"{}", {"content-type": given}).status == 415
+    assert refused(b"{}", {**JSON, "content-encoding": "gzip"}).status == 415
+
+
+FIELDS = {
+    "n": Field({"type": "integer"}),
+    "options": Field({"type": "object"}),
+    "suffix": Field({}, only=("", 0), advice="put it into the prompt"),
+}
+
+
+def test_unknown_fields_are_ignored_by_name_or_refused():
+    body = Body({"n": 1, "topp": 1, "x": None}, FIELDS)
+    assert body.ignored == ["topp", "x"]
+    assert body.take("n") == 1
+    assert body.take("n") is None
+    with pytest.raises(ApiError, match="no field 'm'") as caught:
+        Body({"m": 1}, FIELDS, Rules(strict=True))
+    assert (caught.value.status, caught.value.param) == (400, "m")
+    assert body.nested("options", ()) == {}
+    body = Body({"options": {"a": 1, "b": 2}}, FIELDS)
+    assert body.nested("options", ("a",)) == {"a": 1}
+    assert body.ignored == ["options.b"]
+
+
+def test_a_field_that_cannot_be_honoured_is_refused_with_a_cure():
+    for value in (1, "x", False, 0.0, []):
+        with pytest.raises(ApiError, match="put it into the prompt") as caught:
+            Body({"suffix": value}, FIELDS)
+        assert (caught.value.status, caught.value.param) == (400, "suffix")
+    for value in ("", 0, None):
+        assert Body({"suffix": value}, FIELDS).ignored == []
+
+
+def test_the_header_of_ignored_names_is_short_and_safe():
+    assert ignored_headers([]) == {}
+    assert ignored_headers(["a", "b.c", "a"]) == {"X-Llamabatch-Ignored": "a, b.c"}
+    assert ignored_headers(["a\r\nSet-Cookie: x=1", "ä", ""]) == {"X-Llamabatch-Ignored": "a??Set-Cookie??x?1, ?"}
+    value = ignored_headers(f"name{i}" * 20 for i in range(1000))["X-Llamabatch-Ignored"]
+    assert len(value) <= 1024
+    assert value.endswith(", ...")
+    assert len(ignored_headers(["x" * 10_000])["X-Llamabatch-Ignored"]) == 64
+
+
+def test_an_ignored_name_is_logged_once_and_never_its_value(caplog, monkeypatch):
+    monkeypatch.setattr(bodies, "_logged", set())
+    with caplog.at_level(logging.DEBUG):
+        log_ignored(["topp"])
+        log_ignored(["topp", "other"])
+    assert [record.getMessage() for record in caplog.records] == [
+        f"a request has the unknown field '{name}', which is ignored (strict refuses it)" for name in ("topp", "other")
+    ]
+
+
+def test_a_timeout_is_in_seconds():
+    assert timeout_of({}) is None
+    assert timeout_of({"x-request-timeout": "30"}) == 30.0
+    assert timeout_of({"x-request-timeout": " 0.5s"}) == 0.5
+    for given in ("", "0", "-1", "nan", "inf", "1e10", "1m", "٣"[:0] + "x"):
+        with pytest.raises(ApiError, match="X-Request-Timeout"):
+            timeout_of({"x-request-timeout": given})
+
+
+def test_the_field_of_a_message():
+    assert param_of("temperature is -1.0; it must", {"temperature": -1}) == "temperature"
+    assert param_of("max_tokens is 0; give", {"n_predict": 0}) == "n_predict"
+    assert param_of("the parameters of 'f' are 1", {"tools": []}) is None
+    assert param_of("json of structured_outputs is no JSON: x", {"json_schema": "x"}) == "json_schema"

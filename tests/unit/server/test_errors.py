@@ -1,0 +1,114 @@
+"""The errors of the library as those of an API."""
+
+import asyncio
+import json
+import logging
+
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from llamabatch.entrypoints.input_processor import InputProcessor
+from llamabatch.errors import (
+    AdapterError,
+    ConfigError,
+    ContextLengthError,
+    EngineClosedError,
+    EngineError,
+    MemoryPlanError,
+    PromptError,
+    QueueFull,
+    SamplingError,
+)
+from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.server.errors import ApiError, exception_handlers, model_not_found
+from llamabatch.testing import FakeLLM
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "code"),
+    [
+        (SamplingError("temperature is -1"), 400, "invalid_request_error", None),
+        (PromptError("the prompt is empty"), 400, "invalid_request_error", None),
+        (AdapterError("there is no adapter"), 400, "invalid_request_error", None),
+        (ContextLengthError("too long"), 400, "invalid_request_error", "context_length_exceeded"),
+        (ConfigError("x.gguf gives no embeddings"), 400, "invalid_request_error", "model_not_supported"),
+        (QueueFull("64 wait"), 429, "rate_limit_error", "rate_limit_exceeded"),
+        (EngineClosedError("the engine died"), 503, "service_unavailable_error", "service_unavailable"),
+        (MemoryPlanError("it does not fit"), 503, "service_unavailable_error", "service_unavailable"),
+        (EngineError("DeadlineExceeded: deadline_s is 1"), 504, "timeout_error", "deadline_exceeded"),
+        (EngineError("llama_decode failed"), 500, "server_error", "internal_error"),
+        (asyncio.CancelledError(), 499, "request_cancelled", "request_cancelled"),
+        (model_not_found("x", ["a"]), 404, "invalid_request_error", "model_not_found"),
+    ],
+)
+def test_each_error_has_its_status_type_and_code(error, status, kind, code):
+    found = ApiError.of(error)
+    assert (found.status, found.type, found.code) == (status, kind, code)
+    assert set(found.to_openai()["error"]) >= {"message", "type", "param", "code"}
+
+
+def test_a_prompt_that_is_too_long_is_told_both_numbers():
+    with FakeLLM(n_ctx=256) as llm:
+        processor = InputProcessor(llm._client)
+        for prompts in ([5] * 300, [[1], [5] * 300]):
+            with pytest.raises(ContextLengthError) as caught:
+                processor.prompts(prompts, SamplingParams(), None, "raise")
+            found = ApiError.of(caught.value)
+            numbers = {"n_prompt_tokens": 300, "n_ctx": 256}
+            assert numbers.items() <= found.to_openai()["error"].items()
+            assert "300" in found.message
+            assert "256" in found.message
+            there = found.to_llama_server()["error"]
+            assert there == {"code": 400, "type": "exceed_context_size_error", "message": found.message, **numbers}
+
+
+def test_a_full_queue_names_the_wait():
+    assert ApiError.of(QueueFull("full")).headers == {"Retry-After": "1"}
+    error = QueueFull("full")
+    error.retry_after_s = 2.1
+    assert ApiError.of(error).headers == {"Retry-After": "3"}
+
+
+def test_another_exception_is_named_by_an_id_that_the_log_has(caplog):
+    with caplog.at_level(logging.ERROR):
+        found = ApiError.of(KeyError("the secret prompt"))
+    assert found.status == 500
+    assert "secret" not in found.message
+    [record] = caplog.records
+    assert record.getMessage().split(":")[0] in found.message
+    assert isinstance(record.exc_info[1], KeyError)
+
+
+def _client(raising: Exception | None = None) -> TestClient:
+    async def endpoint(request):
+        request.scope["llamabatch.dialect"] = request.query_params.get("dialect", "openai")
+        raise raising or ApiError(400, "half a character: \ud800", headers={"X-A": "b"})
+
+    routes = [Route("/v1/x", endpoint, methods=["POST"])]
+    app = Starlette(routes=routes, exception_handlers=exception_handlers())
+    return TestClient(app, raise_server_exceptions=False)
+
+
+def test_every_response_of_an_error_is_json_of_one_shape():
+    client = _client()
+    response = client.post("/v1/x")
+    assert (response.status_code, response.headers["x-a"]) == (400, "b")
+    assert json.loads(response.content)["error"]["message"] == "half a character: \ud800"
+    missing, wrong = client.get("/v1/y"), client.get("/v1/x")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["code"] == "not_found"
+    assert wrong.status_code == 405
+    assert wrong.headers["allow"] == "POST"
+    assert wrong.json()["error"]["message"] == "'/v1/x' takes no 'GET'; allowed are POST"
+    broken = _client(RuntimeError("secret")).post("/v1/x")
+    assert broken.status_code == 500
+    assert "secret" not in broken.text
+    assert broken.json()["error"]["type"] == "server_error"
+
+
+def test_an_endpoint_of_llama_server_answers_in_its_shape():
+    response = _client().post("/v1/x?dialect=llama_server").json()
+    assert response["error"].keys() == {"code", "message", "type"}
+    assert response["error"]["code"] == 400
