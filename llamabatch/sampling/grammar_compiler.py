@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import NoneType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import llguidance
 
@@ -27,6 +27,9 @@ from llamabatch.sampling.grammar_matcher import Compiled, VocabularyFacts
 from llamabatch.utils.subprogram import import_path, interpreter
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_Known = OrderedDict[Structure, tuple[Future[T], float]]
 
 KEPT = 64  # compiled grammars, and verdicts on bad ones
 _REMEMBER_BAD_S = 60.0  # later, a less busy machine may compile them
@@ -66,8 +69,10 @@ class Grammars:
         self._lock = threading.Lock()
         # with the time of the request, time.monotonic()
         self._known: OrderedDict[Structure, tuple[Future[Compiled], float]] = OrderedDict()
+        self._tried: OrderedDict[Structure, tuple[Future[str], float]] = OrderedDict()
         self._trial = Trial(lambda: self._names)
         self._names: list[str] = []
+        self._read: _Vocabulary | None = None
         self._vocabulary: Any = None
         self._facts: VocabularyFacts | None = None
         self._specials: dict[str, str] = {}  # names of special tokens -> their names in a grammar
@@ -79,21 +84,33 @@ class Grammars:
 
         Raises EngineClosedError after close().
         """
+        return self._asked(self._known, structure, self._compile)
+
+    def check(self, structure: Structure) -> Future[str]:
+        """The grammar in llguidance's form, or the SamplingError of `compile`, by a trial in the process of its own
+        alone: for a process that has no engine, and must not end by a grammar.
+
+        Raises EngineClosedError after close().
+        """
+        return self._asked(self._tried, structure, self._try_out)
+
+    def _asked(self, known: _Known[T], structure: Structure, make: Callable[[Structure], T]) -> Future[T]:
+        """What is known of a structure, or is being made; made anew where that is stale."""
         structure = structure._replace(in_reasoning=False)  # the same grammar
         with self._lock:
             if self._closed:
                 raise EngineClosedError("the model is closed")
-            future, asked_s = self._known.get(structure, (None, 0.0))
+            future, asked_s = known.get(structure, (None, 0.0))
             now = time.monotonic()
             if future is None or _is_stale(future, now - asked_s):
                 if self._pool is None:
                     self._pool = ThreadPoolExecutor(1, "llamabatch-grammars")
                 with _stack(_STACK):  # the pool starts its thread here
-                    future = self._pool.submit(self._compile, structure)
-                self._known[structure] = (future, now)
-            self._known.move_to_end(structure)
-            while len(self._known) > KEPT:
-                self._known.popitem(last=False)
+                    future = self._pool.submit(make, structure)
+                known[structure] = (future, now)
+            known.move_to_end(structure)
+            while len(known) > KEPT:
+                known.popitem(last=False)
             return future
 
     def close(self) -> None:
@@ -104,34 +121,34 @@ class Grammars:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
         self._known.clear()
-        self._facts = None
+        self._tried.clear()
+        self._facts = self._read = None
         self._vocabulary = None  # through it, llguidance holds the model, where no garbage collector sees it
 
     def _compile(self, structure: Structure) -> Compiled:
-        try:
-            if not self._model.eog_ids:
-                raise SamplingError("structured_outputs need a model that has an end-of-generation token")
+        with _errors_of(structure):
+            grammar = self._grammar(structure)
             tokens = self._tokens()
-            if _is_foreign(structure):
-                grammar = self._trial.run(structure, self._lark(structure))
-            else:
-                grammar = grammar_sandbox.to_llguidance(*structure[:2])
             compiled = Compiled(
                 lambda: llguidance.LLMatcher(tokens, grammar, log_level=0, limits=grammar_sandbox.limits()),
                 self._facts,
             )
             if compiled.error:
                 raise SamplingError(_refusal(structure, compiled.error))
-        except LlamaBatchError:
-            raise
-        except ValueError as error:
-            raise SamplingError(_refusal(structure, str(error))) from error
-        except Exception as error:  # nothing is wrong with the grammar: descriptors or memory are used up, say
-            logger.exception("a grammar could not be compiled")
-            raise EngineError(
-                f"{structure.kind} of structured_outputs cannot be compiled: {describe(error)}"
-            ) from error
-        return compiled
+            return compiled
+
+    def _try_out(self, structure: Structure) -> str:
+        with _errors_of(structure):
+            return self._grammar(structure)
+
+    def _grammar(self, structure: Structure) -> str:
+        """A structure in llguidance's form, after its trial."""
+        if not self._model.eog_ids:
+            raise SamplingError("structured_outputs need a model that has an end-of-generation token")
+        self._read_vocabulary()
+        if _is_foreign(structure):
+            return self._trial.run(structure, self._lark(structure))
+        return grammar_sandbox.to_llguidance(*structure[:2])
 
     def _lark(self, structure: Structure) -> Structure:
         """A structural tag as a grammar, with the special tokens of this vocabulary; any other structure as it is."""
@@ -154,10 +171,7 @@ class Grammars:
     def _tokens(self) -> Any:
         """The vocabulary as llguidance reads it; 0.5 s for 128k tokens, once."""
         if self._vocabulary is None:
-            vocabulary = _Vocabulary(self._model)
-            names = [vocabulary.tokens[token_id] for token_id in vocabulary.special_token_ids]
-            self._names = [name.decode(errors="replace") for name in names]
-            self._specials = vocabulary.specials
+            vocabulary = self._read_vocabulary()
             self._facts = VocabularyFacts(vocabulary.tokens, self._model.eog_ids, vocabulary)
             self._vocabulary = llguidance.LLTokenizer(
                 llguidance.TokenizerWrapper(vocabulary),
@@ -165,6 +179,14 @@ class Grammars:
                 eos_token=list(self._model.eog_ids),
             )
         return self._vocabulary
+
+    def _read_vocabulary(self) -> _Vocabulary:
+        if self._read is None:
+            self._read = _Vocabulary(self._model)
+            names = [self._read.tokens[token_id] for token_id in self._read.special_token_ids]
+            self._names = [name.decode(errors="replace") for name in names]
+            self._specials = self._read.specials
+        return self._read
 
 
 class _Vocabulary:
@@ -323,12 +345,12 @@ class Trial:
         process.wait()
 
 
-def _is_stale(future: Future[Compiled], age_s: float) -> bool:
+def _is_stale(future: Future[Any], age_s: float) -> bool:
     if not future.done():
         return False
     if future.cancelled() or not isinstance(future.exception(), (SamplingError, NoneType)):
         return True  # the next request may find descriptors and memory again
-    return age_s > _REMEMBER_BAD_S if future.exception() is not None else future.result().spent
+    return age_s > _REMEMBER_BAD_S if future.exception() is not None else getattr(future.result(), "spent", False)
 
 
 def _is_foreign(structure: Structure) -> bool:
@@ -339,6 +361,20 @@ def _is_foreign(structure: Structure) -> bool:
 def _refusal(structure: Structure, why: str) -> str:
     what = "tools" if structure.kind == TOOLS else f"{structure.kind} of structured_outputs"
     return f"{what} {'are' if structure.kind == TOOLS else 'is'} refused: {why}"
+
+
+@contextlib.contextmanager
+def _errors_of(structure: Structure) -> Iterator[None]:
+    """Raises SamplingError for what is wrong with a grammar, EngineError for anything else."""
+    try:
+        yield
+    except LlamaBatchError:
+        raise
+    except ValueError as error:
+        raise SamplingError(_refusal(structure, str(error))) from error
+    except Exception as error:  # nothing is wrong with the grammar: descriptors or memory are used up, say
+        logger.exception("a grammar could not be compiled")
+        raise EngineError(f"{structure.kind} of structured_outputs cannot be compiled: {describe(error)}") from error
 
 
 @contextlib.contextmanager

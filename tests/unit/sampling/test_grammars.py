@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llamabatch.engine.pending_grammars import PendingGrammars
-from llamabatch.errors import SamplingError
+from llamabatch.errors import EngineClosedError, SamplingError
 from llamabatch.request.detokenizer import Vocabulary
 from llamabatch.request.reasoning import Reasoning, ReasoningTags, Thinking
 from llamabatch.request.request import Request
@@ -394,6 +394,26 @@ def test_a_hostile_grammar_is_an_error_of_its_own(compiler, case):
         compiled(compiler, **asked)
     assert time.monotonic() - start < 4  # 2 s, and as much for a busy machine: each would take far longer, or kill
     assert walk(compiler, random.Random(0), regex="[a-c]x")
+
+
+@pytest.mark.parametrize("case", ["a chain of rules", "a remainder", "what is not supported", "nothing"])
+def test_a_check_refuses_what_a_compilation_would_and_compiles_nothing(case, monkeypatch):
+    def compile_here(*args, **options):
+        raise AssertionError("a matcher in this process")
+
+    monkeypatch.setattr(grammars_module.llguidance, "LLMatcher", compile_here)
+    compiler = Grammars(Bytes())
+    try:
+        asked, words = HOSTILE[case]
+        with pytest.raises(SamplingError, match=words):
+            compiler.check(structure(asked)).result()
+        future = compiler.check(structure({"regex": "[a-c]+"}))
+        assert "[a-c]+" in future.result()
+        assert compiler.check(structure({"regex": "[a-c]+"})) is future
+    finally:
+        compiler.close()
+    with pytest.raises(EngineClosedError):
+        compiler.check(structure({"regex": "[a-c]+"}))
 
 
 @pytest.mark.parametrize("asked", HARMLESS)
