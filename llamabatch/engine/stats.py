@@ -10,7 +10,9 @@ from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutp
 from llamabatch.utils.histogram import Histogram, Tally
 
 _GAUGES = ("running", "waiting", "free_slots", "kv_cells", "kv_cells_used", "speculating")
-_HISTOGRAMS = ("queue_s", "ttft_s", "inter_token_s", "e2e_s")
+_OF_REQUESTS = ("e2e_s", "prefill_s", "decode_s", "prompt_lengths", "output_lengths")
+_HISTOGRAMS = ("queue_s", "ttft_s", "inter_token_s", *_OF_REQUESTS)
+_MOST = ("longest",)  # of several engines the largest
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ class EngineStats:
         generated_tokens: tokens sampled.
         queue_s, ttft_s: from arrival to the slot; to the first token. inter_token_s: from token to token. e2e_s: from
             arrival to the end, of requests that went well.
+        prefill_s, decode_s: from the slot to the first token, and from there to the last one, of requests that went
+            well and have output; of several continuations those of the first. prompt_lengths, output_lengths: tokens
+            of these requests, in histograms with the limits of durations.
+        computed_tokens: tokens of the prompts of ended requests that were not copied. longest: tokens of prompt and
+            output of the longest continuation so far.
         restarts: engine processes that took the place of one that died.
         decode_calls, decode_rows, decode_passes: calls that only continue sequences; the rows in them; their passes
             over the weights.
@@ -89,6 +96,12 @@ class EngineStats:
     ttft_s: Histogram = Histogram()
     inter_token_s: Histogram = Histogram()
     e2e_s: Histogram = Histogram()
+    prefill_s: Histogram = Histogram()
+    decode_s: Histogram = Histogram()
+    prompt_lengths: Histogram = Histogram()
+    output_lengths: Histogram = Histogram()
+    computed_tokens: int = 0
+    longest: int = 0
 
     @property
     def ok(self) -> int:
@@ -131,12 +144,13 @@ class EngineStats:
         return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else 0.0
 
     def __add__(self, other: EngineStats) -> EngineStats:
-        return EngineStats(**{name: value + getattr(other, name) for name, value in vars(self).items()})
+        most = {name: max(getattr(self, name), getattr(other, name)) for name in _MOST}
+        return EngineStats(**{**{name: value + getattr(other, name) for name, value in vars(self).items()}, **most})
 
     def since(self, earlier: EngineStats) -> EngineStats:
         """The counts since `earlier`; gauges stay as they are."""
         return EngineStats(
-            **{k: value if k in _GAUGES else value - getattr(earlier, k) for k, value in vars(self).items()}
+            **{k: value if k in _GAUGES + _MOST else value - getattr(earlier, k) for k, value in vars(self).items()}
         )
 
     def of_the_past(self) -> EngineStats:
@@ -145,7 +159,7 @@ class EngineStats:
 
     def counts(self) -> dict[str, int]:
         """The counts by name, without gauges and histograms."""
-        return {k: value for k, value in vars(self).items() if k not in (*_GAUGES, *_HISTOGRAMS)}
+        return {k: value for k, value in vars(self).items() if k not in (*_GAUGES, *_MOST, *_HISTOGRAMS)}
 
     def to_wire(self) -> dict[str, Any]:
         """The fields as numbers and lists of numbers, for the wire."""
@@ -166,7 +180,9 @@ class RequestCounts:
         self.finished_length = 0
         self.errors = 0
         self.aborted = 0
-        self._e2e = Tally()
+        self.computed_tokens = 0
+        self.longest = 0
+        self._tallies = {name: Tally() for name in _OF_REQUESTS}
 
     def note(self, outputs: Iterable[SequenceOutput]) -> None:
         """Counts the requests that end with one of these outputs."""
@@ -176,7 +192,11 @@ class RequestCounts:
 
     def _count_end(self, output: RequestOutput) -> None:
         """Of several continuations the first decides, unless one failed."""
-        reason = output.finish_reason
+        reason, n_prompt = output.finish_reason, len(output.prompt_token_ids)
+        lengths = [len(each.token_ids) for each in output.outputs]
+        if output.timings.queued_s is not None:
+            self.computed_tokens += n_prompt - output.num_cached_tokens
+            self.longest = max(self.longest, n_prompt + max(lengths))
         if output.error is not None or reason is FinishReason.ERROR:
             self.errors += 1
             return
@@ -187,12 +207,18 @@ class RequestCounts:
             self.finished_stop += 1
         else:
             self.finished_length += 1
-        self._e2e.add(output.timings.total_s)
+        timings, tallies = output.timings, self._tallies
+        tallies["e2e_s"].add(timings.total_s)
+        tallies["prompt_lengths"].add(n_prompt)
+        tallies["output_lengths"].add(sum(lengths))
+        if timings.queued_s is not None and timings.ttft_s is not None:
+            tallies["prefill_s"].add(timings.ttft_s - timings.queued_s)
+            tallies["decode_s"].add(max(timings.token_times_s, default=timings.ttft_s) - timings.ttft_s)
 
     def figures(self) -> dict[str, Any]:
         """Fields of EngineStats."""
-        counts = {name: value for name, value in vars(self).items() if name != "_e2e"}
-        return {**counts, "e2e_s": self._e2e.histogram()}
+        counts = {name: value for name, value in vars(self).items() if name != "_tallies"}
+        return {**counts, **{name: tally.histogram() for name, tally in self._tallies.items()}}
 
 
 def percentile(values: Iterable[float], percent: float) -> float | None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import ConfigError, SetupError
+from llamabatch.monitor.host import MachineSample
 from llamabatch.monitor.snapshot import Snapshot
 from llamabatch.utils.histogram import Histogram
 from llamabatch.utils.paths import absolute, shown
@@ -19,8 +21,8 @@ PREFIX = "llamabatch:"
 _FINE = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 _FIRST: tuple[float, ...] = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _FIRST += (20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
-_BETWEEN: tuple[float, ...] = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-_BETWEEN += (20.0, 40.0, 80.0)
+BETWEEN: tuple[float, ...] = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+BETWEEN += (20.0, 40.0, 80.0)
 _WHOLE: tuple[float, ...] = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0)
 _WHOLE += (240.0, 480.0, 960.0, 1920.0, 7680.0)
 
@@ -46,10 +48,17 @@ _COUNTERS = {
 }
 _HISTOGRAMS = {
     "time_to_first_token_seconds": ("From arrival to the first token.", _FIRST),
-    "inter_token_latency_seconds": ("From token to token.", _BETWEEN),
+    "inter_token_latency_seconds": ("From token to token.", BETWEEN),
     "request_queue_time_seconds": ("From arrival to the slot.", _WHOLE),
     "e2e_request_latency_seconds": ("From arrival to the end, of requests that went well.", _WHOLE),
+    "request_prefill_time_seconds": ("From the slot to the first token, of requests that went well.", _WHOLE),
+    "request_decode_time_seconds": ("From the first token to the last, of requests that went well.", _WHOLE),
 }
+_LENGTHS = {
+    "request_prompt_tokens": "Tokens of the prompts of requests that went well.",
+    "request_generation_tokens": "Tokens of the outputs of requests that went well.",
+}
+_LENGTH_LIMITS = (*tuple(float(step * 10**power) for power in range(4) for step in (1, 2, 5)), 10000.0)
 _MACHINE = {
     "process_cpu_usage_cores": "Cores that this process and the engine's children keep busy.",
     "process_memory_bytes": "Resident memory of this process and the engine's children.",
@@ -100,55 +109,88 @@ class MetricsFile:
 
     def collect(self) -> Iterator[Any]:
         """The families of metrics, for prometheus_client."""
-        if self._snapshot is None:
-            return
-        stats, machine = self._snapshot.stats, self._snapshot.machine
-        yield from self._families("GaugeMetricFamily", _GAUGES, gauges(self._snapshot))
-        yield from self._families("CounterMetricFamily", _COUNTERS, counters(self._snapshot))
-        ended = self._core.CounterMetricFamily(
-            PREFIX + "request_success", "Requests by how they ended.", labels=["model_name", "finished_reason"]
-        )
+        if self._snapshot is not None:
+            families = Families(self._core, {"model_name": self.model})
+            yield from families.of_engine(PREFIX, self._snapshot.stats)
+            yield from families.of_machine(PREFIX, self._snapshot.machine)
+
+
+class Families:
+    """Makes families of metrics for prometheus_client.
+
+    Args:
+        core: the module prometheus_client.core.
+        labels: of each sample.
+    """
+
+    def __init__(self, core: Any, labels: Mapping[str, str]) -> None:
+        self._core = core
+        self._names, self._values = list(labels), list(labels.values())
+
+    def of_engine(self, prefix: str, stats: EngineStats) -> Iterator[Any]:
+        """The figures of an engine, under vLLM's names behind a prefix."""
+        yield from self.gauges(prefix, _GAUGES, gauges(stats))
+        yield from self.counters(prefix, _COUNTERS, counters(stats))
         how = {"stop": stats.finished_stop, "length": stats.finished_length, "abort": stats.aborted}
+        ended = self._core.CounterMetricFamily(
+            prefix + "request_success", "Requests by how they ended.", labels=[*self._names, "finished_reason"]
+        )
         for reason, count in {**how, "error": stats.errors}.items():
-            ended.add_metric([self.model, reason], count)
+            ended.add_metric([*self._values, reason], count)
         yield ended
-        times = (stats.ttft_s, stats.inter_token_s, stats.queue_s, stats.e2e_s)
+        times = (stats.ttft_s, stats.inter_token_s, stats.queue_s, stats.e2e_s, stats.prefill_s, stats.decode_s)
         for (name, (text, limits)), histogram in zip(_HISTOGRAMS.items(), times, strict=True):
-            yield self._histogram(name, text, limits, histogram)
+            yield self.histogram(prefix + name, text, sorted({*_FINE, *limits}), histogram)
+        lengths = (stats.prompt_lengths, stats.output_lengths)
+        for (name, text), histogram in zip(_LENGTHS.items(), lengths, strict=True):
+            yield self.histogram(prefix + name, text, _LENGTH_LIMITS, histogram)
+
+    def of_machine(self, prefix: str, machine: MachineSample) -> Iterator[Any]:
+        """The figures that the machine reports."""
         own = {
             "process_cpu_usage_cores": None if machine.cpu_percent is None else machine.cpu_percent / 100,
             "process_memory_bytes": machine.memory_bytes,
             "cpu_power_watts": machine.cpu_power_w,
         }
-        yield from self._families("GaugeMetricFamily", _MACHINE, own)
+        yield from self.gauges(prefix, _MACHINE, own)
         for name in ("gpu_usage_perc", "gpu_memory_used_bytes", "gpu_power_watts"):
-            family = self._core.GaugeMetricFamily(PREFIX + name, _MACHINE[name], labels=["model_name", "gpu"])
+            family = self._core.GaugeMetricFamily(prefix + name, _MACHINE[name], labels=[*self._names, "gpu"])
             for gpu in machine.gpus:
                 use = None if gpu.use_percent is None else gpu.use_percent / 100
                 value = {"gpu_usage_perc": use, "gpu_memory_used_bytes": gpu.memory_used}.get(name, gpu.power_w)
                 if value is not None:
-                    family.add_metric([self.model, str(gpu.index)], value)
+                    family.add_metric([*self._values, str(gpu.index)], value)
             if family.samples:
                 yield family
 
-    def _families(self, kind: str, texts: dict[str, str], values: dict[str, float | None]) -> Iterator[Any]:
+    def gauges(self, prefix: str, texts: Mapping[str, str], values: Mapping[str, float | None]) -> Iterator[Any]:
+        """A gauge for each value that is not None. `texts` describes each."""
+        yield from self._plain("GaugeMetricFamily", prefix, texts, values)
+
+    def counters(self, prefix: str, texts: Mapping[str, str], values: Mapping[str, float | None]) -> Iterator[Any]:
+        """A counter for each value, whose sample has the name with `_total`."""
+        yield from self._plain("CounterMetricFamily", prefix, texts, values)
+
+    def _plain(
+        self, kind: str, prefix: str, texts: Mapping[str, str], values: Mapping[str, float | None]
+    ) -> Iterator[Any]:
         for name, value in values.items():
             if value is not None:
-                family = getattr(self._core, kind)(PREFIX + name, texts[name], labels=["model_name"])
-                family.add_metric([self.model], value)
+                family = getattr(self._core, kind)(prefix + name, texts[name], labels=self._names)
+                family.add_metric(self._values, value)
                 yield family
 
-    def _histogram(self, name: str, text: str, limits: tuple[float, ...], histogram: Histogram) -> Any:
-        below = histogram.at_most(wanted := sorted({*_FINE, *limits}))
-        buckets = [(str(limit), float(n)) for limit, n in zip(wanted, below, strict=True)]
-        family = self._core.HistogramMetricFamily(PREFIX + name, text, labels=["model_name"])
-        family.add_metric([self.model], [*buckets, ("+Inf", float(histogram.count))], histogram.sum_s)
+    def histogram(self, name: str, text: str, limits: Sequence[float], histogram: Histogram) -> Any:
+        """A histogram with these limits, rising; each is one of Histogram's."""
+        below = histogram.at_most(limits)
+        buckets = [(str(limit), float(n)) for limit, n in zip(limits, below, strict=True)]
+        family = self._core.HistogramMetricFamily(name, text, labels=self._names)
+        family.add_metric(self._values, [*buckets, ("+Inf", float(histogram.count))], histogram.sum_s)
         return family
 
 
-def gauges(snapshot: Snapshot) -> dict[str, float | None]:
+def gauges(stats: EngineStats) -> dict[str, float | None]:
     """Values of _GAUGES."""
-    stats = snapshot.stats
     return {
         "num_requests_running": stats.running,
         "num_requests_waiting": stats.waiting,
@@ -159,9 +201,8 @@ def gauges(snapshot: Snapshot) -> dict[str, float | None]:
     }
 
 
-def counters(snapshot: Snapshot) -> dict[str, float | None]:
+def counters(stats: EngineStats) -> dict[str, float | None]:
     """Values of _COUNTERS."""
-    stats = snapshot.stats
     return {
         "prompt_tokens": stats.prompt_tokens + stats.embed_tokens,
         "generation_tokens": stats.generated_tokens,

@@ -62,8 +62,11 @@ def test_percentiles_of_nothing():
 
 def any_stats(start: int) -> EngineStats:
     """Each figure another one."""
-    values = {f.name: start + i for i, f in enumerate(fields(EngineStats)) if not f.name.endswith("_s")}
-    seconds = {f.name: histogram([start + i, 0.5]) for i, f in enumerate(fields(EngineStats)) if f.name.endswith("_s")}
+    kinds = {f.name: isinstance(f.default, Histogram) for f in fields(EngineStats)}
+    values = {name: start + i for i, (name, is_histogram) in enumerate(kinds.items()) if not is_histogram}
+    seconds = {
+        name: histogram([start + i, 0.5]) for i, (name, is_histogram) in enumerate(kinds.items()) if is_histogram
+    }
     return EngineStats(**values, **seconds)
 
 
@@ -81,6 +84,7 @@ def test_figures_add_up_and_go_back():
     later = both.since(a)
     assert (later.generated_tokens, later.ttft_s.counts) == (b.generated_tokens, b.ttft_s.counts)
     assert (later.running, later.kv_cells) == (both.running, both.kv_cells)  # of now
+    assert both.longest == later.longest == b.longest > a.longest
 
 
 def test_an_engine_that_is_gone_has_counts_only():

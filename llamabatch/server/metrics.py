@@ -1,0 +1,156 @@
+"""The text of /metrics: our own names, vLLM's and llama-server's, in Prometheus' text format."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from llamabatch.engine.engine_state import EngineState
+from llamabatch.engine.stats import EngineStats
+from llamabatch.monitor import prometheus
+from llamabatch.monitor.host import MachineSample
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+VLLM = "vllm:"
+LLAMA_SERVER = "llamacpp:"
+
+_LLAMA_COUNTERS = {
+    "prompt_tokens": "Tokens of prompts of ended requests that were computed.",
+    "prompt_tokens_cached": "Tokens of prompts that were copied instead of computed.",
+    "prompt_seconds": "Seconds from slot to first token, of requests that went well.",
+    "tokens_predicted": "Tokens sampled.",
+    "tokens_predicted_seconds": "Seconds from first to last token, of requests that went well.",
+    "n_decode": "Calls of llama_decode.",
+    "spec_decode_num_draft_tokens": "Drafted tokens that were checked.",
+    "spec_decode_num_accepted_tokens": "Drafted tokens that were accepted.",
+    "spec_decode_num_drafts": "Decode calls that checked drafts.",
+}
+_LLAMA_GAUGES = {
+    "prompt_tokens_seconds": "Tokens of prompts a second, while prompts are computed; mean since the start.",
+    "predicted_tokens_seconds": "Tokens a second of one continuation; mean since the start.",
+    "requests_processing": "Continuations that have a slot.",
+    "requests_deferred": "Continuations that wait for a slot.",
+    "n_busy_slots_per_decode": "Mean rows of a decode call.",
+}
+_LONGEST = "Tokens of prompt and output of the longest continuation."
+_SERVER = {
+    "num_open_requests": "Calls of HTTP under way.",
+    "ready": "1 while requests are taken, else 0.",
+}
+
+
+class Metrics:
+    """Writes /metrics.
+
+    Args:
+        model: value of the label model_name.
+
+    Raises:
+        ImportError: prometheus_client is missing.
+    """
+
+    def __init__(self, model: str) -> None:
+        import prometheus_client
+        import prometheus_client.core
+
+        self._client: Any = prometheus_client
+        self._core: Any = prometheus_client.core
+        self._model = model
+
+    def text(
+        self,
+        stats: EngineStats,
+        *,
+        machine: MachineSample | None = None,
+        states: Sequence[EngineState] = (),
+        n_open: int = 0,
+        ready: bool = True,
+    ) -> bytes:
+        """All figures, as text of version 0.0.4.
+
+        Args:
+            stats: of all engines. states: of each, for the adapters in use.
+            n_open: calls of HTTP under way.
+        """
+        registry = self._client.CollectorRegistry()
+        registry.register(_Families(lambda: self._families(stats, machine, states, n_open, ready)))
+        text: bytes = self._client.generate_latest(registry)
+        return text + _longest(stats)
+
+    def _families(
+        self,
+        stats: EngineStats,
+        machine: MachineSample | None,
+        states: Sequence[EngineState],
+        n_open: int,
+        ready: bool,
+    ) -> Iterator[Any]:
+        own = prometheus.Families(self._core, {"model_name": self._model})
+        yield from own.of_engine(prometheus.PREFIX, stats)
+        if machine is not None:
+            yield from own.of_machine(prometheus.PREFIX, machine)
+        yield from own.gauges(prometheus.PREFIX, _SERVER, {"num_open_requests": n_open, "ready": int(ready)})
+        vllm = prometheus.Families(self._core, {"model_name": self._model, "engine": "0"})
+        yield from vllm.of_engine(VLLM, stats)
+        name = VLLM + "time_per_output_token_seconds"  # the former name of inter_token_latency_seconds
+        yield vllm.histogram(name, "From token to token.", prometheus.BETWEEN, stats.inter_token_s)
+        yield self._lora_info(states)
+        llama = prometheus.Families(self._core, {})
+        yield from llama.counters(LLAMA_SERVER, _LLAMA_COUNTERS, _llama_counters(stats))
+        yield from llama.gauges(LLAMA_SERVER, _LLAMA_GAUGES, _llama_gauges(stats))
+
+    def _lora_info(self, states: Sequence[EngineState]) -> Any:
+        """vLLM's gauge of adapters, whose value is the time and whose labels are what it tells."""
+        running = sorted({name for state in states for slot in state.slots for name in slot.adapters})
+        family = self._core.GaugeMetricFamily(
+            VLLM + "lora_requests_info",
+            "Adapters of running requests; the value is the time.",
+            labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+        )
+        family.add_metric(["0", ",".join(running), ""], time.time())
+        return family
+
+
+class _Families:
+    """A collector for prometheus_client, which calls it once."""
+
+    def __init__(self, collect: Any) -> None:
+        self.collect = collect
+
+    def describe(self) -> list[Any]:
+        return []
+
+
+def _llama_counters(stats: EngineStats) -> dict[str, float | None]:
+    return {
+        "prompt_tokens": stats.computed_tokens + stats.embed_tokens,
+        "prompt_tokens_cached": stats.prefix_tokens + stats.shared_tokens,
+        "prompt_seconds": stats.prefill_s.sum_s,
+        "tokens_predicted": stats.generated_tokens,
+        "tokens_predicted_seconds": stats.decode_s.sum_s,
+        "n_decode": stats.decode_calls + stats.prefill_calls + stats.embed_passes,
+        "spec_decode_num_draft_tokens": stats.drafted_tokens,
+        "spec_decode_num_accepted_tokens": stats.accepted_tokens,
+        "spec_decode_num_drafts": stats.verify_calls,
+    }
+
+
+def _llama_gauges(stats: EngineStats) -> dict[str, float | None]:
+    """The first token of an output comes with the end of its prompt: it costs no step."""
+    prefill_s, decode_s = stats.prefill_s.sum_s, stats.decode_s.sum_s
+    n_later = max(0.0, stats.output_lengths.sum_s - stats.decode_s.count)
+    return {
+        "prompt_tokens_seconds": stats.computed_tokens / prefill_s if prefill_s else 0.0,
+        "predicted_tokens_seconds": n_later / decode_s if decode_s else 0.0,
+        "requests_processing": stats.running,
+        "requests_deferred": stats.waiting,
+        "n_busy_slots_per_decode": stats.rows_per_step,
+    }
+
+
+def _longest(stats: EngineStats) -> bytes:
+    """llama-server's n_tokens_max, a counter without the ending that prometheus_client gives to all counters."""
+    name = LLAMA_SERVER + "n_tokens_max"
+    return f"# HELP {name} {_LONGEST}\n# TYPE {name} counter\n{name} {float(stats.longest)}\n".encode()
