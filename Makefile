@@ -8,10 +8,10 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 p
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup compare test wheels test-native test-long bench bench-quick bench-ab bench-isolation model clean
+.PHONY: help setup compare test wheels test-native test-llama-server test-long bench bench-quick bench-ab bench-isolation model clean
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
 	@echo 'Options: BACKEND=cpu|cuda|metal|rpc|vulkan picks the build (default: what the machine has), ARGS="..." goes to compare.'
 
 setup: ## make .venv, build what must be built, install llamabatch
@@ -36,6 +36,9 @@ test-long: setup ## the figures of tests/long with their full counts: hours; goe
 
 test-native: setup ## sanitizers, clang, other CPUs, and llama.cpp's own tests over the patches (ARGS="--only address")
 	@.venv/bin/python -m llamabatch.native_patches.check $(ARGS)
+
+test-llama-server: setup ## llama.cpp's own server tests against `llamabatch serve` (ARGS="--only test_basic")
+	@.venv/bin/python -m tests.server_peer $(ARGS)
 
 test-notebook: setup ## the bars of an executed notebook, with Jupyter installed into .venv
 	@.venv/bin/python -m pip install --disable-pip-version-check --quiet nbclient ipykernel

@@ -7,6 +7,7 @@ the same weights to transformers' own models and writes down their tokens and ve
 from __future__ import annotations
 
 import string
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,9 +102,9 @@ def vocabulary(family: str, n_more: int = 0) -> list[tuple[str, float]]:
     ]
 
 
-def weights(kind: Encoder, n_more: int = 0) -> dict[str, Any]:
+def weights(kind: Encoder, n_more: int = 0, n_ctx: int = N_CTX) -> dict[str, Any]:
     """The weights by transformers' names, those of the base model without its prefix. Two kinds of one family have the
-    same base. `n_more` as in vocabulary()."""
+    same base. `n_more` as in vocabulary(); `n_ctx` positions."""
     rng = np.random.default_rng([SEED, int(kind.is_bert)])
     n_vocab = len(vocabulary(kind.family, n_more))
     found: dict[str, Any] = {}
@@ -118,7 +119,7 @@ def weights(kind: Encoder, n_more: int = 0) -> dict[str, Any]:
         found[f"{name}.bias"] = rng.normal(0.0, 0.1, N_EMBD).astype(np.float32)
 
     matrix("embeddings.word_embeddings", n_vocab, N_EMBD, 1.0, bias=False)
-    matrix("embeddings.position_embeddings", N_CTX + kind.position_offset, N_EMBD, 0.3, bias=False)
+    matrix("embeddings.position_embeddings", n_ctx + kind.position_offset, N_EMBD, 0.3, bias=False)
     matrix("embeddings.token_type_embeddings", kind.n_token_types, N_EMBD, 0.3, bias=False)
     norm("embeddings.LayerNorm")
     for layer in range(N_LAYER):
@@ -165,6 +166,17 @@ _NAMES = {
 }
 
 
+def tensors(kind: Encoder, n_more: int = 0, n_ctx: int = N_CTX) -> Iterator[tuple[str, Any]]:
+    """The weights by llama.cpp's names, as its converter leaves them; arguments as in weights()."""
+    for theirs, values in weights(kind, n_more, n_ctx).items():
+        stem, _, end = theirs.rpartition(".")
+        if _NAMES[stem] == "cls" and not kind.n_labels:
+            continue
+        if stem == "embeddings.position_embeddings":
+            values = values[kind.position_offset :]
+        yield f"{_NAMES[stem]}.{end}", np.ascontiguousarray(values)
+
+
 def write_encoder(
     name: str, path: Path, *, without: tuple[str, ...] = (), n_more: int = 0, marks: bool = True, **changes: Any
 ) -> Path:
@@ -199,14 +211,9 @@ def write_encoder(
         elif value is not None:
             writer.add_uint32(f"bert.{key}", int(value))
     _add_vocabulary(writer, kind, n_more, marks)
-    for theirs, values in weights(kind, n_more).items():
-        stem, _, end = theirs.rpartition(".")
-        ours = f"{_NAMES[stem]}.{end}"
-        if (_NAMES[stem] == "cls" and not kind.n_labels) or ours in without:
-            continue
-        if stem == "embeddings.position_embeddings":
-            values = values[kind.position_offset :]
-        writer.add_tensor(ours, np.ascontiguousarray(values))
+    for ours, values in tensors(kind, n_more):
+        if ours not in without:
+            writer.add_tensor(ours, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

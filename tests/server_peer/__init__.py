@@ -1,0 +1,1 @@
+"""llama.cpp's own server tests, run against `llamabatch serve`; a program named llama-server stands between them."""

@@ -1,0 +1,38 @@
+"""A pytest plugin beside llama.cpp's server tests: nothing is fetched beforehand, and each outcome is a line of JSON.
+
+It is loaded by the interpreter of the tests, which has pytest and the clients, but not llamabatch.
+"""
+
+import json
+import os
+import sys
+
+import pytest
+
+
+def pytest_collection_finish(session):
+    """The tests' own set-up starts each preset once, so that its model lies in the cache of the hub."""
+    utils = sys.modules.get("utils")
+    if utils is not None:
+        utils.ServerPreset.load_all = staticmethod(lambda: None)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = (yield).get_result()
+    state = item.stash.setdefault(_STATE, {"outcome": "passed", "seconds": 0.0, "why": ""})
+    state["seconds"] += call.duration
+    if report.outcome != "passed":
+        state["outcome"] = "skipped" if report.skipped and state["outcome"] == "passed" else "failed"
+        state["why"] = state["why"] or _last_line(report)
+    if call.when == "teardown":
+        with open(os.environ["LLAMABATCH_PEER_OUTCOMES"], "a", encoding="utf-8") as file:
+            file.write(json.dumps({"id": item.nodeid.removeprefix("unit/"), **state}) + "\n")
+
+
+_STATE = pytest.StashKey()
+
+
+def _last_line(report):
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return crash.message.splitlines()[0][:300] if crash is not None and crash.message else str(report.longrepr)[-300:]
