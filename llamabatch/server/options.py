@@ -104,9 +104,11 @@ class ServerOptions:
     max_headers: int = _option(128, "headers of a request at most")
     max_connections: int = _option(4096, "connections at once at most; further ones are closed at once")
     header_timeout_s: float = _option(10.0, "seconds for a client to send the headers of a request")
-    body_timeout_s: float = _option(60.0, "seconds for a client to send the body of a request")
+    body_timeout_s: float = _option(
+        60.0, "seconds for a client to send the body of a request, and one more for each 16 KiB"
+    )
     keep_alive_s: float = _option(75.0, "seconds that an idle connection stays open; 0: it is closed at once")
-    write_timeout_s: float = _option(600.0, "seconds for a client to take what it was sent before its request ends")
+    write_timeout_s: float = _option(60.0, "seconds for a client to take what it was sent before its request ends")
     drain_s: float = _option(30.0, "seconds for running requests to end after SIGTERM; what is left then is ended")
     sse_ping_s: float = _option(15.0, "seconds without a piece after which a stream carries a comment; 0: never")
     served_model_names: tuple[str, ...] = _option(
@@ -194,7 +196,7 @@ class ServerOptions:
         self._keep("root_path", path.rstrip("/"))
         allowed = _names("allowed_hosts", self.allowed_hosts, 253)
         for name in allowed:
-            if name != ANY and not _is_ip(name) and not _HOST.fullmatch(name):
+            if name != ANY and not is_ip(name) and not _HOST.fullmatch(name):
                 raise ConfigError(
                     f"allowed_hosts holds {show(name)}; give names such as llm.example.com or *.example.com, without "
                     "a port, or *"
@@ -272,7 +274,8 @@ def _is_socket(host: str) -> bool:
     return host.endswith(".sock")
 
 
-def _is_ip(text: str) -> bool:
+def is_ip(text: str) -> bool:
+    """True for an IP address, with or without brackets."""
     try:
         ipaddress.ip_address(text.strip("[]"))
     except ValueError:

@@ -1,0 +1,324 @@
+"""What clients send is bounded in bytes and in seconds, over real sockets."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+
+import pytest
+import uvicorn
+
+from llamabatch.server.errors import ApiError
+from llamabatch.server.limits import BodyLimits, bounded
+from llamabatch.server.options import ServerOptions
+
+
+async def echo(scope, receive, send):
+    """Answers with the number of bytes of the body; /early before it reads, /endless until the client leaves."""
+    if scope["path"] == "/endless":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        with contextlib.suppress(OSError):
+            while (await _polled(receive)) is None:
+                await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+        scope["state"]["left"].set()
+        return
+    size, more = 0, scope["path"] != "/early"
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        size += len(message["body"])
+        more = message["more_body"]
+    body = str(size).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _polled(receive):
+    task = asyncio.ensure_future(receive())
+    done, _ = await asyncio.wait({task}, timeout=0.001)
+    if not done:
+        task.cancel()
+        return None
+    message = task.result()
+    return None if message["type"] == "http.request" else message
+
+
+class Running:
+    """uvicorn with the bounded protocol, in a thread."""
+
+    def __init__(self, app=echo, **options):
+        self.options = ServerOptions(**options)
+        self.left = threading.Event()
+
+        async def with_state(scope, receive, send):
+            scope["state"] = {"left": self.left}
+            await app(scope, receive, send)
+
+        config = uvicorn.Config(
+            with_state, http=bounded(self.options), port=0, log_config=None, lifespan="off", access_log=False
+        )
+        self.server = uvicorn.Server(config)
+        self.server.capture_signals = contextlib.nullcontext
+        self.thread = threading.Thread(target=self.server.run)
+
+    def __enter__(self):
+        self.thread.start()
+        while not self.server.started:
+            time.sleep(0.005)
+        self.port = self.server.servers[0].sockets[0].getsockname()[1]
+        return self
+
+    def __exit__(self, *_):
+        self.server.should_exit = True
+        self.server.force_exit = True
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+    def connect(self):
+        return socket.create_connection(("127.0.0.1", self.port), timeout=5)
+
+
+def reply(sock):
+    """Status and body of the one response on a connection that the server closes, or that has a content-length."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        part = sock.recv(65536)
+        if not part:
+            return None, data
+        data += part
+    head, _, body = data.partition(b"\r\n\r\n")
+    length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+    while len(body) < length:
+        body += sock.recv(65536)
+    return int(head[9:12]), body
+
+
+def seconds_to_close(sock):
+    start = time.monotonic()
+    while sock.recv(65536):
+        pass
+    return time.monotonic() - start
+
+
+def test_a_request_passes_and_the_connection_is_kept():
+    with Running() as server, server.connect() as sock:
+        for size in (0, 5, 300_000):
+            sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size)
+            assert reply(sock) == (200, str(size).encode())
+
+
+def test_pipelined_requests_are_answered_in_order():
+    with Running(header_timeout_s=0.3, body_timeout_s=0.3) as server, server.connect() as sock:
+        one = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+        sock.sendall(b"".join(one % n + b"y" * n for n in (1, 2, 3)))
+        assert [reply_one(sock) for _ in range(3)] == [b"1", b"2", b"3"]
+
+
+def reply_one(sock):
+    """The body, of one character, of the next response."""
+    data = b""
+    while not data.endswith(b"\r\n\r\n"):
+        data += sock.recv(1)
+    return sock.recv(1)
+
+
+@pytest.mark.parametrize("first", [b"", b"G", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nA: "])
+def test_a_head_that_does_not_end_is_ended(first):
+    with Running(header_timeout_s=0.2, keep_alive_s=0.2) as server, server.connect() as sock:
+        sock.sendall(first)
+        status, body = reply(sock)
+        assert status == (408 if first else None)
+        assert not first or "took more than 0.2 s" in json.loads(body)["error"]["message"]
+
+
+def test_a_byte_now_and_then_does_not_help():
+    with Running(header_timeout_s=0.3) as server, server.connect() as sock:
+        start = time.monotonic()
+        with contextlib.suppress(OSError):
+            for byte in b"GET / HTTP/1.1\r\nX-Slow: " + b"a" * 500:
+                sock.sendall(bytes([byte]))
+                time.sleep(0.02)
+        assert time.monotonic() - start < 2
+
+
+def test_a_body_that_does_not_come_is_ended():
+    with Running(body_timeout_s=0.2) as server, server.connect() as sock:
+        sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nsome")
+        status, body = reply(sock)
+        assert status == 408
+        assert "body" in json.loads(body)["error"]["message"]
+        assert sock.recv(1) == b""
+
+
+def test_a_body_that_comes_fast_enough_may_take_longer():
+    with Running(body_timeout_s=0.1) as server, server.connect() as sock:
+        sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 65536\r\n\r\n")
+        for _ in range(8):
+            sock.sendall(b"x" * 8192)
+            time.sleep(0.03)
+        assert reply(sock) == (200, b"65536")
+
+
+def test_a_body_behind_an_early_answer_is_bounded_too():
+    with Running(body_timeout_s=0.3) as server, server.connect() as sock:
+        sock.sendall(b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+        assert reply(sock)[0] == 200
+        start = time.monotonic()
+        with contextlib.suppress(OSError):
+            for _ in range(100):
+                sock.sendall(b"x")
+                time.sleep(0.02)
+        assert time.monotonic() - start < 1.5
+
+
+def test_an_idle_connection_is_closed_and_a_used_one_waits_anew():
+    with Running(keep_alive_s=0.3) as server, server.connect() as sock, server.connect() as idle:
+        assert seconds_to_close(idle) < 1
+        sock.close()
+        with server.connect() as used:
+            for _ in range(3):
+                used.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert reply(used)[0] == 200
+                time.sleep(0.15)
+            assert 0.05 < seconds_to_close(used) < 1
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nX: " + b"a" * 5000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nX: " + b"a" * 5000,
+        b"GET /" + b"a" * 5000,
+        b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 20 + b"\r\n",
+    ],
+)
+def test_a_large_head_is_a_431(head):
+    with Running(max_header_bytes=4096, max_headers=16) as server, server.connect() as sock:
+        sock.sendall(head)
+        status, body = reply(sock)
+        assert status == 431
+        assert json.loads(body)["error"]["code"] == "headers_too_large"
+
+
+def test_many_trailers_count_as_headers():
+    with Running(max_header_bytes=4096, max_headers=16) as server, server.connect() as sock:
+        sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n")
+        sock.sendall(b"A: b\r\n" * 20 + b"\r\n")
+        assert reply(sock)[0] == 431
+
+
+def test_what_is_no_http_is_a_400():
+    with Running() as server, server.connect() as sock:
+        sock.sendall(b"\x16\x03\x01\x02\x00\x01\x00")  # a client that expects TLS
+        status, body = reply(sock)
+        assert status == 400
+        assert "HTTP" in json.loads(body)["error"]["message"]
+
+
+def test_connections_are_bounded_and_places_come_back():
+    with Running(max_connections=3) as server:
+        held = [server.connect() for _ in range(3)]
+        for sock in held:
+            sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert reply(sock)[0] == 200
+        with server.connect() as late:
+            status, body = reply(late)
+            assert status == 503
+            assert "3 connections" in json.loads(body)["error"]["message"]
+        held.pop().close()
+        for _ in range(100):
+            with server.connect() as again:
+                again.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+                with contextlib.suppress(ConnectionError):
+                    if reply(again)[0] == 200:
+                        break
+            time.sleep(0.02)
+        else:
+            raise AssertionError("no place came back")
+        for sock in held:
+            sock.close()
+
+
+def test_a_reader_that_sleeps_loses_its_request():
+    with Running(write_timeout_s=0.3) as server, server.connect() as sock:
+        sock.sendall(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert server.left.wait(10)
+
+
+def test_a_reader_that_reads_keeps_it():
+    with Running(write_timeout_s=0.3) as server, server.connect() as sock:
+        sock.sendall(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            assert sock.recv(2**20)
+        assert not server.left.is_set()
+
+
+def limited(**limits):
+    async def app(scope, receive, send):
+        try:
+            await echo(scope, receive, send)
+        except ApiError as error:  # as Starlette's handlers do
+            await error.response()(scope, receive, send)
+
+    return BodyLimits(app, **limits)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_large_body_is_a_413_with_and_without_a_length(chunked):
+    app = limited(max_bytes=100_000, max_total_bytes=10**9)
+    with Running(app) as server, server.connect() as sock:
+        if chunked:
+            sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+            sock.sendall(b"1000\r\n" + b"x" * 4096 + b"\r\n")
+            with contextlib.suppress(OSError):
+                for _ in range(30):
+                    sock.sendall(b"1000\r\n" + b"x" * 4096 + b"\r\n")
+                    time.sleep(0.001)
+        else:
+            sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100001\r\n\r\n")
+        status, body = reply(sock)
+        assert status == 413
+        assert "100,000 bytes" in json.loads(body)["error"]["message"]
+    assert app.n_bytes == 0
+
+
+def test_a_body_of_the_limit_passes_and_paths_may_have_their_own():
+    app = limited(max_bytes=1000, max_total_bytes=10**9, by_path={"/files": 5000})
+    with Running(app) as server, server.connect() as sock:
+        for path, size, status in ((b"/", 1000, 200), (b"/files", 5000, 200), (b"/", 1001, 413)):
+            sock.sendall(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path, size) + b"x" * size)
+            assert reply(sock)[0] == status
+
+
+def test_bodies_together_are_bounded_and_their_bytes_come_back():
+    app = limited(max_bytes=10_000, max_total_bytes=15_000)
+    with Running(app) as server, server.connect() as first, server.connect() as second:
+        first.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10000\r\n\r\n" + b"x" * 9000)
+        while app.n_bytes < 9000:
+            time.sleep(0.005)
+        second.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9000\r\n\r\n" + b"x" * 9000)
+        assert reply(second)[0] == 503
+        first.sendall(b"x" * 1000)
+        assert reply(first) == (200, b"10000")
+        with server.connect() as third:
+            third.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9000\r\n\r\n" + b"x" * 9000)
+            assert reply(third)[0] == 200
+    assert app.n_bytes == 0
+
+
+def test_bytes_come_back_when_a_client_leaves_in_the_middle():
+    app = limited(max_bytes=10_000, max_total_bytes=15_000)
+    with Running(app) as server:
+        with server.connect() as sock:
+            sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10000\r\n\r\n" + b"x" * 9000)
+            while app.n_bytes < 9000:
+                time.sleep(0.005)
+        until = time.monotonic() + 5
+        while app.n_bytes and time.monotonic() < until:
+            time.sleep(0.005)
+    assert app.n_bytes == 0
