@@ -220,7 +220,7 @@ def openai_completion(output: RequestOutput, model: str) -> dict[str, Any]:
         {
             "index": each.index,
             "text": each.text,
-            "logprobs": _completion_logprobs(each),
+            "logprobs": completion_logprobs(each),
             "finish_reason": each.finish_reason.value,
         }
         for each in output.outputs
@@ -234,8 +234,8 @@ def openai_chat_completion(output: RequestOutput, model: str) -> dict[str, Any]:
         {
             "index": each.index,
             "message": {"role": "assistant", **_thought(each.reasoning), **_said(each)},
-            "logprobs": _chat_logprobs(each.logprobs),
-            "finish_reason": _chat_reason(each.finish_reason, called=bool(each.tool_calls)),
+            "logprobs": chat_logprobs(each.logprobs),
+            "finish_reason": chat_reason(each.finish_reason, called=bool(each.tool_calls)),
         }
         for each in output.outputs
     ]
@@ -253,8 +253,8 @@ def openai_chat_chunk(piece: SequenceOutput, model: str) -> dict[str, Any]:
     choice = {
         "index": piece.index,
         "delta": {**_thought(piece.reasoning or None), **_said(piece)},
-        "logprobs": _chat_logprobs(piece.logprobs),
-        "finish_reason": _chat_reason(piece.finish_reason, called=piece.called_tools),
+        "logprobs": chat_logprobs(piece.logprobs),
+        "finish_reason": chat_reason(piece.finish_reason, called=piece.called_tools),
     }
     return _document(f"chatcmpl-{piece.request_id}", "chat.completion.chunk", model, [choice])
 
@@ -282,7 +282,7 @@ def _reason(piece: SequenceOutput) -> str | None:
     return None if piece.finish_reason is None else piece.finish_reason.value
 
 
-def _chat_reason(reason: FinishReason | None, *, called: bool) -> str | None:
+def chat_reason(reason: FinishReason | None, *, called: bool) -> str | None:
     """finish_reason of a chat: "tool_calls" where a model has called tools and its text has not been cut."""
     if reason is None:
         return None
@@ -301,7 +301,7 @@ def _thought(reasoning: str | None) -> dict[str, str]:
     return {} if reasoning is None else {"reasoning_content": reasoning, "reasoning": reasoning}
 
 
-def _completion_logprobs(each: CompletionOutput) -> dict[str, Any] | None:
+def completion_logprobs(each: CompletionOutput) -> dict[str, Any] | None:
     if each.logprobs is None:
         return None
     tokens, offsets, offset = [], [], 0
@@ -318,7 +318,8 @@ def _completion_logprobs(each: CompletionOutput) -> dict[str, Any] | None:
     }
 
 
-def _chat_logprobs(logprobs: tuple[TokenLogprobs, ...] | None) -> dict[str, Any] | None:
+def chat_logprobs(logprobs: tuple[TokenLogprobs, ...] | None) -> dict[str, Any] | None:
+    """ "logprobs" of a choice of a chat; None: they were not asked for."""
     if logprobs is None:
         return None
     content = []

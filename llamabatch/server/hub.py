@@ -1,0 +1,260 @@
+"""Hub: the one sink of all requests of an event loop, and RequestStream, the end of it that a handler reads.
+
+The engine's thread hands over the outputs of all requests at once, after a step: it appends them to a deque, and wakes
+the loop unless that is due already. A call_soon_threadsafe for each request costs more than the rest of a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+
+from llamabatch.entrypoints.submission import Submission
+from llamabatch.request.outputs import RequestOutput, SequenceOutput
+
+_COMPACT_FROM = 64  # pieces that wait for a slow reader are joined from here on
+
+
+class Hub:
+    """Takes outputs on threads of the engine, and gives them to the streams of one event loop.
+
+    Args:
+        loop: the loop on which the streams are read.
+        abort: aborts requests by their ids; it must not block.
+
+    Attributes:
+        sink: the sink of all requests; always the same object, by which the engine's thread groups outputs.
+        n_handovers: calls of the sink. n_wakeups: of those, calls that had to wake the loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, abort: Callable[[list[str]], None]) -> None:
+        self.sink = self._take
+        self.n_handovers = 0
+        self.n_wakeups = 0
+        self._loop = loop
+        self._abort = abort
+        self._outputs: deque[list[SequenceOutput]] = deque()
+        self._is_due = False
+        self._streams: dict[str, RequestStream] = {}
+
+    def add(self, stream: RequestStream, request_ids: Iterable[str]) -> None:
+        """Lets outputs of these requests go to a stream. Call it before they are submitted, on any thread."""
+        self._streams.update(dict.fromkeys(request_ids, stream))
+
+    def remove(self, request_ids: Iterable[str]) -> None:
+        """Drops outputs of these requests from here on. On any thread."""
+        for request_id in request_ids:
+            self._streams.pop(request_id, None)
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Requests that have not ended, and whose readers have not left."""
+        return list(self._streams)
+
+    def _take(self, outputs: list[SequenceOutput]) -> None:
+        """The sink, on a thread of the engine."""
+        self.n_handovers += 1
+        self._outputs.append(outputs)
+        if self._is_due:  # _drain lets this be False before it looks for outputs
+            return
+        self._is_due = True
+        self.n_wakeups += 1
+        try:
+            self._loop.call_soon_threadsafe(self._drain)
+        except RuntimeError:  # the loop was closed before its requests had ended
+            self._is_due = False
+            self._outputs.clear()
+            left = list(self._streams)
+            self.remove(left)
+            self._abort(left)
+
+    def _drain(self) -> None:
+        """On the loop: gives all outputs to their streams."""
+        self._is_due = False
+        streams = self._streams
+        while self._outputs:
+            for output in self._outputs.popleft():
+                stream = streams.get(output.request_id)
+                if stream is None:
+                    continue  # its reader has left
+                if output.finished is not None:
+                    del streams[output.request_id]
+                stream.feed(output)
+
+
+class RequestStream:
+    """The outputs of one submission, for one reader on the event loop.
+
+    `async for outputs in stream` gives a list of SequenceOutput each time: all since the last one, of each continuation
+    joined to one where that loses nothing; an empty list after `poke`. It ends after the last output. Leaving it early
+    calls for `abort`.
+
+    Attributes:
+        submission: the requests; None until they are made.
+        n_outputs: outputs that the engine brought so far.
+        on_end: called once, on the loop, when the reader has the last output or has left.
+    """
+
+    def __init__(self, hub: Hub, abort: Callable[[list[str]], None]) -> None:
+        self.submission: Submission | None = None
+        self.n_outputs = 0
+        self.on_end: Callable[[], None] | None = None
+        self._hub = hub
+        self._abort = abort
+        self._has_left = False
+        self._is_poked = False
+        self._pending: list[SequenceOutput] = []
+        self._compact_at = _COMPACT_FROM
+        self._reader: asyncio.Future[None] | None = None
+
+    @property
+    def has_left(self) -> bool:
+        """The reader waits no more. May be asked on any thread."""
+        return self._has_left
+
+    @property
+    def done(self) -> bool:
+        """Every request has ended, and its reader knows it."""
+        return self.submission is not None and self.submission.done
+
+    def started(self) -> None:
+        """The requests were submitted: the events of those that were refused come first."""
+        assert self.submission is not None
+        self._pending = [*self.submission.refused, *self._pending]
+        if self.submission.done and not self._pending:
+            self._end()
+
+    def feed(self, output: SequenceOutput) -> None:
+        """Takes an output, on the loop."""
+        self.n_outputs += 1
+        self._pending.append(output)
+        if len(self._pending) >= self._compact_at:
+            self._pending = joined(self._pending)
+            self._compact_at = max(_COMPACT_FROM, 2 * len(self._pending))
+        reader = self._reader
+        if reader is not None and not reader.done():
+            reader.set_result(None)
+
+    def poke(self) -> None:
+        """Lets a reader that waits have an empty list."""
+        if self._reader is not None and not self._reader.done() and not self._pending:
+            self._is_poked = True
+            self._reader.set_result(None)
+
+    def __aiter__(self) -> AsyncIterator[list[SequenceOutput]]:
+        return self
+
+    async def __anext__(self) -> list[SequenceOutput]:
+        """The outputs since the last look.
+
+        Raises:
+            EngineError: a request failed, and its submission raises errors.
+        """
+        submission = self.submission
+        assert submission is not None, "the stream of a submission that was not made"
+        if submission.done or self._has_left:
+            raise StopAsyncIteration
+        while not self._pending:
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+            if self._has_left:
+                raise StopAsyncIteration
+            if self._is_poked:
+                self._is_poked = False
+                return []
+        pending, self._pending, self._compact_at = self._pending, [], _COMPACT_FROM
+        try:
+            outputs = list(submission.record(joined(pending) if len(pending) > 1 else pending))
+        except BaseException:
+            self.abort()
+            raise
+        if submission.done:
+            self._end()
+        return outputs
+
+    async def outputs(self) -> list[RequestOutput]:
+        """The results, in the order of the prompts. Leaving it early aborts the requests.
+
+        Raises:
+            EngineError: a request failed, and its submission raises errors.
+        """
+        try:
+            async for _ in self:
+                pass
+        finally:
+            self.abort()
+        assert self.submission is not None
+        return self.submission.outputs
+
+    def abort(self) -> None:
+        """Ends the requests that still run, without waiting, and the iteration; no effect after the last output."""
+        if self._has_left or self.done:
+            return
+        self._has_left = True
+        self._pending = []
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+        if self.submission is not None:
+            left = self.submission.unfinished
+            self._hub.remove(left)
+            self._abort(left)
+        self._end()
+
+    def _end(self) -> None:
+        on_end, self.on_end = self.on_end, None
+        if on_end is not None:
+            on_end()
+
+
+def joined(outputs: list[SequenceOutput]) -> list[SequenceOutput]:
+    """The outputs with those of one continuation joined where a reader sees no difference: neighbours without calls of
+    tools, before the last one.
+    """
+    last: dict[tuple[str, int], int] = {}  # place in the result of the latest piece of a continuation
+    result: list[SequenceOutput | list[SequenceOutput]] = []
+    for output in outputs:
+        key = output.request_id, output.index
+        place = last.get(key)
+        before = None if place is None else result[place]
+        if before is not None and place is not None and _goes_on(before, output):
+            if isinstance(before, list):
+                before.append(output)
+            else:
+                result[place] = [before, output]
+        else:
+            last[key] = len(result)
+            result.append(output)
+    return [each if isinstance(each, SequenceOutput) else _join(each) for each in result]
+
+
+def _goes_on(before: SequenceOutput | list[SequenceOutput], output: SequenceOutput) -> bool:
+    """`output` may be joined to what came before it, as all text of a piece stands behind all thinking of it."""
+    pieces = before if isinstance(before, list) else [before]
+    if output.tool_calls or pieces[-1].tool_calls or pieces[-1].finish_reason is not None:
+        return False
+    return not output.reasoning or not any(piece.text for piece in pieces)
+
+
+def _join(pieces: list[SequenceOutput]) -> SequenceOutput:
+    last = pieces[-1]
+    token_ids = tuple(token_id for piece in pieces for token_id in piece.token_ids)
+    logprobs = None
+    if any(piece.logprobs is not None for piece in pieces):
+        logprobs = tuple(each for piece in pieces for each in piece.logprobs or ())
+    return SequenceOutput(
+        last.request_id,
+        token_ids,
+        "".join([piece.text for piece in pieces]),
+        last.finished,
+        last.index,
+        last.prompt_index,
+        logprobs,
+        "".join([piece.reasoning for piece in pieces]),
+        last.ended,
+        (),
+        last.called_tools,
+    )

@@ -1,0 +1,112 @@
+"""Parts that the responses of OpenAI's endpoints share: JSON by hand, usage, ends and errors of choices."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from json.encoder import encode_basestring
+from typing import Any
+
+from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
+from llamabatch.server.errors import ApiError
+from llamabatch.server.serving import Serving
+
+quoted = encode_basestring  # a str as JSON; compiled
+
+_dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
+
+
+def dump(value: Any) -> str:
+    """A value as JSON, without blanks."""
+    return _dump(value)
+
+
+@dataclass(frozen=True)
+class Head:
+    """What all chunks of a response, and the response itself, have in common.
+
+    Attributes:
+        id: with OpenAI's prefix; model: the name that the caller asked for.
+        created: time.time() of the request.
+    """
+
+    id: str
+    model: str
+    fingerprint: str
+    created: int
+
+    @classmethod
+    def of(cls, serving: Serving, prefix: str, model: str | None) -> Head:
+        """A new head."""
+        name = serving.names[0] if model is None else model
+        return cls(f"{prefix}-{secrets.token_hex(12)}", name, serving.fingerprint, int(time.time()))
+
+    def document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """A whole response but for its usage."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+            "system_fingerprint": self.fingerprint,
+        }
+
+    def chunk(self, kind: str) -> str:
+        """The beginning of a chunk's event, up to its choices' bracket."""
+        return (
+            f'data: {{"id":{quoted(self.id)},"object":{quoted(kind)},"created":{self.created},'
+            f'"model":{quoted(self.model)},"system_fingerprint":{quoted(self.fingerprint)},"choices":['
+        )
+
+
+class Usage:
+    """Tokens of a response so far."""
+
+    def __init__(self) -> None:
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.reasoning_tokens = 0
+        self.completion_tokens = 0
+
+    def add(self, output: RequestOutput) -> None:
+        """Counts a request that has ended; its output tokens, too."""
+        self.prompt_tokens += len(output.prompt_token_ids)
+        self.cached_tokens += output.num_cached_tokens
+        self.completion_tokens += sum(len(each.token_ids) for each in output.outputs)
+
+    def to_openai(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+        }
+
+
+def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
+    """The usage of a whole response."""
+    usage = Usage()
+    for output in outputs:
+        usage.add(output)
+    return usage
+
+
+def check_ends(output: RequestOutput) -> None:
+    """Raises ApiError for a request that the engine, or the end of the server, has ended."""
+    if output.error is not None:
+        raise ApiError.of_output(output.error)
+    if any(each.finish_reason is FinishReason.ABORT for each in output.outputs):
+        raise ApiError(503, "the request was ended, as the server is shutting down", headers={"Retry-After": "10"})
+
+
+def error_event(error: ApiError) -> bytes:
+    """The event of an error within a stream."""
+    return f"data: {dump(error.to_openai())}\n\n".encode()
+
+
+Piece = CompletionOutput | SequenceOutput

@@ -1,0 +1,229 @@
+"""The server as a program: uvicorn on our sockets, and an end in good order.
+
+uvicorn stops to accept connections when it is told to end, so that nothing could tell a load balancer that this server
+is draining. So a first signal drains the Serving, which goes on answering /readyz with 503, and only then ends uvicorn.
+A second signal ends the process at once; the engine's child process ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from llamabatch.config import EngineConfig
+from llamabatch.errors import ConfigError, SetupError
+from llamabatch.server.options import ServerOptions
+from llamabatch.server.serving import Serving
+
+try:
+    import uvicorn
+except ImportError as error:
+    raise SetupError(f'the server needs the extra: pip install "llamabatch[server]" ({error})') from error
+
+from llamabatch.server.application import make_app
+
+_FLUSH_S = 5  # for the last bytes of responses to go out, once their requests have ended
+_BACKLOG = 2048
+_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name)]
+
+
+def serve(config: EngineConfig, options: ServerOptions, started: Callable[[list[str]], None] | None = None) -> None:
+    """Serves until a signal has come and what runs has ended.
+
+    Args:
+        started: called with the URLs once connections are accepted; the model may still be loading.
+
+    Raises:
+        ConfigError: an address cannot be listened on. What loading raises.
+    """
+    sockets = listen(options)
+    try:
+        application = make_app(config, options)
+        serving: Serving = application.state.serving
+        server = DrainingServer(uvicorn_config(application, options), serving, options.drain_s)
+        if started is not None:
+            server.on_started = lambda: started(urls(sockets, options))
+        server.run(sockets=sockets)
+        serving.close()  # where the lifespan did not come to it
+    finally:
+        for each in sockets:
+            each.close()
+        for path in options.sockets:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+    if serving.load_error is not None:
+        raise serving.load_error
+
+
+def uvicorn_config(application: Any, options: ServerOptions) -> uvicorn.Config:
+    """uvicorn's options of ours."""
+    return uvicorn.Config(
+        application,
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        root_path=options.root_path,
+        backlog=_BACKLOG,
+        timeout_keep_alive=max(1, round(options.keep_alive_s)),
+        timeout_graceful_shutdown=_FLUSH_S,
+        ssl_keyfile=options.ssl_keyfile,
+        ssl_certfile=options.ssl_certfile,
+        ssl_ca_certs=options.ssl_ca_certs,
+    )
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn's server, which drains a Serving before it ends, and ends where the model cannot be loaded.
+
+    Args:
+        drain_s: seconds for running requests to end.
+
+    Attributes:
+        on_started: called once connections are accepted.
+    """
+
+    def __init__(self, config: uvicorn.Config, serving: Serving, drain_s: float) -> None:
+        super().__init__(config)
+        self.on_started: Callable[[], None] | None = None
+        self._serving = serving
+        self._drain_s = drain_s
+        self._draining: asyncio.Task[None] | None = None
+        self._loading: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self._loop = asyncio.get_running_loop()
+        self._loading = self._loop.create_task(self._end_unless_loaded())
+        if self.on_started is not None:
+            self.on_started()
+
+    async def _end_unless_loaded(self) -> None:
+        try:
+            await asyncio.wrap_future(self._serving.start())
+        except Exception:  # the caller of serve() gets it
+            self.should_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handles signals while the server runs; unlike uvicorn's own, it does not raise them again at the end."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The handler of a signal."""
+        if self._draining is not None or self._loop is None:  # the second one, or before there is anything to drain
+            os._exit(128 + sig)
+        self._loop.call_soon_threadsafe(self._begin_to_end)
+
+    def _begin_to_end(self) -> None:
+        if self._draining is None and self._loop is not None:
+            self._draining = self._loop.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        try:
+            await self._serving.drain(self._drain_s)
+        finally:
+            self.should_exit = True
+
+
+def listen(options: ServerOptions) -> list[socket.socket]:
+    """Sockets on the addresses of the options. Raises ConfigError."""
+    opened: list[socket.socket] = []
+    try:
+        for path in options.sockets:
+            opened.append(_unix_socket(path))
+        for host in options.addresses:
+            opened.append(_socket(host, options))
+    except BaseException:
+        for each in opened:
+            each.close()
+        raise
+    return opened
+
+
+def _socket(host: str, options: ServerOptions) -> socket.socket:
+    name, port = host.strip("[]"), options.port
+    try:
+        family, _, _, _, address = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        made = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(
+            f"host is {name!r}, which is no address of this machine: {error.strerror or error}"
+        ) from error
+    try:
+        if sys.platform != "win32":
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if options.reuse_port:
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        made.bind(address)
+        made.listen(_BACKLOG)
+        made.setblocking(False)
+    except OSError as error:
+        made.close()
+        raise ConfigError(
+            f"port {port} of {name} cannot be listened on: {error.strerror or error}; choose another one with --port "
+            "(0: any free one)"
+        ) from error
+    return made
+
+
+def _unix_socket(path: str) -> socket.socket:
+    if sys.platform == "win32":
+        raise ConfigError(f"{path} is a UNIX socket, which this system does not have")
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if _is_stale(path):
+            os.unlink(path)
+        made.bind(path)
+        made.listen(_BACKLOG)
+        made.setblocking(False)
+    except OSError as error:
+        made.close()
+        raise ConfigError(f"the socket {path} cannot be listened on: {error.strerror or error}") from error
+    return made
+
+
+def _is_stale(path: str) -> bool:
+    """True for a socket that no process listens on any more."""
+    if not os.path.exists(path):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+    return False
+
+
+def urls(sockets: list[socket.socket], options: ServerOptions) -> list[str]:
+    """The URL of each socket."""
+    scheme = "https" if options.ssl_certfile else "http"
+    found = []
+    for each in sockets:
+        if each.family == getattr(socket, "AF_UNIX", None):
+            found.append(f"{scheme}+unix://{each.getsockname()}{options.root_path}")
+            continue
+        host, port = each.getsockname()[:2]
+        found.append(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{options.root_path}")
+    return found

@@ -1,0 +1,338 @@
+"""Serving: one loaded model behind a server, its states, and the way of a request from a handler to the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from llamabatch.client.connect import connect as connect_engine
+from llamabatch.client.middleware import CountingClient
+from llamabatch.config import EngineConfig
+from llamabatch.entrypoints.input_processor import InputProcessor
+from llamabatch.entrypoints.submission import Submission
+from llamabatch.errors import EngineClosedError, LlamaBatchError
+from llamabatch.llama.kv_state import fingerprint as file_fingerprint
+from llamabatch.llama.model import Model
+from llamabatch.planning.capacity import Plan
+from llamabatch.planning.profile_store import library_id
+from llamabatch.server.errors import ApiError
+from llamabatch.server.hub import Hub, RequestStream
+from llamabatch.server.options import ServerOptions
+from llamabatch.utils.version import __version__
+
+if TYPE_CHECKING:
+    from starlette.requests import Request as HttpRequest
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+State = Literal["loading", "ready", "draining", "failed"]
+Prepare = Callable[[InputProcessor], Submission]
+Connect = Callable[[EngineConfig], CountingClient]
+
+_LOOK_S = 0.02  # between two looks whether the last stream has ended
+_AFTER_ABORT_S = 10.0  # for aborted requests to end: a step that is under way may take so long
+_RETRY_AFTER_S = {"loading": 5, "draining": 10, "failed": 30}
+_MESSAGES = {
+    "loading": "the model is being loaded; try again in a moment",
+    "draining": "the server is shutting down and takes no new work; send the request to another one",
+    "failed": "the engine is gone",
+}
+# Options that change neither the text nor its probabilities.
+_WITHOUT_EFFECT_ON_TEXT = (
+    *("model", "draft_model", "max_queue", "log_file", "verbose", "isolate", "trial", "sha256", "profile"),
+)
+
+
+class Serving:
+    """One model that is being loaded, served, and closed. Its methods belong to an event loop unless they say more.
+
+    Args:
+        config: the engine's options.
+        options: the server's options.
+        connect: starts the engine; tests have others.
+
+    Attributes:
+        config, options: as given.
+        state: "loading", "ready", "draining" (no new work), or "failed": the load raised, or the engine is gone.
+        error: the reason of "failed"; None before. load_error: the same, where the load raised.
+        created: time.time() of the start, whole seconds.
+    """
+
+    def __init__(self, config: EngineConfig, options: ServerOptions, connect: Connect = connect_engine) -> None:
+        self.config = config
+        self.options = options
+        self.state: State = "loading"
+        self.error: BaseException | None = None
+        self.load_error: BaseException | None = None
+        self.created = int(time.time())
+        self._connect = connect
+        self._client: CountingClient | None = None
+        self._fingerprint: str | None = None
+        self._loaded: Future[None] | None = None
+        self._hubs: dict[asyncio.AbstractEventLoop, Hub] = {}
+        self._open: set[object] = set()  # calls under way, from before their prompts are read
+        self._lock = threading.Lock()
+        self._workers: ThreadPoolExecutor | None = None
+        self._aborting: ThreadPoolExecutor | None = None
+
+    # What a handler reads. Each raises ApiError (503) before the model is there.
+
+    @property
+    def client(self) -> CountingClient:
+        if self._client is None:
+            raise self.unavailable()
+        return self._client
+
+    @property
+    def plan(self) -> Plan:
+        return self.client.plan
+
+    @property
+    def model(self) -> Model:
+        return self.client.model
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the model, the first in answers: those that were asked for, else its file's."""
+        return self.options.served_model_names or (_plain_name(self.config.model),)
+
+    @property
+    def fingerprint(self) -> str:
+        """Stands for everything that a text depends on beside its request: file, build, options, version."""
+        if self._fingerprint is None:
+            self._fingerprint = fingerprint_of(self.client)
+        return self._fingerprint
+
+    @property
+    def n_open(self) -> int:
+        """Calls under way."""
+        return len(self._open)
+
+    @property
+    def hub(self) -> Hub:
+        """The hub of the running event loop."""
+        loop = asyncio.get_running_loop()
+        hub = self._hubs.get(loop)
+        if hub is None:
+            for other in [other for other in self._hubs if other.is_closed()]:
+                del self._hubs[other]
+            hub = self._hubs[loop] = Hub(loop, self._abort)
+        return hub
+
+    def unavailable(self) -> ApiError:
+        """The error of a call that needs the model while there is none."""
+        message = _MESSAGES.get(self.state, "the model is not there")
+        if self.state == "failed" and self.error is not None:
+            message = f"{message}: {self.error}"
+        headers = {"Retry-After": str(_RETRY_AFTER_S.get(self.state, 1))}
+        return ApiError(503, message, type="unavailable_error", code=f"model_{self.state}", headers=headers)
+
+    def check_ready(self) -> None:
+        """Raises ApiError (503) unless the model is ready. Starts the load where no lifespan has: of an app that is
+        mounted in another one."""
+        if self._loaded is None:
+            self.start()
+        if self.state != "ready":
+            raise self.unavailable()
+
+    def start(self) -> Future[None]:
+        """Begins to load the model, on a thread, unless that has begun. The result of the future: it is loaded."""
+        with self._lock:
+            if self._loaded is None:
+                self.state, self.error, self.load_error = "loading", None, None
+                self._workers = ThreadPoolExecutor(self.options.threads, thread_name_prefix="llamabatch-server")
+                # a thread of its own: an abort must not wait for a prompt that is being tokenized
+                self._aborting = ThreadPoolExecutor(1, thread_name_prefix="llamabatch-abort")
+                self._loaded = Future()
+                load = partial(self._load, self._loaded)
+                threading.Thread(target=load, name="llamabatch-load", daemon=True).start()
+            return self._loaded
+
+    def _load(self, loaded: Future[None]) -> None:
+        try:
+            client = self._connect(self.config)
+        except BaseException as error:
+            if not isinstance(error, LlamaBatchError):
+                logger.exception("the model could not be loaded")
+            self.load_error = self.error = error
+            self.state = "failed"
+            loaded.set_exception(error)
+            return
+        with self._lock:
+            is_wanted = self._loaded is loaded
+            if is_wanted:
+                self._client = client
+                if self.state == "loading":
+                    self.state = "ready"
+        if is_wanted:
+            with contextlib.suppress(OSError, LlamaBatchError):
+                self._fingerprint = fingerprint_of(client)
+        else:  # closed meanwhile
+            client.close()
+        loaded.set_result(None)
+
+    async def on_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Calls a function that takes long, or that asks the engine, on a worker's thread."""
+        workers = self._workers
+        if workers is None:
+            raise self.unavailable()
+        try:
+            future = workers.submit(function, *arguments)
+        except RuntimeError as error:  # it is being closed
+            raise self.unavailable() from error
+        return await asyncio.wrap_future(future)
+
+    async def submit(self, prepare: Prepare, *, stream: bool = False) -> RequestStream:
+        """Makes requests and submits them; both on a worker's thread.
+
+        They are aborted when the task of the caller ends or is cancelled, unless they have ended.
+
+        Args:
+            prepare: makes the Submission; its errors policy holds for the stream, too.
+            stream: the stream brings each token; otherwise whole outputs.
+
+        Raises:
+            ApiError: the model is not there (503). What `prepare` raises. QueueFull. EngineClosedError.
+        """
+        self.check_ready()
+        hub, call = self.hub, RequestStream(self.hub, self._abort)
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(call)
+
+        def end(_: object) -> None:
+            call.abort()
+            self._open.discard(call)
+
+        task.add_done_callback(end)
+        call.on_end = partial(self._forget, task, end, call)
+        try:
+            await self.on_thread(self._submit, prepare, call, hub, stream)
+        except BaseException as error:
+            call.abort()
+            if isinstance(error, EngineClosedError):
+                self._lost(error)
+            self._forget(task, end, call)
+            raise
+        call.started()
+        return call
+
+    def _forget(self, task: asyncio.Task[Any], end: Callable[[object], None], call: RequestStream) -> None:
+        task.remove_done_callback(end)
+        self._open.discard(call)
+
+    def _submit(self, prepare: Prepare, call: RequestStream, hub: Hub, stream: bool) -> None:
+        """On a worker's thread."""
+        client = self.client
+        submission = prepare(InputProcessor(client, lambda: call.has_left, client.next_seed))
+        if call.has_left:
+            raise CancelledError
+        call.submission = submission
+        ids = [request.request_id for request in submission.requests]
+        hub.add(call, ids)
+        try:
+            client.submit(submission.requests, hub.sink, stream=stream)
+        except BaseException:
+            hub.remove(ids)
+            raise
+        if submission.refused:
+            client.note_refused(submission.refused)
+        if call.has_left:  # while they were submitted: that abort may have come too early
+            hub.remove(ids)
+            client.abort(ids)
+
+    def _lost(self, error: EngineClosedError) -> None:
+        """The engine refuses work: it is gone, unless this server has closed it."""
+        if self.state == "ready":
+            logger.error("the engine is gone: %s", error)
+            self.state, self.error = "failed", error
+
+    def _abort(self, request_ids: list[str]) -> None:
+        """Aborts requests without waiting. On any thread."""
+        client, aborting = self._client, self._aborting
+        if client is not None and aborting is not None and request_ids:
+            with contextlib.suppress(RuntimeError):  # closed: all requests have ended
+                aborting.submit(client.abort, request_ids)
+
+    async def drain(self, seconds: float) -> None:
+        """Takes no new work, waits until the calls under way have ended, and aborts what is left after so long."""
+        if self.state in ("ready", "loading"):
+            self.state = "draining"
+        until = time.monotonic() + seconds
+        while self._open and time.monotonic() < until:
+            await asyncio.sleep(_LOOK_S)
+        if self._open:
+            logger.warning("%d calls were still running after %g s and are ended", len(self._open), seconds)
+        await self._abort_all()
+
+    async def _abort_all(self) -> None:
+        for hub in list(self._hubs.values()):
+            ids = hub.request_ids
+            self._abort(ids)  # their streams go on to their ends, with finish_reason "abort"
+        until = time.monotonic() + _AFTER_ABORT_S
+        while self._open and time.monotonic() < until:
+            await asyncio.sleep(_LOOK_S)
+
+    async def aclose(self) -> None:
+        """Ends all requests and frees the model. May be called twice; `start` may follow."""
+        await asyncio.get_running_loop().run_in_executor(None, self.close)
+
+    def close(self) -> None:
+        """As aclose, on any thread but a sink's. Waits for the step under way, and for a load to end."""
+        with self._lock:
+            client, self._client = self._client, None
+            loaded, self._loaded = self._loaded, None
+            workers, self._workers = self._workers, None
+            aborting, self._aborting = self._aborting, None
+            if self.state != "failed":
+                self.state = "draining"
+        if loaded is not None and client is None:
+            with contextlib.suppress(BaseException):
+                loaded.result()
+        if client is not None:
+            client.close()
+        for pool in (workers, aborting):
+            if pool is not None:
+                pool.shutdown()
+
+
+def serving_of(request: HttpRequest) -> Serving:
+    """The Serving of the application that a request came to."""
+    serving: Serving = request.app.state.serving
+    return serving
+
+
+def fingerprint_of(client: CountingClient) -> str:
+    """`fp_` and twelve digits, as OpenAI's system_fingerprint."""
+    config = client.plan.config
+    options = {name: repr(value) for name, value in sorted(vars(config).items()) if name not in _WITHOUT_EFFECT_ON_TEXT}
+    adapters = [(name, file_fingerprint_or_none(path)) for name, path in config.adapters]
+    parts = [__version__, library_id(), file_fingerprint_or_none(client.model.path), options, adapters]
+    digest = hashlib.blake2b(json.dumps(parts, default=str).encode(), digest_size=6)
+    return f"fp_{digest.hexdigest()}"
+
+
+def file_fingerprint_or_none(path: Any) -> str | None:
+    try:
+        return file_fingerprint(Path(path))
+    except (OSError, LlamaBatchError):
+        return None
+
+
+def _plain_name(model: str) -> str:
+    """The file's name without folder and ending; a name on the hub as it is."""
+    if ":" in model and not model.endswith(".gguf"):
+        return model
+    name = PurePath(model).name
+    return name.removesuffix(".gguf") or model

@@ -1,0 +1,126 @@
+"""The application: its states, its two main endpoints, and its errors."""
+
+import json
+import threading
+import time
+
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.testclient import TestClient
+
+from llamabatch.errors import MemoryPlanError
+from tests.unit.server.serving_clients import fake_app
+
+CHAT = {"messages": [{"role": "user", "content": "one two three"}]}
+
+
+def ready(client):
+    until = time.monotonic() + 10
+    while client.get("/readyz").status_code != 200:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return client
+
+
+@pytest.fixture
+def client():
+    with TestClient(fake_app(), raise_server_exceptions=False) as client:
+        yield ready(client)
+
+
+def events(response):
+    parts = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert parts.pop() == "[DONE]"
+    return [json.loads(part) for part in parts]
+
+
+def test_a_chat_whole(client):
+    answer = client.post("/v1/chat/completions", json=CHAT).json()
+    [choice] = answer["choices"]
+    assert (choice["message"]["role"], choice["message"]["content"]) == ("assistant", "one two three")
+    assert choice["finish_reason"] == "stop"
+    assert answer["usage"]["total_tokens"] == answer["usage"]["prompt_tokens"] + answer["usage"]["completion_tokens"]
+    assert answer["system_fingerprint"].startswith("fp_")
+    assert answer["model"] == "fake"
+
+
+def test_a_chat_streamed_has_the_same_text(client):
+    response = client.post("/v1/chat/completions", json=CHAT | {"stream": True, "n": 2})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    chunks = events(response)
+    assert len({(c["id"], c["created"], c["system_fingerprint"]) for c in chunks}) == 1
+    for index in (0, 1):
+        mine = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
+        assert mine[0]["delta"] == {"role": "assistant", "content": ""}
+        assert "".join(each["delta"].get("content", "") for each in mine) == "one two three"
+        assert [each["finish_reason"] for each in mine] == [None] * (len(mine) - 1) + ["stop"]
+
+
+def test_usage_comes_last_where_it_is_asked_for(client):
+    body = CHAT | {"stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last = events(client.post("/v1/chat/completions", json=body))
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert last["choices"] == []
+    assert last["usage"] == client.post("/v1/chat/completions", json=CHAT).json()["usage"]
+
+
+def test_completions_of_a_list(client):
+    body = {"prompt": ["a b", "c d"], "n": 2, "max_tokens": 8}
+    whole = client.post("/v1/completions", json=body).json()
+    assert [(c["index"], c["text"]) for c in whole["choices"]] == [(0, "a b"), (1, "a b"), (2, "c d"), (3, "c d")]
+    texts = ["", "", "", ""]
+    for chunk in events(client.post("/v1/completions", json=body | {"stream": True})):
+        texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+    assert texts == ["a b", "a b", "c d", "c d"]
+
+
+def test_what_is_refused_is_a_400_of_openais_shape(client):
+    response = client.post("/v1/chat/completions", json=CHAT | {"temperature": -1})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert "temperature" in error["message"]
+    assert client.get("/nothing").json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_failed_request_is_an_error_and_not_a_text(client):
+    def answers(asked):
+        raise ValueError("broken")
+
+    with TestClient(fake_app(answers)) as other:
+        response = ready(other).post("/v1/chat/completions", json=CHAT)
+        assert response.status_code == 500
+        assert "broken" in response.json()["error"]["message"]
+        response = other.post("/v1/chat/completions", json=CHAT | {"stream": True})
+        assert response.status_code == 500  # nothing was sent before
+
+
+def test_it_answers_while_it_loads():
+    go = threading.Event()
+
+    def connect(config):
+        go.wait()
+        raise MemoryPlanError("too large: the sum")
+
+    with TestClient(fake_app(connect=connect), raise_server_exceptions=False) as client:
+        assert client.get("/livez").status_code == 200
+        for response in (client.get("/readyz"), client.get("/health"), client.post("/v1/completions", json={})):
+            assert response.status_code == 503
+            assert int(response.headers["retry-after"]) > 0
+        go.set()
+        until = time.monotonic() + 10
+        while client.get("/livez").status_code == 200:
+            assert time.monotonic() < until
+        assert "the sum" in client.get("/readyz").json()["error"]["message"]
+
+
+def test_mounted_in_another_application_it_loads_at_its_first_request():
+    inner = fake_app()
+    with TestClient(Starlette(routes=[Mount("/llm", inner), Mount("/other", fake_app())])) as client:
+        assert client.get("/llm/readyz").status_code in (200, 503)
+        until = time.monotonic() + 10
+        while client.get("/llm/readyz").status_code != 200:
+            assert time.monotonic() < until
+        assert client.post("/llm/v1/chat/completions", json=CHAT).status_code == 200
+    inner.state.serving.close()
