@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from llamabatch.request.logprobs import TokenLogprobs
 from llamabatch.request.outputs import (
     CompletionOutput,
     FinishReason,
@@ -12,70 +13,81 @@ from llamabatch.request.outputs import (
     chat_logprobs,
     chat_reason,
 )
+from llamabatch.request.tool_calls import ToolCallDelta
 from llamabatch.server.errors import ApiError
-from llamabatch.server.openai.chunks import Head, Usage, check_ends, dump, error_event, quoted, usage_of
+from llamabatch.server.openai.chat_body import ChatBody
+from llamabatch.server.openai.chunks import (
+    Head,
+    Usage,
+    check_ends,
+    dump,
+    error_event,
+    prompt_logprobs_of,
+    quoted,
+    usage_of,
+)
 from llamabatch.server.sse import DONE
 
 
-def chat_response(head: Head, outputs: list[RequestOutput], *, token_ids: bool = False) -> dict[str, Any]:
-    """A "chat.completion" document of one conversation.
-
-    Args:
-        token_ids: with the ids of the prompt and of each choice, as vLLM's return_token_ids.
-
-    Raises:
-        ApiError: the request was ended by an error.
-    """
+def chat_response(head: Head, outputs: list[RequestOutput], body: ChatBody) -> dict[str, Any]:
+    """A "chat.completion" document of one conversation. Raises ApiError for a request that was ended by an error."""
     [output] = outputs
     check_ends(output)
-    choices = [_choice(each, token_ids) for each in output.outputs]
+    choices = [_choice(each, body) for each in output.outputs]
     document = head.document("chat.completion", choices) | {"usage": usage_of(outputs).to_openai()}
-    if token_ids:
+    if body.return_token_ids:
         document["prompt_token_ids"] = list(output.prompt_token_ids)
+    if body.params.prompt_logprobs is not None:
+        document["prompt_logprobs"] = prompt_logprobs_of(output)
     return document
 
 
-def _choice(each: CompletionOutput, token_ids: bool) -> dict[str, Any]:
+def _choice(each: CompletionOutput, body: ChatBody) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": each.text, "refusal": None}
-    if each.reasoning is not None:
+    if each.reasoning is not None and body.include_reasoning:
         message["reasoning_content"] = message["reasoning"] = each.reasoning
+    reason = chat_reason(each.finish_reason, called=bool(each.tool_calls))
     if each.tool_calls:
         message["content"] = each.text or None
-        message["tool_calls"] = [call.to_openai() for call in each.tool_calls]
-    choice = {
+        calls = [call.to_openai() for call in each.tool_calls]
+        if body.functions:
+            message["function_call"] = calls[0]["function"]
+            reason = _old_form(reason)
+        else:
+            message["tool_calls"] = calls
+    choice: dict[str, Any] = {
         "index": each.index,
         "message": message,
-        "logprobs": chat_logprobs(each.logprobs),
-        "finish_reason": chat_reason(each.finish_reason, called=bool(each.tool_calls)),
+        "logprobs": logprobs_of(each.logprobs, body),
+        "finish_reason": reason,
         "stop_reason": each.stop_reason,
     }
-    return choice | {"token_ids": list(each.token_ids)} if token_ids else choice
+    return choice | {"token_ids": list(each.token_ids)} if body.return_token_ids else choice
+
+
+def _old_form(reason: str | None) -> str | None:
+    return "function_call" if reason == "tool_calls" else reason
+
+
+def logprobs_of(logprobs: tuple[TokenLogprobs, ...] | None, body: ChatBody) -> dict[str, Any] | None:
+    """ "logprobs" of a choice or a piece of it; None: they were not asked for."""
+    if logprobs is None or body.params.logprobs is None:
+        return None
+    return chat_logprobs(logprobs)
 
 
 class ChatChunks:
-    """The events of a streamed chat. The first of each choice has its role, the last one its finish_reason.
+    """The events of a streamed chat. The first of each choice has its role, the last one its finish_reason."""
 
-    Args:
-        include_usage: a chunk without choices at the end has the usage; continuous_usage: every chunk has it so far.
-        token_ids: chunks have their token ids, the first one those of the prompt, as vLLM's return_token_ids.
-    """
-
-    def __init__(
-        self,
-        head: Head,
-        *,
-        include_usage: bool = False,
-        continuous_usage: bool = False,
-        token_ids: bool = False,
-        prompt_token_ids: tuple[int, ...] = (),
-    ) -> None:
+    def __init__(self, head: Head, body: ChatBody) -> None:
         self._head = head.chunk("chat.completion.chunk")
+        self._body = body
         self._usage = Usage()
-        self._usage.prompt_tokens = len(prompt_token_ids)
-        self._prompt_token_ids = prompt_token_ids
-        self._wants_usage = include_usage
-        self._counts = continuous_usage
-        self._token_ids = token_ids
+        self._wants_usage = body.include_usage
+        self._counts = body.continuous_usage
+        self._token_ids = body.return_token_ids
+        # so that a choice of them is more than its text
+        self._is_rich = self._counts or self._token_ids or body.params.wants_logprobs
         self._begun: set[int] = set()
         # a chunk of plain text is these, with the choice's index and the text between them
         self._text_head = ',"delta":{"content":'
@@ -109,15 +121,14 @@ class ChatChunks:
 
     def _begin(self, index: int, events: list[str]) -> None:
         self._begun.add(index)
-        more = f',"prompt_token_ids":{dump(self._prompt_token_ids)}' if self._token_ids else ""
         events.append(
             f'{self._head}{{"index":{index},"delta":{{"role":"assistant","content":""}},"logprobs":null,'
-            f'"finish_reason":null}}]{more}{self._usage_part()}}}\n\n'
+            f'"finish_reason":null}}]{self._usage_part()}}}\n\n'
         )
 
     def _piece(self, output: SequenceOutput, events: list[str]) -> None:
         """A piece that is not the last of its choice."""
-        if self._counts or self._token_ids or output.reasoning or output.tool_calls or output.logprobs is not None:
+        if self._is_rich or output.reasoning or output.tool_calls:
             self._full_piece(output, events)
         elif output.text:
             events.append(
@@ -129,13 +140,15 @@ class ChatChunks:
             self._usage.reasoning_tokens += len(output.token_ids)
         self._usage.completion_tokens += len(output.token_ids)
         delta: dict[str, Any] = {}
-        if output.reasoning:
+        if output.reasoning and self._body.include_reasoning:
             delta["reasoning_content"] = delta["reasoning"] = output.reasoning
         if output.text:
             delta["content"] = output.text
-        if output.tool_calls:
+        if output.tool_calls and self._body.functions:
+            delta |= _function_call(output.tool_calls)
+        elif output.tool_calls:
             delta["tool_calls"] = [call.to_openai() for call in output.tool_calls]
-        logprobs = chat_logprobs(output.logprobs)
+        logprobs = logprobs_of(output.logprobs, self._body)
         if not delta and not logprobs and not (self._token_ids and output.token_ids):
             return
         choice = {"index": output.index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
@@ -150,7 +163,8 @@ class ChatChunks:
         self._full_piece(output, events)
         reason = output.finish_reason
         if reason is not None:
-            self._end_choice(output.index, chat_reason(reason, called=output.called_tools), events)
+            word = chat_reason(reason, called=output.called_tools)
+            self._end_choice(output.index, _old_form(word) if self._body.functions else word, events)
         if finished is not None:
             usage = usage_of([finished])
             usage.reasoning_tokens, self._usage = self._usage.reasoning_tokens, usage
@@ -160,3 +174,12 @@ class ChatChunks:
             f'{self._head}{{"index":{index},"delta":{{}},"logprobs":null,"finish_reason":{quoted(str(reason))}}}]'
             f"{self._usage_part()}}}\n\n"
         )
+
+
+def _function_call(calls: tuple[ToolCallDelta, ...]) -> dict[str, Any]:
+    """A delta of the old form, which has one call; those behind the first are left out."""
+    first = [call.to_openai()["function"] for call in calls if call.index == 0]
+    if not first:
+        return {}
+    joined = {"arguments": "".join(each["arguments"] for each in first)}
+    return {"function_call": {**{k: v for each in first for k, v in each.items() if k == "name"}, **joined}}

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import Any
 
-from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
+from llamabatch.request.outputs import FinishReason, RequestOutput
 from llamabatch.server.errors import ApiError
+from llamabatch.server.openai.generation import Generation
 from llamabatch.server.serving import Serving
 
 quoted = encode_basestring  # a str as JSON; compiled
@@ -31,22 +32,25 @@ class Head:
     Attributes:
         id: with OpenAI's prefix; model: the name that the caller asked for.
         created: time.time() of the request.
+        tier: service_tier of the answer; None: the caller named none.
     """
 
     id: str
     model: str
     fingerprint: str
     created: int
+    tier: str | None = None
 
     @classmethod
-    def of(cls, serving: Serving, prefix: str, model: str | None) -> Head:
-        """A new head."""
-        name = serving.names[0] if model is None else model
-        return cls(f"{prefix}-{secrets.token_hex(12)}", name, serving.fingerprint, int(time.time()))
+    def of(cls, serving: Serving, prefix: str, body: Generation) -> Head:
+        """The head of the response to a body."""
+        name = serving.names[0] if body.model is None else body.model
+        number = secrets.token_hex(12) if body.request_id is None else body.request_id
+        return cls(f"{prefix}-{number}", name, serving.fingerprint, int(time.time()), tier_of(body))
 
     def document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         """A whole response but for its usage."""
-        return {
+        document: dict[str, Any] = {
             "id": self.id,
             "object": kind,
             "created": self.created,
@@ -54,13 +58,20 @@ class Head:
             "choices": choices,
             "system_fingerprint": self.fingerprint,
         }
+        return document if self.tier is None else document | {"service_tier": self.tier}
 
     def chunk(self, kind: str) -> str:
         """The beginning of a chunk's event, up to its choices' bracket."""
+        tier = "" if self.tier is None else f'"service_tier":{quoted(self.tier)},'
         return (
             f'data: {{"id":{quoted(self.id)},"object":{quoted(kind)},"created":{self.created},'
-            f'"model":{quoted(self.model)},"system_fingerprint":{quoted(self.fingerprint)},"choices":['
+            f'"model":{quoted(self.model)},"system_fingerprint":{quoted(self.fingerprint)},{tier}"choices":['
         )
+
+
+def tier_of(body: Generation) -> str | None:
+    """service_tier of an answer, in which "auto" has become a tier."""
+    return "default" if body.service_tier == "auto" else body.service_tier
 
 
 class Usage:
@@ -109,4 +120,11 @@ def error_event(error: ApiError) -> bytes:
     return f"data: {dump(error.to_openai())}\n\n".encode()
 
 
-Piece = CompletionOutput | SequenceOutput
+def prompt_logprobs_of(output: RequestOutput) -> list[dict[str, Any] | None] | None:
+    """vLLM's prompt_logprobs: for each token of the prompt those at its place by id, None for the first."""
+    if output.prompt_logprobs is None:
+        return None
+    return [
+        None if given is None else {str(token_id): each._asdict() for token_id, each in given.items()}
+        for given in output.prompt_logprobs
+    ]

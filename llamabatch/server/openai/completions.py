@@ -8,10 +8,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from llamabatch.jobs.input.lines import Overlay, parse_openai
-from llamabatch.request.sampling_params import SamplingParams
-from llamabatch.server.errors import ApiError
+from llamabatch.entrypoints.input_processor import InputProcessor
+from llamabatch.entrypoints.submission import Submission
+from llamabatch.server.asked import ignored_of, read_body, with_model
 from llamabatch.server.openai.chunks import Head, dump
+from llamabatch.server.openai.completion_body import read_completion
 from llamabatch.server.openai.completion_response import CompletionChunks, completion_response
 from llamabatch.server.serving import serving_of
 from llamabatch.server.sse import EventStream
@@ -20,27 +21,24 @@ from llamabatch.server.sse import EventStream
 async def completions(request: HttpRequest) -> Any:
     """Continues prompts."""
     serving = serving_of(request)
-    serving.check_ready()
-    body = await request.json()
-    if not isinstance(body, dict):
-        raise ApiError(400, "the body is no JSON object")
-    stream = bool(body.pop("stream", False))
-    given = body.pop("stream_options", None) or {}
-    prompts = body.get("prompt")
-    if isinstance(prompts, list) and prompts and isinstance(prompts[0], (str, list)):
-        body["prompt"] = prompts[0]
-    else:
-        prompts = [prompts]
-    line = parse_openai(
-        {"custom_id": "-", "url": "/v1/completions", "body": body}, Overlay(SamplingParams(max_tokens=16))
-    )
-    head, params = Head.of(serving, "cmpl", line.model), line.params
-    call = await serving.submit(lambda inputs: inputs.prompts(prompts, params, None, "raise"), stream=stream)
-    if not stream:
-        document = completion_response(head, await call.outputs(), n=params.n, top=params.logprobs)
-        return Response(dump(document), media_type="application/json")
-    chunks = CompletionChunks(head, n=params.n, top=params.logprobs, include_usage=bool(given.get("include_usage")))
-    return EventStream(call, chunks, serving.options.sse_ping_s)
+    body = with_model(await read_body(request, serving, read_completion), serving)
+    head = Head.of(serving, "cmpl", body)
+    headers = ignored_of(body.ignored)
+    texts: list[str] = []  # of the prompts, for echo
+
+    def prepare(inputs: InputProcessor) -> Submission:
+        if body.echo:
+            texts.extend(
+                each if isinstance(each, str) else inputs.detokenize(list(each), False) for each in body.prompts
+            )
+        return body.submission(inputs, serving.client.adapters)
+
+    call = await serving.submit(prepare, stream=body.stream)
+    if not body.stream:
+        document = completion_response(head, await call.outputs(), body, texts)
+        return Response(dump(document), headers=headers, media_type="application/json")
+    ping_s = serving.options.sse_ping_s if body.ping_s is None else body.ping_s
+    return EventStream(call, CompletionChunks(head, body, texts), ping_s, headers)
 
 
 routes = [Route("/v1/completions", completions, methods=["POST"])]

@@ -124,3 +124,42 @@ def test_mounted_in_another_application_it_loads_at_its_first_request():
             assert time.monotonic() < until
         assert client.post("/llm/v1/chat/completions", json=CHAT).status_code == 200
     inner.state.serving.close()
+
+
+def joined(chunks, index=0):
+    """The text and the logprobs of a choice, from its chunks."""
+    mine = [c["choices"][0] for c in chunks if c["choices"] and c["choices"][0]["index"] == index]
+    logprobs = {}
+    for each in mine:
+        for name, values in (each["logprobs"] or {}).items():
+            logprobs.setdefault(name, []).extend(values)
+    return "".join(each["text"] for each in mine), logprobs
+
+
+@pytest.mark.parametrize("prompt", ["a b c", [5, 6, 7]])
+def test_echo_brings_the_prompt_with_its_logprobs(client, prompt):
+    body = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 1}
+    whole = client.post("/v1/completions", json=body).json()
+    [choice] = whole["choices"]
+    logprobs = choice["logprobs"]
+    assert "".join(logprobs["tokens"]) == choice["text"]
+    assert logprobs["text_offset"] == [len("".join(logprobs["tokens"][:i])) for i in range(len(logprobs["tokens"]))]
+    assert logprobs["token_logprobs"][0] is None
+    assert None not in logprobs["token_logprobs"][1:]
+    assert len(logprobs["tokens"]) == whole["usage"]["prompt_tokens"] + 1
+    text, streamed = joined(events(client.post("/v1/completions", json=body | {"stream": True})))
+    assert (text, streamed) == (choice["text"], logprobs)
+
+
+def test_echo_with_no_tokens_is_the_prompt_alone(client):
+    body = {"prompt": "a b c", "echo": True, "logprobs": 1, "max_tokens": 0}
+    answer = client.post("/v1/completions", json=body).json()
+    assert answer["choices"][0]["text"] == "a b c"
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert len(answer["choices"][0]["logprobs"]["tokens"]) == answer["usage"]["prompt_tokens"]
+    assert answer["usage"]["completion_tokens"] == 0
+
+
+def test_echo_streamed_without_logprobs(client):
+    chunks = events(client.post("/v1/completions", json={"prompt": "a b", "echo": True, "stream": True, "n": 2}))
+    assert [joined(chunks, index)[0] for index in (0, 1)] == ["a ba b", "a ba b"]

@@ -1,0 +1,85 @@
+"""From an HTTP request to the body of an endpoint: its bytes read, its fields checked, its model found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from llamabatch.server.bodies import Json, Rules, ignored_headers, log_ignored, read_json, timeout_of
+from llamabatch.server.errors import model_not_found
+from llamabatch.server.serving import Serving
+
+if TYPE_CHECKING:
+    from starlette.requests import Request as HttpRequest
+
+B = TypeVar("B")
+G = TypeVar("G")
+
+_ON_LOOP = 2**16  # bytes; a larger body is read on a worker's thread
+
+
+async def read_body(request: HttpRequest, serving: Serving, read: Callable[[Json, Rules], B]) -> B:
+    """The body of a request.
+
+    Args:
+        read: the reader of the endpoint; it makes the body of the JSON object and the rules.
+
+    Raises:
+        ApiError: the model is not there; the body is no JSON, or a field is refused.
+    """
+    serving.check_ready()
+    data = await request.body()
+    headers = request.headers
+    rules = rules_of(serving, timeout_of(headers))
+
+    def parse() -> B:
+        return read(read_json(data, headers), rules)
+
+    return parse() if len(data) <= _ON_LOOP else await serving.on_thread(parse)
+
+
+def rules_of(serving: Serving, timeout_s: float | None = None) -> Rules:
+    """The rules of a server by which its bodies are read."""
+    options = serving.options
+    return Rules(
+        strict=options.strict,
+        trust_templates=options.trust_request_chat_template,
+        sampling=options.sampling,
+        template=options.chat_template,
+        template_kwargs=options.chat_template_kwargs,
+        timeout_s=timeout_s,
+    )
+
+
+def with_model(body: G, serving: Serving) -> G:
+    """A Generation with the adapters that its model's name, or the server, asks for where it names none itself.
+
+    Raises:
+        ApiError: no model has this name (404). Without names of its own a server takes any.
+    """
+    given: Any = body
+    if given.adapters is not None or given.lora is not None:
+        check_model(given.model, serving)
+        return body
+    loaded = serving.client.adapters
+    if given.model is not None and given.model in loaded and given.model not in serving.names:
+        return replace(given, adapters={given.model: 1.0})  # type: ignore[no-any-return]
+    check_model(given.model, serving)
+    default = serving.options.default_adapters
+    return replace(given, adapters=dict(default)) if default else body
+
+
+def check_model(name: str | None, serving: Serving) -> None:
+    """Raises ApiError (404) for a name that is not served."""
+    named = serving.options.served_model_names
+    if name is not None and named and name not in named and name not in serving.client.adapters:
+        raise model_not_found(name, [*named, *serving.client.adapters])
+
+
+def ignored_of(names: tuple[str, ...]) -> dict[str, str]:
+    """The header that names ignored fields; they are written to the log, too."""
+    if not names:
+        return {}
+    log_ignored(names)
+    return ignored_headers(names)
