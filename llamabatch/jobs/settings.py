@@ -21,8 +21,8 @@ from llamabatch.jobs.rows import ReadOptions
 from llamabatch.utils.checks import integer, number, show
 from llamabatch.utils.paths import absolute
 
-# Manifests of earlier versions have no such fields; a job that leaves them at None is the same job.
-_LATER_PARAMS = ("logprob_token_ids", "thinking_token_budget")
+# Manifests of earlier versions have no such fields; a job that leaves them at None or False is the same job.
+_LATER_PARAMS = ("logprob_token_ids", "thinking_token_budget", "skip_reading_prefix_cache")
 _LATER_READING = ("prompt", "keep")
 
 
@@ -121,7 +121,7 @@ def identity(settings: Settings, inputs: list[Source], known_inputs: object = No
     engine = {name: getattr(settings.config, name) for name in ("n_ctx", "type_k", "type_v")}
     params = asdict(settings.reading.params)
     for name in _LATER_PARAMS:
-        if params[name] is None:
+        if params[name] is None or params[name] is False:
             del params[name]
     if params["structured_outputs"] is not None and not params["structured_outputs"].in_reasoning:
         params["structured_outputs"] = params["structured_outputs"][:2]  # as earlier versions wrote it

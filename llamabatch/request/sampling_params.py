@@ -139,7 +139,9 @@ OPTIONAL_INTEGERS = {
     "prompt_logprobs": (-1, MAX_LOGPROBS),
 }
 _WHOLE = re.compile(r"-?[0-9]{1,20}", re.ASCII)
-BOOLEANS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "background")
+BOOLEANS = (
+    *("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "background", "skip_reading_prefix_cache"),
+)
 
 
 @dataclass(frozen=True)
@@ -215,6 +217,8 @@ class SamplingParams:
         thinking_token_budget: tokens of thinking after which the engine closes it, with the text that the model's
             family writes there; 0: as soon as it begins; None: the model decides. For models whose family is known
             (LLM.plan.reasoning), or with reasoning_tags.
+        skip_reading_prefix_cache: compute the whole prompt, also where other requests have computed its beginning. The
+            continuations of one request share it all the same.
     """
 
     n: int = 1
@@ -261,6 +265,7 @@ class SamplingParams:
     deadline_s: float | None = None
     overflow: str = "refuse"
     thinking_token_budget: int | None = None
+    skip_reading_prefix_cache: bool = False
 
     def __post_init__(self) -> None:
         for name, (least, most) in NUMBERS.items():

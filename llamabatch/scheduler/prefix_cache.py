@@ -59,11 +59,13 @@ class PrefixCache:
 
     def admit(self, sequence: Sequence, running: abc.Sequence[Sequence], placement: Placement) -> None:
         """Leases a slot: the one where a finished sequence left its beginning, if no running one has more of it."""
-        cached = source = None
-        if self._limits.can_share:
+        cached = source = stored = None
+        if self._limits.can_share and sequence.request.params.skip_reading_prefix_cache:
+            source = best_source(sequence, copy_candidates(sequence, siblings(sequence, running)))
+        elif self._limits.can_share:
             cached, source = self.kv_cache.find(sequence), best_source(sequence, copy_candidates(sequence, running))
-        known = max((found[1] for found in (cached, source) if found is not None), default=0)
-        stored = self.store.find(sequence, known) if self._limits.can_share else None
+            known = max((found[1] for found in (cached, source) if found is not None), default=0)
+            stored = self.store.find(sequence, known)
         if stored is not None:  # filled in the next step: nothing copies from the slot, or to it, any more
             sequence.admit(self.kv_cache.lease(placement))
             self._restoring[sequence.request.request_id] = stored
@@ -164,8 +166,13 @@ class PrefixCache:
         """The source of `sequence` is lost. Its cells may still be cached; else only sequences admitted before this one
         count: two that wait for each other would wait for ever."""
         assert sequence.slot is not None
-        earlier = itertools.takewhile(lambda other: other is not sequence, running)
-        cached, source = self.kv_cache.find(sequence), best_source(sequence, copy_candidates(sequence, earlier))
+        earlier: abc.Iterator[Sequence] = itertools.takewhile(lambda other: other is not sequence, running)
+        cached = None
+        if sequence.request.params.skip_reading_prefix_cache:
+            earlier = siblings(sequence, earlier)
+        else:
+            cached = self.kv_cache.find(sequence)
+        source = best_source(sequence, copy_candidates(sequence, earlier))
         if cached is not None and (source is None or cached[1] >= source[1]):
             self.kv_cache.copy(cached[0], sequence.slot, cached[1])
             self._count_hit(sequence, cached[1])
@@ -176,6 +183,12 @@ class PrefixCache:
         sequence.begin_at(count)
         self.num_prefix_hits += 1
         self.num_prefix_tokens += count
+
+
+def siblings(sequence: Sequence, others: abc.Iterable[Sequence]) -> abc.Iterator[Sequence]:
+    """Those of the others that are continuations of the same request."""
+    request, _, index = sequence.request.request_id.partition("\0")  # see ParallelSampling.split
+    return (other for other in others if index and other.request.request_id.partition("\0")[0] == request)
 
 
 def _ended_early(source: Sequence) -> bool:

@@ -185,7 +185,7 @@ GENERATION: Fields = {
     "response_fields": Field(_ANY, "", ([],), "/completion has it"),
     "verbose": Field(_ANY, "", (False,), "/props and /slots have the settings of the server"),
     "id_slot": Field(_ANY, "", (-1,), "the scheduler leases slots; give -1"),
-    "cache_prompt": Field(_BOOLEAN, "", (True,), "equal prefixes are always computed once; give true"),
+    "cache_prompt": Field(_BOOLEAN, "false: the same as skip_reading_prefix_cache"),
     "prompt_embeds": Field(_ANY, "", (), "give text or token ids"),
     "cache_salt": Field(_ANY, "", (), "cells of equal prefixes are shared by all requests of a server"),
     "kv_transfer_params": Field(_ANY, "", ({},), "there is no transfer of KV cells between servers"),
@@ -331,6 +331,8 @@ def _params(body: Body, tier: str | None, chat: bool) -> Json:
     for name in ("repeat_last_n", "penalty_last_n"):
         if (last := values.pop(name, None)) is not None:
             _look_back(name, integer(SamplingError, name, last, -1, 2**31 - 1), values)
+    if not body.boolean("cache_prompt", True):
+        values.setdefault("skip_reading_prefix_cache", True)
     if "samplers" in body:
         values |= _chain(body.take("samplers"))
     if chat and not isinstance(values.get("logprobs", False), bool):

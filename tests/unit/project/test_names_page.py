@@ -36,7 +36,7 @@ VLLM_PARAMETERS = """n presence_penalty frequency_penalty repetition_penalty tem
 stop_token_ids ignore_eos max_tokens min_tokens logprobs prompt_logprobs flat_logprobs detokenize
 skip_special_tokens spaces_between_special_tokens logits_processors include_stop_str_in_output
 truncate_prompt_tokens output_kind structured_outputs logit_bias allowed_token_ids extra_args bad_words
-guided_json guided_regex guided_choice guided_grammar thinking_token_budget best_of"""
+guided_json guided_regex guided_choice guided_grammar thinking_token_budget best_of skip_reading_prefix_cache"""
 
 
 def test_every_name_of_vllm_is_known_and_on_a_page():

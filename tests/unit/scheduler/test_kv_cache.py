@@ -71,6 +71,35 @@ def test_cached_tokens_of_a_prompt_are_counted_where_they_come_from():
     assert outputs["loaded"].num_cached_tokens == 120
 
 
+@pytest.mark.parametrize("preempted", [False, True])
+def test_a_request_may_compute_its_whole_prompt_and_shares_it_with_its_own_continuations_alone(preempted):
+    scheduler, runner = engine()
+    text = prompt_of(5, 100)
+    ask(scheduler, runner, sequence("first", text, 1))
+    scheduler.load_prefix("file", prompt_of(3, 120), bytes(prompt_of(3, 120)))
+    scheduler.add(sequence("running", prompt_of(7, 90), 60, ignore_eos=True))
+    step(scheduler, runner)
+    own = {"skip_reading_prefix_cache": True}
+    items = [sequence(f"copies\x00{index}", text, 2, ignore_eos=True, **own) for index in range(3)]
+    items += [sequence("loaded", prompt_of(3, 120), 1, **own), sequence("beside", prompt_of(7, 90), 1, **own)]
+    for item in items:
+        scheduler.add(item)
+    early = {}
+    if preempted:
+        early = {each.request_id: each.finished for each in step(scheduler, runner) if each.finished is not None}
+        for one in list(scheduler.running):
+            if one.request.request_id.startswith("copies"):
+                scheduler._preempt(one)
+    outputs = early | drain(scheduler, runner)
+    assert [outputs[name].num_cached_tokens for name in ("copies\x000", "loaded", "beside")] == [0, 0, 0]
+    for index in range(3):
+        assert list(outputs[f"copies\x00{index}"].token_ids) == expected_output_without_end(text, 2)
+    if not preempted:
+        assert [outputs[f"copies\x00{index}"].num_cached_tokens for index in range(3)] == [0, 99, 99]
+    outputs, _ = ask(scheduler, runner, sequence("later", text, 1))
+    assert outputs["later"].num_cached_tokens >= 99  # what it computed serves others
+
+
 def test_tokens_found_again_after_a_preemption_are_not_cached_ones():
     scheduler, runner = engine()
     text = prompt_of(5, 100)

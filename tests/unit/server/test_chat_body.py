@@ -158,7 +158,7 @@ def test_parameters_have_the_names_of_three_servers(given, meant):
         ({"use_beam_search": True}, "use_beam_search"),
         ({"suffix": "x"}, "suffix"),
         ({"echo": True}, "echo"),
-        ({"cache_prompt": False}, "cache_prompt"),
+        ({"cache_prompt": "no"}, "cache_prompt"),
         ({"id_slot": 1}, "id_slot"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"logits_processors": ["f"]}, "logits_processors"),
@@ -168,6 +168,12 @@ def test_parameters_have_the_names_of_three_servers(given, meant):
 def test_a_value_that_cannot_be_honoured_is_refused_by_name(given, param):
     error = refused(chat, **given)
     assert (error.type, error.param) == ("invalid_request_error", param), error.message
+
+
+def test_cache_prompt_false_computes_the_whole_prompt():
+    assert chat(cache_prompt=False).params.skip_reading_prefix_cache
+    assert chat(skip_reading_prefix_cache=True).params.skip_reading_prefix_cache
+    assert not chat(cache_prompt=True).params.skip_reading_prefix_cache
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url"])
