@@ -62,7 +62,7 @@ _LLAMA_SERVER = {
     501: "not_supported_error",
     503: "unavailable_error",
 }
-_CONTEXT = "context_length_exceeded"
+_CONTEXT, _CONTEXT_TYPE = "context_length_exceeded", "exceed_context_size_error"  # OpenAI's code, llama-server's type
 _DEADLINE = "DeadlineExceeded: "  # scheduler/deadlines.py
 
 
@@ -108,7 +108,7 @@ class ApiError(Exception):
             return error
         if isinstance(error, ContextLengthError):
             facts = {"n_prompt_tokens": error.n_tokens, "n_ctx": error.n_allowed}
-            return cls(400, str(error), code=_CONTEXT, param=param, facts=facts)
+            return cls(400, str(error), type=_CONTEXT_TYPE, code=_CONTEXT, param=param, facts=facts)
         if isinstance(error, (ModelFileError, SetupError, MemoryPlanError)):  # of loading
             return cls(503, str(error))
         if isinstance(error, ConfigError):  # the model cannot do what an endpoint asks for
@@ -148,7 +148,7 @@ class ApiError(Exception):
 
     def to_llama_server(self) -> dict[str, Any]:
         """The body in llama-server's shape, whose code is the status."""
-        kind = "exceed_context_size_error" if self.code == _CONTEXT else _LLAMA_SERVER.get(self.status, self.type)
+        kind = self.type if self.code == _CONTEXT else _LLAMA_SERVER.get(self.status, self.type)
         return {"error": {"code": self.status, "message": self.message, "type": kind, **self.facts}}
 
     def response(self, dialect: str = "openai") -> Response:

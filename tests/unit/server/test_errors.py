@@ -32,7 +32,7 @@ from llamabatch.testing import FakeLLM
         (SamplingError("temperature is -1"), 400, "invalid_request_error", None),
         (PromptError("the prompt is empty"), 400, "invalid_request_error", None),
         (AdapterError("there is no adapter"), 400, "invalid_request_error", None),
-        (ContextLengthError("too long"), 400, "invalid_request_error", "context_length_exceeded"),
+        (ContextLengthError("too long"), 400, "exceed_context_size_error", "context_length_exceeded"),
         (ConfigError("x.gguf gives no embeddings"), 400, "invalid_request_error", "model_not_supported"),
         (QueueFull("64 wait"), 429, "rate_limit_error", "rate_limit_exceeded"),
         (EngineClosedError("the engine died"), 503, "service_unavailable_error", "service_unavailable"),
