@@ -73,6 +73,11 @@ class InputProcessor:
         """The model's own; None: it has none."""
         return self._model.chat_template
 
+    @property
+    def pooling(self) -> str:
+        """The engine's kind of pooling."""
+        return self._model.pooling
+
     def prompts(
         self, prompts: object, params: Params, adapters: Adapters = None, errors: ErrorPolicy = "warn"
     ) -> Submission:

@@ -24,12 +24,20 @@ from starlette.routing import BaseRoute
 from llamabatch.client.connect import connect as connect_engine
 from llamabatch.server import health
 from llamabatch.server.errors import exception_handlers
-from llamabatch.server.openai import chat, completions
+from llamabatch.server.openai import chat, completions, embeddings, models, rerank, tokenize
 from llamabatch.server.serving import Connect, Serving
 
 _OWN = frozenset(each.name for each in fields(ServerOptions))
 
-ROUTES: tuple[Sequence[BaseRoute], ...] = (health.routes, chat.routes, completions.routes)
+ROUTES: tuple[Sequence[BaseRoute], ...] = (
+    health.routes,
+    chat.routes,
+    completions.routes,
+    embeddings.routes,
+    rerank.routes,
+    models.routes,
+    tokenize.routes,
+)
 
 
 def app(model: str | os.PathLike[str], **options: Any) -> Starlette:

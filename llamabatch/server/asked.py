@@ -12,6 +12,7 @@ from llamabatch.server.serving import Serving
 
 if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
+    from starlette.responses import Response
 
 B = TypeVar("B")
 G = TypeVar("G")
@@ -75,6 +76,22 @@ def check_model(name: str | None, serving: Serving) -> None:
     named = serving.options.served_model_names
     if name is not None and named and name not in named and name not in serving.client.adapters:
         raise model_not_found(name, [*named, *serving.client.adapters])
+
+
+def adapter_ids(serving: Serving) -> list[str]:
+    """Names of the adapters in the order of llama-server's ids: those of the start, then those loaded since."""
+    loaded = serving.client.adapters
+    first = [name for name, _ in serving.plan.config.adapters if name in loaded]
+    return first + [name for name in loaded if name not in first]
+
+
+def json_response(value: Any, ignored: tuple[str, ...] = ()) -> Response:
+    """A value as the response to a body with these ignored fields."""
+    from starlette.responses import Response
+
+    from llamabatch.server.openai.chunks import dump
+
+    return Response(dump(value).encode(errors="replace"), headers=ignored_of(ignored), media_type="application/json")
 
 
 def ignored_of(names: tuple[str, ...]) -> dict[str, str]:

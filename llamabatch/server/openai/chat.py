@@ -9,7 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from llamabatch.server.asked import ignored_of, read_body, with_model
+from llamabatch.server.asked import adapter_ids, ignored_of, read_body, with_model
 from llamabatch.server.openai.chat_body import read_chat
 from llamabatch.server.openai.chat_response import ChatChunks, chat_response
 from llamabatch.server.openai.chunks import Head, dump
@@ -23,7 +23,7 @@ async def chat_completions(request: HttpRequest) -> Any:
     body = with_model(await read_body(request, serving, read_chat), serving)
     head = Head.of(serving, "chatcmpl", body)
     headers = ignored_of(body.ignored)
-    call = await serving.submit(partial(body.submission, loaded=serving.client.adapters), stream=body.stream)
+    call = await serving.submit(partial(body.submission, loaded=adapter_ids(serving)), stream=body.stream)
     if not body.stream:
         document = chat_response(head, await call.outputs(), body)
         return Response(dump(document), headers=headers, media_type="application/json")

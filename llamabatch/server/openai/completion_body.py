@@ -22,7 +22,7 @@ MAX_PROMPTS = 16_384  # of a body
 # Values of SamplingParams where neither a body nor the server has one: those of OpenAI's documentation.
 USUAL: Mapping[str, Any] = {"max_tokens": 16}
 
-_PROMPT: Json = {
+PROMPT_SCHEMA: Json = {
     "anyOf": [
         {"type": "string", "minLength": 1},
         {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
@@ -33,7 +33,7 @@ _PROMPT: Json = {
 
 COMPLETION: Fields = {
     **GENERATION,
-    "prompt": Field(_PROMPT, "a text, token ids, or a list of them"),
+    "prompt": Field(PROMPT_SCHEMA, "a text, token ids, or a list of them"),
     "echo": Field({"type": ["boolean", "null"]}, "the answer begins with the prompt, and has its logprobs, too"),
     "max_tokens": Field(
         {"type": ["integer", "null"], "minimum": -1},
@@ -82,7 +82,7 @@ class CompletionBody(Generation):
 def read_completion(body: Mapping[str, Any], rules: Rules = RULES) -> CompletionBody:
     """The CompletionBody of a body. Raises ApiError, whose message names the field, its value and the allowed ones."""
     given = Body(body, COMPLETION, rules)
-    prompts = _prompts(given.needed("prompt", "a text, token ids, or a list of them"))
+    prompts = read_prompts("prompt", given.needed("prompt", "a text, token ids, or a list of them"))
     echo, add_special = given.boolean("echo"), given.boolean("add_special_tokens", True)
     no_output = _generates_nothing(given)
     generation = read_generation(given, rules, USUAL)
@@ -107,15 +107,19 @@ def _generates_nothing(body: Body) -> bool:
     return False
 
 
-def _prompts(given: object) -> tuple[Prompt, ...]:
-    """One prompt or several. Raises PromptError."""
+def read_prompts(name: str, given: object) -> tuple[Prompt, ...]:
+    """One prompt or several: texts and token ids. Raises PromptError.
+
+    Args:
+        name: of the field, for messages.
+    """
     if isinstance(given, list) and given and not _is_ids(given):
         if len(given) > MAX_PROMPTS:
-            raise PromptError(f"prompt is a list of {len(given)}; at most {MAX_PROMPTS} are allowed")
-        return tuple(text_or_ids(f"prompt[{index}]", each) for index, each in enumerate(given))
+            raise PromptError(f"{name} is a list of {len(given)}; at most {MAX_PROMPTS} are allowed")
+        return tuple(text_or_ids(f"{name}[{index}]", each) for index, each in enumerate(given))
     if not isinstance(given, (str, list)):
-        raise PromptError(f"prompt is {show(given)}; give a text, token ids, or a list of them")
-    return (text_or_ids("prompt", given),)
+        raise PromptError(f"{name} is {show(given)}; give a text, token ids, or a list of them")
+    return (text_or_ids(name, given),)
 
 
 def _is_ids(given: list[Any]) -> bool:

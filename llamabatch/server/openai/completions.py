@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.submission import Submission
-from llamabatch.server.asked import ignored_of, read_body, with_model
+from llamabatch.server.asked import adapter_ids, ignored_of, read_body, with_model
 from llamabatch.server.openai.chunks import Head, dump
 from llamabatch.server.openai.completion_body import read_completion
 from llamabatch.server.openai.completion_response import CompletionChunks, completion_response
@@ -31,7 +31,7 @@ async def completions(request: HttpRequest) -> Any:
             texts.extend(
                 each if isinstance(each, str) else inputs.detokenize(list(each), False) for each in body.prompts
             )
-        return body.submission(inputs, serving.client.adapters)
+        return body.submission(inputs, adapter_ids(serving))
 
     call = await serving.submit(prepare, stream=body.stream)
     if not body.stream:

@@ -255,13 +255,27 @@ class Generation:
         Raises:
             AdapterError: an id is not among them.
         """
-        if self.lora is None:
-            return self.adapters
-        for index, _ in self.lora:
-            if index >= len(loaded):
-                known = f"; known are 0 to {len(loaded) - 1}" if loaded else " (none is loaded)"
-                raise AdapterError(f"lora has the id {index}{known}")
-        return {loaded[index]: scale for index, scale in self.lora if scale}
+        return scales_of(self.adapters, self.lora, loaded)
+
+
+def scales_of(
+    adapters: Mapping[str, float] | None, lora: tuple[tuple[int, float], ...] | None, loaded: Sequence[str]
+) -> Mapping[str, float] | None:
+    """Names and scales of the adapters that a body asks for by their names or ids; None: it says nothing of them.
+
+    Args:
+        loaded: names in the order of llama-server's ids.
+
+    Raises:
+        AdapterError: an id is not among them.
+    """
+    if lora is None:
+        return adapters
+    for index, _ in lora:
+        if index >= len(loaded):
+            known = f"; known are 0 to {len(loaded) - 1}" if loaded else " (none is loaded)"
+            raise AdapterError(f"lora has the id {index}{known}")
+    return {loaded[index]: scale for index, scale in lora if scale}
 
 
 def read_generation(body: Body, rules: Rules, usual: Mapping[str, Any], *, chat: bool = False) -> dict[str, Any]:
@@ -277,8 +291,6 @@ def read_generation(body: Body, rules: Rules, usual: Mapping[str, Any], *, chat:
     text_biases = _take_text_biases(body)
     found: dict[str, Any] = {
         "model": body.text("model"),
-        "adapters": _adapters(body.take("adapters")),
-        "lora": _lora(body.take("lora")),
         "text_biases": text_biases,
         "stream": body.boolean("stream"),
         "service_tier": body.choice("service_tier", TIERS),
@@ -288,8 +300,7 @@ def read_generation(body: Body, rules: Rules, usual: Mapping[str, Any], *, chat:
         "timings_per_token": body.boolean("timings_per_token"),
         "return_progress": body.boolean("return_progress"),
     }
-    if found["lora"] is not None and found["adapters"] is not None:
-        raise AdapterError("adapters and lora are both given; give one of them")
+    found["adapters"], found["lora"] = read_adapters(body)
     ping = body.integer("sse_ping_interval", -1, 2**31 - 1)
     found["ping_s"] = None if ping is None else float(max(0, ping))
     found |= _stream_options(body, found["stream"])
@@ -456,6 +467,14 @@ def _take_text_biases(body: Body) -> tuple[tuple[str, float], ...]:
         raise SamplingError(f"logit_bias holds more than {MAX_BIASES} entries; at most {MAX_BIASES} are allowed")
     body.put("logit_bias", tuple(ids))
     return tuple(texts)
+
+
+def read_adapters(body: Body) -> tuple[Mapping[str, float] | None, tuple[tuple[int, float], ...] | None]:
+    """The adapters that a body names, and those whose ids it has. Raises AdapterError."""
+    adapters, lora = _adapters(body.take("adapters")), _lora(body.take("lora"))
+    if lora is not None and adapters is not None:
+        raise AdapterError("adapters and lora are both given; give one of them")
+    return adapters, lora
 
 
 def _adapters(given: object) -> Mapping[str, float] | None:

@@ -1,0 +1,129 @@
+"""/v1/models: the model that is served, and its adapters."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.routing import Route
+
+from llamabatch.errors import LlamaBatchError
+from llamabatch.gguf.header import read_tensors
+from llamabatch.llama.model import Model
+from llamabatch.planning.capacity import Plan
+from llamabatch.server.asked import json_response
+from llamabatch.server.bodies import Json
+from llamabatch.server.errors import model_not_found
+from llamabatch.server.serving import Serving, serving_of
+
+# llama.cpp's numbers of kinds of vocabularies, by tokenizer.ggml.model (llama-vocab.cpp).
+_VOCAB_TYPES = {
+    "no_vocab": 0,
+    "none": 0,
+    "llama": 1,
+    "gpt2": 2,
+    "bert": 3,
+    "t5": 4,
+    "rwkv": 5,
+    "plamo2": 6,
+    "gemma4": 2,
+}
+
+
+def models_response(serving: Serving) -> Json:
+    """The list of models: the served one under its first name, and each adapter with it as its parent."""
+    facts = model_facts(serving.model, serving.plan)
+    base = _card(serving, serving.names[0], facts) | {"aliases": list(serving.names[1:])}
+    adapters = [
+        _card(serving, name, facts) | {"parent": serving.names[0], "root": name} for name in serving.client.adapters
+    ]
+    capabilities = [name for name, cannot in _capabilities(serving.model) if cannot is None]
+    entry = {
+        "name": serving.names[0],
+        "model": serving.names[0],
+        "modified_at": "",
+        "size": "",
+        "digest": "",
+        "type": "model",
+        "description": "",
+        "tags": [],
+        "capabilities": capabilities,
+        "parameters": "",
+        "details": {
+            "parent_model": "",
+            "format": "gguf",
+            "family": "",
+            "families": [],
+            "parameter_size": "",
+            "quantization_level": "",
+        },
+    }
+    return {"object": "list", "data": [base, *adapters], "models": [entry]}
+
+
+def _capabilities(model: Model) -> list[tuple[str, str | None]]:
+    return [
+        ("completion", model.cannot_generate),
+        ("embedding", model.cannot_embed),
+        ("rerank", model.cannot_classify),
+    ]
+
+
+def _card(serving: Serving, name: str, facts: Json) -> Json:
+    return {
+        "id": name,
+        "object": "model",
+        "created": serving.created,
+        "owned_by": "llamabatch",
+        "root": serving.names[0],
+        "parent": None,
+        "max_model_len": serving.plan.config.n_ctx,
+        "meta": facts,
+    }
+
+
+def model_facts(model: Model, plan: Plan) -> Json:
+    """llama-server's meta of a model: kind and size of its vocabulary, its widths, parameters and bytes."""
+    metadata = model.metadata
+    architecture = metadata.get("general.architecture", "")
+    embd, trained = (metadata.get(f"{architecture}.{key}", "") for key in ("embedding_length", "context_length"))
+    n_params, size = 0, 0
+    with contextlib.suppress(OSError, LlamaBatchError):  # the file may be gone
+        tensors = read_tensors(model.path)
+        n_params, size = sum(each.n_elements for each in tensors), sum(each.n_bytes for each in tensors)
+    return {
+        "vocab_type": _VOCAB_TYPES.get(metadata.get("tokenizer.ggml.model", ""), 0),
+        "n_vocab": model.n_vocab,
+        "n_ctx": plan.config.n_ctx,
+        "n_ctx_train": int(trained) if trained.isdigit() else plan.config.n_ctx,
+        "n_embd": int(embd) if embd.isdigit() else model.n_embd_out,
+        "n_params": n_params,
+        "size": size,
+    }
+
+
+async def list_models(request: HttpRequest) -> Any:
+    """The models."""
+    serving = serving_of(request)
+    serving.check_ready()
+    return json_response(await serving.on_thread(models_response, serving))
+
+
+async def retrieve_model(request: HttpRequest) -> Any:
+    """One model by its name."""
+    serving = serving_of(request)
+    serving.check_ready()
+    name = request.path_params["name"]
+    listed = (await serving.on_thread(models_response, serving))["data"]
+    found = {each["id"]: each for each in listed} | {alias: listed[0] | {"id": alias} for alias in serving.names[1:]}
+    if name not in found:
+        raise model_not_found(name, list(found))
+    return json_response(found[name])
+
+
+routes = [
+    Route("/v1/models", list_models, methods=["GET"]),
+    Route("/models", list_models, methods=["GET"]),
+    Route("/v1/models/{name:path}", retrieve_model, methods=["GET"]),
+]

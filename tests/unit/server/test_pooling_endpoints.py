@@ -1,0 +1,232 @@
+"""Embeddings, ranks, classes, models and tokens over HTTP."""
+
+import base64
+import json
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from llamabatch.testing.answers import FakeRequest
+from tests.unit.server.serving_clients import fake_app
+from tests.unit.server.test_application import ready
+
+
+def client_of(**options):
+    return TestClient(fake_app(**options), raise_server_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def client():
+    with client_of(adapters={"pirate": "p.gguf", "poet": "q.gguf"}) as client:
+        yield ready(client)
+
+
+def refused(client, path, **body):
+    response = client.post(path, json=body)
+    assert response.status_code == 400, response.text
+    return response.json()["error"]
+
+
+def test_a_vector_for_each_text(client):
+    answer = client.post("/v1/embeddings", json={"input": ["one two", "three"], "model": "any"}).json()
+    assert (answer["object"], answer["model"]) == ("list", "any")
+    assert [(each["index"], each["object"]) for each in answer["data"]] == [(0, "embedding"), (1, "embedding")]
+    assert answer["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
+    first = np.array(answer["data"][0]["embedding"])
+    assert np.linalg.norm(first) == pytest.approx(1.0, abs=1e-6)
+    [raw] = client.post("/v1/embeddings", json={"input": "one two", "embd_normalize": -1}).json()["data"]
+    raw = np.array(raw["embedding"])
+    assert raw / np.linalg.norm(raw) == pytest.approx(first, abs=1e-6)
+    [cut] = client.post("/v1/embeddings", json={"input": "one two", "dimensions": 3}).json()["data"]
+    assert np.array(cut["embedding"]) == pytest.approx(raw[:3] / np.linalg.norm(raw[:3]), abs=1e-6)
+
+
+def test_base64_holds_the_same_floats(client):
+    body = {"input": [[5, 6, 7], [8]]}
+    plain = client.post("/v1/embeddings", json=body).json()["data"]
+    coded = client.post("/v1/embeddings", json=body | {"encoding_format": "base64"}).json()["data"]
+    for one, other in zip(plain, coded, strict=True):
+        assert np.frombuffer(base64.b64decode(other["embedding"]), "<f4").tolist() == one["embedding"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "input"),
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": ["a", 5]}, "input"),
+        ({"input": {"text": "a"}}, "input"),
+        ({"input": [1.5]}, "input"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
+        ({"input": "a", "dimensions": 0}, "dimensions"),
+        ({"input": "a", "dimensions": 2**30}, "dimensions"),
+        ({"input": "a", "embd_normalize": 1}, "embd_normalize"),
+        ({"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+    ],
+)
+def test_wrong_bodies_of_embeddings(client, body, param):
+    assert refused(client, "/v1/embeddings", **body)["param"] == param
+
+
+def test_documents_by_relevance(client):
+    body = {"query": "fox", "documents": ["a dog", {"text": "a fox"}, "none"], "top_n": 2}
+    for path in ("/v1/rerank", "/rerank", "/v1/reranking", "/v2/rerank"):
+        answer = client.post(path, json=body).json()
+        assert len(answer["results"]) == 2
+    scores = [each["relevance_score"] for each in answer["results"]]
+    assert scores == sorted(scores, reverse=True)
+    assert all(0.0 <= score <= 1.0 for score in scores)
+    for each in answer["results"]:
+        given = body["documents"][each["index"]]
+        assert each["document"] == (given if isinstance(given, dict) else {"text": given})
+    assert answer["usage"]["total_tokens"] > 0
+    short = client.post("/v1/rerank", json=body | {"return_documents": False}).json()["results"][0]
+    assert short.keys() == {"index", "relevance_score"}
+
+
+def test_texts_are_ranked_in_the_shape_of_text_embeddings_inference(client):
+    body = {"query": "fox", "texts": ["a dog", "a fox"], "raw_scores": True, "return_text": True}
+    answer = client.post("/rerank", json=body).json()
+    assert [each.keys() for each in answer] == [{"index", "score", "text"}] * 2
+
+
+def test_scores_come_in_the_order_of_the_documents(client):
+    ranked = client.post("/v1/rerank", json={"query": "fox", "documents": ["a", "b"]}).json()["results"]
+    scored = client.post("/v1/score", json={"text_1": "fox", "text_2": ["a", "b"]}).json()["data"]
+    assert [each["score"] for each in scored] == [
+        each["relevance_score"] for each in sorted(ranked, key=lambda each: each["index"])
+    ]
+    assert refused(client, "/v1/score", text_1=["a", "b"], text_2=["c", "d"])["param"] == "text_1"
+
+
+def test_a_class_for_each_text(client):
+    answer = client.post("/v1/classify", json={"input": ["one", "two"]}).json()
+    for each in answer["data"]:
+        assert sum(each["probs"]) == pytest.approx(1.0)
+        assert each["label"] == each["labels"][int(np.argmax(each["probs"]))]
+        assert each["num_classes"] == len(each["probs"])
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/rerank", {"documents": ["a"]}, "query"),
+        ("/v1/rerank", {"query": "a"}, "documents"),
+        ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
+        ("/v1/rerank", {"query": "a", "documents": "b"}, "documents"),
+        ("/v1/rerank", {"query": "a", "documents": [1]}, "documents"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n"),
+        ("/v1/rerank", {"query": "", "documents": ["b"]}, "query"),
+        ("/v1/classify", {"input": []}, "input"),
+        ("/v1/score", {"text_1": "a"}, "text_2"),
+    ],
+)
+def test_wrong_bodies_of_ranks_and_classes(client, path, body, param):
+    assert refused(client, path, **body)["param"] == param
+
+
+def test_the_model_and_its_adapters_are_listed(client):
+    answer = client.get("/v1/models").json()
+    base, *adapters = answer["data"]
+    assert (base["id"], base["object"], base["parent"]) == ("fake", "model", None)
+    assert base["max_model_len"] == base["meta"]["n_ctx"]
+    assert base["meta"].keys() >= {"vocab_type", "n_vocab", "n_ctx_train", "n_embd", "n_params", "size"}
+    assert [(each["id"], each["parent"]) for each in adapters] == [("pirate", "fake"), ("poet", "fake")]
+    assert answer["models"][0]["capabilities"] == ["completion", "embedding", "rerank"]
+    assert client.get("/v1/models/pirate").json() == adapters[0]
+    missing = client.get("/v1/models/org/other")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def asked(name, **server):
+    """The names of the adapters of a chat that asks for a model, or the error."""
+    seen: list[FakeRequest] = []
+
+    def answer(request):
+        seen.append(request)
+        return "yes"
+
+    adapters = {"pirate": "p.gguf", "poet": "q.gguf"}
+    with client_of(answers=answer, server=server, adapters=adapters) as client:
+        response = ready(client).post(
+            "/v1/chat/completions", json=name | {"messages": [{"role": "user", "content": "a"}]}
+        )
+    return response.json()["error"]["code"] if response.status_code != 200 else dict(seen[0].adapters)
+
+
+def test_the_name_of_an_adapter_is_a_model():
+    assert asked({"model": "pirate"}) == {"pirate": 1.0}
+    assert asked({"model": "fake"}) == {}
+    assert asked({"model": "gpt-4"}) == {}, "llama-server serves any name"
+    assert asked({"model": "gpt-4"}, served_model_names=("mine",)) == "model_not_found"
+    assert asked({"model": "pirate"}, served_model_names=("mine",)) == {"pirate": 1.0}
+    assert asked({"model": "mine"}, served_model_names=("mine", "yours")) == {}
+    assert asked({"lora": [{"id": 1, "scale": 0.5}]}) == {"poet": 0.5}
+    assert asked({}, default_adapters={"poet": 0.3}) == {"poet": 0.3}
+    assert asked({"lora": []}, default_adapters={"poet": 0.3}) == {}
+
+
+def test_tokens_in_the_shape_of_either_server(client):
+    there = client.post("/tokenize", json={"content": "one two"}).json()
+    assert there.keys() == {"tokens"}
+    with_bos = client.post("/tokenize", json={"content": "one two", "add_special": True}).json()["tokens"]
+    assert with_bos[1:] == there["tokens"]
+    pieces = client.post("/tokenize", json={"content": "one two", "with_pieces": True}).json()["tokens"]
+    assert [each["piece"] for each in pieces] == ["one", " two"]
+    mixed = client.post("/tokenize", json={"content": [7, "one two"]}).json()["tokens"]
+    assert mixed == [7, *there["tokens"]]
+    here = client.post("/tokenize", json={"prompt": "one two", "return_token_strs": True}).json()
+    assert here == {"count": 3, "max_model_len": 4096, "tokens": with_bos, "token_strs": ["<|bos|>", "one", " two"]}
+    text = client.post("/detokenize", json={"tokens": with_bos}).json()
+    assert text == {"content": "<|bos|>one two", "prompt": "<|bos|>one two"}
+    assert client.post("/detokenize", json={"tokens": []}).json()["content"] == ""
+
+
+def test_a_conversation_as_text_and_tokens(client):
+    body = {"messages": [{"role": "user", "content": "one"}]}
+    text = client.post("/apply-template", json=body).json()["prompt"]
+    assert text == "<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n"
+    counted = client.post("/tokenize", json=body).json()
+    again = client.post("/tokenize", json={"content": text, "add_special": True}).json()["tokens"]
+    assert counted["tokens"] == again
+    short = client.post("/tokenize", json=body | {"add_generation_prompt": False}).json()["count"]
+    assert short < counted["count"]
+
+
+def test_wrong_bodies_of_tokens(client):
+    for body in (
+        {},
+        {"content": "a", "prompt": "b"},
+        {"content": 5},
+        {"content": [[1]]},
+        {"prompt": [1]},
+        {"content": [-1]},
+    ):
+        refused(client, "/tokenize", **body)
+    for body in ({}, {"tokens": "a"}, {"tokens": [1.5]}, {"tokens": [2**20]}):
+        refused(client, "/detokenize", **body)
+    refused(client, "/apply-template")
+
+
+def test_the_tokenizer_tells_its_special_tokens(client):
+    answer = client.get("/tokenizer_info").json()
+    assert (answer["bos_token"], answer["eos_token"]) == ("<|bos|>", "<|eos|>")
+    assert "im_start" in answer["chat_template"]
+
+
+def test_unknown_fields_are_named_in_a_header(client):
+    response = client.post("/v1/embeddings", json={"input": "a", "topp": 1, "x y": 2})
+    assert response.headers["x-llamabatch-ignored"] == "topp, x?y"
+
+
+def test_a_timeout_in_the_header_ends_a_text(client):
+    response = client.post("/v1/embeddings", json={"input": "a"}, headers={"X-Request-Timeout": "soon"})
+    assert response.status_code == 400
+
+
+def test_what_is_no_json_is_told(client):
+    response = client.post("/v1/embeddings", content=b'{"input": NaN}', headers={"content-type": "application/json"})
+    assert (response.status_code, json.loads(response.content)["error"]["code"]) == (400, "invalid_json")
+    assert client.post("/v1/embeddings", content=b"{}", headers={"content-type": "text/plain"}).status_code == 415
