@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from llamabatch.engine.engine_state import EngineState
 from llamabatch.engine.hooks import Sink
@@ -45,8 +46,9 @@ class EngineClient(Protocol):
         """Queues requests. Each ends in exactly one output with `finished` set, be it an error.
 
         Args:
-            sink: must not raise. One that does gets the same outputs again, each alone, and the request whose output
-                makes it raise alone ends with that error, which the sink gets once.
+            sink: gets the outputs of all its requests together after a step, also of those that other calls submitted
+                with the same object. It must not raise. One that does gets the same outputs again, each alone, and the
+                request whose output makes it raise alone ends with that error, which the sink gets once.
             stream: emit every token; otherwise finished requests only.
 
         Raises:
@@ -142,6 +144,29 @@ class Outage:
 def failure(request: Request, error: str) -> SequenceOutput:
     """The output that ends a request which never ran."""
     return SequenceOutput(request.request_id, (), "", RequestOutput.failed(request, error))
+
+
+S = TypeVar("S", bound=Sink)
+
+
+class SharedSinks(Generic[S]):
+    """Sinks around the sinks of callers: of one sink always the same one, so that the outputs of all its requests still
+    go on together. Each lives as long as a request in flight has it.
+
+    Args:
+        around: makes the sink that stands around one, and keeps that one alive.
+    """
+
+    def __init__(self, around: Callable[[Sink], S]) -> None:
+        self._around = around
+        self._made: weakref.WeakValueDictionary[int, S] = weakref.WeakValueDictionary()
+
+    def of(self, sink: Sink) -> S:
+        """The sink around this one."""
+        made = self._made.get(id(sink))
+        if made is None:  # made by two threads at once, the two only group less
+            made = self._made[id(sink)] = self._around(sink)
+        return made
 
 
 def emit(sink: Sink, outputs: list[SequenceOutput]) -> dict[str, str]:

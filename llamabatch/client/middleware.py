@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from llamabatch.client.base import EngineClient, EngineMethod, Heartbeat, Outage, errors_logged
+from llamabatch.client.base import EngineClient, EngineMethod, Heartbeat, Outage, SharedSinks, errors_logged
 from llamabatch.config import ResolvedConfig
 from llamabatch.engine.engine_state import EngineState
 from llamabatch.engine.hooks import Sink
@@ -81,6 +81,7 @@ class BoundedClient(PassingClient):
         self._n_in_flight = 0
         self._n_rejected = 0
         self._lock = threading.Lock()
+        self._sinks = SharedSinks(self._forgetting)
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
         asked = sum(request.params.n_copies for request in requests)
@@ -97,16 +98,23 @@ class BoundedClient(PassingClient):
                 self._sizes[request.request_id] = request.params.n_copies
                 self._n_in_flight += request.params.n_copies
 
-        def counted(outputs: list[SequenceOutput]) -> None:
-            with errors_logged("the length of the queue is wrong from here on"):
-                self._forget(output.request_id for output in outputs if output.finished is not None)
-            sink(outputs)
-
         try:
-            self.inner.submit(requests, counted, stream=stream)
+            self.inner.submit(requests, self._sinks.of(sink), stream=stream)
         except BaseException:
             self._forget(request.request_id for request in fresh)
             raise
+
+    def _forgetting(self, sink: Sink) -> Sink:
+        """The sink; before it gets the last output of a request, the request is no longer in flight."""
+
+        def forgot(outputs: list[SequenceOutput]) -> None:
+            with errors_logged("the length of the queue is wrong from here on"):
+                ended = [output.request_id for output in outputs if output.finished is not None]
+                if ended:
+                    self._forget(ended)
+            sink(outputs)
+
+        return forgot
 
     def _forget(self, request_ids: Iterable[str]) -> None:
         with self._lock:
@@ -125,6 +133,17 @@ def slots_of(config: ResolvedConfig) -> int:
     return config.n_slots * (config.instances if is_multi else 1)
 
 
+class _Call:
+    """The requests of one submit.
+
+    Attributes:
+        left: the number of those that have not ended.
+    """
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+
 class CountingClient(PassingClient):
     """Counts requests when they are submitted, and once when they end, before their caller has the output. The counts
     outlive engines and child processes.
@@ -133,6 +152,9 @@ class CountingClient(PassingClient):
     def __init__(self, client: EngineClient) -> None:
         super().__init__(client)
         self._counts = RequestCounts()
+        # by id; an id that is in flight already may come again, and the engine refuses it then at once
+        self._in_flight: dict[str, list[_Call]] = {}
+        self._sinks = SharedSinks(self._counting)
         seed = client.plan.config.seed
         self._seeds = None if seed is None else random.Random(seed)
         self._at_close: list[weakref.WeakMethod[Callable[[], None]]] = []
@@ -141,27 +163,42 @@ class CountingClient(PassingClient):
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
         self._fork_guard.check()
-        left = len(requests)  # of this call, not ended
+        call = _Call(len(requests))
         with self._lock:
-            self._counts.submitted += left
+            self._counts.submitted += call.left
+            for request in requests:
+                self._in_flight.setdefault(request.request_id, []).append(call)
+        try:
+            self.inner.submit(requests, self._sinks.of(sink), stream=stream)
+        except BaseException:  # nothing was queued; interrupted, some may have ended already
+            with self._lock:
+                self._counts.submitted -= call.left
+                for request in requests:
+                    self._leave(request.request_id, call)
+            raise
+
+    def _counting(self, sink: Sink) -> Sink:
+        """The sink; before it gets the last output of a request, the request is counted, once."""
 
         def counted(outputs: list[SequenceOutput]) -> None:
-            nonlocal left
             ended = [output for output in outputs if output.finished is not None]
             if ended:
                 with errors_logged("the counts of requests are off from here on"), self._lock:
-                    if left:
-                        self._counts.note(ended)
-                        left -= len(ended)
+                    self._counts.note([output for output in ended if self._leave(output.request_id)])
             sink(outputs)
 
-        try:
-            self.inner.submit(requests, counted, stream=stream)
-        except BaseException:  # nothing was queued; interrupted, some may have ended already
-            with self._lock:
-                self._counts.submitted -= left
-                left = 0
-            raise
+        return counted
+
+    def _leave(self, request_id: str, call: _Call | None = None) -> bool:
+        """A request has ended, of this call, or of the last with its id; False: it had before."""
+        calls = self._in_flight.get(request_id, [])
+        if not calls or (call is not None and call not in calls):
+            return False
+        ended = calls.pop() if call is None else calls.pop(calls.index(call))
+        ended.left -= 1
+        if not calls:
+            del self._in_flight[request_id]
+        return True
 
     def next_seed(self) -> int:
         """A seed for a request without one, the next that follows from the engine's; -1: the engine has none."""

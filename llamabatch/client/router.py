@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from llamabatch.client.base import EngineMethod, Outage, emit_last, errors_logged, failure
+from llamabatch.client.base import EngineMethod, Outage, SharedSinks, emit_last, errors_logged, failure
 from llamabatch.engine.engine_state import EngineState
 from llamabatch.engine.hooks import Sink
 from llamabatch.engine.stats import EngineStats
@@ -68,6 +68,7 @@ class Router:
         self._aborted_on_move: set[str] = set()
         self._lock = threading.Lock()
         self._fork_guard = ForkGuard()
+        self._sinks = SharedSinks(self._accounting)
         self._affinity = Affinity() if keeps_prefixes and len(self._members) > 1 else None
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
@@ -90,11 +91,7 @@ class Router:
                 self._owners[request.request_id] = (number, request.expected_tokens)
                 shares.setdefault(number, []).append(request)
 
-        def counted(outputs: list[SequenceOutput]) -> None:
-            with errors_logged("the load of an engine is wrong from here on"):
-                self._account(outputs)
-            sink(outputs)
-
+        counted = self._sinks.of(sink)
         sent: set[str] = set()
         try:
             for number, share in shares.items():
@@ -110,6 +107,16 @@ class Router:
             self.abort(sent)
             self._account([failure(r, "interrupted") for r in requests if r.request_id not in sent])
             raise
+
+    def _accounting(self, sink: Sink) -> Sink:
+        """The sink; before it gets the last output of a request, its load is taken from that of its member."""
+
+        def counted(outputs: list[SequenceOutput]) -> None:
+            with errors_logged("the load of an engine is wrong from here on"):
+                self._account(outputs)
+            sink(outputs)
+
+        return counted
 
     def take_over(self, requests: list[Request], sink: Sink, stream: bool, reason: str) -> None:
         """Sends requests that never started in an engine that is gone, for this reason, to the others."""
@@ -194,6 +201,8 @@ class Router:
         return last if more <= saved + request.expected_tokens else number
 
     def _account(self, outputs: list[SequenceOutput]) -> None:
+        if all(output.finished is None for output in outputs):
+            return
         with self._lock:
             for output in outputs:
                 if output.finished is not None and output.request_id in self._owners:

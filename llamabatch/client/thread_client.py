@@ -229,12 +229,13 @@ class _Loop:
                 self._commands.consumed(request)
 
     def _deliver(self, engine: Engine, outputs: list[SequenceOutput]) -> None:
-        by_submit: dict[int, tuple[Sink, list[SequenceOutput]]] = {}
+        by_sink: dict[int, tuple[Sink, list[SequenceOutput]]] = {}
         for output in outputs:
             owned = self._in_flight.get(output.request_id)
             if owned is not None and (owned.submit.stream or output.finished is not None):
-                by_submit.setdefault(id(owned.submit), (owned.submit.sink, []))[1].append(output)
-        for sink, of_sink in by_submit.values():
+                sink = owned.submit.sink
+                by_sink.setdefault(id(sink), (sink, []))[1].append(output)
+        for sink, of_sink in by_sink.values():
             failed = emit(sink, of_sink)
             for request_id, error in failed.items():
                 engine.abort(request_id, error)
