@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 p
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup compare test wheels test-native test-llama-server test-long bench bench-quick bench-ab bench-isolation model clean
+.PHONY: help setup compare test wheels test-native test-llama-server test-long test-scale bench bench-quick bench-ab bench-isolation model clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -43,6 +43,12 @@ test-llama-server: setup ## llama.cpp's own server tests against `llamabatch ser
 test-notebook: setup ## the bars of an executed notebook, with Jupyter installed into .venv
 	@.venv/bin/python -m pip install --disable-pip-version-check --quiet nbclient ipykernel
 	@.venv/bin/python -m pytest tests/unit/utils/test_progress.py
+
+test-scale: setup ## llamabatch in other people's frameworks, with these installed into .venv-scale
+	@test -d .venv-scale || .venv/bin/python -m venv .venv-scale
+	@.venv-scale/bin/python -m pip install --disable-pip-version-check --quiet --no-deps "$$(.venv/bin/python -m llamabatch.native_patches.build --print-wheel)"
+	@.venv-scale/bin/python -m pip install --disable-pip-version-check --quiet --editable '.[dev,lm-eval]' -r tests/integrations/requirements.txt
+	@.venv-scale/bin/python -m pytest -o asyncio_default_fixture_loop_scope=function tests/integrations $(ARGS)
 
 bench: setup ## ours and its peers on this machine (ARGS="..."; docs/benchmarks.md)
 	@.venv/bin/python -m benchmarks.bench $(ARGS)

@@ -29,6 +29,7 @@ COMMANDS = {
     "generate": "Continue one prompt and stream the text to stdout.",
     "run": "Run a file of prompts and write a result for each row.",
     "serve": "Serve a model over HTTP, to many clients at once.",
+    "eval": "Run tasks of lm_eval on a model.",
     "models": "List the models that were fetched and are kept.",
     "pull": "Fetch a model from the hub or an address.",
     "rm": "Remove fetched models from the cache.",

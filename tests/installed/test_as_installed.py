@@ -155,6 +155,9 @@ COMMANDS = {
     "llamabatch completion fish > ~/.config/fish/completions/llamabatch.fish": Short(
         "llamabatch completion fish", says="complete"
     ),
+    "llamabatch eval -m model.gguf --tasks arc_easy,gsm8k --num-fewshot 5 --output results": Short(
+        "llamabatch eval -m model.gguf --tasks arc_easy", 3, "run: pip install 'llamabatch[lm-eval]'"
+    ),
     "llamabatch top": Short("llamabatch top", 1, "no job is running"),
     "llamabatch top PID": Short("llamabatch top 4194304", 1, "no running job"),
 }

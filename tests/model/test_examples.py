@@ -9,6 +9,8 @@ import pytest
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
+NEEDS = {"with_lm_eval": "lm_eval"}  # what an example needs installed; its framework may write to stderr
+
 
 def test_there_are_examples():
     assert len(EXAMPLES) >= 5
@@ -16,10 +18,12 @@ def test_there_are_examples():
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_example(path):
+    if path.stem in NEEDS:
+        pytest.importorskip(NEEDS[path.stem], reason=f"needs {NEEDS[path.stem]} (make test-scale)")
     source = path.read_text(encoding="utf-8")
     assert ast.get_docstring(ast.parse(source))
     assert len(source.splitlines()) < 60
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert done.stderr == "" or path.stem in NEEDS
     assert done.stdout.strip()

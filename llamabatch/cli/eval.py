@@ -1,0 +1,208 @@
+"""`llamabatch eval`: tasks of the language model evaluation harness on one model, their requests all at once."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import click
+from rich import box
+from rich.table import Table
+
+from llamabatch.cli.help_groups import GroupedCommand
+from llamabatch.cli.options import engine_options, model_option
+from llamabatch.cli.param_types import File, Texts
+from llamabatch.errors import ConfigError, LlamaBatchError, OutputError, SetupError
+from llamabatch.utils.console import check_targets, console, print_table, write_json
+from llamabatch.utils.paths import shown
+
+logger = logging.getLogger(__name__)
+
+_DIRECTIONS = {True: "up", False: "down", None: ""}
+_OURS = ("max_gen_toks", "think_end_token", "enable_thinking")  # of LlamaBatchLM; the others are lm_eval's
+
+
+@click.command(cls=GroupedCommand)
+@model_option
+@click.option("--tasks", type=Texts(), required=True, help="Names of tasks, groups or tags, YAML files, or a folder.")
+@click.option("--include-path", "--include_path", type=File(), help="A folder with tasks of your own.")
+@click.option("-f", "--num-fewshot", "--num_fewshot", type=int, help="Examples in front of each question.")
+@click.option("-L", "--limit", type=float, help="So many questions of each task, or below 1 this part of them.")
+@click.option("--samples", help="Questions by number, as JSON: '{\"task\": [0, 3]}'; or a file of it.")
+@click.option("--gen-kwargs", "--gen_kwargs", help="For tasks that generate: 'temperature=0.7,do_sample=True'.")
+@click.option("--max-gen-toks", type=int, default=256, show_default=True, help="Tokens, where a task says no number.")
+@click.option("--apply-chat-template", "--apply_chat_template", is_flag=True, help="Ask through the chat template.")
+@click.option("--fewshot-as-multiturn/--no-fewshot-as-multiturn", default=None, help="Examples are turns of their own.")
+@click.option("--system-instruction", "--system_instruction", help="The system message.")
+@click.option("--think-end-token", help="The text that ends the thinking; the answer is behind it: '</think>'.")
+@click.option("--enable-thinking/--no-enable-thinking", default=None, help="The variable of chat templates.")
+@click.option("--use-cache", "--use_cache", type=File(), help="Keep answers in this file, and take those it has.")
+@click.option("--output", "--output-path", "--output_path", type=File(), help="Write results into this folder.")
+@click.option("--log-samples", "--log_samples", is_flag=True, help="With --output: each question with its answer, too.")
+@click.option("--predict-only", "--predict_only", is_flag=True, help="With --output: write answers, count no metric.")
+@click.option("--seed", help="Of examples and draws, as 42 or 0,1234,1234,1234: python, numpy, torch, few-shot.")
+@click.option("--trust-remote-code", "--trust_remote_code", is_flag=True, help="Let data sets run their code.")
+@click.option(
+    "--confirm-run-unsafe-code", "--confirm_run_unsafe_code", is_flag=True, help="Let tasks run code of the model."
+)
+@click.option(
+    "--json", "json_file", type=File(), help="Write the results as JSON; '-': to stdout, instead of the table."
+)
+@engine_options(exclude=("isolate", "max_queue", "max_wait_ms"))
+def eval(model: str, json_file: Path | None, engine: dict[str, Any], **given: Any) -> None:
+    """Run tasks of lm_eval (EleutherAI's lm-evaluation-harness) on a model. Needs llamabatch[lm-eval].
+
+    Options named as in lm_eval are given to it. Each kind of request of all tasks goes to the engine in one call.
+    """
+    from llamabatch.integrations.lm_eval import SEED, LlamaBatchLM  # with lm_eval, which takes seconds to import
+
+    check_targets(json_file, None)
+    ours = {name: given.pop(name) for name in _OURS}
+    config, tasks = _configured(model, given)
+    lm = LlamaBatchLM(model, **ours, **{"seed": _seed(config.seed, SEED), "isolate": True, **engine})
+    try:
+        results = _evaluated(lm, model, config, tasks)
+    finally:
+        lm.close()
+    if json_file is not None:
+        write_json(_plain(results), json_file)
+    if str(json_file) != "-":
+        out = console()
+        for column in ("results", "groups"):
+            if results.get(column):
+                print_table(out, table(results, column))
+
+
+def table(results: dict[str, Any], column: str = "results") -> Table:
+    """A row for each metric.
+
+    Args:
+        results: of simple_evaluate.
+        column: "results", of the tasks, or "groups".
+    """
+    found = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name in (
+        "task" if column == "results" else "group",
+        "filter",
+        "n-shot",
+        "metric",
+        "better",
+        "value",
+        "± stderr",
+    ):
+        found.add_column(name, justify="right" if name in ("n-shot", "value", "± stderr") else "left", no_wrap=True)
+    for task, values in results[column].items():
+        shown_name = str(values.get("alias", task))
+        n_shot = str(results.get("n-shot", {}).get(task, ""))
+        directions = results.get("higher_is_better", {}).get(task, {})
+        for key, value in sorted(values.items()):
+            metric, comma, filter_name = key.partition(",")
+            if not comma or metric.endswith("_stderr"):
+                continue
+            error = values.get(f"{metric}_stderr,{filter_name}")
+            cells = (shown_name, filter_name, n_shot, metric, _DIRECTIONS.get(directions.get(metric), ""))
+            found.add_row(*cells, _number(value), _number(error))
+            shown_name = n_shot = ""
+    return found
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, (int, float)):
+        return f"{value:.4f}"
+    return "" if value in (None, "N/A") else str(value)
+
+
+def _configured(model: str, given: dict[str, Any]) -> tuple[Any, Any]:
+    """lm_eval's configuration of the run, and its tasks. Raises ConfigError."""
+    from lm_eval.config.evaluate_config import EvaluatorConfig
+
+    named = dict(given, tasks=list(given["tasks"]), output_path=given.pop("output"), model="llamabatch")
+    for name in ("include_path", "use_cache", "output_path"):
+        named[name] = None if named[name] is None else str(named[name])
+    if named["seed"] is not None:
+        named["seed"] = [None if each.strip() == "None" else each for each in named["seed"].split(",")]
+    if (limit := named["limit"]) is not None and limit >= 1:
+        named["limit"] = int(limit)
+    try:
+        config = EvaluatorConfig.from_cli(argparse.Namespace(**named))
+        tasks = config.process_tasks({**config.metadata, "model": model})
+    except LlamaBatchError:
+        raise
+    except Exception as error:  # a YAML file of the user is read here, and may name functions
+        raise ConfigError(f"lm_eval refuses this: {error}") from error
+    return config, tasks
+
+
+def _seed(seeds: list[int | None] | None, default: int) -> int:
+    """The seed of draws: that of torch, which other models of lm_eval draw with."""
+    found = None if seeds is None else seeds[2]
+    return default if found is None else found
+
+
+def _evaluated(lm: Any, model: str, config: Any, tasks: Any) -> dict[str, Any]:
+    """The results, written where --output says. Raises SetupError: a task or its data cannot be had."""
+    from lm_eval import simple_evaluate
+    from lm_eval.loggers import EvaluationTracker
+
+    tracker = EvaluationTracker(output_path=config.output_path)
+    python, numpy, torch, fewshot = config.seed or (None,) * 4
+    try:
+        results: Any = simple_evaluate(
+            lm,
+            model_args={"model": model},
+            tasks=config.tasks,
+            num_fewshot=config.num_fewshot,
+            use_cache=config.use_cache,
+            limit=config.limit,
+            samples=config.samples,
+            log_samples=config.log_samples,
+            evaluation_tracker=tracker,
+            system_instruction=config.system_instruction,
+            apply_chat_template=config.apply_chat_template,
+            fewshot_as_multiturn=bool(config.fewshot_as_multiturn),
+            gen_kwargs=config.gen_kwargs,
+            task_manager=tasks,
+            predict_only=config.predict_only,
+            random_seed=python,
+            numpy_random_seed=numpy,
+            torch_random_seed=torch,
+            fewshot_random_seed=fewshot,
+            confirm_run_unsafe_code=config.confirm_run_unsafe_code,
+            metadata=config.metadata,
+        )
+    except LlamaBatchError:
+        raise
+    except Exception as error:  # data sets are fetched and tasks run code here, so that any exception can come
+        logger.debug("lm_eval failed", exc_info=True)
+        raise SetupError(f"lm_eval ended with {type(error).__name__}: {error}") from error
+    samples = results.pop("samples", {})
+    if config.output_path:
+        _save(config, tracker, results, samples)
+    return dict(results)
+
+
+def _save(config: Any, tracker: Any, results: dict[str, Any], samples: dict[str, Any]) -> None:
+    """Writes the files that lm_eval's own command would write. Raises OutputError."""
+    before = set(_files(config.output_path))
+    tracker.save_results_aggregated(results=results, samples=samples if config.log_samples else None)
+    if config.log_samples:
+        for task in results["configs"]:
+            tracker.save_results_samples(task_name=task, samples=samples[task])
+    if not set(_files(config.output_path)) - before:  # the tracker logs its errors, and raises none
+        raise OutputError(f"the results could not be written to {shown(config.output_path)}")
+
+
+def _files(path: str) -> list[Path]:
+    folder = Path(path).parent if path.endswith(".json") else Path(path)
+    return list(folder.rglob("*")) if folder.is_dir() else []
+
+
+def _plain(results: dict[str, Any]) -> dict[str, Any]:
+    """Results without what JSON cannot hold: functions of tasks, as their names."""
+    from lm_eval.utils import handle_non_serializable
+
+    plain: dict[str, Any] = json.loads(json.dumps(results, default=handle_non_serializable))
+    return plain

@@ -1,0 +1,277 @@
+"""The language model evaluation harness, in process: LlamaBatchLM is an LM of lm_eval over one LLM.
+
+Each of lm_eval's calls, which has the requests of all tasks, becomes one call of the LLM.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from llamabatch.entrypoints.llm import LLM
+from llamabatch.errors import ConfigError, PromptError
+from llamabatch.integrations import needs
+from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.utils.checks import boolean, integer, show
+from llamabatch.utils.progress import ProgressBar
+from llamabatch.utils.version import __version__
+
+with needs("lm_eval", "lm-eval"):
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import register_model
+    from lm_eval.models.utils import maybe_truncate, normalize_gen_kwargs, postprocess_generated_text
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+    from typing_extensions import Unpack
+
+    from llamabatch.config import EngineOptions
+
+T = TypeVar("T", bound="LlamaBatchLM")
+
+SEED = 1234  # lm_eval's own for its random numbers
+_OF_THE_HARNESS = ("batch_size", "max_batch_size", "device")  # given to each LM; the plan of an LLM decides them
+_TokenPair = tuple[list[int], list[int]]
+
+
+@register_model("llamabatch")
+class LlamaBatchLM(TemplateLM):
+    """An LM of lm_eval over a GGUF model, for simple_evaluate; also by the name "llamabatch", once this is imported.
+
+    ::
+
+        results = lm_eval.simple_evaluate(LlamaBatchLM("model.gguf", n_slots=32), tasks=["arc_easy"])
+
+    Texts are tokenized as the harness does for other models: names of special tokens are those tokens, and spaces at
+    the end of a context belong to the continuation. A text longer than n_ctx loses its beginning, with a warning.
+
+    Args:
+        model: as of LLM, also as `pretrained`; or an LLM, which then stays open.
+        max_gen_toks: tokens that a request may generate which does not say it.
+        think_end_token: the text that ends the thinking, as "</think>": answers are what comes behind it.
+        enable_thinking: the variable of that name in the chat template; None: it is not given.
+        **options: as for LLM, but that seed is 1234 unless given, as of other models of lm_eval.
+
+    Raises:
+        ConfigError, ModelFileError, MemoryPlanError, SetupError, EngineError: as LLM.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | LLM | None = None,
+        *,
+        pretrained: str | None = None,
+        max_gen_toks: int = 256,
+        think_end_token: str | None = None,
+        enable_thinking: bool | None = None,
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        super().__init__()
+        if (model is None) == (pretrained is None):
+            raise ConfigError("give the model once, as `model` or as lm_eval's name `pretrained`")
+        self._max_gen_toks = integer(ConfigError, "max_gen_toks", max_gen_toks, 1, 2**31 - 1)
+        if enable_thinking is not None:
+            boolean(ConfigError, "enable_thinking", enable_thinking)
+        self._template_kwargs = None if enable_thinking is None else {"enable_thinking": enable_thinking}
+        self._think_end = think_end_token
+        given: dict[str, Any] = dict(options)
+        if isinstance(model, LLM):
+            if given:
+                raise ConfigError(f"{', '.join(given)}: the model is an LLM already; give its options when it is made")
+            self._llm, self._is_ours = model, False
+        else:
+            path: Any = pretrained if model is None else model
+            self._llm, self._is_ours = LLM(path, **{"seed": SEED, **given}), True
+
+    @classmethod
+    def create_from_arg_obj(
+        cls: type[T], arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
+    ) -> T:
+        """The LM of --model_args. lm_eval's batch_size, max_batch_size and device are left to the LLM's plan."""
+        given = {**arg_dict, **{name: value for name, value in (additional_config or {}).items() if value is not None}}
+        return cls(**{name: value for name, value in given.items() if name not in _OF_THE_HARNESS})
+
+    @classmethod
+    def create_from_arg_string(cls: type[T], arg_string: str, additional_config: Mapping[str, Any] | None = None) -> T:
+        """As create_from_arg_obj, of "key=value,key=value"."""
+        from lm_eval.utils import simple_parse_args_string
+
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+
+    @property
+    def llm(self) -> LLM:
+        """The engine."""
+        return self._llm
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of context and continuation together."""
+        return self._llm.n_ctx
+
+    @property
+    def max_gen_toks(self) -> int:
+        """Tokens that a request may generate which does not say it."""
+        return self._max_gen_toks
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token that ends a text."""
+        found = self._llm.vocab.eos_token_id
+        if found is None:
+            raise ConfigError("this model names no token that ends a text")
+        return found
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The token in front of a text that nothing else precedes: BOS, or EOS where the model has none."""
+        bos = self._llm.vocab.bos_token_id
+        return self.eot_token_id if bos is None else bos
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Names the chat template in lm_eval's cache of requests."""
+        return self._llm._client.model.path.name
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """The model's own template; another one has no name here."""
+        if isinstance(chat_template, str):
+            raise ConfigError(f"chat_template is {show(chat_template)}; a GGUF has one template: give True")
+        return self._llm._client.model.chat_template if chat_template else None
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The prompt of a conversation; without add_generation_prompt its last message is continued."""
+        return self._llm.apply_chat_template(
+            chat_history,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
+            chat_template_kwargs=self._template_kwargs,
+        )
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """The tokens of a text. None: BOS comes in front where the model wants it and the text has none."""
+        special = add_special_tokens
+        if special is None:
+            bos = self._llm.vocab.bos_token_id
+            special = bos is None or not string.startswith(self._llm.vocab.token(bos))
+        return self._llm.tokenize(string, add_special=special, parse_special=True)
+
+    def tok_decode(self, tokens: Sequence[int], **kwargs: Any) -> str:
+        """The text of tokens."""
+        return self._llm.detokenize(tokens)
+
+    def _encode_pair(self, context: str, continuation: str) -> _TokenPair:
+        """As the harness's own, but that a context which several continuations share is tokenized once."""
+        n_spaces = len(context) - len(context.rstrip())
+        if n_spaces:
+            context, continuation = context[:-n_spaces], context[-n_spaces:] + continuation
+        if self._last[0] != context:
+            self._last = (context, self.tok_encode(context))
+        context_ids = self._last[1]
+        return context_ids, self.tok_encode(context + continuation)[len(context_ids) :]
+
+    _last: tuple[str | None, list[int]] = (None, [])
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **kwargs: Any
+    ) -> list[tuple[float, bool]]:
+        found = self._scored([(context, continuation) for _, context, continuation in requests], disable_tqdm)
+        for (key, _, _), answer in zip(requests, found, strict=True):
+            self.cache_hook.add_partial("loglikelihood", key, answer)
+        return found
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """The sum over each text, in windows of n_ctx tokens that overlap by one; all windows run together."""
+        windows: list[list[_TokenPair]] = []
+        for request in requests:
+            tokens = self.tok_encode(request.args[0], add_special_tokens=False)
+            found = get_rolling_token_windows(
+                tokens, prefix_token=self.prefix_token_id, max_seq_len=self.max_length - 1, context_len=1
+            )
+            windows.append([make_disjoint_window(window) for window in found])
+        scores = iter(self._scored([window for each in windows for window in each], disable_tqdm))
+        sums = []
+        for request, each in zip(requests, windows, strict=True):
+            sums.append(sum(next(scores)[0] for _ in each))
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, sums[-1])
+        return sums
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """The continuation of each context, all in one call. An answer is in lm_eval's cache as soon as it ends."""
+        prepared = [self._prepared(*request.args) for request in requests]
+        texts = [""] * len(requests)
+        if not requests:
+            return texts
+        prompts, params = [prompt for prompt, _, _ in prepared], [one for _, one, _ in prepared]
+        with ProgressBar(len(requests), not disable_tqdm) as bar:
+            for index, output in self._llm.as_completed(prompts, params, errors="raise"):
+                text = postprocess_generated_text(output.text, prepared[index][2], self._think_end)
+                texts[index] = text
+                self.cache_hook.add_partial("generate_until", requests[index].args, text)
+                bar.advance(len(output.token_ids))
+        return texts
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm_eval writes of the model into its results."""
+        config = self._llm.plan.config
+        return {
+            "model_path": self.tokenizer_name,
+            "model_name": str(self._llm.metadata.get("general.name", self.tokenizer_name)),
+            "llamabatch_version": __version__,
+            "n_ctx": config.n_ctx,
+            "n_slots": config.n_slots,
+            "strategy": config.strategy,
+        }
+
+    def close(self) -> None:
+        """Ends the engine, unless it was given as an LLM."""
+        if self._is_ours:
+            self._llm.close()
+
+    def _scored(self, pairs: Sequence[_TokenPair], disable_tqdm: bool) -> list[tuple[float, bool]]:
+        """The sum and whether greedy sampling would give the continuation, of each (context, continuation)."""
+        groups: dict[tuple[int, ...], list[int]] = {}
+        continuations: list[list[int]] = []
+        found: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)  # of a continuation without tokens
+        for number, (context, continuation) in enumerate(pairs):
+            kept, continuation = self._fitted(context, continuation)
+            continuations.append(continuation)
+            if continuation:
+                groups.setdefault(tuple(kept), []).append(number)
+        if groups:
+            asked = [(list(head), [continuations[number] for number in group]) for head, group in groups.items()]
+            scores = self._llm.score(asked, errors="raise", progress=not disable_tqdm)
+            for group, scored in zip(groups.values(), scores, strict=True):
+                for number, score in zip(group, scored, strict=True):
+                    found[number] = score.logprob, score.is_greedy
+        return found
+
+    def _fitted(self, context: list[int], continuation: list[int]) -> _TokenPair:
+        """The last max_length tokens of both; at least one token of context stays."""
+        if len(continuation) >= self.max_length:
+            raise PromptError(
+                f"a continuation has {len(continuation):,} tokens; with one token before it, n_ctx allows 1 to "
+                f"{self.max_length - 1:,}: give a larger n_ctx"
+            )
+        excess = len(context) + len(continuation) - self.max_length
+        if excess <= 0:
+            return context, continuation
+        kept, _ = maybe_truncate(context, max_gen_toks=len(continuation), max_model_len=self.max_length)
+        return kept, continuation
+
+    def _prepared(self, context: str, gen_kwargs: Mapping[str, Any]) -> tuple[list[int], SamplingParams, list[str]]:
+        """The tokens of a prompt, its parameters, and the texts that its answer ends before."""
+        given: dict[str, Any] = dict(normalize_gen_kwargs(copy.deepcopy(dict(gen_kwargs)), self._max_gen_toks))
+        until = [each for each in given.pop("until") if each]
+        n_tokens: int = given.pop("max_gen_toks")
+        given.pop("do_sample")  # a temperature of 0 by now, where it was False
+        if (beams := given.pop("num_beams", 1)) != 1:
+            raise ConfigError(f"num_beams is {show(beams)}; there is no beam search here: 1 is allowed")
+        given.setdefault("temperature", 0.0)
+        tokens, n_tokens = maybe_truncate(
+            self.tok_encode(context), n_tokens, self.max_length, shrink_gen_toks=n_tokens >= self.max_length
+        )
+        stop = [] if self._think_end else until  # they may stand within the thinking
+        return tokens, SamplingParams(max_tokens=n_tokens, stop=stop, **given), until
