@@ -24,7 +24,9 @@ from starlette.routing import BaseRoute
 from llamabatch.client.connect import connect as connect_engine
 from llamabatch.server import health
 from llamabatch.server.errors import exception_handlers
+from llamabatch.server.limits import BodyLimits
 from llamabatch.server.openai import chat, completions, embeddings, models, rerank, tokenize
+from llamabatch.server.security import own_path, secured
 from llamabatch.server.serving import Connect, Serving
 
 _OWN = frozenset(each.name for each in fields(ServerOptions))
@@ -70,12 +72,33 @@ def make_app(config: EngineConfig, options: ServerOptions, connect: Connect = co
 
     made = Starlette(
         routes=[route for routes in ROUTES for route in routes],
-        middleware=[Middleware(EndsWithItsClient)],
+        middleware=[
+            Middleware(RootPath, options.root_path),
+            Middleware(secured, options),
+            Middleware(BodyLimits, options.max_body_bytes, options.max_bodies_bytes),
+            Middleware(EndsWithItsClient),
+        ],
         exception_handlers=exception_handlers(),
         lifespan=lifespan,
     )
     made.state.serving = serving
     return made
+
+
+class RootPath:
+    """A middleware that lets all paths begin with a prefix, too: a proxy in front may strip it or leave it."""
+
+    def __init__(self, app: Any, prefix: str) -> None:
+        self._app = app
+        self._prefix = prefix
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if self._prefix and scope["type"] == "http":
+            path, root = own_path(scope), str(scope.get("root_path", "")) + self._prefix
+            if not f"{path}/".startswith(f"{self._prefix}/"):
+                scope = {**scope, "path": root + path}
+            scope = {**scope, "root_path": root}
+        await self._app(scope, receive, send)
 
 
 class EndsWithItsClient:

@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ except ImportError as error:
     raise SetupError(f'the server needs the extra: pip install "llamabatch[server]" ({error})') from error
 
 from llamabatch.server.application import make_app
+from llamabatch.server.limits import allow_open_files, bounded
 
 _FLUSH_S = 5  # for the last bytes of responses to go out, once their requests have ended
 _BACKLOG = 2048
@@ -44,6 +46,7 @@ def serve(config: EngineConfig, options: ServerOptions, started: Callable[[list[
     Raises:
         ConfigError: an address cannot be listened on. What loading raises.
     """
+    allow_open_files(options.max_connections)
     sockets = listen(options)
     try:
         application = make_app(config, options)
@@ -67,19 +70,19 @@ def uvicorn_config(application: Any, options: ServerOptions) -> uvicorn.Config:
     """uvicorn's options of ours."""
     return uvicorn.Config(
         application,
-        http="httptools",
+        http=bounded(options),
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
-        root_path=options.root_path,
         backlog=_BACKLOG,
         timeout_keep_alive=max(1, round(options.keep_alive_s)),
         timeout_graceful_shutdown=_FLUSH_S,
         ssl_keyfile=options.ssl_keyfile,
         ssl_certfile=options.ssl_certfile,
         ssl_ca_certs=options.ssl_ca_certs,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if options.ssl_ca_certs else ssl.CERT_NONE,
     )
 
 
