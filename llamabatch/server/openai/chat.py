@@ -31,4 +31,6 @@ async def chat_completions(request: HttpRequest) -> Any:
     return EventStream(call, ChatChunks(head, body), ping_s, headers)
 
 
-routes = [Route("/v1/chat/completions", chat_completions, methods=["POST"])]
+PATHS = ("/v1/chat/completions", "/chat/completions")  # the second as in llama-server
+
+routes = [Route(path, chat_completions, methods=["POST"]) for path in PATHS]

@@ -22,6 +22,8 @@ from llamabatch.server.openai.chunks import (
     check_ends,
     dump,
     error_event,
+    last_event,
+    llama_server_extras,
     prompt_logprobs_of,
     quoted,
     usage_of,
@@ -35,6 +37,7 @@ def chat_response(head: Head, outputs: list[RequestOutput], body: ChatBody) -> d
     check_ends(output)
     choices = [_choice(each, body) for each in output.outputs]
     document = head.document("chat.completion", choices) | {"usage": usage_of(outputs).to_openai()}
+    document |= llama_server_extras(outputs, body)
     if body.return_token_ids:
         document["prompt_token_ids"] = list(output.prompt_token_ids)
     if body.params.prompt_logprobs is not None:
@@ -83,6 +86,7 @@ class ChatChunks:
         self._head = head.chunk("chat.completion.chunk")
         self._body = body
         self._usage = Usage()
+        self._finished: list[RequestOutput] = []
         self._wants_usage = body.include_usage
         self._counts = body.continuous_usage
         self._token_ids = body.return_token_ids
@@ -106,10 +110,8 @@ class ChatChunks:
         return "".join(events).encode()
 
     def end(self) -> bytes:
-        """The usage, where it was asked for, and the end."""
-        if not self._wants_usage:
-            return DONE
-        return f'{self._head}],"usage":{dump(self._usage.to_openai())}}}\n\n'.encode() + DONE
+        """Usage and timings, where they were asked for, and the end."""
+        return last_event(self._head, self._usage, self._finished, self._body) + DONE
 
     def error(self, error: ApiError) -> bytes:
         return error_event(error)
@@ -122,7 +124,7 @@ class ChatChunks:
     def _begin(self, index: int, events: list[str]) -> None:
         self._begun.add(index)
         events.append(
-            f'{self._head}{{"index":{index},"delta":{{"role":"assistant","content":""}},"logprobs":null,'
+            f'{self._head}{{"index":{index},"delta":{{"role":"assistant","content":null}},"logprobs":null,'
             f'"finish_reason":null}}]{self._usage_part()}}}\n\n'
         )
 
@@ -166,6 +168,7 @@ class ChatChunks:
             word = chat_reason(reason, called=output.called_tools)
             self._end_choice(output.index, _old_form(word) if self._body.functions else word, events)
         if finished is not None:
+            self._finished.append(finished)
             usage = usage_of([finished])
             usage.reasoning_tokens, self._usage = self._usage.reasoning_tokens, usage
 

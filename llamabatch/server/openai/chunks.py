@@ -14,6 +14,7 @@ from llamabatch.request.outputs import FinishReason, RequestOutput
 from llamabatch.server.errors import ApiError
 from llamabatch.server.openai.generation import Generation
 from llamabatch.server.serving import Serving
+from llamabatch.server.timings import timings_of
 
 quoted = encode_basestring  # a str as JSON; compiled
 
@@ -118,6 +119,23 @@ def check_ends(output: RequestOutput) -> None:
 def error_event(error: ApiError) -> bytes:
     """The event of an error within a stream."""
     return f"data: {dump(error.to_openai())}\n\n".encode()
+
+
+def last_event(head: str, usage: Usage, outputs: Sequence[RequestOutput], body: Generation) -> bytes:
+    """The event behind the last piece of a stream, without choices; empty where nothing of it was asked for."""
+    more: dict[str, Any] = {"usage": usage.to_openai()} if body.include_usage else {}
+    if body.timings_per_token:
+        more["timings"] = timings_of(outputs)
+    return f"{head}],{dump(more)[1:]}\n\n".encode() if more else b""
+
+
+def llama_server_extras(outputs: Sequence[RequestOutput], body: Generation) -> dict[str, Any]:
+    """The entries of a whole response that llama-server's fields ask for."""
+    more: dict[str, Any] = {"timings": timings_of(outputs)} if body.timings_per_token else {}
+    if body.verbose:
+        prompts = [output.prompt for output in outputs]
+        more["__verbose"] = {"prompt": prompts[0] if len(prompts) == 1 else prompts}
+    return more
 
 
 def prompt_logprobs_of(output: RequestOutput) -> list[dict[str, Any] | None] | None:

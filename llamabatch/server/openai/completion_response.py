@@ -14,6 +14,8 @@ from llamabatch.server.openai.chunks import (
     check_ends,
     dump,
     error_event,
+    last_event,
+    llama_server_extras,
     prompt_logprobs_of,
     quoted,
     usage_of,
@@ -43,7 +45,7 @@ def completion_response(
     usage = usage_of(outputs)
     if body.no_output:
         usage.completion_tokens = 0
-    return head.document(_KIND, choices) | {"usage": usage.to_openai()}
+    return head.document(_KIND, choices) | {"usage": usage.to_openai()} | llama_server_extras(outputs, body)
 
 
 def _choice(
@@ -140,6 +142,7 @@ class CompletionChunks:
         self._held: dict[int, list[SequenceOutput]] | None = {} if body.echo and self._top is not None else None
         self._usage = Usage()  # of what has come
         self._ended = Usage()
+        self._outputs: list[RequestOutput] = []  # that have ended
         self._records: dict[int, LogprobsRecord] = {}
         self._begun: set[int] = set()
         self._finished: dict[int, RequestOutput] = {}  # where pieces are held
@@ -153,6 +156,7 @@ class CompletionChunks:
             if finished is not None:
                 check_ends(finished)
                 self._ended.add(finished)
+                self._outputs.append(finished)
             index = output.prompt_index * self._n + output.index
             if self._body.echo and index not in self._begun:
                 self._begin(index, output, events)
@@ -163,10 +167,8 @@ class CompletionChunks:
         return "".join(events).encode()
 
     def end(self) -> bytes:
-        """The usage, where it was asked for, and the end."""
-        if not self._wants_usage:
-            return DONE
-        return f'{self._head}],"usage":{dump(self._ended.to_openai())}}}\n\n'.encode() + DONE
+        """Usage and timings, where they were asked for, and the end."""
+        return last_event(self._head, self._ended, self._outputs, self._body) + DONE
 
     def error(self, error: ApiError) -> bytes:
         """The event of an error, after which nothing comes."""

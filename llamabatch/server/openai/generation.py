@@ -155,7 +155,7 @@ GENERATION: Fields = {
     "return_token_ids": Field(_BOOLEAN, "token_ids in each choice, prompt_token_ids in the answer"),
     "return_tokens": Field(_BOOLEAN, "the same as return_token_ids"),
     "return_tokens_as_token_ids": Field(_BOOLEAN, "names tokens of logprobs as token_id:17"),
-    "timings_per_token": Field(_BOOLEAN, "timings in each piece of a stream"),
+    "timings_per_token": Field(_BOOLEAN, "llama-server's timings in the answer, or behind the last piece of a stream"),
     "return_progress": Field(_BOOLEAN, "pieces of a stream that tell how much of the prompt is computed"),
     "sse_ping_interval": Field(_whole(-1, 2**31 - 1), "seconds of silence before a comment; -1: none"),
     # without a meaning for a model
@@ -183,7 +183,7 @@ GENERATION: Fields = {
     "preserved_tokens": Field(_ANY, "", ([],), "give skip_special_tokens=false"),
     "parse_tool_calls": Field(_ANY, "", (True,), 'give tool_choice="none" for text that is not read for calls'),
     "response_fields": Field(_ANY, "", ([],), "/completion has it"),
-    "verbose": Field(_ANY, "", (False,), "/props and /slots have the settings of the server"),
+    "verbose": Field(_BOOLEAN, "__verbose in a whole answer: the prompt as the model read it"),
     "id_slot": Field(_ANY, "", (-1,), "the scheduler leases slots; give -1"),
     "cache_prompt": Field(_BOOLEAN, "false: the same as skip_reading_prefix_cache"),
     "prompt_embeds": Field(_ANY, "", (), "give text or token ids"),
@@ -213,7 +213,7 @@ class Generation:
         service_tier: as asked for; None: not named.
         request_id: id of the answer; None: one is made.
         return_token_ids: the answer holds token ids. tokens_as_ids: logprobs name tokens as token_id:17.
-        timings_per_token, return_progress: as in llama-server.
+        timings_per_token, return_progress, verbose: as in llama-server.
         ping_s: seconds of silence before a comment in a stream, 0: none; None: as the server has it.
         ignored: names of unknown fields.
     """
@@ -232,6 +232,7 @@ class Generation:
     tokens_as_ids: bool = False
     timings_per_token: bool = False
     return_progress: bool = False
+    verbose: bool = False
     ping_s: float | None = None
     ignored: tuple[str, ...] = ()
 
@@ -299,6 +300,7 @@ def read_generation(body: Body, rules: Rules, usual: Mapping[str, Any], *, chat:
         "tokens_as_ids": body.boolean("return_tokens_as_token_ids"),
         "timings_per_token": body.boolean("timings_per_token"),
         "return_progress": body.boolean("return_progress"),
+        "verbose": body.boolean("verbose"),
     }
     found["adapters"], found["lora"] = read_adapters(body)
     ping = body.integer("sse_ping_interval", -1, 2**31 - 1)

@@ -52,8 +52,8 @@ def test_a_chat_streamed_has_the_same_text(client):
     assert len({(c["id"], c["created"], c["system_fingerprint"]) for c in chunks}) == 1
     for index in (0, 1):
         mine = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
-        assert mine[0]["delta"] == {"role": "assistant", "content": ""}
-        assert "".join(each["delta"].get("content", "") for each in mine) == "one two three"
+        assert mine[0]["delta"] == {"role": "assistant", "content": None}
+        assert "".join(each["delta"].get("content") or "" for each in mine) == "one two three"
         assert [each["finish_reason"] for each in mine] == [None] * (len(mine) - 1) + ["stop"]
 
 
