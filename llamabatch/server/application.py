@@ -22,7 +22,7 @@ from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
 
 from llamabatch.client.connect import connect as connect_engine
-from llamabatch.server import health
+from llamabatch.server import health, openapi
 from llamabatch.server.errors import exception_handlers
 from llamabatch.server.limits import BodyLimits
 from llamabatch.server.openai import chat, completions, embeddings, models, rerank, tokenize
@@ -39,6 +39,7 @@ ROUTES: tuple[Sequence[BaseRoute], ...] = (
     rerank.routes,
     models.routes,
     tokenize.routes,
+    openapi.routes,
 )
 
 

@@ -1,0 +1,243 @@
+"""/openapi.json: a document of OpenAPI 3.1, made from the routes of the application and the tables of their fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.routing import BaseRoute, Route
+
+from llamabatch.server.asked import json_response
+from llamabatch.server.bodies import TIMEOUT_HEADER, Fields, Json
+from llamabatch.server.openai.chat_body import CHAT
+from llamabatch.server.openai.completion_body import COMPLETION
+from llamabatch.server.openai.embeddings import EMBEDDING
+from llamabatch.server.openai.rerank import CLASSIFY, RERANK, SCORE
+from llamabatch.server.openai.tokenize import DETOKENIZE, TOKENIZE
+from llamabatch.server.serving import serving_of
+from llamabatch.utils.version import __version__
+
+_HELLO = [{"role": "user", "content": "Hello"}]
+_EVENTS = "text/event-stream"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """The body of a path.
+
+    Attributes:
+        fields: its table.
+        required: names of fields that must be there.
+        examples: bodies that work, by their names.
+        streams: the answer may be a stream of events.
+    """
+
+    fields: Fields
+    required: Sequence[str]
+    examples: Mapping[str, Json] = field(default_factory=dict)
+    streams: bool = False
+
+
+_CHAT = Operation(
+    CHAT,
+    ["messages"],
+    {
+        "chat": {"messages": _HELLO, "max_tokens": 8, "temperature": 0},
+        "streamed": {
+            "messages": _HELLO,
+            "max_tokens": 8,
+            "seed": 1,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        },
+        "two choices with logprobs": {
+            "messages": _HELLO,
+            "max_tokens": 4,
+            "n": 2,
+            "logprobs": True,
+            "top_logprobs": 2,
+        },
+        "of a form": {
+            "messages": [{"role": "user", "content": "A color?"}],
+            "max_tokens": 8,
+            "structured_outputs": {"choice": ["red", "blue"]},
+        },
+        "with a tool": {
+            "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+            "max_tokens": 64,
+            "tools": [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": "weather",
+                        "parameters": {
+                            "type": "object",
+                            "properties": {"city": {"enum": ["Paris", "Rome"]}},
+                            "required": ["city"],
+                        },
+                    },
+                }
+            ],
+            "tool_choice": "required",
+        },
+    },
+    streams=True,
+)
+_COMPLETION = Operation(
+    COMPLETION,
+    ["prompt"],
+    {
+        "completion": {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0},
+        "several prompts": {"prompt": ["One", "Two"], "max_tokens": 4},
+        "streamed": {"prompt": "One", "max_tokens": 4, "stream": True},
+        "logprobs of the prompt": {"prompt": "Once upon a time", "max_tokens": 0, "echo": True, "logprobs": 1},
+    },
+    streams=True,
+)
+_EMBEDDING = Operation(
+    EMBEDDING,
+    ["input"],
+    {"floats": {"input": "Hello"}, "base64": {"input": ["Hello", "world"], "encoding_format": "base64"}},
+)
+_RERANK = Operation(
+    RERANK,
+    ["query"],
+    {
+        "documents": {"query": "What is a fox?", "documents": ["A small wild dog.", "A kind of bread."], "top_n": 1},
+        "texts": {"query": "What is a fox?", "texts": ["A small wild dog.", "A kind of bread."]},
+    },
+)
+_SCORE = Operation(
+    SCORE, [], {"score": {"text_1": "What is a fox?", "text_2": ["A small wild dog.", "A kind of bread."]}}
+)
+_CLASSIFY = Operation(CLASSIFY, ["input"], {"classes": {"input": ["I like it.", "I do not."]}})
+_TOKENIZE = Operation(
+    TOKENIZE,
+    [],
+    {
+        "of llama-server": {"content": "Hello world", "with_pieces": True},
+        "of vLLM": {"prompt": "Hello world", "return_token_strs": True},
+        "of a chat": {"messages": _HELLO},
+    },
+)
+_DETOKENIZE = Operation(DETOKENIZE, ["tokens"], {"tokens": {"tokens": [10, 11, 12]}})
+_TEMPLATE = Operation(CHAT, ["messages"], {"chat": {"messages": _HELLO}})
+
+OPERATIONS: dict[str, Operation] = {
+    "/v1/chat/completions": _CHAT,
+    "/v1/completions": _COMPLETION,
+    "/v1/embeddings": _EMBEDDING,
+    **dict.fromkeys(("/v1/rerank", "/rerank", "/v1/reranking", "/reranking", "/v2/rerank"), _RERANK),
+    **dict.fromkeys(("/v1/score", "/score"), _SCORE),
+    **dict.fromkeys(("/v1/classify", "/classify"), _CLASSIFY),
+    "/tokenize": _TOKENIZE,
+    "/detokenize": _DETOKENIZE,
+    "/apply-template": _TEMPLATE,
+}
+
+_ERROR: Json = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "code": {"type": ["string", "integer", "null"]},
+                "param": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+def document(routes: Sequence[BaseRoute], has_key: bool = False) -> Json:
+    """The document of an application.
+
+    Args:
+        routes: of the application; those of HTTP are in it, with the first line of their handlers' docstrings.
+        has_key: requests need a key.
+    """
+    paths: dict[str, Json] = {}
+    for route in routes:
+        if not isinstance(route, Route) or not route.include_in_schema:
+            continue
+        path = route.path_format
+        for method in sorted((route.methods or {"GET"}) - {"HEAD", "OPTIONS"}):
+            paths.setdefault(path, {})[method.lower()] = _operation(route, path, method)
+    made: Json = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "llamabatch",
+            "version": __version__,
+            "description": "Fields that are not named here are ignored, and named in X-Llamabatch-Ignored.",
+        },
+        "paths": paths,
+        "components": {"schemas": {"Error": _ERROR}},
+    }
+    if has_key:
+        made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        made["security"] = [{"key": []}]
+    return made
+
+
+def _operation(route: Route, path: str, method: str) -> Json:
+    endpoint: Any = route.endpoint
+    summary = (getattr(endpoint, "__doc__", None) or route.name).strip().split("\n")[0]
+    made: Json = {
+        "operationId": f"{method.lower()}{path.replace('/', '_').replace('{', '').replace('}', '').replace('-', '_')}",
+        "summary": summary,
+        "responses": {
+            "200": {"description": "the answer", "content": {"application/json": {"schema": {}}}},
+            "default": {
+                "description": "an error",
+                "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+            },
+        },
+    }
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in route.param_convertors
+    ]
+    known = OPERATIONS.get(path) if method == "POST" else None
+    if known is not None:
+        parameters.append(
+            {
+                "name": TIMEOUT_HEADER,
+                "in": "header",
+                "description": "seconds after which the request ends as an error",
+                "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": 1e9},
+            }
+        )
+        made["requestBody"] = {"required": True, "content": {"application/json": _body(known)}}
+        if known.streams:
+            made["responses"]["200"]["content"][_EVENTS] = {"schema": {"type": "string"}}
+    elif method in ("POST", "PUT", "PATCH"):
+        made["requestBody"] = {"content": {"application/json": {"schema": {"type": "object"}}}}
+    if parameters:
+        made["parameters"] = parameters
+    return made
+
+
+def _body(known: Operation) -> Json:
+    properties = {
+        name: each.schema
+        | ({"description": each.doc} if each.doc else {})
+        | ({} if each.only is None else {"enum": [*each.only, None]})
+        for name, each in known.fields.items()
+    }
+    schema: Json = {"type": "object", "properties": properties}
+    if known.required:
+        schema["required"] = list(known.required)
+    return {"schema": schema, "examples": {name: {"value": value} for name, value in known.examples.items()}}
+
+
+async def openapi(request: HttpRequest) -> Any:
+    """This document."""
+    return json_response(document(request.app.routes, has_key=bool(serving_of(request).options.api_keys)))
+
+
+routes = [Route("/openapi.json", openapi, methods=["GET"])]
