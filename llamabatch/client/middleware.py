@@ -69,6 +69,9 @@ class PassingClient:
 class BoundedClient(PassingClient):
     """Refuses requests that would make the queue longer than max_queue.
 
+    Background requests have a queue of their own, of the same length: they hold no other request up, so that none is
+    refused for their sake.
+
     Args:
         max_queue: continuations that may wait for a slot, beyond those that run.
     """
@@ -77,27 +80,21 @@ class BoundedClient(PassingClient):
         super().__init__(client)
         self._max_queue = max_queue
         self._n_slots = slots_of(client.plan.config)
-        self._sizes: dict[str, int] = {}  # continuations of each request in flight
-        self._n_in_flight = 0
+        self._sizes: dict[str, tuple[bool, int]] = {}  # background, continuations of each request in flight
+        self._n_in_flight = {False: 0, True: 0}
         self._n_rejected = 0
         self._lock = threading.Lock()
         self._sinks = SharedSinks(self._forgetting)
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
-        asked = sum(request.params.n_copies for request in requests)
         with self._lock:
-            free = self._n_slots + self._max_queue - self._n_in_flight
-            if asked > free:
-                self._n_rejected += len(requests)
-                raise QueueFull(
-                    f"{asked} more would be {self._n_in_flight + asked} in flight; "
-                    f"allowed are {self._n_slots} that run and max_queue={self._max_queue} that wait"
-                )
+            for background in (False, True):
+                self._check(requests, background)
             fresh = [request for request in requests if request.request_id not in self._sizes]
             for request in fresh:
-                self._sizes[request.request_id] = request.params.n_copies
-                self._n_in_flight += request.params.n_copies
-
+                params = request.params
+                self._sizes[request.request_id] = params.background, params.n_copies
+                self._n_in_flight[params.background] += params.n_copies
         try:
             self.inner.submit(requests, self._sinks.of(sink), stream=stream)
         except BaseException:
@@ -116,10 +113,23 @@ class BoundedClient(PassingClient):
 
         return forgot
 
+    def _check(self, requests: list[Request], background: bool) -> None:
+        """Raises QueueFull: the queue of one tier is too short for its requests among these."""
+        asked = sum(request.params.n_copies for request in requests if request.params.background == background)
+        n_in_flight = self._n_in_flight[background]
+        if asked and asked > self._n_slots + self._max_queue - n_in_flight:
+            self._n_rejected += len(requests)
+            tier = " in the background" if background else ""
+            raise QueueFull(
+                f"{asked} more would be {n_in_flight + asked} in flight{tier}; "
+                f"allowed are {self._n_slots} that run and max_queue={self._max_queue} that wait"
+            )
+
     def _forget(self, request_ids: Iterable[str]) -> None:
         with self._lock:
             for request_id in request_ids:
-                self._n_in_flight -= self._sizes.pop(request_id, 0)
+                background, n_copies = self._sizes.pop(request_id, (False, 0))
+                self._n_in_flight[background] -= n_copies
 
     def stats(self) -> EngineStats:
         return replace(self.inner.stats(), rejected=self._n_rejected)

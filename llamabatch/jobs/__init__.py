@@ -22,9 +22,10 @@ The way of a row, as `job.run` connects it:
 | 9 | output/journal | the line is appended with its checksum, or waits for an earlier row |
 | 10 | output/files | the bytes reach the disk, also through signals and a full disk |
 
-Beside it: `settings` (the job), `start_errors` (first rows that all fail), `stats` (counts), `progress` (status),
-`summary`, `plot`, `dry_run`; `output/resume` opens an output that is there: `output/lock`, `output/manifest` (which
-job), `output/survey` (which rows), `output/rewrite` (damage); `output/conversion` makes tables and compressed outputs.
+Beside it: `settings` (the job), `shared` (an engine with other users), `start_errors` (first rows that all fail),
+`stats` (counts), `progress` (status), `summary`, `plot`, `dry_run`; `output/resume` opens an output that is there:
+`output/lock`, `output/manifest` (which job), `output/survey` (which rows), `output/rewrite` (damage);
+`output/conversion` makes tables and compressed outputs.
 """
 
 from llamabatch.jobs.job import JobInterrupted, preview, run

@@ -30,6 +30,7 @@ from llamabatch.jobs.output.stream import STDOUT, StreamOutput, open_output
 from llamabatch.jobs.progress import JobStatus, Progress, Silent
 from llamabatch.jobs.rows import BadRow, Row
 from llamabatch.jobs.settings import Settings, identity
+from llamabatch.jobs.shared import SharedEngine
 from llamabatch.jobs.start_errors import StartErrors
 from llamabatch.jobs.stats import Counts
 from llamabatch.jobs.summary import Summary
@@ -46,7 +47,13 @@ _LOOK_S = 0.5
 _MOST_SAMPLE = 10_000
 
 
-def run(settings: Settings, progress: Progress | None = None) -> Summary:
+def run(
+    settings: Settings,
+    progress: Progress | None = None,
+    *,
+    shared: SharedEngine | None = None,
+    stop: Stop | None = None,
+) -> Summary:
     """Runs a job to its end, or goes on with one that was ended before.
 
     While it runs, Ctrl-C, SIGTERM and SIGHUP end it in good order. In threads other than the main one it leaves
@@ -54,6 +61,9 @@ def run(settings: Settings, progress: Progress | None = None) -> Summary:
 
     Args:
         progress: gets messages and the state of the job; None: they are dropped.
+        shared: an engine that other requests use, too, with the model and the options of `settings`; None: the job
+            starts one of its own.
+        stop: its `request` ends the job as a signal does, from any thread; None: signals alone do.
 
     Raises:
         InputError: an input cannot be read, the output is of another job, or an option is wrong.
@@ -61,10 +71,10 @@ def run(settings: Settings, progress: Progress | None = None) -> Summary:
         ModelFileError, MemoryPlanError, SetupError, EngineError: as LLM.
         EngineClosedError: the engine died too often. OutputError: the output cannot be written. Finished rows are
             written, and the same job goes on from there.
-        JobInterrupted: a signal came.
+        JobInterrupted: a signal came, or a stop.
     """
-    stop = Stop()
-    job = _Job(settings, progress or Silent(), stop)
+    stop = stop or Stop()
+    job = _Job(settings, progress or Silent(), stop, shared)
     with stop.listening():
         try:
             summary = job.run()
@@ -122,8 +132,9 @@ class JobInterrupted(KeyboardInterrupt):
 class _Job:
     """One run; see `run`."""
 
-    def __init__(self, settings: Settings, progress: Progress, stop: Stop) -> None:
+    def __init__(self, settings: Settings, progress: Progress, stop: Stop, shared: SharedEngine | None = None) -> None:
         self._settings = settings
+        self._shared = shared
         self._config = settings.config
         self._progress = progress
         self._stop = stop
@@ -157,14 +168,21 @@ class _Job:
             first = self._first_good_row(rows, start_errors)
             if first is None:
                 return self._end_without_engine(output, start_errors)
-            start = time.perf_counter()
-            client = connect(self._config)
-            stack.callback(client.close)
+            client = self._client(stack)
             self._plan = client.plan
-            self._load_s = time.perf_counter() - start
-            self._progress.say(f"the engine is ready after {duration(self._load_s)}: {_describe(client.plan)}")
             self._compute(client, output, start_errors, reader, chain([first], rows), inputs)
         return self.summary()
+
+    def _client(self, stack: contextlib.ExitStack) -> EngineClient:
+        """The client of the engine; one of the job's own is closed with the stack."""
+        if self._shared is not None:
+            return self._shared.client
+        start = time.perf_counter()
+        client = connect(self._config)
+        stack.callback(client.close)
+        self._load_s = time.perf_counter() - start
+        self._progress.say(f"the engine is ready after {duration(self._load_s)}: {_describe(client.plan)}")
+        return client
 
     def _open_output(self, inputs: list[Source]) -> Output | StreamOutput:
         settings = self._settings
@@ -179,7 +197,8 @@ class _Job:
         row = next(rows, None)
         if isinstance(row, Row):
             return row
-        plan_of(self._config, resolve(self._config.model))  # refuses the options that an engine would refuse
+        if self._shared is None:
+            plan_of(self._config, resolve(self._config.model))  # refuses the options that an engine would refuse
         while isinstance(row, BadRow):
             with self._stop.noted(_do_nothing):
                 self._counts.add_error(row.error)
@@ -213,9 +232,14 @@ class _Job:
         is_stream = any(source.is_stream for source in inputs)
         rows: Iterator[Row | BadRow | None] = ReadAhead(read) if is_stream else read
         seed = output.seed if settings.seed is None else settings.seed
-        feed = Feed(client, rows, slots_of(config), config.n_ctx, seed, settings.adapters, self._stop.__bool__)
-        loop = Loop(client, feed, start_errors, self._counts, self._stop, lambda: self._tick(output))
-        with self._monitor(client) as monitor, EnergyMeter() as meter, self._stop.noted(loop.wake):
+        shared = self._shared
+        feed = Feed(client, rows, slots_of(config), config.n_ctx, seed, settings.adapters, self._stop.__bool__, shared)
+        loop = Loop(client, feed, start_errors, self._counts, self._stop, lambda: self._tick(output), shared)
+        with contextlib.ExitStack() as stack:
+            # figures of a shared engine are not the job's
+            monitor = stack.enter_context(self._monitor(client)) if shared is None else None
+            meter = stack.enter_context(EnergyMeter()) if shared is None else None
+            stack.enter_context(self._stop.noted(loop.wake))
             start = time.perf_counter()
             self._status.begin(slots_of(config), Total(inputs, settings.reading), reader)
             try:
@@ -225,8 +249,10 @@ class _Job:
                 output.close()
             finally:
                 self._run_s = time.perf_counter() - start
-                self._energy_j = meter.read()
-                monitor.stop()  # it takes a last snapshot
+                if meter is not None:
+                    self._energy_j = meter.read()
+                if monitor is not None:
+                    monitor.stop()  # it takes a last snapshot
                 self._status.add_point(at_once=True)
 
     @staticmethod

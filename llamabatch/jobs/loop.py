@@ -7,6 +7,7 @@ import queue
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
@@ -15,12 +16,15 @@ from typing import Any, Protocol
 
 from llamabatch.client.base import EngineClient
 from llamabatch.entrypoints.input_processor import Host, InputProcessor
-from llamabatch.errors import EngineClosedError, InputError
+from llamabatch.errors import EngineClosedError, InputError, QueueFull
 from llamabatch.jobs.rows import BadRow, Row
+from llamabatch.jobs.shared import SharedEngine
 from llamabatch.jobs.stats import Counts
 from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutput
 from llamabatch.request.request import Request, new_group
+from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils import interrupts
+from llamabatch.utils.checks import counted
 
 _SLOW_INPUT_S = 0.02
 _TICK_S = 0.2  # between two displays of progress while nothing else happens
@@ -41,10 +45,18 @@ class Loop:
 
     Args:
         tick: called after each iteration, several times a second.
+        shared: the engine that runs on behind the job: no row of it stays there. None: the engine is the job's own.
     """
 
     def __init__(
-        self, client: EngineClient, feed: Feed, sink: RowSink, counts: Counts, stop: Stop, tick: Callable[[], object]
+        self,
+        client: EngineClient,
+        feed: Feed,
+        sink: RowSink,
+        counts: Counts,
+        stop: Stop,
+        tick: Callable[[], object],
+        shared: SharedEngine | None = None,
     ) -> None:
         self._client = client
         self._feed = feed
@@ -52,6 +64,8 @@ class Loop:
         self._counts = counts
         self._stop = stop
         self._tick = tick
+        self._shared = shared
+        self._unsent: list[Request] = []  # the queue of a shared engine is full
         self._events: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
 
     def run(self) -> None:
@@ -71,6 +85,10 @@ class Loop:
         except EngineClosedError:
             self._write_finished()
             raise
+        finally:
+            if self._shared is not None:
+                with contextlib.suppress(EngineClosedError):
+                    self._client.abort(self._feed.in_flight)
         self._write_finished()
         if self._feed.input_error is not None and not self._stop:
             raise self._feed.input_error
@@ -81,11 +99,15 @@ class Loop:
 
     def _iterate(self) -> bool:
         """Submits a few rows and writes the finished ones; False when nothing is left."""
-        if self._feed.wants_more:
+        if self._shared is not None and not self._shared.background and self._feed.background:
+            self._promote()
+        if self._unsent:
+            self._send(self._unsent)
+        elif self._feed.wants_more:
             self._submit(*self._feed.next_requests())
         if self._feed.exhausted and not self._feed.n_in_flight:
             return False
-        if not self._feed.wants_more:
+        if self._unsent or not self._feed.wants_more:
             self._collect(_TICK_S)
         elif self._feed.is_waiting:
             self._collect(_SLOW_INPUT_S)
@@ -95,10 +117,33 @@ class Loop:
 
     def _submit(self, requests: list[Request], refused: list[Refused]) -> None:
         if requests:
-            self._client.submit(requests, self._events.put)
+            self._send(requests)
         for each in refused:
             self._counts.add_error(each.message)
             self._sink.refused(each.row, each.error)
+
+    def _send(self, requests: list[Request]) -> None:
+        """Submits requests; those that the queue of a shared engine has no place for wait here."""
+        self._unsent = []
+        try:
+            self._client.submit(requests, self._events.put)
+        except QueueFull:
+            if len(requests) == 1:
+                self._unsent = requests
+                return
+            for i, request in enumerate(requests):  # one by one, as many as there are places
+                self._send([request])
+                if self._unsent:
+                    self._unsent = requests[i:]
+                    return
+
+    def _promote(self) -> None:
+        """Lifts the rows out of the background: those in flight come back as aborted, and go out again."""
+        self._feed.background = False
+        for request in self._unsent:
+            self._feed.again(request.request_id)
+        self._unsent = []
+        self._client.abort(self._feed.in_flight)
 
     def _collect(self, wait_s: float) -> None:
         """Writes all finished rows; without any, waits for the first."""
@@ -136,6 +181,10 @@ class Loop:
 
     def _write(self, event: SequenceOutput) -> None:
         assert event.finished is not None
+        if self._shared is not None and event.finished.finish_reason is FinishReason.ABORT:
+            # promoted, or the engine closes: then the next submit says so, and no row ends as an error
+            self._feed.again(event.request_id)
+            return
         row = self._feed.pop(event.request_id)
         self._counts.add(row.task, row.place, event.finished)
         self._sink.done(row, event.finished)
@@ -151,6 +200,7 @@ _LEAST_GROUP = 64  # rows that a strategy has to choose from, however few the sl
 _MOST_REQUESTS = 32  # rows that are tokenized before the engine gets them
 _MOST_S = 0.05  # or the rows that are ready after this time
 _LEAST_TOKENS = 2**19
+_MOST_TIERS = 256
 
 
 @dataclass(frozen=True)
@@ -182,8 +232,10 @@ class Feed:
         seed: of the job: rows without one of their own draw with `seed_of(seed, number)`.
         adapters: as for LLM.generate.
         cancelled: as for InputProcessor: true once the job is to end.
+        shared: the engine that other requests use, too; None: it is the job's own.
 
     Attributes:
+        background: requests to come are of the background tier.
         exhausted: no other row comes.
         is_waiting: the input is slow: rows may come, but there is none at the moment.
         input_error: the error that ended the input; None: there was none.
@@ -198,6 +250,7 @@ class Feed:
         seed: int,
         adapters: Mapping[str, float] | None = None,
         cancelled: Callable[[], bool] | None = None,
+        shared: SharedEngine | None = None,
     ) -> None:
         self._input_processor = InputProcessor(host, cancelled)
         self._rows = rows
@@ -205,18 +258,37 @@ class Feed:
         self._adapters = adapters
         self._group_rows = max(_LEAST_GROUP, 4 * slots)
         self._most_rows = 2 * self._group_rows
+        self._shared = shared
+        self._most_copies: int | None = None
+        self.background = False
+        if shared is not None:
+            self.background = shared.background
+            self._group_rows, self._most_rows = max(1, shared.most_rows // 2), shared.most_rows
+            max_queue = shared.client.plan.config.max_queue
+            self._most_copies = None if max_queue is None else slots + max_queue
+        self._tiers: dict[tuple[int, bool], tuple[SamplingParams, SamplingParams]] = {}
+        self._again: deque[Row] = deque()
         self._most_tokens = max(_LEAST_TOKENS, 2 * slots * n_ctx)
         self._in_flight: dict[str, Row] = {}
         self._tokens: dict[str, int] = {}
         self._n_tokens = 0
         self._group, self._n_group = new_group(), 0
-        self.exhausted = False
+        self._is_read = False
         self.is_waiting = False
         self.input_error: InputError | None = None
 
     @property
+    def exhausted(self) -> bool:
+        return self._is_read and not self._again
+
+    @property
     def n_in_flight(self) -> int:
         return len(self._in_flight)
+
+    @property
+    def in_flight(self) -> list[str]:
+        """The ids of the requests in flight."""
+        return list(self._in_flight)
 
     @property
     def wants_more(self) -> bool:
@@ -230,7 +302,8 @@ class Feed:
         requests: list[Request] = []
         refused: list[Refused] = []
         until = time.perf_counter() + _MOST_S
-        while len(requests) + len(refused) < _MOST_REQUESTS and self._n_tokens < self._most_tokens:
+        most = min(_MOST_REQUESTS, self._most_rows - len(self._in_flight))
+        while len(requests) + len(refused) < most and self._n_tokens < self._most_tokens:
             row = self._next_row()
             if row is None:
                 break
@@ -244,13 +317,17 @@ class Feed:
         return requests, refused
 
     def _next_row(self) -> Row | BadRow | None:
+        if self._again:
+            return self._again.popleft()
+        if self._is_read:
+            return None
         try:
             row = next(self._rows)
         except StopIteration:
-            self.exhausted = True
+            self._is_read = True
             return None
         except InputError as error:
-            self.exhausted, self.input_error = True, error
+            self._is_read, self.input_error = True, error
             return None
         self.is_waiting = row is None
         return row
@@ -259,6 +336,10 @@ class Feed:
         """The row of a finished request, which is no longer in flight."""
         self._n_tokens -= self._tokens.pop(request_id)
         return self._in_flight.pop(request_id)
+
+    def again(self, request_id: str) -> None:
+        """Puts the row of a request in flight in front of those to come."""
+        self._again.append(self.pop(request_id))
 
     def _request(self, row: Row) -> Request | Refused:
         try:
@@ -269,11 +350,27 @@ class Feed:
             self._group, self._n_group = new_group(), 0
         self._n_group += 1
         seed = item.seed if row.params.seed is not None else seed_of(self._seed, row.number)
-        request = replace(item, group=self._group, seed=seed)
+        if self._most_copies is not None and item.params.n_copies > self._most_copies:
+            most = counted(self._most_copies, "continuation")
+            return Refused(row, f"n or best_of is {item.params.n_copies}; the engine and its queue take {most}")
+        request = replace(item, group=self._group, seed=seed, params=self._in_tier(item.params))
         self._in_flight[request.request_id] = row
         self._tokens[request.request_id] = len(request.prompt_token_ids)
         self._n_tokens += len(request.prompt_token_ids)
         return request
+
+    def _in_tier(self, params: SamplingParams) -> SamplingParams:
+        """The parameters of a row with the tier of a job that shares its engine. Most rows share theirs, too."""
+        if self._shared is None:
+            return params
+        key = id(params), self.background
+        known = self._tiers.get(key)
+        if known is None:
+            if len(self._tiers) > _MOST_TIERS:
+                self._tiers.clear()
+            # the given ones are kept with their id, which another object could get otherwise
+            known = self._tiers[key] = params, replace(params, background=self.background, priority=0)
+        return known[1]
 
     def _processed(self, row: Row) -> list[Request]:
         """The one request of a row. Raises as for any prompt that comes alone."""

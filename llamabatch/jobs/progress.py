@@ -39,6 +39,7 @@ class JobSnapshot:
         running: rows that are being computed. slots: the most that there can be.
         left_s: seconds to the end; None: not known yet.
         estimated: `total` follows from the rows read so far.
+        failed_before: of the rows of earlier runs.
     """
 
     rows: int
@@ -49,6 +50,7 @@ class JobSnapshot:
     slots: int
     left_s: float | None
     estimated: bool = False
+    failed_before: int = 0
 
     @property
     def errors(self) -> str:
@@ -124,6 +126,7 @@ class JobStatus:
         return JobSnapshot(
             *(counts.rows, total, counts.failed, self.timeline.tokens_per_s, self.stats.running, self._slots, left_s),
             estimated=known is not None and known.estimated,
+            failed_before=counts.failed_before,
         )
 
 

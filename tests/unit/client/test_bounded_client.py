@@ -114,3 +114,17 @@ def test_what_can_run_does_not_count_as_waiting(options, most):
     client.submit(requests(*map(str, range(most))), print)
     with pytest.raises(QueueFull):
         client.submit(requests("one more"), print)
+
+
+def test_background_requests_have_a_queue_of_their_own():
+    client, behind = bounded(1)
+    client.submit(requests("a", "b", "c", background=True), print)
+    with pytest.raises(QueueFull, match="1 more would be 4 in flight in the background; allowed are 2 that run"):
+        client.submit(requests("d", background=True), print)
+    client.submit(requests("e", "f", "g"), print)  # none of them is refused for the background's sake
+    with pytest.raises(QueueFull, match="1 more would be 4 in flight; allowed"):
+        client.submit(requests("h"), print)
+    behind.end("a", "e")
+    client.submit([*requests("i"), *requests("j", background=True)], print)
+    with pytest.raises(QueueFull, match="background"):
+        client.submit(requests("k", background=True), print)
