@@ -233,6 +233,9 @@ class EngineConfig:
     prefill_budget: int | Auto = _option(
         "auto", "prompt tokens in a step at most while others wait for their next token; auto: n_ubatch"
     )
+    prefill_share: float = _option(
+        0.5, "part of the time, 0.05 to 1, that prompts have while others wait for their next token; 1: all they want"
+    )
     n_threads: int | Auto = _option("auto", "threads of a step with one row; auto: the cores, 1 for models below 64 MB")
     n_threads_batch: int | Auto = _option("auto", "threads of larger steps; auto: n_threads if given, else the cores")
     instances: int | Auto = _option(
@@ -336,6 +339,7 @@ class EngineConfig:
                 raise ConfigError(f"kv_cells is {self.kv_cells}; it must be at least n_ctx, {self.n_ctx}")
         if self.type_v not in ("f32", "f16", "bf16") and self.flash_attn == "off":
             raise ConfigError(f"type_v is {self.type_v!r}, which needs flash attention; flash_attn is 'off'")
+        self._keep("prefill_share", float(number(ConfigError, "prefill_share", self.prefill_share, 0.05, 1.0)))
         self._check_speculation()
         self._check_rope()
         if self.numa is not None:
@@ -597,6 +601,7 @@ class EngineOptions(TypedDict, total=False):
     n_batch: int
     n_ubatch: int | Auto
     prefill_budget: int | Auto
+    prefill_share: float
     n_threads: int | Auto
     n_threads_batch: int | Auto
     instances: int | Auto

@@ -15,7 +15,15 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("preempt", "isolate", "profile"),
     ),
     "Batches and KV cache": (
-        *("n_batch", "n_ubatch", "prefill_budget", "kv", "kv_cells", "type_k", "type_v", "cache_prefix", "flash_attn"),
+        *("n_batch", "n_ubatch", "prefill_share", "prefill_budget"),
+        *(
+            "kv",
+            "kv_cells",
+            "type_k",
+            "type_v",
+            "cache_prefix",
+            "flash_attn",
+        ),
         "pooling",
     ),
     "Processors and memory": (

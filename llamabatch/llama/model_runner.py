@@ -102,6 +102,7 @@ class ModelRunner:
             n_batch=config.n_batch,
             n_ubatch=self._n_ubatch,
             prefill_budget=config.prefill_budget,
+            prefill_share=config.prefill_share,
             n_outputs=config.output_rows(n_slots, model.n_vocab),
             n_cells=config.kv_cells or None,
             can_share=plain and not model.has_window,

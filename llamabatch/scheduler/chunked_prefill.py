@@ -1,4 +1,9 @@
-"""Prompt tokens and background work of a step beside sequences that wait for their next token. Pure Python."""
+"""Prompt tokens and background work of a step beside sequences that wait for their next token. Pure Python.
+
+A step with prompt tokens in it takes longer than one without, and every decoding sequence waits for it. The times of
+both kinds are measured, and each chunk is sized so that prompts have their share of the time: evenly, so that no gap
+between two tokens is much longer than another.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +12,39 @@ from collections import deque
 from enum import Enum, auto
 
 from llamabatch.request.sequence import Sequence
+from llamabatch.scheduler.batch_builder import SHORT_CHUNK
 from llamabatch.scheduler.output import Limits
 
-# Steps of decoding sequences between two with a chunk of long prompts. Of the gaps between their tokens, 1 in 30 is
-# then long, and the p95 is that of a plain step, however many long prompts arrive.
-STEPS_BETWEEN = 29
-# Prompts up to this length never wait for a turn, nor does any prompt if prefill_budget is no larger: a decode step of
-# 16 rows takes 45 ms, 64 prompt tokens 80 ms (0.5B Q8_0).
+# Tokens of the first chunk, whose cost is not known yet, and of any chunk at least: a pass over the weights costs the
+# same for one token as for a few. Where a step's share pays for fewer, it is saved up for one of the next steps.
+FIRST_CHUNK = 16
+LEAST_CHUNK = 16
+# Time that may be saved up, in plain steps: a gap is then at most three of them long, if prefill_share is no more than
+# two thirds.
+MOST_SAVED = 2.0
+# A chunk grows to so many times the one before at most, as one measured time may be off.
+MOST_GROWTH = 2.0
+# A chunk takes the rest of a prompt in that is up to so many times its length.
+TAIL = 1.25
+# Prompts up to this length go before longer ones in every second step.
 SHORT = 64
-# Prompt tokens of background sequences in a step that they share with others.
+# Steps with prompt tokens between two without, which show what a decode step takes; and the change in the number of
+# decoding sequences after which it is looked at again.
+STEPS_BETWEEN_PLAIN = 15
+ROWS_CHANGED = 0.25
+# Steps between two that background sequences share, once the cost of their rows is known, so that fewer than 1 gap in
+# 100 is longer for their sake. Until then they share a step more often, as their rows may turn out to be cheap.
+BACKGROUND_STEPS_BETWEEN = 119
+BACKGROUND_STEPS_UNTIL_KNOWN = 29
+# Prompt tokens of background sequences in a step that they share with others, at most.
 BACKGROUND_CHUNK = 128
-# Steps between two that background sequences share, once the cost of their rows is known: every second turn, so that
-# 1 gap in 60 is long, which leaves room in the p95 for other delays. Until then they share every turn.
-BACKGROUND_STEPS_BETWEEN = 2 * STEPS_BETWEEN + 1
 # Where rows cost next to nothing, background sequences join in all steps but one in so many, which shows what a step
 # without them takes. "Next to nothing": the median of the last steps with them is at most so much longer.
 STEPS_WITH = 8
 MOST_LONGER = 1.1
 _SAMPLES = 15
 _FEWEST_SAMPLES = 5
+_LATEST = 5  # measured times whose median counts
 
 
 class BackgroundTurn(Enum):
@@ -36,11 +55,50 @@ class BackgroundTurn(Enum):
     PREFILL = auto()  # rows, and a chunk of their prompts
 
 
+class StepTimes:
+    """Measured times of steps in which a token is awaited: without prompt tokens, and of a prompt token beside it."""
+
+    def __init__(self) -> None:
+        self._plain: deque[float] = deque(maxlen=_LATEST)  # seconds of steps without prompt tokens
+        self._token: deque[float] = deque(maxlen=_LATEST)  # seconds of a prompt token in the steps with some
+        self._rows = 0  # decoding sequences of the last step without prompt tokens
+        self._since_plain = 0
+
+    def wants_plain(self, n_rows: int) -> bool:
+        """True if the next step should have no prompt tokens, as the time of such a step is not known (any more)."""
+        if not self._plain or self._since_plain >= STEPS_BETWEEN_PLAIN:
+            return True
+        return self._since_plain > 0 and abs(n_rows - self._rows) > ROWS_CHANGED * self._rows
+
+    def observe(self, seconds: float, n_rows: int, n_prompt_tokens: int) -> None:
+        """Takes the duration of a step in, by what it computed."""
+        if n_prompt_tokens == 0:
+            if abs(n_rows - self._rows) > ROWS_CHANGED * self._rows:
+                self._plain.clear()
+            self._plain.append(seconds)
+            self._rows, self._since_plain = n_rows, 0
+            return
+        self._since_plain += 1
+        if self._plain:  # a chunk that seems to cost nothing was measured beside a plain step that was too slow
+            cost = max(seconds - statistics.median(self._plain), 0.05 * seconds)
+            self._token.append(cost / n_prompt_tokens)
+
+    @property
+    def plain_s(self) -> float | None:
+        """Seconds of a step without prompt tokens; None: not known yet."""
+        return statistics.median(self._plain) if self._plain else None
+
+    @property
+    def token_s(self) -> float | None:
+        """Seconds of a prompt token; None: not known yet."""
+        return statistics.median(self._token) if self._token else None
+
+
 class PrefillPacer:
     """Decides how many prompt tokens a step computes, and of which sequences.
 
     Args:
-        limits: n_batch holds while no token is awaited, prefill_budget while one is.
+        limits: n_batch holds while no token is awaited; prefill_share and prefill_budget while one is.
 
     Attributes:
         is_mixed: background sequences run beside foreground ones in this step.
@@ -49,8 +107,11 @@ class PrefillPacer:
     def __init__(self, limits: Limits) -> None:
         self.is_mixed = False
         self._limits = limits
-        self._steps_since_long = STEPS_BETWEEN  # since a step with a long prompt or a background turn in it
-        self._steps_since_background = STEPS_BETWEEN
+        self._times = StepTimes()
+        self._chunk = 0  # tokens of the last chunk
+        self._saved_s = 0.0  # time that prompts have earned and not used
+        self._is_short_first = True
+        self._steps_since_background = BACKGROUND_STEPS_UNTIL_KNOWN
         self._turn = BackgroundTurn.NONE
         self._without: deque[float] = deque(maxlen=_SAMPLES)  # seconds of steps without background rows, and with them
         self._with: deque[float] = deque(maxlen=_SAMPLES)
@@ -58,16 +119,15 @@ class PrefillPacer:
     def background_turn(self, is_mixed: bool) -> BackgroundTurn:
         """Part of this step for background sequences. Call once per step, first.
 
-        They share some of the steps in which long prompts have their turn; nearly all steps, where their rows turn out
-        to cost next to nothing.
+        They share some of the steps; nearly all of them, where their rows turn out to cost next to nothing.
 
         Args:
             is_mixed: background sequences run beside foreground ones.
         """
         self.is_mixed = is_mixed
         cost_is_known = len(self._with) >= _FEWEST_SAMPLES
-        pause = BACKGROUND_STEPS_BETWEEN if cost_is_known else STEPS_BETWEEN
-        has_turn = is_mixed and self._steps_since_long >= STEPS_BETWEEN and self._steps_since_background >= pause
+        pause = BACKGROUND_STEPS_BETWEEN if cost_is_known else BACKGROUND_STEPS_UNTIL_KNOWN
+        has_turn = is_mixed and self._steps_since_background >= pause
         self._steps_since_background = 0 if has_turn else self._steps_since_background + 1
         if has_turn:
             self._turn = BackgroundTurn.PREFILL
@@ -77,39 +137,81 @@ class PrefillPacer:
             self._turn = BackgroundTurn.NONE
         return self._turn
 
-    def observe(self, seconds: float) -> None:
-        """Duration of this step. Call where it is mixed and computed no prompt tokens."""
-        (self._without if self._turn is BackgroundTurn.NONE else self._with).append(seconds)
-
     def _rows_are_cheap(self) -> bool:
         if min(len(self._with), len(self._without)) < _FEWEST_SAMPLES:
             return False
         without = statistics.median(self._without)
         return 0 < statistics.median(self._with) <= MOST_LONGER * without
 
-    def choose(self, prompts: list[Sequence], token_is_awaited: bool) -> tuple[list[Sequence], int]:
-        """The sequences that may compute prompt tokens in this step, and how many tokens in all.
+    def observe(self, seconds: float, n_rows: int, n_prompt_tokens: int, token_was_awaited: bool) -> None:
+        """Takes the duration of this step in.
+
+        Args:
+            n_rows: decoding sequences that computed.
+            n_prompt_tokens: prompt tokens that were computed.
+            token_was_awaited: as `choose` had it.
+        """
+        if self.is_mixed and n_prompt_tokens == 0:
+            (self._without if self._turn is BackgroundTurn.NONE else self._with).append(seconds)
+        if token_was_awaited and n_rows and self._turn is BackgroundTurn.NONE:
+            self._times.observe(seconds, n_rows, n_prompt_tokens)
+            plain = self._times.plain_s or 0.0
+            if n_prompt_tokens:  # a step that something else held up must not stop prompts for long
+                self._saved_s = max(self._saved_s - max(0.0, seconds - plain), -MOST_SAVED * plain)
+
+    def choose(self, prompts: list[Sequence], token_is_awaited: bool, n_rows: int = 1) -> tuple[list[Sequence], int]:
+        """The sequences that may compute prompt tokens in this step, first those that go first, and how many tokens in
+        all.
 
         Args:
             token_is_awaited: this step decodes, and a caller waits for its next token.
+            n_rows: sequences that decode in it.
         """
-        has_turn = self._turn is BackgroundTurn.PREFILL
         if not token_is_awaited:
-            if self.is_mixed:
-                self._count_step(is_long=has_turn)
-            else:
-                self._steps_since_long = STEPS_BETWEEN
             return prompts, self._limits.n_batch
-        budget = min(self._limits.prefill_budget, self._limits.n_batch)
-        if budget <= SHORT:
-            self._count_step(is_long=has_turn)
-            return prompts, budget
-        short = [s for s in prompts if s.num_pending <= SHORT]
-        if len(short) < len(prompts) and (has_turn or self._steps_since_long >= STEPS_BETWEEN):
-            self._count_step(is_long=True)
-            return prompts, budget
-        self._count_step(is_long=has_turn)
-        return short, budget
+        most = min(self._limits.prefill_budget, self._limits.n_batch)
+        if not prompts or self._limits.prefill_share >= 1:
+            return prompts, most
+        if self._turn is BackgroundTurn.PREFILL or self._times.wants_plain(n_rows):
+            return [], most
+        chunk = self._affordable_chunk()
+        if chunk < LEAST_CHUNK:
+            return [], most
+        self._chunk = chunk
+        self._is_short_first = not self._is_short_first
+        if self._is_short_first:
+            prompts = sorted(prompts, key=lambda s: s.num_pending > SHORT)  # stable: oldest first among equals
+        if prompts[0].num_pending <= TAIL * chunk:
+            chunk = max(chunk, prompts[0].num_pending)
+        chunk = min(chunk, most)
+        return prompts if self._limits.is_unified else _of_one_pass(prompts, chunk), chunk
 
-    def _count_step(self, is_long: bool) -> None:
-        self._steps_since_long = 0 if is_long else self._steps_since_long + 1
+    def _affordable_chunk(self) -> int:
+        """Prompt tokens that the time of prompts pays for, with what this step adds to it."""
+        plain_s, token_s = self._times.plain_s, self._times.token_s
+        assert plain_s is not None
+        earned = self._limits.prefill_share / (1 - self._limits.prefill_share)
+        self._saved_s = min(self._saved_s + earned * plain_s, max(earned, MOST_SAVED) * plain_s)
+        if not token_s:
+            return FIRST_CHUNK
+        return int(min(self._saved_s / token_s, MOST_GROWTH * max(self._chunk, LEAST_CHUNK)))
+
+    def background_chunk(self) -> int:
+        """Prompt tokens of background sequences in a step that they share: such as take no longer than a plain step."""
+        plain_s, token_s = self._times.plain_s, self._times.token_s
+        affordable = max(LEAST_CHUNK, int(plain_s / token_s)) if plain_s and token_s else BACKGROUND_CHUNK
+        return min(affordable, BACKGROUND_CHUNK, self._limits.n_batch)
+
+
+def _of_one_pass(prompts: list[Sequence], chunk: int) -> list[Sequence]:
+    """The first prompt, and those whose rest goes through the same pass of a split KV cache: each other one would cost
+    a pass of its own."""
+    length = prompts[0].num_pending
+    alike = [s for s in prompts[1:] if s.num_pending == length or max(s.num_pending, length) <= SHORT_CHUNK]
+    taken, room = prompts[:1], chunk - length
+    for sequence in alike:
+        room -= sequence.num_pending
+        if room < 0:
+            break
+        taken.append(sequence)
+    return taken

@@ -173,6 +173,7 @@ class Limits:
         n_slots: seq ids of the context at most.
         start_slots: of these, the seq ids that the context starts with; None: all. It grows once.
         n_batch: tokens in one call at most. n_ubatch: tokens in one pass over the weights at most.
+        prefill_share: part of the time, 0.05 to 1, that prompts have while others wait for their next token.
         prefill_budget: prompt tokens a step at most while others wait for their next token, so that these go on.
         n_outputs: output rows in one call at most.
         n_cells: cells of a unified KV cache, which all share; None: a split one, each slot with cells of its own.
@@ -195,6 +196,7 @@ class Limits:
     keeps_prefixes: bool = True
     prompt_rows: int = 64
     start_slots: int | None = None
+    prefill_share: float = 0.5
 
     @property
     def is_unified(self) -> bool:

@@ -15,7 +15,7 @@ from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutp
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.adapter_batching import AdapterScheduler
 from llamabatch.scheduler.batch_builder import decode_calls, moves, prefill_calls
-from llamabatch.scheduler.chunked_prefill import BACKGROUND_CHUNK, BackgroundTurn, PrefillPacer
+from llamabatch.scheduler.chunked_prefill import BackgroundTurn, PrefillPacer
 from llamabatch.scheduler.counters import SequenceCounters
 from llamabatch.scheduler.deadlines import Deadlines, sequence_deadline_message
 from llamabatch.scheduler.kv_cache import Placement, SlotPool
@@ -86,7 +86,8 @@ class Scheduler:
         self._max_wait_s = max_wait_s
         self._on_admit = on_admit
         self._first_s = 0.0  # when the first request came after nothing was left to do
-        self._mixed_step_s = 0.0  # when the last step began in which background sequences run beside foreground ones
+        self._step_s = 0.0  # when the last step began
+        self._delays_token = False  # the last step decoded, and a caller waited for its next token
         self._step = 0
 
     @property
@@ -260,6 +261,7 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Decides one step: admits waiting sequences, selects running ones, and packs their rows into calls."""
         self._step += 1
+        self._step_s = self._clock()
         restores = self._admit()
         selection = self._select()
         if len(selection.runnable) == len(self.running):
@@ -284,8 +286,6 @@ class Scheduler:
         """Selects the running sequences that compute in this step: by tier, shared prefix, adapters and policy."""
         front = foreground(self.running) if self._n_background else self.running
         background = self._prefill_pacer.background_turn(is_mixed=len(front) < len(self.running))
-        if self._prefill_pacer.is_mixed:
-            self._mixed_step_s = self._clock()
         tier = front if background is BackgroundTurn.NONE else self.running
         ready = [s for s in tier if not self.prefix_cache.waits(s)]
         rotates_adapters = self.adapters.in_use
@@ -305,15 +305,14 @@ class Scheduler:
     def _prefill_calls(self, selection: Selection) -> list[Call]:
         """Calls with chunks of prompts: of the selection's, and of background sequences in their turn."""
         # a policy may select one sequence at a time: a step without decoding sequences delays no token
-        delays_token = selection.token_is_awaited and bool(selection.decoding)
-        prompts, budget = self._prefill_pacer.choose(selection.prompts, delays_token)
+        self._delays_token = selection.token_is_awaited and bool(selection.decoding)
+        prompts, budget = self._prefill_pacer.choose(selection.prompts, self._delays_token, len(selection.decoding))
         if selection.is_background or (selection.rotates_adapters and selection.token_is_awaited):
             # neither a request that arrives now nor one with other adapters must wait for long
             budget = min(budget, self.limits.prefill_budget)
         calls = prefill_calls(prompts, budget, self.limits)
         if selection.background_prompts:
-            budget = min(BACKGROUND_CHUNK, self.limits.n_batch)
-            calls += prefill_calls(selection.background_prompts, budget, self.limits)
+            calls += prefill_calls(selection.background_prompts, self._prefill_pacer.background_chunk(), self.limits)
         return calls
 
     def _admit_waiting(self) -> None:
@@ -393,8 +392,9 @@ class Scheduler:
             results: one for each span, in the order of `batch.spans`.
         """
         now = self._clock()
-        if self._prefill_pacer.is_mixed and all(call.is_decode for call in batch.calls):
-            self._prefill_pacer.observe(now - self._mixed_step_s)
+        chunks = [span.length for span in batch.spans if span.length > 1 and span.draft is None]
+        n_rows = len(batch.spans) - len(chunks)
+        self._prefill_pacer.observe(now - self._step_s, n_rows, sum(chunks), self._delays_token)
         if self._spec_decoder is not None:
             self._spec_decoder.observe(batch, results)
         retries = self._make_room(results)

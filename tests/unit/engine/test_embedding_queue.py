@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamabatch.engine.embedding import EmbedQueue
+from llamabatch.engine.embedding import MOST_BESIDE, STEPS_BETWEEN, EmbedQueue
 from llamabatch.engine.validation import longest_text
 from llamabatch.llama.embedder import MAX_TEXTS
 from llamabatch.request.request import Request
-from llamabatch.scheduler.chunked_prefill import SHORT, STEPS_BETWEEN
 from tests.unit.configs import resolved
 
 A = (("a", 1.0),)
@@ -64,8 +63,8 @@ def test_short_texts_fill_what_long_ones_leave():
 def test_beside_generation_a_full_pass_is_rare_and_the_others_are_short():
     queue = filled([text(f"r{i}", 60) for i in range(200)])
     sizes = [sum(len(r.prompt_token_ids) for r in queue.take(True)) for _ in range(2 * (STEPS_BETWEEN + 1))]
-    assert [i for i, size in enumerate(sizes) if size > SHORT] == [0, STEPS_BETWEEN + 1]
-    assert all(size == 60 for size in sizes if size <= SHORT)
+    assert [i for i, size in enumerate(sizes) if size > MOST_BESIDE] == [0, STEPS_BETWEEN + 1]
+    assert all(size == 60 for size in sizes if size <= MOST_BESIDE)
 
 
 def test_a_long_text_beside_generation_waits_for_the_full_pass():

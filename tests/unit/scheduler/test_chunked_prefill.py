@@ -1,0 +1,130 @@
+"""Prompts beside sequences that wait for their next token: share of the time, gaps, order; on a simulated machine."""
+
+import itertools
+import random
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from llamabatch.scheduler.output import DecodeStatus, Limits, SpanOutput
+from llamabatch.scheduler.policies import policy
+from llamabatch.scheduler.scheduler import Scheduler
+from tests.unit.fakes import sequence
+
+
+@dataclass
+class TimedStep:
+    """One step of talkers beside prompts, on a machine of known speed.
+
+    Attributes:
+        chunks: prompt tokens by request id.
+        plain: seconds that it would have taken without them.
+    """
+
+    chunks: dict[str, int]
+    seconds: float
+    plain: float
+    ended: list[str]
+
+
+PASS, ROW, TOKEN = 0.023, 0.0023, 0.0013  # seconds (0.5B Q8_0 on two cores)
+
+
+def talk(
+    prompts: dict[str, int],
+    n_talkers: int = 8,
+    n_steps: int = 400,
+    noise: Callable[[int], float] = lambda number: 1.0,
+    **limits_changed: Any,
+) -> list[TimedStep]:
+    """The steps from the arrival of these prompts until all of them have their first token.
+
+    Args:
+        noise: factor on the duration of the step with this number.
+    """
+    sizes = {"n_slots": 16, "n_batch": 512, "n_ubatch": 512, "prefill_budget": 512, "can_share": False}
+    limits, now = Limits(**(sizes | limits_changed)), 0.0
+    scheduler = Scheduler(policy("batched"), limits, lambda: now)
+    for number in range(n_talkers):
+        scheduler.add(sequence(f"talker{number}", (1, 2), 3000, n_ctx=8192, group=100 + number, ignore_eos=True))
+    steps: list[TimedStep] = []
+    for number in range(10 + n_steps):
+        if number == 10:
+            for i, (name, length) in enumerate(prompts.items()):
+                scheduler.add(sequence(name, tuple([9 + i] * length), 1, n_ctx=8192, group=1 + i))
+        batch = scheduler.schedule()
+        chunks = {s.sequence.request.request_id: s.length for s in batch.spans if s.length > 1}
+        factor = noise(number)
+        plain = factor * (PASS + ROW * (len(batch.spans) - len(chunks)))
+        n_passes = sum(not call.is_decode for call in batch.calls)
+        seconds = plain + factor * (PASS * n_passes + TOKEN * sum(chunks.values()))
+        now += seconds
+        results = [SpanOutput(DecodeStatus.OK, (7,) if span.output else ()) for span in batch.spans]
+        outputs = scheduler.update(batch, results)
+        ended = [output.request_id for output in outputs if output.finished is not None]
+        if number < 10:
+            continue
+        told = {output.request_id for output in outputs}
+        assert {f"talker{i}" for i in range(n_talkers)} <= told, "a talker has to wait"
+        steps.append(TimedStep(chunks, seconds, plain, ended))
+        prompts = {name: length for name, length in prompts.items() if name not in ended}
+        if not prompts:
+            return steps
+    raise AssertionError(f"{prompts} have not ended")
+
+
+@pytest.mark.parametrize("n_talkers", [1, 8, 14])
+def test_long_prompts_have_their_share_of_the_time_and_no_gap_is_long(n_talkers):
+    steps = talk({"p": 1500, "q": 1500}, n_talkers)
+    assert sum(sum(step.chunks.values()) for step in steps) == 3000
+    assert max(step.seconds / step.plain for step in steps) <= 3.25
+    share = 1 - sum(step.plain for step in steps) / sum(step.seconds for step in steps)
+    # beside one talker a chunk costs a pass of its own, however small it is
+    assert 0.4 <= share <= (0.6 if n_talkers == 1 else 0.52)
+    assert max(map(len, (list(run) for idle, run in itertools.groupby(steps, lambda s: not s.chunks) if idle))) <= 2
+
+
+@pytest.mark.parametrize(("share", "most"), [(0.1, 1.9), (0.25, 1.95), (0.75, 5.0)])
+def test_the_share_is_what_was_asked_for(share, most):
+    """Less of it cannot be had where a pass alone takes more."""
+    steps = talk({"p": 3000}, 14, prefill_share=share, n_steps=4000)
+    assert max(step.seconds / step.plain for step in steps) <= most
+    whole = talk({"p": 3000}, 14, prefill_share=1.0)
+    assert [sum(step.chunks.values()) for step in whole] == [512] * 5 + [440]
+    assert sum(s.seconds for s in whole) < sum(s.seconds for s in steps)
+
+
+def test_the_budget_is_a_hard_cap():
+    steps = talk({"p": 300}, 14, prefill_budget=24)
+    assert max(step.chunks.get("p", 0) for step in steps) == 24
+    assert {step.chunks.get("p", 0) for step in talk({"p": 300}, 14, prefill_budget=24, prefill_share=1.0)} == {24, 12}
+
+
+def test_chunks_follow_a_machine_that_slows_down_and_jitters():
+    jitter = random.Random(5)
+    steps = talk({"p": 4000}, 8, noise=lambda number: (3.0 if number > 60 else 1.0) * jitter.uniform(0.8, 1.3))
+    assert statistics.median(step.seconds / step.plain for step in steps[:45] if step.chunks) < 2.6
+    assert statistics.median(step.seconds / step.plain for step in steps[80:] if step.chunks) < 2.6
+    assert max(step.seconds / step.plain for step in steps) < 4
+
+
+def test_a_short_prompt_does_not_wait_for_the_long_ones_before_it():
+    steps = talk({"long": 1500, "longer": 2000, "short": 50})
+    at = next(i for i, step in enumerate(steps) if "short" in step.ended)
+    assert at <= 8
+    assert steps[-1].ended in (["long"], ["longer"])
+
+
+def test_short_prompts_that_keep_coming_do_not_stop_a_long_one():
+    steps = talk({"long": 600, **{f"short{i}": 60 for i in range(7)}})
+    assert sum("long" in step.chunks for step in steps[:8]) >= 2
+
+
+def test_prompts_that_share_a_pass_are_computed_together():
+    steps = talk({f"tiny{i}": 5 for i in range(3)} | {f"own{i}": 12 for i in range(2)})
+    assert sum(bool(step.chunks) for step in steps) <= 3
+    alike = talk({f"p{i}": 7 for i in range(6)}, 4)
+    assert max(len(step.chunks) for step in alike) >= 2
