@@ -317,6 +317,13 @@ EXTRAS = {
     "zstd": Extra(".zst files of `run`, which Python 3.14 reads itself", {"backports.zstd": "backports.zstd"}),
     "columns": Extra("`llamabatch.columns` of pandas and polars", {"narwhals": "narwhals"}),
     "metrics": Extra("files of figures for Prometheus (--metrics-file)", {"prometheus-client": "prometheus_client"}),
+    "server": Extra(
+        "`llamabatch serve`",
+        {
+            "starlette": "starlette", "uvicorn": "uvicorn", "httptools": "httptools", "uvloop": "uvloop",
+            "prometheus-client": "prometheus_client",
+        },
+    ),
     "gpu": Extra("memory, use and power of NVIDIA GPUs", {"nvidia-ml-py": "pynvml"}),
 }  # fmt: skip
 
