@@ -324,6 +324,7 @@ EXTRAS = {
             "prometheus-client": "prometheus_client",
         },
     ),
+    "lm-eval": Extra("`llamabatch eval`", {"lm_eval": "lm_eval"}),
     "gpu": Extra("memory, use and power of NVIDIA GPUs", {"nvidia-ml-py": "pynvml"}),
 }  # fmt: skip
 

@@ -190,16 +190,6 @@ def test_the_environment_is_shown_with_who_set_it(machine):
     assert detail == "yours: GGML_X=1, GOMP_SPINCOUNT=5; set by llamabatch: GGML_NO_BACKTRACE=1"
 
 
-def test_every_extra_of_the_project_is_named_with_its_packages():
-    tomllib = pytest.importorskip("tomllib")
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
-    extras = {name: wanted for name, wanted in project["optional-dependencies"].items() if name != "dev"}
-    assert {name: [re.split("[<>=!~ ]", each)[0] for each in wanted] for name, wanted in extras.items()} == {
-        name: list(extra.modules) for name, extra in doctor.EXTRAS.items()
-    }
-    assert all(extra.use for extra in doctor.EXTRAS.values())
-
-
 def test_each_extra_is_there_in_part_or_not(machine, monkeypatch):
     monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: "7.0")
     assert finding("extra tools").detail == "matplotlib 7.0, gguf 7.0: `llamabatch synth`, and pictures (--plot)"
