@@ -73,7 +73,7 @@ def run(
             written, and the same job goes on from there.
         JobInterrupted: a signal came, or a stop.
     """
-    stop = stop or Stop()
+    stop = Stop() if stop is None else stop  # one that is not requested is false
     job = _Job(settings, progress or Silent(), stop, shared)
     with stop.listening():
         try:
