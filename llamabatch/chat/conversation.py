@@ -51,7 +51,9 @@ class ChatOptions:
     Attributes:
         tools: OpenAI's function tools, [{"type": "function", "function": {"name": …, "parameters": …}}]. A template
             that has no place for them gets them described in a message.
-        kwargs: variables of the template by name, of plain values as in JSON.
+        kwargs: variables of the template by name, of plain values as in JSON. One that the template does not read is
+            refused.
+        usual: the same for any template: those that it reads, and `kwargs` has not, are given.
         template: jinja2 source in place of the model's own template; None: the model's.
         add_generation_prompt: the prompt ends with the header of the assistant's answer; None: yes, unless
             continue_final_message.
@@ -72,6 +74,7 @@ class ChatOptions:
     continue_final_message: bool = False
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool = True
+    usual: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.tools is not None:
@@ -98,7 +101,7 @@ class ChatOptions:
         return [
             names.get(name, name)
             for name, (value, default) in values.items()
-            if value != default and not (isinstance(value, (Mapping, Sequence)) and not value)
+            if name != "usual" and value != default and not (isinstance(value, (Mapping, Sequence)) and not value)
         ]
 
     @property
@@ -242,6 +245,7 @@ def render(
         mark = _mark_end(messages)
     adds = options.add_generation_prompt
     variables = {
+        **{name: value for name, value in options.usual.items() if name in compiled.variables},
         **options.kwargs,
         "tools": options.tools or None,
         "add_generation_prompt": not options.continue_final_message if adds is None else adds,

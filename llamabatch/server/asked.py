@@ -49,6 +49,7 @@ def rules_of(serving: Serving, timeout_s: float | None = None) -> Rules:
         sampling=options.sampling,
         template=options.chat_template,
         template_kwargs=options.chat_template_kwargs,
+        enable_thinking=options.enable_thinking,
         timeout_s=timeout_s,
     )
 
@@ -57,7 +58,7 @@ def with_model(body: G, serving: Serving) -> G:
     """A Generation with the adapters that its model's name, or the server, asks for where it names none itself.
 
     Raises:
-        ApiError: no model has this name (404). Without names of its own a server takes any.
+        ApiError: no model has this name (404). Without names of its own, or with any_model, a server takes any.
     """
     given: Any = body
     if given.adapters is not None or given.lora is not None:
@@ -74,7 +75,8 @@ def with_model(body: G, serving: Serving) -> G:
 def check_model(name: str | None, serving: Serving) -> None:
     """Raises ApiError (404) for a name that is not served."""
     named = serving.options.served_model_names
-    if name is not None and named and name not in named and name not in serving.client.adapters:
+    takes_any = not named or serving.options.any_model
+    if name is not None and not takes_any and name not in named and name not in serving.client.adapters:
         raise model_not_found(name, [*named, *serving.client.adapters])
 
 

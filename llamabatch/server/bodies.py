@@ -53,6 +53,7 @@ class Rules:
         sampling: values of SamplingParams where a body has none.
         template: of the server, in place of the model's.
         template_kwargs: variables of the chat template where a body does not set them.
+        enable_thinking: of a template that reads it, likewise; None: as the template has it.
         timeout_s: seconds that the headers of the request allow.
     """
 
@@ -61,6 +62,7 @@ class Rules:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     template: str | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    enable_thinking: bool | None = None
     timeout_s: float | None = None
 
 

@@ -126,7 +126,7 @@ _DETOKENIZE = Operation(DETOKENIZE, ["tokens"], {"tokens": {"tokens": [10, 11, 1
 _TEMPLATE = Operation(CHAT, ["messages"], {"chat": {"messages": _HELLO}})
 
 OPERATIONS: dict[str, Operation] = {
-    "/v1/chat/completions": _CHAT,
+    **dict.fromkeys(("/v1/chat/completions", "/chat/completions"), _CHAT),
     "/v1/completions": _COMPLETION,
     "/v1/embeddings": _EMBEDDING,
     **dict.fromkeys(("/v1/rerank", "/rerank", "/v1/reranking", "/reranking", "/v2/rerank"), _RERANK),
@@ -134,7 +134,9 @@ OPERATIONS: dict[str, Operation] = {
     **dict.fromkeys(("/v1/classify", "/classify"), _CLASSIFY),
     "/tokenize": _TOKENIZE,
     "/detokenize": _DETOKENIZE,
-    "/apply-template": _TEMPLATE,
+    **dict.fromkeys(
+        ("/apply-template", "/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"), _TEMPLATE
+    ),
 }
 
 _ERROR: Json = {

@@ -36,7 +36,7 @@ _ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://[^\s/?#@,]+", re.IGNORECASE)
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a method or the name of a header: RFC 9110, 5.6.2
 _BOOLEANS = (
     *("no_key", "metrics_without_key", "strict", "trust_request_chat_template", "slots", "props", "page"),
-    *("access_log", "reuse_port"),
+    *("access_log", "reuse_port", "any_model"),
 )
 _INTEGERS = (
     ("port", 0, 65535),
@@ -115,12 +115,16 @@ class ServerOptions:
         (),
         "names of the model, the first in answers (not given: its file's name, and any is served)",
     )
+    any_model: bool = _option(False, "serve requests for any other model, too, where names are given")
     strict: bool = _option(False, "refuse requests with unknown fields, which are ignored otherwise")
     sampling: Mapping[str, Any] = _option(
         None, "values of SamplingParams for requests that say nothing of them"
     )  # None: {} below
     chat_template: str | None = _option(None, "a file with a jinja2 template, or its text, in place of the model's")
     chat_template_kwargs: Mapping[str, Any] = _option(None, "values for the chat template; a request's go first")
+    enable_thinking: bool | None = _option(
+        None, "thinking of chat templates that read enable_thinking (not given: as the template has it)"
+    )
     trust_request_chat_template: bool = _option(False, "let requests bring a chat template of their own")
     default_adapters: Mapping[str, float] = _option(
         None, "names and scales of adapters for requests that name none; the engine has loaded them"
@@ -146,6 +150,8 @@ class ServerOptions:
             if value is not None and (found is None or "\0" in found or (not found and name != "root_path")):
                 raise ConfigError(f"{name} is {show(value)}; give a text")
             self._keep(name, absolute(found) if found is not None and name in _PATHS else found)
+        if self.enable_thinking is not None:
+            self._keep("enable_thinking", boolean(ConfigError, "enable_thinking", self.enable_thinking))
         if self.log_level not in LOG_LEVELS:
             raise ConfigError(f"log_level is {show(self.log_level)}{nearest(show(self.log_level), LOG_LEVELS)}")
         self._check_address()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -173,6 +174,7 @@ def _options(body: Body, rules: Rules) -> tuple[ChatOptions, bool]:
     options = ChatOptions(
         tools=tools,
         kwargs=kwargs,
+        usual=_usual(rules),
         template=rules.template if template is None else template,
         add_generation_prompt=body.take("add_generation_prompt"),
         continue_final_message=body.boolean("continue_final_message"),
@@ -180,6 +182,18 @@ def _options(body: Body, rules: Rules) -> tuple[ChatOptions, bool]:
         parallel_tool_calls=body.boolean("parallel_tool_calls", True),
     )
     return options, functions is not None
+
+
+def _usual(rules: Rules) -> dict[str, Any]:
+    """Variables for templates that read them: the day, as llama-server gives it, in place of one in the template; and
+    `functions` of a template that only adds it to a text, where tools are described in a message."""
+    now = datetime.datetime.now()
+    found: dict[str, Any] = {
+        "date_string": now.strftime("%d %b %Y"),
+        "datetime": now.strftime("%b %d %Y"),
+        "functions": "",
+    }
+    return found if rules.enable_thinking is None else found | {"enable_thinking": rules.enable_thinking}
 
 
 def _new_form(functions: object, call: object) -> tuple[Any, Any]:

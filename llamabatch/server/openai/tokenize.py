@@ -1,4 +1,4 @@
-"""/tokenize, /detokenize, /apply-template and /tokenizer_info, in the shapes of llama-server and vLLM."""
+"""/tokenize, /detokenize, /apply-template, /tokenizer_info and the tokens of a chat, as in llama-server and vLLM."""
 
 from __future__ import annotations
 
@@ -231,6 +231,14 @@ async def apply_template(request: HttpRequest) -> Any:
     return json_response({"prompt": text}, body.ignored)
 
 
+async def input_tokens(request: HttpRequest) -> Any:
+    """The number of tokens of a conversation, without an answer to it; in llama-server's shape."""
+    serving = serving_of(request)
+    body = await read_body(request, serving, read_template)
+    _, ids = await serving.on_thread(chat_ids, serving.model, body)
+    return json_response({"object": "response.input_tokens", "input_tokens": len(ids)}, body.ignored)
+
+
 async def info(request: HttpRequest) -> Any:
     """Names of special tokens, and the chat template."""
     serving = serving_of(request)
@@ -242,5 +250,7 @@ routes = [
     Route("/tokenize", tokenize, methods=["POST"]),
     Route("/detokenize", detokenize, methods=["POST"]),
     Route("/apply-template", apply_template, methods=["POST"]),
+    Route("/v1/chat/completions/input_tokens", input_tokens, methods=["POST"]),
+    Route("/chat/completions/input_tokens", input_tokens, methods=["POST"]),
     Route("/tokenizer_info", info, methods=["GET"]),
 ]

@@ -84,6 +84,22 @@ def test_what_is_refused_is_a_400_of_openais_shape(client):
     assert client.get("/nothing").json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize("path", ["/chat/completions/input_tokens", "/v1/chat/completions/input_tokens"])
+def test_the_tokens_of_a_chat_are_counted_without_an_answer(client, path):
+    asked = client.post("/v1/chat/completions", json=CHAT).json()["usage"]["prompt_tokens"]
+    assert client.post(path, json=CHAT).json() == {"object": "response.input_tokens", "input_tokens": asked}
+    assert client.post(path, json={"messages": [1]}).status_code == 400
+
+
+def test_another_model_is_refused_where_names_are_given_unless_any_is_served():
+    for any_model, status in ((False, 404), (True, 200)):
+        options = {"served_model_names": ("a", "b"), "any_model": any_model}
+        with TestClient(fake_app(server=options)) as client:
+            ready(client)
+            assert client.post("/v1/chat/completions", json=CHAT | {"model": "b"}).status_code == 200
+            assert client.post("/v1/chat/completions", json=CHAT | {"model": "gpt-4o"}).status_code == status
+
+
 def test_a_failed_request_is_an_error_and_not_a_text(client):
     def answers(asked):
         raise ValueError("broken")

@@ -1,7 +1,10 @@
 """The body of a chat completion as a ChatBody."""
 
+import datetime
+
 import pytest
 
+from llamabatch.chat.conversation import render
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.request.sampling_params import ALIASES, SamplingParams
 from llamabatch.server.bodies import Rules
@@ -217,6 +220,27 @@ def test_thinking_is_set_by_effort():
     rules = Rules(template_kwargs={"a": 1, "b": 2})
     assert chat(rules, chat_template_kwargs={"a": 3}).options.kwargs == {"a": 3, "b": 2}
     assert not chat(include_reasoning=False).include_reasoning
+
+
+def test_thinking_of_the_server_is_for_templates_that_read_it():
+    assert "enable_thinking" not in chat().options.usual
+    body = chat(Rules(enable_thinking=False))
+    assert body.options.usual["enable_thinking"] is False
+    assert "chat_template_kwargs" not in body.options.given
+    template = "{{ messages[0].content }}{% if enable_thinking %}<think>{% endif %}"
+    for rules, end in ((Rules(enable_thinking=True), "<think>"), (Rules(enable_thinking=False), ""), (Rules(), "")):
+        assert render(template, HELLO, "", "", chat(rules).options) == f"Hello{end}"
+    off = chat(Rules(enable_thinking=True), chat_template_kwargs={"enable_thinking": False})
+    assert render(template, HELLO, "", "", off.options) == "Hello"
+    assert render("{{ messages[0].content }}", HELLO, "", "", chat(Rules(enable_thinking=True)).options) == "Hello"
+
+
+def test_a_template_that_reads_the_day_gets_it():
+    today = datetime.date.today()
+    assert render("{{ date_string }}", HELLO, "", "", chat().options) == today.strftime("%d %b %Y")
+    assert render("{{ datetime }}{{ functions }}", HELLO, "", "", chat().options) == today.strftime("%b %d %Y")
+    fixed = chat(chat_template_kwargs={"date_string": "1 May 1851"})
+    assert render("{{ date_string }}", HELLO, "", "", fixed.options) == "1 May 1851"
 
 
 def test_a_template_needs_trust_and_is_never_a_path():
