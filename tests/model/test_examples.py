@@ -9,7 +9,10 @@ import pytest
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
-NEEDS = {"with_lm_eval": "lm_eval"}  # what an example needs installed; its framework may write to stderr
+NEEDS = {
+    "with_lm_eval": "lm_eval",
+    "with_langchain": "langchain_core",
+}  # what an example needs installed; its framework may write to stderr
 
 
 def test_there_are_examples():

@@ -1,0 +1,488 @@
+"""LangChain's chat model and embeddings over one engine in this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from operator import itemgetter
+from typing import Any, Literal
+
+from llamabatch.entrypoints.llm import LLM
+from llamabatch.errors import ConfigError
+from llamabatch.integrations import needs
+from llamabatch.integrations.shared import SharedEngine, error_of
+from llamabatch.request.outputs import CompletionOutput, RequestOutput, SequenceOutput
+from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.request.tool_calls import ToolCallDelta
+from llamabatch.utils.checks import nearest, show
+
+with needs("langchain_core", "langchain"):
+    from langchain_core.caches import BaseCache
+    from langchain_core.embeddings import Embeddings
+    from langchain_core.globals import get_llm_cache
+    from langchain_core.language_models import BaseChatModel, LanguageModelInput
+    from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, convert_to_openai_messages
+    from langchain_core.messages.ai import UsageMetadata
+    from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call_chunk
+    from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
+    from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+    from langchain_core.runnables import Runnable, RunnableConfig, RunnableMap, RunnablePassthrough
+    from langchain_core.runnables.config import get_config_list
+    from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
+    from langchain_core.utils.pydantic import is_basemodel_subclass
+    from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+
+_METHODS = ("json_schema", "function_calling", "json_mode")
+_CHAT = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "adapters")  # arguments of LLM.chat
+
+# A model, and the output of the conversation that it is asked for next, which a batch has computed already.
+_computed: ContextVar[tuple[object, RequestOutput] | None] = ContextVar("llamabatch_langchain_computed", default=None)
+
+
+class ChatLlamaBatch(BaseChatModel):
+    """A chat model of LangChain over a GGUF model in this process.
+
+    ::
+
+        model = ChatLlamaBatch(model="model.gguf", temperature=0.2, engine={"n_slots": 32})
+        answers = model.batch(["Hello", "Goodbye"])  # one call of the engine
+
+    `batch` is one call of the engine, `abatch` and all coroutines share its batches, and so do threads. Arguments of a
+    call, as of invoke() or bind(), are fields of SamplingParams under any of their names, and tools, tool_choice,
+    parallel_tool_calls, chat_template_kwargs and adapters as of LLM.chat. The model is loaded by the first call.
+
+    Raises:
+        ConfigError, SamplingError: an option of the engine or a parameter is wrong, which pydantic leaves as they are.
+    """
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    model: str = "tiny"
+    """Path of a .gguf file, "tiny" for the bundled one, or a name on the hub."""
+    llm: Any = Field(default=None, exclude=True, repr=False)
+    """An LLM in place of the model, which stays open."""
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """Options of the engine, as for LLM."""
+    temperature: float | None = None
+    max_tokens: int | None = None
+    """Tokens of an answer at most; None: SamplingParams' own."""
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: list[str] | None = Field(default=None, alias="stop_sequences")
+    timeout: float | None = None
+    """Seconds after which a request ends as an error."""
+    sampling: dict[str, Any] = Field(default_factory=dict)
+    """Other fields of SamplingParams."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    streaming: bool = False
+    """Invoke streams, too, for callbacks that wait for tokens."""
+
+    _shared: SharedEngine = PrivateAttr()
+
+    def __init__(self, model: str | None = None, **given: Any) -> None:
+        if model is not None:
+            given["model"] = model
+        if "stop" in given:
+            given["stop_sequences"] = given.pop("stop")
+        super().__init__(**given)
+        if self.llm is not None and not isinstance(self.llm, LLM):
+            raise ConfigError(f"llm is {show(self.llm)}; give an LLM")
+        self._shared = SharedEngine(self.model if self.llm is None else self.llm, self.engine)
+        self._params(None, {})
+
+    @property
+    def _llm_type(self) -> str:
+        return "llamabatch"
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        """All that the text depends on, for tracing and as the key of LangChain's cache."""
+        fields = self.model_dump(include={"model", "engine", *_FIELDS, "stop", "sampling", "chat_template_kwargs"})
+        return {**fields, "model": self.model if self.llm is None else self._shared.name}
+
+    def close(self) -> None:
+        """Ends the engine, unless it was given as `llm`."""
+        self._shared.close()
+
+    def bind_tools(
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | Any],
+        *,
+        tool_choice: str | bool | dict[str, Any] | None = None,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """The model with tools that it may call.
+
+        Args:
+            tools: functions, tools of LangChain, pydantic classes, or what OpenAI's API takes.
+            tool_choice: "any", "required" or True: it calls one of them; the name of one: it calls this one; "auto",
+                None or False: it decides; "none": it calls none. A grammar of the schemas holds a forced call.
+            strict: as in the description that LangChain makes of a tool.
+        """
+        found = [convert_to_openai_tool(each, strict=strict) for each in tools]
+        names = [each["function"]["name"] for each in found]
+        return self.bind(tools=found, tool_choice=_tool_choice(tool_choice, names), **kwargs)
+
+    def with_structured_output(
+        self,
+        schema: dict[str, Any] | type,
+        *,
+        method: Literal["json_schema", "function_calling", "json_mode"] = "json_schema",
+        include_raw: bool = False,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, Any]:
+        """The model with answers of a form.
+
+        Args:
+            schema: a pydantic class, a TypedDict, a JSON schema, or a tool of OpenAI's API.
+            method: "json_schema": a grammar holds the answer to the schema; "function_calling": it is a forced call;
+                "json_mode": a grammar holds it to JSON, and the prompt must say the rest.
+            include_raw: a dictionary of "raw", "parsed" and "parsing_error" in place of the value.
+            strict: for function_calling; a grammar is strict by itself.
+        """
+        if method not in _METHODS:
+            raise ConfigError(f"method is {show(method)}{nearest(str(method), _METHODS)}")
+        if method == "function_calling":
+            return super().with_structured_output(schema, include_raw=include_raw, strict=strict, **kwargs)
+        if kwargs:
+            raise ConfigError(f"{', '.join(kwargs)}: there is no such argument of with_structured_output")
+        form: dict[str, Any] = {"type": "json_object"}
+        if method == "json_schema":
+            described = convert_to_json_schema(schema)
+            form = {
+                "type": "json_schema",
+                "json_schema": {"name": described.get("title", "answer"), "schema": described},
+            }
+        bound = self.bind(
+            response_format=form, ls_structured_output_format={"kwargs": {"method": method}, "schema": schema}
+        )
+        is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
+        parser: Any = PydanticOutputParser(pydantic_object=schema) if is_class else JsonOutputParser()
+        if not include_raw:
+            return bound | parser
+        parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
+        failed = RunnablePassthrough.assign(parsed=lambda _: None)
+        return RunnableMap(raw=bound) | parsed.with_fallbacks([failed], exception_key="parsing_error")
+
+    def batch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """The answers to all inputs, from one call of the engine; of one for each max_concurrency of them, where the
+        config has it. Callbacks are called as the answers are there.
+
+        Args:
+            return_exceptions: an exception takes the place of an input that fails; otherwise the first one is raised.
+        """
+        if not inputs:
+            return []
+        if self.rate_limiter is not None or self._cache is not None:  # both are asked before anything is computed
+            one_by_one: list[Any] = super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+            return one_by_one
+        configs = get_config_list(config, len(inputs))
+        most = configs[0].get("max_concurrency") or len(inputs)
+        found: list[Any] = []
+        for start in range(0, len(inputs), most):
+            found += self._batched(
+                inputs[start : start + most], configs[start : start + most], return_exceptions, kwargs
+            )
+        return found
+
+    def _batched(
+        self,
+        inputs: Sequence[LanguageModelInput],
+        configs: Sequence[RunnableConfig],
+        return_exceptions: bool,
+        kwargs: dict[str, Any],
+    ) -> list[Any]:
+        conversations = [_conversation(self._convert_input(each).to_messages()) for each in inputs]
+        params, options = self._call(None, kwargs)
+        outputs = self._shared.llm.chat(conversations, params, errors="return", progress=False, **options)
+        answers: list[Any] = []
+        for given, each, output in zip(inputs, configs, outputs, strict=True):
+            token = _computed.set((self, output))
+            try:
+                answers.append(self.invoke(given, each, **kwargs))
+            except Exception as error:
+                if not return_exceptions:
+                    raise
+                answers.append(error)
+            finally:
+                _computed.reset(token)
+        return answers
+
+    @property
+    def _cache(self) -> BaseCache | None:
+        """LangChain's cache of answers; None: there is none, or it is turned off."""
+        if self.cache is False:
+            return None
+        return self.cache if isinstance(self.cache, BaseCache) else get_llm_cache()
+
+    def _generate(
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
+    ) -> ChatResult:
+        output = self._taken()
+        if output is None:
+            params, options = self._call(stop, kwargs)
+            [output] = self._shared.llm.chat(_conversation(messages), params, errors="raise", progress=False, **options)
+        return self._result(output)
+
+    async def _agenerate(
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
+    ) -> ChatResult:
+        params, options = self._call(stop, kwargs)
+        [output] = await self._shared.async_llm.chat(_conversation(messages), params, errors="raise", **options)
+        return self._result(output)
+
+    def _stream(
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
+    ) -> Iterator[ChatGenerationChunk]:
+        if (output := self._taken()) is not None:
+            pieces: Iterator[SequenceOutput] = iter([_as_piece(output)])
+        else:
+            params, options = self._call(stop, kwargs)
+            pieces = self._shared.llm.stream(_conversation(messages), params, errors="raise", **options)
+        for piece in pieces:
+            if (chunk := self._chunk(piece)) is not None:
+                if run_manager is not None:
+                    run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                yield chunk
+
+    async def _astream(
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        params, options = self._call(stop, kwargs)
+        async for piece in self._shared.async_llm.stream(_conversation(messages), params, errors="raise", **options):
+            if (chunk := self._chunk(piece)) is not None:
+                if run_manager is not None:
+                    await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                yield chunk
+
+    def _taken(self) -> RequestOutput | None:
+        """The output that a batch has computed for this call, once."""
+        found = _computed.get()
+        if found is None or found[0] is not self:
+            return None
+        _computed.set(None)
+        return found[1]
+
+    def _call(self, stop: list[str] | None, given: Mapping[str, Any]) -> tuple[SamplingParams, dict[str, Any]]:
+        """The parameters of a call, and the arguments of LLM.chat that are none of them."""
+        named = dict(given)
+        named.pop("stream", None)  # LangChain's own, which chose this method
+        for name in ("ls_structured_output_format", "structured_output_format"):  # for its tracing
+            named.pop(name, None)
+        if (model := named.pop("model", None)) not in (None, self.model):
+            raise ConfigError(
+                f"model is {show(model)}; this ChatLlamaBatch has {show(self.model)} loaded: make another one"
+            )
+        if "stop" in named:
+            stop = named.pop("stop") if stop is None else stop
+        options = {name: value for name in _CHAT if (value := named.pop(name, None)) is not None}
+        if self.chat_template_kwargs and "chat_template_kwargs" not in options:
+            options["chat_template_kwargs"] = self.chat_template_kwargs
+        return self._params(stop, named), options
+
+    def _params(self, stop: list[str] | None, given: Mapping[str, Any]) -> SamplingParams:
+        own = {name: value for name in _FIELDS if (value := getattr(self, name)) is not None}
+        if "timeout" in own:
+            own["deadline_s"] = own.pop("timeout")
+        stops = self.stop if stop is None else stop
+        if stops:
+            own["stop"] = stops
+        return SamplingParams.from_options(**{**own, **self.sampling, **given})
+
+    def _result(self, output: RequestOutput) -> ChatResult:
+        if (error := error_of(output)) is not None:
+            raise error
+        usage = _usage(output)
+        generations = []
+        for number, each in enumerate(output.outputs):
+            metadata = self._metadata(each)
+            if each.logprobs is not None:
+                metadata["logprobs"] = output.to_openai(chat=True)["choices"][number]["logprobs"]
+            message = AIMessage(
+                each.text,
+                additional_kwargs={} if each.reasoning is None else {"reasoning_content": each.reasoning},
+                usage_metadata=usage if number == 0 else None,
+                response_metadata=metadata,
+                **_tool_calls(each),
+            )
+            generations.append(ChatGeneration(message=message, generation_info=metadata))
+        return ChatResult(generations=generations)
+
+    def _chunk(self, piece: SequenceOutput) -> ChatGenerationChunk | None:
+        """The chunk of a piece; None: it has nothing to show."""
+        output = piece.finished
+        if output is not None and (error := error_of(output)) is not None:
+            raise error
+        if output is None and not (piece.text or piece.reasoning or piece.tool_calls or piece.logprobs):
+            return None
+        info: dict[str, Any] = {}
+        if piece.logprobs is not None:
+            info["logprobs"] = piece.to_openai(chat=True)["choices"][0]["logprobs"]
+        message = AIMessageChunk(
+            piece.text,
+            additional_kwargs={"reasoning_content": piece.reasoning} if piece.reasoning else {},
+            tool_call_chunks=[
+                tool_call_chunk(name=each.name, args=each.arguments, id=each.id, index=each.index)
+                for each in piece.tool_calls
+            ],
+            usage_metadata=None if output is None else _usage(output),
+            chunk_position=None if output is None else "last",
+        )
+        if output is not None:
+            info |= self._metadata(output.outputs[0])
+        return ChatGenerationChunk(message=message, generation_info=info or None)
+
+    def _metadata(self, each: CompletionOutput) -> dict[str, Any]:
+        reason = "tool_calls" if each.tool_calls and each.finish_reason == "stop" else str(each.finish_reason)
+        return {"finish_reason": reason, "model_name": self._shared.name, "model_provider": "llamabatch"}
+
+
+_FIELDS = ("temperature", "max_tokens", "top_p", "top_k", "seed", "timeout")
+
+
+class LlamaBatchEmbeddings(BaseModel, Embeddings):
+    """LangChain's embeddings over a GGUF model in this process: all documents in one call of the engine.
+
+    ::
+
+        vectors = LlamaBatchEmbeddings(model="embedding.gguf").embed_documents(["one", "two"])
+    """
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
+
+    model: str = "tiny"
+    """As of ChatLlamaBatch."""
+    llm: Any = Field(default=None, exclude=True, repr=False)
+    """An LLM in place of the model, which stays open."""
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """Options of the engine, as for LLM; `pooling`, for one."""
+    normalize: bool = True
+    """Vectors of length 1."""
+    dimensions: int | None = None
+    """The leading elements that are kept; None: all."""
+    query_prefix: str = ""
+    """Text in front of a query, as "search_query: " of some models."""
+    document_prefix: str = ""
+    """Text in front of a document."""
+
+    _shared: SharedEngine = PrivateAttr()
+
+    def __init__(self, model: str | None = None, **given: Any) -> None:
+        super().__init__(**given if model is None else {**given, "model": model})
+        if self.llm is not None and not isinstance(self.llm, LLM):
+            raise ConfigError(f"llm is {show(self.llm)}; give an LLM")
+        self._shared = SharedEngine(self.model if self.llm is None else self.llm, self.engine)
+
+    def close(self) -> None:
+        """Ends the engine, unless it was given as `llm`."""
+        self._shared.close()
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """A vector for each text. Raises as LLM.embed."""
+        return self._embedded([self.document_prefix + text for text in texts])
+
+    def embed_query(self, text: str) -> list[float]:
+        """The vector of a query. Raises as LLM.embed."""
+        return self._embedded([self.query_prefix + text])[0]
+
+    async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
+        """As embed_documents."""
+        return await self._aembedded([self.document_prefix + text for text in texts])
+
+    async def aembed_query(self, text: str) -> list[float]:
+        """As embed_query."""
+        return (await self._aembedded([self.query_prefix + text]))[0]
+
+    def _embedded(self, texts: list[str]) -> list[list[float]]:
+        if not texts:
+            return []
+        options: Any = {"normalize": self.normalize, "dimensions": self.dimensions, "progress": False}
+        return [vector.tolist() for vector in self._shared.llm.embed(texts, **options)]
+
+    async def _aembedded(self, texts: list[str]) -> list[list[float]]:
+        if not texts:
+            return []
+        found = await self._shared.async_llm.embed(texts, normalize=self.normalize, dimensions=self.dimensions)
+        return [vector.tolist() for vector in found]
+
+
+def _conversation(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
+    """Messages as OpenAI's API has them, an answer of the model with its thinking."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        converted: Any = convert_to_openai_messages(message)
+        if isinstance(message, AIMessage):  # whose blocks of content repeat its calls
+            converted["content"] = message.text
+            thinking = message.additional_kwargs.get("reasoning_content")
+            if thinking or (thinking := "".join(_thinking(message))):
+                converted["reasoning_content"] = thinking
+        found.append(converted)
+    return found
+
+
+def _thinking(message: AIMessage) -> Iterator[str]:
+    """The thinking in the blocks of a message of LangChain's output_version v1."""
+    if isinstance(message.content, list):
+        for block in message.content:
+            if isinstance(block, dict) and block.get("type") == "reasoning":
+                yield str(block.get("reasoning", ""))
+
+
+def _tool_choice(given: str | bool | dict[str, Any] | None, names: Sequence[str]) -> str | dict[str, Any] | None:
+    if given is None or given is False:
+        return None
+    if given in (True, "any", "required"):
+        return "required"
+    if isinstance(given, str) and given in names:
+        return {"type": "function", "function": {"name": given}}
+    if given in ("auto", "none") or isinstance(given, dict):
+        return given
+    raise ConfigError(f"tool_choice is {show(given)}{nearest(str(given), [*names, 'any', 'auto', 'none'])}")
+
+
+def _tool_calls(each: CompletionOutput) -> dict[str, Any]:
+    """The calls of an answer: those whose arguments are JSON, and the others."""
+    calls, invalid = [], []
+    for call in each.tool_calls:
+        if (args := call.parsed) is not None:
+            calls.append(tool_call(name=call.name, args=args, id=call.id))
+        else:
+            error = "the arguments are no JSON object"
+            invalid.append(invalid_tool_call(name=call.name, args=call.arguments, id=call.id, error=error))
+    return {"tool_calls": calls, "invalid_tool_calls": invalid}
+
+
+def _usage(output: RequestOutput) -> UsageMetadata:
+    given, made = len(output.prompt_token_ids), sum(len(each.token_ids) for each in output.outputs)
+    return UsageMetadata(
+        input_tokens=given,
+        output_tokens=made,
+        total_tokens=given + made,
+        input_token_details={"cache_read": output.num_cached_tokens},
+    )
+
+
+def _as_piece(output: RequestOutput) -> SequenceOutput:
+    """A whole output as the only piece of a stream."""
+    each = output.outputs[0]
+    calls = tuple(ToolCallDelta(i, call.id, call.name, call.arguments) for i, call in enumerate(each.tool_calls))
+    return SequenceOutput(
+        output.request_id,
+        each.token_ids,
+        each.text,
+        output,
+        logprobs=each.logprobs,
+        reasoning=each.reasoning or "",
+        tool_calls=calls,
+        called_tools=bool(calls),
+    )

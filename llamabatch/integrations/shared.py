@@ -1,0 +1,103 @@
+"""SharedEngine: one engine for synchronous calls and for coroutines, made by the first of them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from llamabatch.client.middleware import CountingClient
+from llamabatch.config import EngineConfig, with_paths
+from llamabatch.entrypoints.async_llm import AsyncLLM
+from llamabatch.entrypoints.llm import LLM
+from llamabatch.errors import ConfigError, EngineClosedError, EngineError, LlamaBatchError, PromptError
+from llamabatch.request.outputs import FinishReason, RequestOutput
+
+
+class SharedEngine:
+    """One engine behind an LLM and an AsyncLLM.
+
+    Args:
+        model: as of LLM; or an LLM, which stays open.
+        options: of the engine, as for LLM.
+
+    Raises:
+        ConfigError: an option is wrong, or options are given with an LLM.
+    """
+
+    def __init__(self, model: str | os.PathLike[str] | LLM, options: Mapping[str, Any] | None = None) -> None:
+        given = dict(options or {})
+        if isinstance(model, LLM):
+            if given:
+                raise ConfigError(f"{', '.join(given)}: the model is an LLM already; give its options when it is made")
+            self._llm: LLM | None = model
+        else:
+            EngineConfig.from_options(model, given)
+            self._path = with_paths({**given, "model": model})  # the working folder may change before the first call
+            self._llm = None
+        self._is_ours = not isinstance(model, LLM)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._async: AsyncLLM | None = None
+
+    @property
+    def llm(self) -> LLM:
+        """The LLM; the first call loads the model. Raises as LLM; EngineClosedError after close()."""
+        with self._lock:
+            if self._closed:
+                raise EngineClosedError("the engine is closed")
+            if self._llm is None:
+                self._llm = LLM(**self._path)
+            return self._llm
+
+    @property
+    def async_llm(self) -> AsyncLLM:
+        """The AsyncLLM of the same engine, which the first awaited call loads on a thread."""
+        with self._lock:
+            if self._closed:
+                raise EngineClosedError("the engine is closed")
+            if self._async is None:
+                self._async = _AsyncOver(self)
+            return self._async
+
+    @property
+    def name(self) -> str:
+        """The model's name for reports: that of its file, without the folder and the ending. Loads nothing."""
+        path = self._llm._client.model.path if self._llm is not None else self._path["model"]
+        return os.path.basename(os.fspath(path)).removesuffix(".gguf")
+
+    def close(self) -> None:
+        """Ends the engine, unless it was given as an LLM, and refuses later calls. May be called twice."""
+        with self._lock:
+            llm, over, self._llm, self._async, self._closed = self._llm, self._async, None, None, True
+        if over is not None:
+            over.close()
+        if llm is not None and self._is_ours:
+            llm.close()
+
+
+class _AsyncOver(AsyncLLM):
+    """An AsyncLLM over the engine of an LLM, which it leaves open."""
+
+    def __init__(self, shared: SharedEngine) -> None:
+        super().__init__("tiny")  # a name for its options, which are not those of an engine
+        self._shared = shared
+
+    def _connect(self) -> CountingClient:
+        return self._shared.llm._client
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        self._workers.shutdown()
+        self._aborting.shutdown()
+
+
+def error_of(output: RequestOutput) -> LlamaBatchError | None:
+    """The exception that a single call would have raised for an output; None: it did not fail."""
+    if output.finish_reason is FinishReason.ABORT:
+        return EngineError("the request was aborted")
+    if output.error is None:
+        return None
+    return EngineError(output.error) if output.timings.queued_s is not None else PromptError(output.error)
