@@ -325,6 +325,7 @@ EXTRAS = {
         },
     ),
     "lm-eval": Extra("`llamabatch eval`", {"lm_eval": "lm_eval"}),
+    "langchain": Extra("`ChatLlamaBatch` and embeddings of LangChain", {"langchain-core": "langchain_core"}),
     "gpu": Extra("memory, use and power of NVIDIA GPUs", {"nvidia-ml-py": "pynvml"}),
 }  # fmt: skip
 
