@@ -87,7 +87,13 @@ class ModelFileError(InputError):
 
 
 class QueueFull(LlamaBatchError):  # the name that servers give it
-    """As many requests wait as max_queue allows. No request of the refused call was queued; try it again later."""
+    """As many requests wait as max_queue allows. No request of the refused call was queued; try it again later.
+
+    Attributes:
+        retry_after_s: seconds after which there should be room; None: not known.
+    """
+
+    retry_after_s: float | None = None
 
 
 class SetupError(LlamaBatchError):

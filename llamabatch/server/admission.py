@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import threading
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -129,7 +130,7 @@ class _Entered:
 
 
 class Admission:
-    """The requests in flight, in a model of the slots. Not safe from several threads at once.
+    """The requests in flight, in a model of the slots. Safe from any thread.
 
     Args:
         n_slots: continuations that can run at once.
@@ -139,7 +140,8 @@ class Admission:
     def __init__(self, n_slots: int, *, preempt: bool = False) -> None:
         self.rate = EndRate()
         self.speed = SlotSpeed()
-        self._n_slots = n_slots
+        self.n_slots = n_slots
+        self._lock = threading.Lock()
         self._preempts = preempt
         self._in_flight: dict[str, _Entered] = {}
         self._waiting: list[tuple[tuple[_Tier, int], str]] = []  # a heap; may hold requests that have ended
@@ -156,34 +158,36 @@ class Admission:
 
     def enter(self, requests: Iterable[Request], now: float) -> None:
         """Requests were submitted at `now`, seconds of any clock that does not go back."""
-        self._advance(now)
-        for request in requests:
-            if request.request_id in self._in_flight:  # refused by the engine
-                continue
-            entered = self._in_flight[request.request_id] = _Entered(request, self._n_entered)
-            self._n_entered += 1
-            self._n_in_flight += request.params.n_copies
-            if request.embed:  # it needs no slot
-                entered.started_s = now
-            else:
-                heapq.heappush(self._waiting, (entered.rank, request.request_id))
-        self._start(now)
+        with self._lock:
+            self._advance(now)
+            for request in requests:
+                if request.request_id in self._in_flight:  # refused by the engine
+                    continue
+                entered = self._in_flight[request.request_id] = _Entered(request, self._n_entered)
+                self._n_entered += 1
+                self._n_in_flight += request.params.n_copies
+                if request.embed:  # it needs no slot
+                    entered.started_s = now
+                else:
+                    heapq.heappush(self._waiting, (entered.rank, request.request_id))
+            self._start(now)
 
     def leave(self, request_id: str, output: RequestOutput | None, now: float) -> None:
         """A request has ended, with this output; None: it was never queued. Ids not in flight are ignored."""
-        entered = self._in_flight.get(request_id)
-        if entered is None:
-            return
-        self._advance(now)
-        del self._in_flight[request_id]
-        copies = entered.request.params.n_copies
-        self._n_in_flight -= copies
-        if entered.started_s is not None and not entered.request.embed:
-            self._n_running -= copies
-        if output is not None:
-            self.rate.ended(copies)
-            self.speed.measure(output)
-        self._start(now)
+        with self._lock:
+            entered = self._in_flight.get(request_id)
+            if entered is None:
+                return
+            self._advance(now)
+            del self._in_flight[request_id]
+            copies = entered.request.params.n_copies
+            self._n_in_flight -= copies
+            if entered.started_s is not None and not entered.request.embed:
+                self._n_running -= copies
+            if output is not None:
+                self.rate.ended(copies)
+                self.speed.measure(output)
+            self._start(now)
 
     def retry_after_s(self, n: int, now: float) -> int:
         """Seconds after which a call of `n` continuations that found the queue full should come again.
@@ -191,13 +195,14 @@ class Admission:
         Places that become free are promised once, so that callers who were refused together do not come back together;
         but never later than the queue as it is would be empty. 1 to MAX_RETRY_S.
         """
-        self._advance(now)
-        per_s = self.rate.per_s
-        if per_s is None:
-            return 1
-        empty_s = now + self._n_in_flight / per_s
-        self._promised_s = min(max(now, self._promised_s) + n / per_s, max(empty_s, now))
-        return max(1, min(MAX_RETRY_S, math.ceil(self._promised_s - now)))
+        with self._lock:
+            self._advance(now)
+            per_s = self.rate.per_s
+            if per_s is None:
+                return 1
+            empty_s = now + self._n_in_flight / per_s
+            self._promised_s = min(max(now, self._promised_s) + n / per_s, empty_s)
+            return max(1, min(MAX_RETRY_S, math.ceil(self._promised_s - now)))
 
     def wait_s(self, request: Request, now: float) -> float | None:
         """Seconds until a request would get its first slot; None: too little was measured to say.
@@ -206,7 +211,11 @@ class Admission:
         """
         if request.embed or len(self.speed) < MIN_MEASURED:
             return None
-        free_at: list[float] = []  # of each slot that is taken, seconds from now
+        with self._lock:
+            return self._wait_s(request, now)
+
+    def _wait_s(self, request: Request, now: float) -> float:
+        left_s: list[float] = []  # of each continuation that runs
         ahead: list[_Entered] = []
         for entered in self._in_flight.values():
             if entered.request.embed:
@@ -215,12 +224,14 @@ class Admission:
                 if entered.request.tier <= request.tier:
                     ahead.append(entered)
             elif not self._gives_way(entered.request, request):
-                left_s = self.speed.service_s(entered.request) - (now - entered.started_s)
-                free_at += [max(0.0, left_s)] * entered.request.params.n_copies
-        free_at += [0.0] * (self._n_slots - len(free_at))
+                service_s = self.speed.service_s(entered.request)
+                left_s += [max(0.0, service_s - (now - entered.started_s))] * entered.request.params.n_copies
+        left_s.sort()
+        free_at = left_s[: self.n_slots]  # of each slot, seconds from now
+        free_at += [0.0] * (self.n_slots - len(free_at))
         heapq.heapify(free_at)
-        while len(free_at) > self._n_slots:  # more run than the model of the slots can hold
-            heapq.heappop(free_at)
+        for seconds in left_s[self.n_slots :]:  # continuations of a request that has not all its slots yet
+            heapq.heapreplace(free_at, free_at[0] + seconds)
         for entered in sorted(ahead, key=lambda each: each.rank):
             service_s = self.speed.service_s(entered.request)
             for _ in range(entered.request.params.n_copies):
@@ -238,7 +249,7 @@ class Admission:
         if len(self._waiting) > 2 * len(self._in_flight) + 64:  # many have left while they waited
             self._waiting = [pair for pair in self._waiting if pair[1] in self._in_flight]
             heapq.heapify(self._waiting)
-        while self._waiting and self._n_running < self._n_slots:
+        while self._waiting and self._n_running < self.n_slots:
             _, request_id = heapq.heappop(self._waiting)
             entered = self._in_flight.get(request_id)
             if entered is None or entered.started_s is not None:
@@ -247,6 +258,7 @@ class Admission:
             self._n_running += entered.request.params.n_copies
 
     def _advance(self, now: float) -> None:
-        if self._last_s is not None and self._in_flight:
-            self.rate.passed(max(0.0, now - self._last_s))
-        self._last_s = now
+        last_s = now if self._last_s is None else self._last_s
+        self._last_s = max(now, last_s)  # other threads may have come before
+        if self._in_flight:
+            self.rate.passed(self._last_s - last_s)

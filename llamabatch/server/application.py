@@ -24,6 +24,7 @@ from starlette.routing import BaseRoute
 from llamabatch.client.connect import connect as connect_engine
 from llamabatch.server import health, openapi
 from llamabatch.server.errors import exception_handlers
+from llamabatch.server.gate import MAX_QUEUE
 from llamabatch.server.limits import BodyLimits
 from llamabatch.server.openai import chat, completions, embeddings, models, rerank, tokenize
 from llamabatch.server.security import own_path, secured
@@ -51,8 +52,9 @@ def app(model: str | os.PathLike[str], **options: Any) -> Starlette:
 
 
 def engine_config(model: str | os.PathLike[str], options: dict[str, Any]) -> EngineConfig:
-    """The options of an engine behind a server: in a child process unless they say otherwise."""
-    return EngineConfig.from_options(model, {"isolate": True} | options)
+    """The options of an engine behind a server: in a child process, with a bound on its queue, unless they say
+    otherwise."""
+    return EngineConfig.from_options(model, {"isolate": True, "max_queue": MAX_QUEUE} | options)
 
 
 def make_app(config: EngineConfig, options: ServerOptions, connect: Connect = connect_engine) -> Starlette:

@@ -116,7 +116,7 @@ class ApiError(Exception):
         if isinstance(error, InputError):
             return cls(400, str(error), param=param)
         if isinstance(error, QueueFull):
-            return cls(429, str(error), headers=retry_after(getattr(error, "retry_after_s", None)))
+            return cls(429, str(error), headers=retry_after(error.retry_after_s))
         if isinstance(error, EngineClosedError):
             return cls(503, str(error), headers=retry_after(None))
         if isinstance(error, (concurrent.futures.CancelledError, asyncio.CancelledError)):

@@ -7,12 +7,19 @@ the loop unless that is due already. A call_soon_threadsafe for each request cos
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 
+from llamabatch.client.base import errors_logged
 from llamabatch.entrypoints.submission import Submission
+from llamabatch.errors import EngineError, describe
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
 
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
 _COMPACT_FROM = 64  # pieces that wait for a slow reader are joined from here on
 
 
@@ -22,25 +29,38 @@ class Hub:
     Args:
         loop: the loop on which the streams are read.
         abort: aborts requests by their ids; it must not block.
+        on_end: called on the loop with the last output of each request, whether its reader has left or not.
 
     Attributes:
         sink: the sink of all requests; always the same object, by which the engine's thread groups outputs.
         n_handovers: calls of the sink. n_wakeups: of those, calls that had to wake the loop.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, abort: Callable[[list[str]], None]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        abort: Callable[[list[str]], None],
+        on_end: Callable[[RequestOutput], None] = lambda output: None,
+    ) -> None:
         self.sink = self._take
         self.n_handovers = 0
         self.n_wakeups = 0
         self._loop = loop
         self._abort = abort
+        self._on_end = on_end
         self._outputs: deque[list[SequenceOutput]] = deque()
         self._is_due = False
+        self._timer: asyncio.TimerHandle | None = None
         self._streams: dict[str, RequestStream] = {}
 
     def add(self, stream: RequestStream, request_ids: Iterable[str]) -> None:
         """Lets outputs of these requests go to a stream. Call it before they are submitted, on any thread."""
         self._streams.update(dict.fromkeys(request_ids, stream))
+
+    def watch(self) -> None:
+        """On the loop, with requests added: looks now and then for outputs of which no wake-up has told."""
+        if self._timer is None or self._timer.when() < self._loop.time() - _LOOK_S:  # that look has failed
+            self._timer = self._loop.call_later(_LOOK_S, self._look)
 
     def remove(self, request_ids: Iterable[str]) -> None:
         """Drops outputs of these requests from here on. On any thread."""
@@ -68,19 +88,46 @@ class Hub:
             left = list(self._streams)
             self.remove(left)
             self._abort(left)
+        except BaseException:
+            self._is_due = False
+            if self._outputs and self._outputs[-1] is outputs:  # else another thread wakes the loop for these, too
+                self._outputs.pop()
+                raise  # and gets them again, one by one
 
     def _drain(self) -> None:
         """On the loop: gives all outputs to their streams."""
         self._is_due = False
-        streams = self._streams
         while self._outputs:
             for output in self._outputs.popleft():
-                stream = streams.get(output.request_id)
-                if stream is None:
-                    continue  # its reader has left
-                if output.finished is not None:
-                    del streams[output.request_id]
-                stream.feed(output)
+                try:
+                    self._give(output)
+                except BaseException as error:  # of any kind: the others get theirs, and this one's reader an answer
+                    self._fail(output, error)
+
+    def _give(self, output: SequenceOutput) -> None:
+        streams = self._streams
+        stream = streams.get(output.request_id)
+        if output.finished is not None:
+            with errors_logged("the length of the queue is wrong from here on"):
+                self._on_end(output.finished)
+            if stream is not None:
+                del streams[output.request_id]
+        if stream is not None:  # else its reader has left
+            stream.feed(output)
+
+    def _fail(self, output: SequenceOutput, error: BaseException) -> None:
+        """The output has not come to its stream."""
+        with contextlib.suppress(Exception):
+            logger.error("an output could not be given to its reader", exc_info=error)
+        stream = self._streams.pop(output.request_id, None)
+        if stream is not None:
+            stream.fail(error)
+
+    def _look(self) -> None:
+        """Gives what an exception has left lying, for as long as anyone waits."""
+        self._timer = self._loop.call_later(_LOOK_S, self._look) if self._streams else None
+        if self._outputs:
+            self._drain()
 
 
 class RequestStream:
@@ -104,6 +151,7 @@ class RequestStream:
         self._abort = abort
         self._has_left = False
         self._is_poked = False
+        self._failure: BaseException | None = None
         self._pending: list[SequenceOutput] = []
         self._compact_at = _COMPACT_FROM
         self._reader: asyncio.Future[None] | None = None
@@ -121,6 +169,7 @@ class RequestStream:
     def started(self) -> None:
         """The requests were submitted: the events of those that were refused come first."""
         assert self.submission is not None
+        self._hub.watch()
         self._pending = [*self.submission.refused, *self._pending]
         if self.submission.done and not self._pending:
             self._end()
@@ -136,6 +185,12 @@ class RequestStream:
         if reader is not None and not reader.done():
             reader.set_result(None)
 
+    def fail(self, error: BaseException) -> None:
+        """Ends the iteration with an error, on the loop."""
+        self._failure = error
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
     def poke(self) -> None:
         """Lets a reader that waits have an empty list."""
         if self._reader is not None and not self._reader.done() and not self._pending:
@@ -149,13 +204,13 @@ class RequestStream:
         """The outputs since the last look.
 
         Raises:
-            EngineError: a request failed, and its submission raises errors.
+            EngineError: a request failed, and its submission raises errors; or an output was lost.
         """
         submission = self.submission
         assert submission is not None, "the stream of a submission that was not made"
         if submission.done or self._has_left:
             raise StopAsyncIteration
-        while not self._pending:
+        while not self._pending and self._failure is None:
             self._reader = asyncio.get_running_loop().create_future()
             try:
                 await self._reader
@@ -166,6 +221,9 @@ class RequestStream:
             if self._is_poked:
                 self._is_poked = False
                 return []
+        if self._failure is not None:
+            self.abort()
+            raise EngineError(f"an output was lost: {describe(self._failure)}") from self._failure
         pending, self._pending, self._compact_at = self._pending, [], _COMPACT_FROM
         try:
             outputs = list(submission.record(joined(pending) if len(pending) > 1 else pending))

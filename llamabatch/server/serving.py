@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -15,17 +16,22 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from llamabatch.client.base import Outage, errors_logged
 from llamabatch.client.connect import connect as connect_engine
-from llamabatch.client.middleware import CountingClient
+from llamabatch.client.middleware import CountingClient, slots_of
 from llamabatch.config import EngineConfig
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.submission import Submission
-from llamabatch.errors import EngineClosedError, LlamaBatchError
+from llamabatch.errors import EngineClosedError, LlamaBatchError, QueueFull
 from llamabatch.llama.kv_state import fingerprint as file_fingerprint
 from llamabatch.llama.model import Model
 from llamabatch.planning.capacity import Plan
 from llamabatch.planning.profile_store import library_id
+from llamabatch.request.outputs import RequestOutput
+from llamabatch.request.structured_outputs import Structure
+from llamabatch.server.admission import Admission
 from llamabatch.server.errors import ApiError
+from llamabatch.server.gate import check_deadlines, check_grammars, check_size, check_words, structures
 from llamabatch.server.hub import Hub, RequestStream
 from llamabatch.server.options import ServerOptions
 from llamabatch.utils.version import __version__
@@ -64,20 +70,19 @@ class Serving:
 
     Attributes:
         config, options: as given.
-        state: "loading", "ready", "draining" (no new work), or "failed": the load raised, or the engine is gone.
-        error: the reason of "failed"; None before. load_error: the same, where the load raised.
+        load_error: what the load raised; None: nothing, so far.
         created: time.time() of the start, whole seconds.
     """
 
     def __init__(self, config: EngineConfig, options: ServerOptions, connect: Connect = connect_engine) -> None:
         self.config = config
         self.options = options
-        self.state: State = "loading"
-        self.error: BaseException | None = None
         self.load_error: BaseException | None = None
         self.created = int(time.time())
         self._connect = connect
+        self._state: State = "loading"
         self._client: CountingClient | None = None
+        self._admission: Admission | None = None
         self._fingerprint: str | None = None
         self._loaded: Future[None] | None = None
         self._hubs: dict[asyncio.AbstractEventLoop, Hub] = {}
@@ -127,30 +132,62 @@ class Serving:
         if hub is None:
             for other in [other for other in self._hubs if other.is_closed()]:
                 del self._hubs[other]
-            hub = self._hubs[loop] = Hub(loop, self._abort)
+            hub = self._hubs[loop] = Hub(loop, self._abort, self._ended)
         return hub
 
     def unavailable(self) -> ApiError:
         """The error of a call that needs the model while there is none."""
-        message = _MESSAGES.get(self.state, "the model is not there")
-        if self.state == "failed" and self.error is not None:
-            message = f"{message}: {self.error}"
-        headers = {"Retry-After": str(_RETRY_AFTER_S.get(self.state, 1))}
-        return ApiError(503, message, type="unavailable_error", code=f"model_{self.state}", headers=headers)
+        state, error = self.state, self.error
+        message = _MESSAGES.get(state, "the model is not there")
+        if state == "failed" and error is not None:
+            message = f"{message}: {error}"
+        outage = self.outage
+        retry_s = _RETRY_AFTER_S.get(state, 1)
+        if outage is not None and outage.retry_in_s is not None:
+            retry_s = max(1, math.ceil(outage.retry_in_s))
+        headers = {"Retry-After": str(retry_s)}
+        return ApiError(503, message, type="unavailable_error", code=f"model_{state}", headers=headers)
+
+    @property
+    def state(self) -> State:
+        """ "loading", "ready", "draining" (no new work), or "failed": the load raised, or the engine is gone."""
+        return "failed" if self._state == "ready" and self.outage is not None else self._state
+
+    @property
+    def error(self) -> BaseException | None:
+        """The reason of "failed"; None in other states."""
+        outage = self.outage
+        return self.load_error if outage is None else EngineClosedError(outage.reason)
+
+    @property
+    def outage(self) -> Outage | None:
+        """Why the engine is gone; None while it is there, is being loaded or replaced, or this server ends it."""
+        client = self._client
+        return client.outage if client is not None and self._state == "ready" else None
+
+    @property
+    def admission(self) -> Admission:
+        """The requests in flight, and the wait that a new one has before it."""
+        if self._admission is None:
+            raise self.unavailable()
+        return self._admission
 
     def check_ready(self) -> None:
         """Raises ApiError (503) unless the model is ready. Starts the load where no lifespan has: of an app that is
         mounted in another one."""
         if self._loaded is None:
             self.start()
-        if self.state != "ready":
+        if self.state == "ready":
+            return
+        outage = self.outage
+        if outage is None or outage.retry_in_s != 0:  # else this call lets the engine be started once more
             raise self.unavailable()
 
     def start(self) -> Future[None]:
         """Begins to load the model, on a thread, unless that has begun. The result of the future: it is loaded."""
         with self._lock:
             if self._loaded is None:
-                self.state, self.error, self.load_error = "loading", None, None
+                self._state, self.load_error = "loading", None
                 self._workers = ThreadPoolExecutor(self.options.threads, thread_name_prefix="llamabatch-server")
                 # a thread of its own: an abort must not wait for a prompt that is being tokenized
                 self._aborting = ThreadPoolExecutor(1, thread_name_prefix="llamabatch-abort")
@@ -165,22 +202,26 @@ class Serving:
         except BaseException as error:
             if not isinstance(error, LlamaBatchError):
                 logger.exception("the model could not be loaded")
-            self.load_error = self.error = error
-            self.state = "failed"
+            self.load_error = error
+            self._state = "failed"
             loaded.set_exception(error)
             return
-        with self._lock:
-            is_wanted = self._loaded is loaded
+        try:
+            config = client.plan.config
+            admission = Admission(slots_of(config), preempt=config.preempt)
+            with self._lock:
+                is_wanted = self._loaded is loaded
+                if is_wanted:
+                    self._client, self._admission = client, admission
+                    if self._state == "loading":
+                        self._state = "ready"
             if is_wanted:
-                self._client = client
-                if self.state == "loading":
-                    self.state = "ready"
-        if is_wanted:
-            with contextlib.suppress(OSError, LlamaBatchError):
-                self._fingerprint = fingerprint_of(client)
-        else:  # closed meanwhile
-            client.close()
-        loaded.set_result(None)
+                with errors_logged("the fingerprint of the model could not be made"):
+                    self._fingerprint = fingerprint_of(client)
+            else:  # closed meanwhile
+                client.close()
+        finally:
+            loaded.set_result(None)
 
     async def on_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         """Calls a function that takes long, or that asks the engine, on a worker's thread."""
@@ -218,11 +259,12 @@ class Serving:
         task.add_done_callback(end)
         call.on_end = partial(self._forget, task, end, call)
         try:
-            await self.on_thread(self._submit, prepare, call, hub, stream)
-        except BaseException as error:
+            forms = await self.on_thread(self._make, prepare, call, hub, stream)
+            if forms:
+                await check_grammars(forms, self.model)
+                await self.on_thread(self._send, call, hub, stream)
+        except BaseException:
             call.abort()
-            if isinstance(error, EngineClosedError):
-                self._lost(error)
             self._forget(task, end, call)
             raise
         call.started()
@@ -232,19 +274,38 @@ class Serving:
         task.remove_done_callback(end)
         self._open.discard(call)
 
-    def _submit(self, prepare: Prepare, call: RequestStream, hub: Hub, stream: bool) -> None:
-        """On a worker's thread."""
+    def _make(self, prepare: Prepare, call: RequestStream, hub: Hub, stream: bool) -> list[Structure]:
+        """On a worker's thread: makes the requests. Returns the forms to try first; without any, it submits them."""
         client = self.client
         submission = prepare(InputProcessor(client, lambda: call.has_left, client.next_seed))
+        call.submission = submission
+        check_size(submission.requests, self.admission.n_slots, self.config.max_queue)
+        check_words(submission.requests, client.model)
+        forms = structures(submission.requests)
+        if not forms:
+            self._send(call, hub, stream)
+        return forms
+
+    def _send(self, call: RequestStream, hub: Hub, stream: bool) -> None:
+        """On a worker's thread: submits the requests."""
+        client, admission, submission = self.client, self.admission, call.submission
+        assert submission is not None
         if call.has_left:
             raise CancelledError
-        call.submission = submission
-        ids = [request.request_id for request in submission.requests]
+        requests, now = submission.requests, time.perf_counter()
+        check_deadlines(requests, admission, now)
+        ids = [request.request_id for request in requests]
         hub.add(call, ids)
+        admission.enter(requests, now)
         try:
-            client.submit(submission.requests, hub.sink, stream=stream)
-        except BaseException:
+            client.submit(requests, hub.sink, stream=stream)
+        except BaseException as error:
             hub.remove(ids)
+            for request_id in ids:
+                admission.leave(request_id, None, now)
+            if isinstance(error, QueueFull):
+                asked = sum(request.params.n_copies for request in requests)
+                error.retry_after_s = admission.retry_after_s(asked, now)
             raise
         if submission.refused:
             client.note_refused(submission.refused)
@@ -252,11 +313,10 @@ class Serving:
             hub.remove(ids)
             client.abort(ids)
 
-    def _lost(self, error: EngineClosedError) -> None:
-        """The engine refuses work: it is gone, unless this server has closed it."""
-        if self.state == "ready":
-            logger.error("the engine is gone: %s", error)
-            self.state, self.error = "failed", error
+    def _ended(self, output: RequestOutput) -> None:
+        """On the loop: a request has ended."""
+        if self._admission is not None:
+            self._admission.leave(output.request_id, output, time.perf_counter())
 
     def _abort(self, request_ids: list[str]) -> None:
         """Aborts requests without waiting. On any thread."""
@@ -267,8 +327,8 @@ class Serving:
 
     async def drain(self, seconds: float) -> None:
         """Takes no new work, waits until the calls under way have ended, and aborts what is left after so long."""
-        if self.state in ("ready", "loading"):
-            self.state = "draining"
+        if self._state in ("ready", "loading"):
+            self._state = "draining"
         until = time.monotonic() + seconds
         while self._open and time.monotonic() < until:
             await asyncio.sleep(_LOOK_S)
@@ -295,8 +355,8 @@ class Serving:
             loaded, self._loaded = self._loaded, None
             workers, self._workers = self._workers, None
             aborting, self._aborting = self._aborting, None
-            if self.state != "failed":
-                self.state = "draining"
+            if self._state != "failed":
+                self._state = "draining"
         if loaded is not None and client is None:
             with contextlib.suppress(BaseException):
                 loaded.result()

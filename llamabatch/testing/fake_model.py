@@ -6,12 +6,14 @@ import re
 import threading
 import zlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 from llamabatch.errors import PromptError
 from llamabatch.gguf.reader import TEXT, Items, Value
 from llamabatch.llama.model import PairMarks
 from llamabatch.request.detokenizer import Vocabulary
+from llamabatch.request.structured_outputs import Structure
 
 N_VOCAB = 2**17
 N_EMBD = 16
@@ -49,6 +51,16 @@ def messages_of(prompt: str) -> tuple[dict[str, str], ...] | None:
     return tuple({"role": role, "content": content} for role, content in found) or None
 
 
+class _AnyGrammar:
+    """Takes every form without a look at it."""
+
+    def check(self, structure: Structure) -> Future[str]:
+        """As Grammars.check."""
+        passed: Future[str] = Future()
+        passed.set_result("")
+        return passed
+
+
 class FakeModel:
     """The members of llama.model.Model that need no weights.
 
@@ -70,6 +82,7 @@ class FakeModel:
     eog_ids = (EOS, END)
     n_embd_out = MOST_EMBD  # a test may give vectors of any length
     metadata: Mapping[str, str] = {}
+    grammars = _AnyGrammar()
     pair_marks = PairMarks((BOS,), (EOS,), (EOS,))
 
     def __init__(self, path: Path, pooling: str = "mean", labels: Sequence[str] = LABELS) -> None:

@@ -103,9 +103,9 @@ def test_each_continuation_takes_a_slot():
     admission = measured(2)
     entered(admission, 1, 10.0, n=4)
     assert admission.n_in_flight == 4
-    assert admission.wait_s(request("new"), 10.0) <= 1.4
+    assert admission.wait_s(request("new"), 10.0) == pytest.approx(2 * 1.4)
     admission.enter([request("four more", n=4)], 10.0)
-    assert admission.wait_s(request("new"), 10.0) == pytest.approx(1.4 + 2 * 1.4)
+    assert admission.wait_s(request("new"), 10.0) == pytest.approx(4 * 1.4)
 
 
 def test_texts_to_embed_take_no_slot():
