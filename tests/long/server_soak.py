@@ -1,0 +1,228 @@
+"""An hour of mixed load on a server: streams, whole answers, clients that leave, slow readers, bad bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import psutil
+
+from tests.long.server_client import Body, Call, RunningServer, text_of
+from tests.long.soak import MOST_GROWTH_HANDLES, check_flat
+
+HOLDS = (
+    "over one hour of mixed load with slow readers and clients that leave, memory, file descriptors and threads of a "
+    "server stay flat; every call is answered, and nothing is left in the engine"
+)
+TOTAL = 1
+QUICK = 1  # of five seconds
+SECONDS = 3600.0
+TIMEOUT_S = 2 * SECONDS
+
+_SAMPLE_S = 10.0
+_CALLERS = 12
+_ANSWER_S = 120.0  # in which any call must be answered
+_ENGINE = {"n_slots": 8, "n_ctx": 512, "n_threads": 1, "strategy": "batched", "max_queue": 64}
+_WORDS = ("the", "red", "small", "house", "river", "king", "sleeps", "sees", "under", "why", "seven")
+_KNOWN = {"prompt": "Once upon a time", "max_tokens": 30, "temperature": 0}
+
+
+def case(number: int, folder: Path, seconds: float = SECONDS) -> None:
+    """All of it; fewer seconds hold the counts, and that nothing is left behind, to the same standard."""
+    _soak(min(2.0, seconds), folder / "first.jsonl", number)  # whatever is made once and kept is there after this
+    gc.collect()
+    before = _handles()
+    samples = _soak(seconds, folder / "samples.jsonl", number)
+    gc.collect()
+    after = _handles()
+    assert after["children"] <= before["children"], (before, after)
+    assert after["threads"] <= before["threads"], (before, after)
+    assert after["fds"] <= before["fds"] + MOST_GROWTH_HANDLES, (before, after)
+    if seconds >= 60:
+        check_flat(samples)
+
+
+def _soak(seconds: float, log: Path, seed: int) -> list[dict[str, float]]:
+    with RunningServer(_ENGINE, write_timeout_s=20.0) as server:
+        load = _Load(server, seed, time.monotonic() + seconds)
+        asyncio.run(load.run(log))
+        server.check_idle()
+        assert server.serving.client.stats().restarts == 0
+    assert load.asked == sum(load.ended.values()), (load.asked, load.ended)
+    assert len(load.ended) > (4 if seconds < 4 else 6), load.ended  # each kind has come
+    return load.samples
+
+
+class _Load:
+    """The callers, and their count of calls by how they ended."""
+
+    def __init__(self, server: RunningServer, seed: int, until_s: float) -> None:
+        self.asked = 0
+        self.ended: Counter[str] = Counter()
+        self.samples: list[dict[str, float]] = []
+        self._server, self._until_s = server, until_s
+        self._rng = random.Random(seed)
+        self._wanted = ""
+
+    async def run(self, log: Path) -> None:
+        """Runs the callers until the time is up; the first failure of one ends it."""
+        self._wanted = await text_of(self._server.port, _KNOWN, stream=False)
+        watch = asyncio.create_task(self._watch(log))
+        try:
+            await asyncio.gather(*(self._caller(random.Random(self._rng.random())) for _ in range(_CALLERS)))
+        finally:
+            watch.cancel()
+
+    async def _caller(self, rng: random.Random) -> None:
+        actions: tuple[Callable[[random.Random], Awaitable[str]], ...] = (
+            *(self._whole, self._stream, self._chat, self._known, self._leave, self._slow, self._bad, self._late),
+            *(self._structured, self._many),
+        )
+        while time.monotonic() < self._until_s:
+            self.asked += 1
+            self.ended[await asyncio.wait_for(rng.choice(actions)(rng), _ANSWER_S)] += 1
+
+    async def _watch(self, log: Path) -> None:
+        start = time.monotonic()
+        with log.open("w") as file:
+            while True:
+                self.samples.append({"t": round(time.monotonic() - start, 1), **_sample()})
+                file.write(json.dumps({**self.samples[-1], "asked": self.asked, **self.ended}) + "\n")
+                file.flush()
+                await asyncio.sleep(_SAMPLE_S)
+
+    # --- what is asked, and how it ended ------------------------------------------------------------------------------
+
+    def _body(self, rng: random.Random, **more: object) -> Body:
+        prompt = " ".join(rng.choice(_WORDS) for _ in range(rng.randrange(3, 60)))
+        return {"prompt": prompt, "max_tokens": rng.randrange(1, 60), "temperature": rng.choice((0, 0.8)), **more}
+
+    async def _post(self, body: Body, path: str = "/v1/completions") -> Call:
+        return await Call.post(self._server.port, path, body)
+
+    async def _whole(self, rng: random.Random) -> str:
+        call = await self._post(self._body(rng, n=rng.choice((1, 1, 2))))
+        document = await call.read()
+        return self._status(call, document)
+
+    async def _many(self, rng: random.Random) -> str:
+        prompts = [self._body(rng)["prompt"] for _ in range(rng.randrange(2, 30))]
+        call = await self._post(self._body(rng, prompt=prompts))
+        document = await call.read()
+        assert call.status != 200 or len(document["choices"]) == len(prompts)
+        return self._status(call, document)
+
+    async def _known(self, rng: random.Random) -> str:
+        text = await text_of(self._server.port, _KNOWN, stream=rng.random() < 0.5)
+        assert text == self._wanted, text
+        return "known"
+
+    async def _stream(self, rng: random.Random) -> str:
+        call = await self._post(self._body(rng, stream=True))
+        if await call.head() != 200:
+            call.close()
+            return self._status(call, None)
+        n = sum([1 async for event in call.events() if "error" not in event])
+        assert n
+        return "streamed"
+
+    async def _chat(self, rng: random.Random) -> str:
+        messages = [{"role": "user", "content": self._body(rng)["prompt"]}]
+        call = await self._post({"messages": messages, "max_tokens": 20}, "/v1/chat/completions")
+        document = await call.read()
+        return self._status(call, document)
+
+    async def _structured(self, rng: random.Random) -> str:
+        regex = f"[a-z]{{1,{rng.randrange(2, 20)}}}"
+        call = await self._post(self._body(rng, structured_outputs={"regex": regex}))
+        return self._status(call, await call.read())
+
+    async def _leave(self, rng: random.Random) -> str:
+        call = await self._post(self._body(rng, max_tokens=400, ignore_eos=True, stream=rng.random() < 0.5))
+        await asyncio.sleep(rng.random() * 0.2)
+        call.leave(reset=rng.random() < 0.5)
+        return "left"
+
+    async def _slow(self, rng: random.Random) -> str:
+        """Reads some bytes now and then, for some seconds, with next to no buffer; then it reads on, or leaves."""
+        body = self._body(rng, max_tokens=400, ignore_eos=True, stream=True, logprobs=5)
+        call = await Call.post(self._server.port, "/v1/completions", body, buffer=2**15, connection="close")
+        for _ in range(rng.randrange(5, 40)):
+            if not await call.raw(1):
+                break
+            await asyncio.sleep(0.05)
+        if rng.random() < 0.5:
+            call.leave()
+            return "slow, left"
+        while await call.raw(2**16):
+            await asyncio.sleep(0.001)
+        call.close()
+        return "slow"
+
+    async def _bad(self, rng: random.Random) -> str:
+        body = rng.choice(
+            (
+                self._body(rng, temperature=-1),
+                self._body(rng, prompt="word " * 2000),
+                self._body(rng, prompt=[10**6]),
+                self._body(rng, structured_outputs={"regex": "(bad"}),
+                {"messages": "none"},
+            )
+        )
+        call = await self._post(body)
+        document = await call.read()
+        assert call.status == 400, (call.status, document)
+        assert document["error"]["message"], document
+        return "400"
+
+    async def _late(self, rng: random.Random) -> str:
+        body = self._body(rng, max_tokens=400, ignore_eos=True, deadline_s=rng.random() * 0.1)
+        call = await self._post(body)
+        document = await call.read()
+        assert call.status in (200, 429, 504), (call.status, document)
+        return self._status(call, document)
+
+    def _status(self, call: Call, document: Body | None) -> str:
+        assert call.status in (200, 429, 504), (call.status, document)
+        assert call.status != 429 or 1 <= int(call.headers["retry-after"]) <= 60, call.headers
+        return str(call.status)
+
+
+def _handles() -> dict[str, int]:
+    here = psutil.Process()
+    return {
+        "threads": here.num_threads(),
+        "fds": here.num_fds() if hasattr(here, "num_fds") else 0,
+        "children": len(here.children(recursive=True)),
+    }
+
+
+def _sample() -> dict[str, float]:
+    """Figures of this process, and of its child with the most memory, the engine's."""
+    here = psutil.Process()
+    children = []
+    for process in here.children():
+        try:
+            children.append((process.memory_info().rss, process.num_threads(), process.num_fds()))
+        except psutil.Error:  # it ended meanwhile
+            continue
+    rss, threads, fds = max(children, default=(0, 0, 0))
+    handles = _handles()
+    return {
+        "rss": here.memory_info().rss, "threads": handles["threads"], "fds": handles["fds"],
+        "child_rss": rss, "child_threads": threads, "child_fds": fds,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":  # python -m tests.long.server_soak SECONDS FOLDER: the same, with samples where one can look
+    target = Path(sys.argv[2])
+    target.mkdir(parents=True, exist_ok=True)
+    case(0, target, float(sys.argv[1]))
+    print("flat")

@@ -1,0 +1,23 @@
+"""What goes wrong around a server: the figures of it, whose full counts are run by `make test-long`."""
+
+import pytest
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("httptools")
+
+from tests.long import server_disconnects, server_kills, server_soak
+
+
+@pytest.mark.parametrize("number", range(server_disconnects.QUICK))
+def test_disconnects(number, tmp_path):
+    server_disconnects.case(number, tmp_path)
+
+
+@pytest.mark.parametrize("number", range(server_kills.QUICK))
+def test_kills(number, tmp_path):
+    server_kills.case(number, tmp_path)
+
+
+@pytest.mark.slow
+def test_seconds_of_mixed_load(tmp_path):
+    server_soak.case(0, tmp_path, seconds=4)
