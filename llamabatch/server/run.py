@@ -64,6 +64,9 @@ def serve(config: EngineConfig, options: ServerOptions, started: Callable[[list[
                 os.unlink(path)
     if serving.load_error is not None:
         raise serving.load_error
+    if serving.is_loading:  # a thread in the middle of a native load cannot be ended in good order
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def uvicorn_config(application: Any, options: ServerOptions) -> uvicorn.Config:

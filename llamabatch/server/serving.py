@@ -85,6 +85,7 @@ class Serving:
         self._admission: Admission | None = None
         self._fingerprint: str | None = None
         self._loaded: Future[None] | None = None
+        self._n_loading = 0
         self._hubs: dict[asyncio.AbstractEventLoop, Hub] = {}
         self._open: set[object] = set()  # calls under way, from before their prompts are read
         self._lock = threading.Lock()
@@ -118,6 +119,11 @@ class Serving:
         if self._fingerprint is None:
             self._fingerprint = fingerprint_of(self.client)
         return self._fingerprint
+
+    @property
+    def is_loading(self) -> bool:
+        """A load is under way, be it one that this has been closed before the end of."""
+        return self._n_loading > 0
 
     @property
     def n_open(self) -> int:
@@ -197,6 +203,13 @@ class Serving:
             return self._loaded
 
     def _load(self, loaded: Future[None]) -> None:
+        self._n_loading += 1
+        try:
+            self._load_now(loaded)
+        finally:
+            self._n_loading -= 1
+
+    def _load_now(self, loaded: Future[None]) -> None:
         try:
             client = self._connect(self.config)
         except BaseException as error:
@@ -349,17 +362,14 @@ class Serving:
         await asyncio.get_running_loop().run_in_executor(None, self.close)
 
     def close(self) -> None:
-        """As aclose, on any thread but a sink's. Waits for the step under way, and for a load to end."""
+        """As aclose, on any thread but a sink's. Waits for the step under way, not for a load."""
         with self._lock:
             client, self._client = self._client, None
-            loaded, self._loaded = self._loaded, None
+            self._loaded = None  # a load that is under way closes what it has made
             workers, self._workers = self._workers, None
             aborting, self._aborting = self._aborting, None
             if self._state != "failed":
                 self._state = "draining"
-        if loaded is not None and client is None:
-            with contextlib.suppress(BaseException):
-                loaded.result()
         if client is not None:
             client.close()
         for pool in (workers, aborting):

@@ -1,0 +1,162 @@
+"""A client that leaves, at any time, ends its request within two steps, and nobody else's."""
+
+import asyncio
+import json
+import time
+
+import pytest
+
+from llamabatch.engine.engine import Engine
+from llamabatch.server import app
+
+LONG = "word " * 700  # several prefill steps
+
+
+class Steps:
+    """Slow steps, counted, and the step before which each abort came."""
+
+    def __init__(self, monkeypatch):
+        self.count = 0
+        self.aborts = []
+        step, abort = Engine.step, Engine.abort
+
+        def counted(engine):
+            self.count += 1
+            time.sleep(0.02)
+            return step(engine)
+
+        def noted(engine, request_id, *rest):
+            self.aborts.append(self.count)
+            return abort(engine, request_id, *rest)
+
+        monkeypatch.setattr(Engine, "step", counted)
+        monkeypatch.setattr(Engine, "abort", noted)
+
+
+class Client:
+    """One request over ASGI, whose client may leave."""
+
+    def __init__(self, application, body, path="/v1/completions"):
+        self.status = None
+        self.body = b""
+        self.first = asyncio.Event()  # the first piece is there
+        self._leaving = asyncio.Event()
+        self._given = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+            "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
+            "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+            "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
+        }  # fmt: skip
+        self.task = asyncio.ensure_future(application(scope, self._receive, self._send))
+
+    def leave(self):
+        self._leaving.set()
+
+    async def _receive(self):
+        if self._given:
+            return self._given.pop()
+        await self._leaving.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message):
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        else:
+            self.body += message["body"]
+            if message["body"]:
+                self.first.set()
+
+
+async def until(true, what):
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.002)
+
+
+def run(story, **options):
+    """Runs a story on an application whose model is loaded."""
+
+    async def told():
+        application = app("tiny", isolate=False, n_ctx=1024, instances=1, n_threads=1, **options)
+        serving = application.state.serving
+        async with application.router.lifespan_context(application):
+            await until(lambda: serving.state == "ready", "it is never ready")
+            await story(application, serving)
+            await until(lambda: serving.n_open == 0, "a call is left open")
+
+    asyncio.run(told())
+
+
+def body(stream, **more):
+    return {"prompt": "Once upon a time", "max_tokens": 200, "ignore_eos": True, "stream": stream, "seed": 1} | more
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("when", ["waiting", "prefill", "decoding"])
+def test_it_frees_its_place_within_two_steps(monkeypatch, stream, when):
+    async def story(application, serving):
+        other = Client(application, body(False, max_tokens=60)) if when == "waiting" else None
+        if other is not None:
+            await until(lambda: serving.client.stats().running == 1, "the other one never runs")
+        steps = Steps(monkeypatch)
+        client = Client(application, body(stream, prompt=LONG if when == "prefill" else "Once upon a time"))
+        stats = serving.client.stats
+        if when == "waiting":
+            await until(lambda: stats().waiting == 1, "it never waits")
+        elif when == "prefill":
+            await until(lambda: steps.count >= 2, "it never begins")
+            assert stats().generated_tokens == 0
+        else:
+            await until(lambda: stats().generated_tokens > 3, "it never decodes")
+        at = steps.count
+        client.leave()
+        await asyncio.wait_for(client.task, 10)
+        await until(lambda: steps.aborts, "it is never aborted")
+        assert steps.aborts[0] - at <= 2
+        await until(lambda: stats().aborted == 1, "it never ends")
+        assert stats().running + stats().waiting == (0 if other is None else 1)
+        if other is not None:
+            await other.task
+            assert other.status == 200
+            assert json.loads(other.body)["usage"]["completion_tokens"] == 60
+
+    run(story, n_slots=1, n_batch=64, prefill_budget=64)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_texts_of_the_others_are_unchanged(stream):
+    texts = {}
+
+    async def story(application, serving):
+        for leaves in (False, True):
+            clients = [Client(application, body(stream, seed=number, max_tokens=40)) for number in range(6)]
+            if leaves:
+                clients[2].leave()
+                await until(lambda: serving.client.stats().generated_tokens > 20, "nothing runs")
+                clients[4].leave()
+            await asyncio.gather(*(client.task for client in clients))
+            texts[leaves] = [text_of(client.body, stream) for client in clients]
+        assert [texts[True][i] for i in (0, 1, 3, 5)] == [texts[False][i] for i in (0, 1, 3, 5)]
+
+    run(story, n_slots=6)
+
+
+def text_of(data, stream):
+    if not stream:
+        return json.loads(data)["choices"][0]["text"] if data else None
+    events = [line[6:] for line in data.decode().split("\n\n") if line.startswith("data: {")]
+    return "".join(json.loads(event)["choices"][0]["text"] for event in events)
+
+
+def test_a_handler_that_is_cancelled_ends_its_request(monkeypatch):
+    async def story(application, serving):
+        client = Client(application, body(True))
+        await asyncio.wait_for(client.first.wait(), 20)
+        client.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await client.task
+        await until(lambda: serving.client.stats().aborted == 1, "it never ends")
+
+    run(story, n_slots=2)

@@ -1,0 +1,192 @@
+"""The server as a program: signals, draining, addresses, and a model that cannot be loaded."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+
+# as `llamabatch serve`, with options of the test, and the URL on stdout
+PROGRAM = """
+import json, sys
+from llamabatch.errors import LlamaBatchError
+from llamabatch.server.application import engine_config
+from llamabatch.server.options import ServerOptions
+from llamabatch.server.run import serve
+model, engine, server = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+try:
+    serve(engine_config(model, engine), ServerOptions(**server), lambda urls: print(urls[0], flush=True))
+except LlamaBatchError as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+"""
+
+
+@contextlib.contextmanager
+def server(model="tiny", *, wait=True, server=None, **engine):
+    """A server in a process of its own: the process, and a client of it."""
+    options = {"port": 0, **(server or {})}
+    engine = {"n_slots": 4, "n_ctx": 1024, "n_threads": 1} | engine
+    command = [sys.executable, "-c", PROGRAM, model, json.dumps(engine), json.dumps(options)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        url = process.stdout.readline().strip()
+        if not url:
+            yield process, None
+            return
+        with httpx.Client(base_url=url, timeout=30) as client:
+            if wait:
+                until(lambda: client.get("/readyz").status_code == 200)
+            yield process, client
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        process.stdout.close()
+        process.stderr.close()
+
+
+def until(true, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def children(process):
+    """Process ids of the children of a process."""
+    command = ["ps", "-o", "pid=", "--ppid", str(process.pid)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return [int(each) for each in found.stdout.split()]
+
+
+def gone(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def body(**more):
+    return {"prompt": "Once upon a time", "max_tokens": 300, "ignore_eos": True, "stream": True, "seed": 1} | more
+
+
+class Stream(threading.Thread):
+    """Reads a stream on a thread; one that is cut has an end without [DONE]."""
+
+    def __init__(self, client, asked):
+        super().__init__()
+        self._client = client
+        self._asked = asked
+        self.begun = threading.Event()
+        self.data = ""
+        self.start()
+
+    def run(self):
+        with (
+            contextlib.suppress(httpx.HTTPError),
+            self._client.stream("POST", "/v1/completions", json=self._asked) as response,
+        ):
+            for piece in response.iter_text():
+                self.data += piece
+                self.begun.set()
+
+    @property
+    def text(self):
+        events = [line[6:] for line in self.data.split("\n\n") if line.startswith("data: {")]
+        return "".join(json.loads(event)["choices"][0]["text"] for event in events)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_open_streams_end_and_takes_no_new_work(number):
+    long = body(max_tokens=900)
+    with server() as (process, client):
+        whole = client.post("/v1/completions", json=long | {"stream": False}).json()["choices"][0]["text"]
+        pids = children(process)
+        stream = Stream(client, long)
+        assert stream.begun.wait(20)
+        process.send_signal(number)
+        statuses = []
+        with contextlib.suppress(httpx.HTTPError):  # at the end there is nobody to answer
+            while stream.is_alive():
+                ready, refused = client.get("/readyz"), client.post("/v1/completions", json=body())
+                statuses.append((ready.status_code, refused.status_code, "retry-after" in refused.headers))
+        stream.join(30)
+        assert stream.text == whole
+        assert stream.data.endswith("data: [DONE]\n\n")
+        assert set(statuses[1:]) <= {(503, 503, True)}
+        assert process.wait(20) == 0
+        until(lambda: all(map(gone, pids)))
+        assert process.stderr.read() == ""
+
+
+def test_what_does_not_end_in_time_is_ended_with_an_error():
+    with server(server={"drain_s": 0.2}, n_slots=1) as (process, client):
+        streams = [Stream(client, body(max_tokens=900, seed=number)) for number in range(12)]
+        assert streams[0].begun.wait(20) or streams[1].begun.wait(20)
+        until(lambda: any(stream.begun.is_set() for stream in streams))
+        begun = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert time.monotonic() - begun < 10
+        for stream in streams:
+            stream.join(10)
+        ended = [stream for stream in streams if not stream.data.endswith("data: [DONE]\n\n")]
+        assert ended  # 12 times 900 tokens one after another take longer
+        assert all("shutting down" in stream.data for stream in ended if stream.begun.is_set())
+
+
+def test_a_second_signal_ends_at_once():
+    with server() as (process, client):
+        pids = children(process)
+        stream = Stream(client, body(max_tokens=900))
+        assert stream.begun.wait(20)
+        process.send_signal(signal.SIGTERM)
+        until(lambda: client.get("/readyz").status_code == 503)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == 128 + signal.SIGTERM
+        until(lambda: all(map(gone, pids)))
+        stream.join(10)
+
+
+def test_a_signal_while_it_loads_ends_it():
+    with server(wait=False) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def test_a_port_that_is_taken_is_refused_by_its_number():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with server(server={"port": port}) as (process, client):
+            assert client is None
+            assert process.wait(20) == 1
+            error = process.stderr.read()
+            assert f"port {port}" in error
+            assert "--port" in error
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_program_with_its_error(tmp_path):
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF, but not really" * 100)
+    with server(str(tmp_path / "broken.gguf"), wait=False) as (process, _):
+        assert process.wait(30) == 1
+        assert "ModelFileError" in process.stderr.read()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no UNIX sockets")
+def test_a_unix_socket_is_served_and_removed(tmp_path):
+    path = str(tmp_path / "s.sock")
+    with server(server={"uds": path}, wait=False) as (process, _):
+        with httpx.Client(transport=httpx.HTTPTransport(uds=path), base_url="http://localhost") as client:
+            until(lambda: client.get("/readyz").status_code == 200)
+            assert client.post("/v1/completions", json=body(stream=False, max_tokens=2)).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert not os.path.exists(path)
