@@ -22,13 +22,17 @@ from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
 
 from llamabatch.client.connect import connect as connect_engine
-from llamabatch.server import health, openapi
+from llamabatch.server import health, metrics, openapi
 from llamabatch.server.errors import exception_handlers
 from llamabatch.server.gate import MAX_QUEUE
 from llamabatch.server.limits import BodyLimits
+from llamabatch.server.llama_server import adapters as lora_scales
+from llamabatch.server.llama_server import props, slots
 from llamabatch.server.openai import chat, completions, embeddings, models, rerank, tokenize
 from llamabatch.server.security import own_path, secured
 from llamabatch.server.serving import Connect, Serving
+from llamabatch.server.vllm import adapters as lora_files
+from llamabatch.server.vllm import status
 
 _OWN = frozenset(each.name for each in fields(ServerOptions))
 
@@ -40,6 +44,12 @@ ROUTES: tuple[Sequence[BaseRoute], ...] = (
     rerank.routes,
     models.routes,
     tokenize.routes,
+    metrics.routes,
+    slots.routes,
+    props.routes,
+    lora_scales.routes,
+    status.routes,
+    lora_files.routes,
     openapi.routes,
 )
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import importlib
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
 from llamabatch.engine.engine_state import EngineState
 from llamabatch.engine.stats import EngineStats
+from llamabatch.errors import EngineClosedError
 from llamabatch.monitor import prometheus
 from llamabatch.monitor.host import MachineSample
+from llamabatch.server.errors import ApiError
+from llamabatch.server.live import live_of
+from llamabatch.server.serving import serving_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -52,11 +63,8 @@ class Metrics:
     """
 
     def __init__(self, model: str) -> None:
-        import prometheus_client
-        import prometheus_client.core
-
-        self._client: Any = prometheus_client
-        self._core: Any = prometheus_client.core
+        self._client: Any = importlib.import_module("prometheus_client")
+        self._core: Any = importlib.import_module("prometheus_client.core")
         self._model = model
 
     def text(
@@ -154,3 +162,24 @@ def _longest(stats: EngineStats) -> bytes:
     """llama-server's n_tokens_max, a counter without the ending that prometheus_client gives to all counters."""
     name = LLAMA_SERVER + "n_tokens_max"
     return f"# HELP {name} {_LONGEST}\n# TYPE {name} counter\n{name} {float(stats.longest)}\n".encode()
+
+
+async def metrics(request: HttpRequest) -> Any:
+    """The figures; before the model is there, those of an engine that has done nothing."""
+    serving = serving_of(request)
+    live = live_of(serving)
+    stats = EngineStats()
+    states: list[EngineState] = []
+    with contextlib.suppress(ApiError, EngineClosedError):  # loading, or the engine is gone
+        stats, states = await live.look()
+    name, n_open, ready = serving.names[0], serving.n_open, serving.state == "ready"
+
+    def text() -> bytes:
+        return Metrics(name).text(stats, machine=live.machine(), states=states, n_open=n_open, ready=ready)
+
+    found = await asyncio.get_running_loop().run_in_executor(None, text)
+    headers = {"Content-Type": CONTENT_TYPE, "Process-Start-Time-Unix": str(serving.created)}
+    return Response(found, headers=headers)
+
+
+routes = [Route("/metrics", metrics, methods=["GET"])]

@@ -1,0 +1,76 @@
+"""/lora-adapters: the adapters with their scales for requests that name none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.routing import Route
+
+from llamabatch.request.adapters import MAX_SCALE
+from llamabatch.server.adapters import files_of
+from llamabatch.server.asked import adapter_ids, json_response
+from llamabatch.server.bodies import Json, read_json
+from llamabatch.server.errors import ApiError
+from llamabatch.server.llama_server.dialect import in_dialect
+from llamabatch.server.serving import Serving, serving_of
+from llamabatch.utils.checks import show
+
+
+def adapter_documents(serving: Serving) -> list[Json]:
+    """llama-server's list; an adapter's id is its place."""
+    scales, files = serving.options.default_adapters, files_of(serving)
+    return [
+        {"id": place, "name": name, "path": files.path(name), "scale": float(scales.get(name, 0.0))}
+        for place, name in enumerate(adapter_ids(serving))
+    ]
+
+
+def read_scales(given: object, names: list[str]) -> dict[str, float]:
+    """Names and scales of a list of ids and scales; the others have the scale 0. Raises ApiError.
+
+    Args:
+        names: in the order of the ids.
+    """
+    if not isinstance(given, list):
+        raise ApiError(400, f"the body is {show(given)}; give a list of objects with id and scale")
+    found: dict[str, float] = {}
+    for place, each in enumerate(given):
+        if not isinstance(each, dict) or not each.keys() >= {"id", "scale"}:
+            raise ApiError(400, f"[{place}] is {show(each)}; give an object with id and scale")
+        number, scale = each["id"], each["scale"]
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(names):
+            known = f"0 to {len(names) - 1}" if names else "none, as no adapter is loaded"
+            raise ApiError(400, f"[{place}].id is {show(number)}; known ids are {known}")
+        if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not abs(scale) <= MAX_SCALE:
+            raise ApiError(400, f"[{place}].scale is {show(scale)}; give a number from -{MAX_SCALE} to {MAX_SCALE}")
+        if scale:
+            found[names[number]] = float(scale)
+    return found
+
+
+async def list_adapters(request: HttpRequest) -> Any:
+    """The adapters."""
+    serving = serving_of(request)
+    serving.check_ready()
+    return json_response(adapter_documents(serving))
+
+
+async def set_scales(request: HttpRequest) -> Any:
+    """Sets the scales that hold for later requests which name no adapters."""
+    serving = serving_of(request)
+    serving.check_ready()
+    data = b'{"adapters":' + await request.body() + b"}"  # a list, which read_json alone would refuse
+    body = read_json(data, request.headers)
+    if len(body) > 1:
+        raise ApiError(400, "the body is no JSON: there is more behind the list")
+    scales = read_scales(body["adapters"], adapter_ids(serving))
+    serving.options = replace(serving.options, default_adapters=scales)
+    return json_response({"success": True})
+
+
+routes = [
+    Route("/lora-adapters", in_dialect(list_adapters), methods=["GET"]),
+    Route("/lora-adapters", in_dialect(set_scales), methods=["POST"]),
+]

@@ -1,0 +1,100 @@
+"""The settings of a request under llama-server's names, as its answers and /props tell them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llamabatch.llama.model import Model
+from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.sampling.defaults import Defaults, FilledParams, defaults_of, fill
+
+RANDOM_SEED = 2**32 - 1  # llama-server's word for none
+SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+
+Json = dict[str, Any]
+
+_defaults: weakref.WeakKeyDictionary[Model, Defaults] = weakref.WeakKeyDictionary()
+
+
+def filled(params: SamplingParams, model: Model) -> FilledParams:
+    """The parameters with a value in every field."""
+    defaults = _defaults.get(model)
+    if defaults is None:
+        defaults = _defaults[model] = defaults_of(model.metadata)
+    return fill(params, defaults)
+
+
+def generation_settings(
+    params: SamplingParams,
+    model: Model,
+    *,
+    n_predict: int | None,
+    stream: bool = False,
+    timings_per_token: bool = False,
+    lora: Mapping[str, float] | None = None,
+    adapters: Sequence[str] = (),
+) -> Json:
+    """The settings.
+
+    Args:
+        n_predict: the limit that the caller asked for; None: no limit.
+        lora: scales of adapters by name. adapters: all names, in the order of their ids.
+    """
+    full = filled(params, model)
+    limit = -1 if n_predict is None else n_predict
+    penalties = (full.repetition_penalty, full.presence_penalty, full.frequency_penalty)
+    has_penalty = penalties != (1.0, 0.0, 0.0)
+    return {
+        "seed": RANDOM_SEED if full.seed is None else full.seed,
+        "temperature": full.temperature,
+        "dynatemp_range": full.dynatemp_range,
+        "dynatemp_exponent": full.dynatemp_exponent,
+        "top_k": max(0, full.top_k),
+        "top_p": full.top_p,
+        "min_p": full.min_p,
+        "top_n_sigma": full.top_n_sigma,
+        "xtc_probability": full.xtc_probability,
+        "xtc_threshold": full.xtc_threshold,
+        "typical_p": full.typical_p,
+        "repeat_last_n": -1 if has_penalty else 0,  # penalties look at the whole text
+        "repeat_penalty": full.repetition_penalty,
+        "presence_penalty": full.presence_penalty,
+        "frequency_penalty": full.frequency_penalty,
+        "dry_multiplier": full.dry_multiplier,
+        "dry_base": full.dry_base,
+        "dry_allowed_length": full.dry_allowed_length,
+        "dry_penalty_last_n": full.dry_penalty_last_n,
+        "dry_sequence_breakers": list(full.dry_sequence_breakers or ()),
+        "mirostat": full.mirostat,
+        "mirostat_tau": full.mirostat_tau,
+        "mirostat_eta": full.mirostat_eta,
+        "adaptive_target": -1.0,
+        "adaptive_decay": 0.0,
+        "stop": list(full.stop_strings),
+        "max_tokens": limit,
+        "n_predict": limit,
+        "n_keep": 0,
+        "n_discard": 0,
+        "ignore_eos": full.ignore_eos,
+        "stream": stream,
+        "logit_bias": [{"token": token, "bias": bias} for token, bias in _pairs(full)],
+        "n_probs": max(0, full.logprobs or 0),
+        "min_keep": 0,
+        "grammar": "" if full.structure is None else full.structure.text,
+        "grammar_lazy": False,
+        "grammar_triggers": [],
+        "preserved_tokens": [],
+        "samplers": list(SAMPLERS),
+        "timings_per_token": timings_per_token,
+        "post_sampling_probs": False,
+        "backend_sampling": False,
+        "lora": [{"id": place, "scale": float((lora or {}).get(name, 0.0))} for place, name in enumerate(adapters)],
+    }
+
+
+def _pairs(params: SamplingParams) -> Sequence[tuple[int, float]]:
+    biases = params.logit_bias
+    assert isinstance(biases, tuple)
+    return biases

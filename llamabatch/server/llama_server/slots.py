@@ -1,0 +1,125 @@
+"""/slots: the state of each slot, once or as a stream, without prompts and outputs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.routing import Route
+
+from llamabatch.engine.engine_state import EngineState
+from llamabatch.errors import EngineClosedError
+from llamabatch.scheduler.slot_state import SlotState
+from llamabatch.server.asked import check_model, json_response
+from llamabatch.server.errors import ApiError
+from llamabatch.server.live import EVERY_S, Json, live_of, tier
+from llamabatch.server.llama_server.dialect import in_dialect
+from llamabatch.server.serving import Serving, serving_of
+
+MAX_WATCHERS = 32  # streams at once, of one server
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+def slot_documents(states: list[EngineState], *, speculates: bool) -> list[Json]:
+    """llama-server's list of slots; slots of several engines are numbered on."""
+    found, first = [], 0
+    for state in states:
+        found += [_slot(slot, first + slot.id, state, speculates) for slot in state.slots]
+        first += len(state.slots)
+    return found
+
+
+def _slot(slot: SlotState, number: int, state: EngineState, speculates: bool) -> Json:
+    n_left = slot.max_output - slot.n_output if slot.is_processing else -1
+    return {
+        "id": number,
+        "id_task": slot.number,
+        "n_ctx": state.n_ctx,
+        "speculative": speculates,
+        "is_processing": slot.is_processing,
+        "n_prompt_tokens": slot.n_prompt if slot.is_processing else slot.n_cells,
+        "n_prompt_tokens_processed": slot.n_prompt_done - slot.n_cached if slot.is_processing else 0,
+        "n_prompt_tokens_cache": slot.n_cached,
+        "next_token": [
+            {
+                "has_next_token": slot.is_processing,
+                "n_remain": n_left,
+                "n_decoded": slot.n_output,
+            }
+        ],
+        "tier": tier(slot),
+        "adapters": list(slot.adapters),
+    }
+
+
+async def slots(request: HttpRequest) -> Any:
+    """The slots; with ?stream=1 as events, ten a second."""
+    serving, asked = serving_of(request), request.query_params
+    if not serving.options.slots:
+        raise ApiError(501, "this server does not answer /slots; start it without --no-slots")
+    if asked.get("stream", "0") not in ("0", "", "false"):
+        return SlotEvents(serving)
+    serving.check_ready()
+    check_model(asked.get("model") or None, serving)
+    _, states = await live_of(serving).look()
+    found = slot_documents(states, speculates=serving.plan.config.speculate != "off")
+    if asked.get("fail_on_no_slot", "") not in ("", "0") and all(slot["is_processing"] for slot in found):
+        raise ApiError(503, "no slot is free", headers={"Retry-After": "1"})
+    return json_response(found)
+
+
+class SlotEvents:
+    """An ASGI response: the live view of a server's engines, as server-sent events, until its reader leaves or the
+    server stops. A slow reader gets fewer events, and never an old one.
+    """
+
+    _n_open = 0  # of this process
+
+    def __init__(self, serving: Serving) -> None:
+        if SlotEvents._n_open >= MAX_WATCHERS:
+            raise ApiError(
+                429, f"there are {MAX_WATCHERS} streams of /slots already; close one", headers={"Retry-After": "5"}
+            )
+        self._serving = serving
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        SlotEvents._n_open += 1
+        leaving = asyncio.ensure_future(_leaves(receive))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            loop = asyncio.get_running_loop()
+            due_s = loop.time()
+            while not leaving.done():
+                body = b"data: " + (await self._event()).encode() + b"\n\n"
+                is_last = self._serving.state in ("draining", "failed")
+                await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+                if is_last:
+                    return
+                due_s = max(due_s + EVERY_S, loop.time() + EVERY_S / 4)
+                await asyncio.wait([leaving], timeout=due_s - loop.time())
+        finally:
+            SlotEvents._n_open -= 1
+            leaving.cancel()
+
+    async def _event(self) -> str:
+        """What there is to see; before the model is loaded, and once the engine is gone, the state alone."""
+        try:
+            document = await live_of(self._serving).document()
+        except (ApiError, EngineClosedError) as error:
+            document = {"state": self._serving.state, "message": str(error)}
+        return json.dumps(document, separators=(",", ":"))
+
+
+async def _leaves(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+routes = [Route("/slots", in_dialect(slots), methods=["GET"])]

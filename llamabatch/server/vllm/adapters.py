@@ -1,0 +1,98 @@
+"""/v1/load_lora_adapter and /v1/unload_lora_adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from llamabatch.server.adapters import files_of
+from llamabatch.server.asked import ignored_of, read_body
+from llamabatch.server.bodies import RULES, Body, Field, Fields, Rules, reads
+from llamabatch.server.serving import serving_of
+
+LOAD: Fields = {
+    "lora_name": Field({"type": "string"}, "name of the adapter, which requests give as that of a model"),
+    "lora_path": Field({"type": "string"}, "its file, in the folder of adapters"),
+    "load_inplace": Field({"type": ["boolean", "null"]}, "one of this name is unloaded first"),
+    "base_model_name": Field({"type": ["string", "null"]}, "without effect: there is one model"),
+}
+UNLOAD: Fields = {
+    "lora_name": LOAD["lora_name"],
+    "lora_int_id": Field({"type": ["integer", "null"]}, "without effect: the name is enough"),
+}
+
+
+@dataclass(frozen=True)
+class AdapterBody:
+    """An adapter to load or to unload.
+
+    Attributes:
+        name, path: as given; path "" to unload.
+        in_place: one of this name is unloaded first.
+        ignored: names of unknown fields.
+    """
+
+    name: str
+    path: str = ""
+    in_place: bool = False
+    ignored: tuple[str, ...] = ()
+
+
+@reads
+def read_load(body: Mapping[str, Any], rules: Rules = RULES) -> AdapterBody:
+    """The AdapterBody of a body that loads. Raises ApiError."""
+    given = Body(body, LOAD, rules)
+    name, path = _needed(given, "lora_name", "a name"), _needed(given, "lora_path", "a file")
+    return AdapterBody(name, path, given.boolean("load_inplace"), tuple(given.ignored))
+
+
+@reads
+def read_unload(body: Mapping[str, Any], rules: Rules = RULES) -> AdapterBody:
+    """The AdapterBody of a body that unloads. Raises ApiError."""
+    given = Body(body, UNLOAD, rules)
+    return AdapterBody(_needed(given, "lora_name", "a name"), ignored=tuple(given.ignored))
+
+
+def _needed(body: Body, name: str, what: str) -> str:
+    value = body.needed(name, what)
+    body.put(name, value)
+    text = body.text(name)
+    assert text is not None
+    return text
+
+
+async def load(request: HttpRequest) -> Any:
+    """Loads an adapter."""
+    serving = serving_of(request)
+    body = await read_body(request, serving, read_load)
+    await serving.on_thread(_load, serving, body)
+    text = f"Success: LoRA adapter '{body.name}' added successfully."
+    return PlainTextResponse(text, headers=ignored_of(body.ignored))
+
+
+def _load(serving: Any, body: AdapterBody) -> None:
+    files_of(serving).load(body.name, body.path, in_place=body.in_place)
+
+
+async def unload(request: HttpRequest) -> Any:
+    """Unloads an adapter."""
+    serving = serving_of(request)
+    body = await read_body(request, serving, read_unload)
+    await serving.on_thread(_unload, serving, body)
+    text = f"Success: LoRA adapter '{body.name}' removed successfully."
+    return PlainTextResponse(text, headers=ignored_of(body.ignored))
+
+
+def _unload(serving: Any, body: AdapterBody) -> None:
+    files_of(serving).unload(body.name)
+
+
+routes = [
+    Route("/v1/load_lora_adapter", load, methods=["POST"]),
+    Route("/v1/unload_lora_adapter", unload, methods=["POST"]),
+]
