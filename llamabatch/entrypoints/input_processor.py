@@ -78,6 +78,16 @@ class InputProcessor:
         """The engine's kind of pooling."""
         return self._model.pooling
 
+    @property
+    def n_ctx(self) -> int:
+        """Tokens that a request may use."""
+        return self._client.plan.config.n_ctx
+
+    @property
+    def special_ids(self) -> Mapping[str, int]:
+        """Ids of the special tokens that the model names, as in Vocab."""
+        return self._model.special_ids
+
     def prompts(
         self, prompts: object, params: Params, adapters: Adapters = None, errors: ErrorPolicy = "warn"
     ) -> Submission:

@@ -27,7 +27,7 @@ from llamabatch.server.errors import exception_handlers
 from llamabatch.server.gate import MAX_QUEUE
 from llamabatch.server.limits import BodyLimits
 from llamabatch.server.llama_server import adapters as lora_scales
-from llamabatch.server.llama_server import props, slots
+from llamabatch.server.llama_server import completion, embedding, props, slots
 from llamabatch.server.openai import chat, completions, embeddings, models, rerank, tokenize
 from llamabatch.server.security import own_path, secured
 from llamabatch.server.serving import Connect, Serving
@@ -45,6 +45,8 @@ ROUTES: tuple[Sequence[BaseRoute], ...] = (
     models.routes,
     tokenize.routes,
     metrics.routes,
+    completion.routes,
+    embedding.routes,
     slots.routes,
     props.routes,
     lora_scales.routes,

@@ -138,7 +138,7 @@ class Serving:
         if hub is None:
             for other in [other for other in self._hubs if other.is_closed()]:
                 del self._hubs[other]
-            hub = self._hubs[loop] = Hub(loop, self._abort, self._ended)
+            hub = self._hubs[loop] = Hub(loop, self.abort, self._ended)
         return hub
 
     def unavailable(self) -> ApiError:
@@ -260,7 +260,7 @@ class Serving:
             ApiError: the model is not there (503). What `prepare` raises. QueueFull. EngineClosedError.
         """
         self.check_ready()
-        hub, call = self.hub, RequestStream(self.hub, self._abort)
+        hub, call = self.hub, RequestStream(self.hub, self.abort)
         task = asyncio.current_task()
         assert task is not None
         self._open.add(call)
@@ -331,7 +331,7 @@ class Serving:
         if self._admission is not None:
             self._admission.leave(output.request_id, output, time.perf_counter())
 
-    def _abort(self, request_ids: list[str]) -> None:
+    def abort(self, request_ids: list[str]) -> None:
         """Aborts requests without waiting. On any thread."""
         client, aborting = self._client, self._aborting
         if client is not None and aborting is not None and request_ids:
@@ -352,7 +352,7 @@ class Serving:
     async def _abort_all(self) -> None:
         for hub in list(self._hubs.values()):
             ids = hub.request_ids
-            self._abort(ids)  # their streams go on to their ends, with finish_reason "abort"
+            self.abort(ids)  # their streams go on to their ends, with finish_reason "abort"
         until = time.monotonic() + _AFTER_ABORT_S
         while self._open and time.monotonic() < until:
             await asyncio.sleep(_LOOK_S)

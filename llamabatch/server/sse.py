@@ -65,7 +65,7 @@ class EventStream:
         try:
             try:
                 async for outputs in stream:
-                    body = feed(outputs) if outputs else PING
+                    body = feed(outputs) if outputs else self.idle()
                     if not body:
                         continue
                     if not is_started:
@@ -85,6 +85,10 @@ class EventStream:
             if self._timer is not None:
                 self._timer.cancel()
             stream.abort()
+
+    def idle(self) -> bytes:
+        """The events of a moment without outputs, after a `poke`; not empty."""
+        return PING
 
     async def _start(self, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *self._more]})

@@ -84,7 +84,7 @@ def read_completion(body: Mapping[str, Any], rules: Rules = RULES) -> Completion
     given = Body(body, COMPLETION, rules)
     prompts = read_prompts("prompt", given.needed("prompt", "a text, token ids, or a list of them"))
     echo, add_special = given.boolean("echo"), given.boolean("add_special_tokens", True)
-    no_output = _generates_nothing(given)
+    no_output = generates_nothing(given)
     generation = read_generation(given, rules, USUAL)
     params = generation["params"]
     wanted = params.prompt_logprobs is not None
@@ -96,7 +96,7 @@ def read_completion(body: Mapping[str, Any], rules: Rules = RULES) -> Completion
     return CompletionBody(prompts=prompts, **own, **generation)
 
 
-def _generates_nothing(body: Body) -> bool:
+def generates_nothing(body: Body) -> bool:
     """True for a limit of 0 tokens, which becomes 1: a request that scores its prompt takes one step."""
     for name in ("max_tokens", "max_completion_tokens", "n_predict", "max_new_tokens"):
         if name in body and (value := body.take(name)) is not None:

@@ -159,7 +159,7 @@ def test_the_stream_ends_with_the_server(client):
     serving = client.app.state.serving
 
     def drain():
-        serving.state = "draining"
+        serving._state = "draining"
 
     async def watch():
         ended = asyncio.get_running_loop().create_future()
@@ -169,7 +169,7 @@ def test_the_stream_ends_with_the_server(client):
 
     events, _ = client.portal.call(watch)
     assert events[-1]["state"] == "draining"
-    serving.state = "ready"
+    serving._state = "ready"
 
 
 def test_props_tell_the_model_and_its_settings():

@@ -1,0 +1,144 @@
+"""/completion and /completions, which are not OpenAI's, and /infill."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.routing import Route
+
+from llamabatch.entrypoints.input_processor import InputProcessor
+from llamabatch.entrypoints.submission import Submission
+from llamabatch.errors import EngineClosedError
+from llamabatch.server.asked import adapter_ids, ignored_of, json_response, read_body, with_model
+from llamabatch.server.errors import ApiError
+from llamabatch.server.hub import RequestStream
+from llamabatch.server.live import EVERY_S, live_of
+from llamabatch.server.llama_server.completion_body import (
+    InfillBody,
+    LlamaCompletionBody,
+    missing_marks,
+    read_infill,
+    read_llama_completion,
+)
+from llamabatch.server.llama_server.completion_response import (
+    Context,
+    LlamaCompletionChunks,
+    TimeLimit,
+    completion_documents,
+)
+from llamabatch.server.llama_server.dialect import in_dialect
+from llamabatch.server.serving import Serving, serving_of
+from llamabatch.server.sse import EventStream
+
+
+async def completion(request: HttpRequest) -> Any:
+    """Continues prompts."""
+    serving = serving_of(request)
+    return await _answer(serving, with_model(await read_body(request, serving, read_llama_completion), serving))
+
+
+async def infill(request: HttpRequest) -> Any:
+    """Fills the gap between two texts."""
+    serving = serving_of(request)
+    serving.check_ready()
+    missing = missing_marks(serving.model.special_ids)
+    if missing:
+        raise ApiError(501, f"infill is not supported by this model: its vocabulary has no {', '.join(missing)}")
+    body: InfillBody = await read_body(request, serving, read_infill)
+    return await _answer(serving, with_model(body, serving))
+
+
+async def _answer(serving: Serving, body: LlamaCompletionBody) -> Any:
+    adapters = adapter_ids(serving)
+    lora: Mapping[str, float] = body.adapter_scales(adapters) or {}
+    context = Context(body, serving.model, body.model or serving.names[0], lora, adapters)
+
+    def prepare(inputs: InputProcessor) -> Submission:
+        return body.submission(inputs, adapters)
+
+    call = await serving.submit(prepare, stream=body.stream or bool(body.limit_ms))
+    if not body.stream:
+        limit = TimeLimit(body.limit_ms)
+        outputs = await _outputs(serving, call, limit)
+        n = body.params.n
+
+        def documents() -> Any:
+            found = completion_documents(context, outputs, lambda index: index // n in limit.over)
+            return found if body.is_list else found[0]
+
+        return json_response(await serving.on_thread(documents), body.ignored)
+    chunks = LlamaCompletionChunks(context, lambda places: _end(serving, call, places))
+    assert call.submission is not None
+    chunks.begin([len(each.prompt_token_ids) for each in call.submission.requests])
+    ping_s = serving.options.sse_ping_s if body.ping_s is None else body.ping_s
+    headers = ignored_of(body.ignored)
+    if body.return_progress:
+        return ProgressStream(serving, call, chunks, ping_s, headers)
+    return EventStream(call, chunks, ping_s, headers)
+
+
+async def _outputs(serving: Serving, call: RequestStream, limit: TimeLimit) -> Any:
+    async for outputs in call:
+        late = limit.look(outputs)
+        if late:
+            _end(serving, call, late)
+    assert call.submission is not None
+    return call.submission.outputs
+
+
+def _end(serving: Serving, call: RequestStream, places: list[int]) -> None:
+    """Ends the requests of these prompts; their outputs so far come as those of any other."""
+    assert call.submission is not None
+    serving.abort([call.submission.requests[place].request_id for place in places])
+
+
+class ProgressStream(EventStream):
+    """An EventStream that tells how much of the prompts is computed, until their first tokens come."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        stream: RequestStream,
+        chunks: LlamaCompletionChunks,
+        ping_s: float,
+        headers: Mapping[str, str],
+    ) -> None:
+        super().__init__(stream, chunks, ping_s, headers)
+        self._serving = serving
+        self._told = chunks
+        self._call = stream
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        looking = asyncio.ensure_future(self._look())
+        self._call.poke()
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            looking.cancel()
+
+    def idle(self) -> bytes:
+        """The events about the prompts since the last ones; a comment where there are none."""
+        return self._told.due() or super().idle()
+
+    async def _look(self) -> None:
+        """Looks at the slots until the first output."""
+        assert self._call.submission is not None
+        ids = [each.request_id for each in self._call.submission.requests]
+        while self._call.n_outputs < len(ids):
+            try:
+                _, states = await live_of(self._serving).look()
+            except (ApiError, EngineClosedError):  # the stream tells it itself
+                return
+            if self._told.see(states, ids):
+                self._call.poke()
+            await asyncio.sleep(EVERY_S)
+
+
+routes = [
+    Route("/completion", in_dialect(completion), methods=["POST"]),
+    Route("/completions", in_dialect(completion), methods=["POST"]),
+    Route("/infill", in_dialect(infill), methods=["POST"]),
+]

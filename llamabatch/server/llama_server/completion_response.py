@@ -1,0 +1,367 @@
+"""The responses of /completion and /infill: whole, and as events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llamabatch.engine.engine_state import EngineState
+from llamabatch.llama.model import Model
+from llamabatch.request.logprobs import TokenLogprobs
+from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, Timings
+from llamabatch.server.errors import ApiError
+from llamabatch.server.llama_server.completion_body import LlamaCompletionBody
+from llamabatch.server.llama_server.settings import generation_settings
+from llamabatch.server.openai.chunks import check_ends, dump
+
+Json = dict[str, Any]
+
+NO_SLOT = -1  # an answer does not tell which slot it had, as a request may change slots
+_LOWEST = -3.4028234663852886e38  # llama-server's logarithm of 0
+
+
+@dataclass
+class Context:
+    """All that the answers to one body have in common.
+
+    Attributes:
+        body: as read. model: of the engine. name: of the model, for answers.
+        lora: scales of the adapters in force. adapters: names of all, in the order of their ids.
+    """
+
+    body: LlamaCompletionBody
+    model: Model
+    name: str
+    lora: Mapping[str, float] = field(default_factory=dict)
+    adapters: Sequence[str] = ()
+
+    def settings(self) -> Json:
+        """generation_settings of the answers."""
+        params = self.body.params
+        return generation_settings(
+            params,
+            self.model,
+            n_predict=0 if self.body.no_output else params.max_tokens,
+            stream=self.body.stream,
+            timings_per_token=self.body.timings_per_token,
+            lora=self.lora,
+            adapters=self.adapters,
+        )
+
+    def whole(self, output: RequestOutput, each: CompletionOutput, index: int, *, stream: bool, cut: bool) -> Json:
+        """The answer of one continuation; in a stream its last event, whose text has been sent.
+
+        Args:
+            cut: t_max_predict_ms ended it.
+        """
+        body, is_empty = self.body, self.body.no_output
+        n_output = 0 if is_empty else len(each.token_ids)
+        n_prompt = len(output.prompt_token_ids)
+        stop_type, word = _stop(each, is_empty or cut)
+        document: Json = {
+            "index": index,
+            "content": "" if stream or is_empty else each.text,
+            "tokens": list(each.token_ids) if body.return_token_ids and not stream and not is_empty else [],
+            "id_slot": NO_SLOT,
+            "stop": True,
+            "model": self.name,
+            "tokens_predicted": n_output,
+            "tokens_evaluated": n_prompt,
+            "generation_settings": self.settings(),
+            "prompt": self.model.detokenize(list(output.prompt_token_ids), skip_special=False),
+            "has_new_line": not is_empty and "\n" in each.text,
+            "truncated": output.num_truncated > 0 or _is_out_of_context(each, body),
+            "stop_type": stop_type,
+            "stopping_word": word,
+            "tokens_cached": n_prompt + max(0, n_output - 1),
+            "timings": timings(output.timings, n_prompt, output.num_cached_tokens, n_output),
+        }
+        if not stream and each.logprobs is not None and not is_empty:
+            document["completion_probabilities"] = probabilities(
+                each.token_ids, each.logprobs, self.n_probs, self.model
+            )
+        return only_fields(document, body.fields)
+
+    @property
+    def n_probs(self) -> int:
+        """Likeliest tokens that the body asks for at each place."""
+        return max(0, self.body.params.logprobs or 0)
+
+
+def completion_documents(
+    context: Context, outputs: Sequence[RequestOutput], was_cut: Callable[[int], bool] = lambda index: False
+) -> list[Json]:
+    """One answer for each prompt and continuation. Raises ApiError for a request that was ended by an error.
+
+    Args:
+        was_cut: t_max_predict_ms ended this one.
+    """
+    found, n = [], context.body.params.n
+    for place, output in enumerate(outputs):
+        for each in output.outputs:
+            index = place * n + each.index
+            cut = was_cut(index)
+            if not cut:
+                check_ends(output)
+            found.append(context.whole(output, each, index, stream=False, cut=cut))
+    return found
+
+
+def _stop(each: CompletionOutput, is_cut: bool) -> tuple[str, str]:
+    """stop_type and stopping_word."""
+    if is_cut or each.finish_reason is not FinishReason.STOP:
+        return "limit", ""
+    return ("word", each.stop_reason) if isinstance(each.stop_reason, str) else ("eos", "")
+
+
+def _is_out_of_context(each: CompletionOutput, body: LlamaCompletionBody) -> bool:
+    limit = body.params.max_tokens
+    return each.finish_reason is FinishReason.LENGTH and (limit is None or len(each.token_ids) < limit)
+
+
+def only_fields(document: Json, names: Sequence[str]) -> Json:
+    """Some fields of a document, under the names that they were asked by: a/b is field b of the object a. Those that
+    it lacks are left out. Without names, all."""
+    if not names:
+        return document
+    found = {}
+    for name in names:
+        value: Any = document
+        for part in name.split("/"):
+            value = value.get(part, _MISSING) if isinstance(value, dict) else _MISSING
+        if value is not _MISSING:
+            found[name] = value
+    return found
+
+
+_MISSING = object()
+
+
+def timings(times: Timings, n_prompt: int, n_cached: int, n_output: int) -> Json:
+    """llama-server's timings. The first token comes with the end of the prompt, and costs no step."""
+    queued_s, first_s = times.queued_s or 0.0, times.ttft_s
+    prompt_ms = 1000 * max(0.0, (times.total_s if first_s is None else first_s) - queued_s)
+    last_s = max(times.token_times_s, default=first_s)
+    output_ms = 0.0 if first_s is None or last_s is None else 1000 * (last_s - first_s)
+    return {**prompt_timings(n_prompt - n_cached, n_cached, prompt_ms), **output_timings(n_output, output_ms)}
+
+
+def prompt_timings(n_computed: int, n_cached: int, ms: float) -> Json:
+    """The part about the prompt."""
+    return {
+        "cache_n": n_cached,
+        "prompt_n": n_computed,
+        "prompt_ms": ms,
+        "prompt_per_token_ms": ms / n_computed if n_computed else 0.0,
+        "prompt_per_second": 1000 * n_computed / ms if ms else 0.0,
+    }
+
+
+def output_timings(n_output: int, ms: float) -> Json:
+    """The part about the output."""
+    steps = max(0, n_output - 1)
+    return {
+        "predicted_n": n_output,
+        "predicted_ms": ms,
+        "predicted_per_token_ms": ms / steps if steps else 0.0,
+        "predicted_per_second": 1000 * steps / ms if ms else 0.0,
+    }
+
+
+def probabilities(
+    token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], n_probs: int, model: Model
+) -> list[Json]:
+    """completion_probabilities: for each token its logprob, and those of the likeliest at its place."""
+    found = []
+    for token_id, given in zip(token_ids, logprobs, strict=True):
+        likeliest = sorted(given.items(), key=lambda item: item[1].rank)[:n_probs]
+        found.append(
+            {
+                **_token(token_id, given[token_id].logprob, model),
+                "top_logprobs": [_token(other, one.logprob, model) for other, one in likeliest],
+            }
+        )
+    return found
+
+
+def _token(token_id: int, logprob: float, model: Model) -> Json:
+    data = model.all_bytes(token_id)
+    return {
+        "id": token_id,
+        "token": data.decode("utf-8", errors="ignore"),
+        "bytes": list(data),
+        "logprob": max(_LOWEST, logprob),
+    }
+
+
+class TimeLimit:
+    """llama-server's t_max_predict_ms: an output ends once it has a line break and its time is over.
+
+    Args:
+        limit_ms: from the first token on; 0: none.
+    """
+
+    def __init__(self, limit_ms: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.over: set[int] = set()  # indices of the prompts that were ended
+        self._limit_s = limit_ms / 1000
+        self._clock = clock
+        self._first: dict[int, float] = {}
+        self._with_line: set[int] = set()
+
+    def look(self, outputs: Sequence[SequenceOutput]) -> list[int]:
+        """Takes outputs; returns indices of prompts whose requests must be ended now."""
+        if not self._limit_s:
+            return []
+        now, ended = self._clock(), []
+        for output in outputs:
+            place = output.prompt_index
+            first = self._first.setdefault(place, now)
+            if "\n" in output.text:
+                self._with_line.add(place)
+            late = now - first > self._limit_s and place in self._with_line
+            if late and output.finished is None and place not in self.over:
+                self.over.add(place)
+                ended.append(place)
+        return ended
+
+
+class LlamaCompletionChunks:
+    """The events of a streamed completion: one a token, and a last one of each continuation with all figures.
+
+    Args:
+        end_prompts: ends the requests of these prompts, whose outputs then come with the reason "abort".
+    """
+
+    def __init__(self, context: Context, end_prompts: Callable[[list[int]], None] = lambda places: None) -> None:
+        self._context = context
+        self._body = context.body
+        self._n = context.body.params.n
+        self._limit = TimeLimit(context.body.limit_ms)
+        self._end_prompts = end_prompts
+        self._n_prompt: dict[int, int] = {}  # tokens of each prompt
+        self._n_output: dict[int, int] = {}
+        self._first_s: dict[int, float] = {}
+        self._progress: dict[int, tuple[int, int]] = {}  # of each prompt: tokens done, and cached ones among them
+        self._told: list[str] = []  # events about prompts that are to be sent
+        self._began_s = time.perf_counter()
+
+    def begin(self, lengths: Sequence[int]) -> None:
+        """Sets the numbers of tokens of the prompts; the first events about them are due, where they are asked for."""
+        self._n_prompt = dict(enumerate(lengths))
+        for place in self._n_prompt if self._body.return_progress else ():
+            self._tell_progress(place, (0, 0), self._told)
+
+    def feed(self, outputs: list[SequenceOutput]) -> bytes:
+        """The events of outputs. Raises ApiError for a request that was ended by an error."""
+        late = self._limit.look(outputs)
+        events, self._told = self._told, []
+        for output in outputs:
+            place = output.prompt_index
+            if self._body.return_progress and place not in self._first_s:
+                self._end_progress(place, events)
+            self._first_s.setdefault(place, time.perf_counter())
+            finished, cut = output.finished, place in self._limit.over
+            if finished is not None and not cut:
+                check_ends(finished)
+            self._pieces(output, events)
+            if finished is not None:
+                for each in finished.outputs:
+                    index = place * self._n + each.index
+                    events.append(_event(self._context.whole(finished, each, index, stream=True, cut=cut)))
+        if late:
+            self._end_prompts(late)
+        return "".join(events).encode()
+
+    def end(self) -> bytes:
+        """Nothing: the last event of each continuation tells that it has stopped."""
+        return b""
+
+    def error(self, error: ApiError) -> bytes:
+        """The event of an error, after which nothing comes."""
+        return f"data: {dump(error.to_llama_server())}\n\n".encode()
+
+    def due(self) -> bytes:
+        """The events about prompts that are to be sent."""
+        events, self._told = self._told, []
+        return "".join(events).encode()
+
+    def see(self, states: Sequence[EngineState], request_ids: Sequence[str]) -> bool:
+        """Takes a look at the slots; True if prompts without output so far have gone on, whose events are due."""
+        places = {request_id: place for place, request_id in enumerate(request_ids)}
+        for slot in (slot for state in states for slot in state.slots if slot.request_id in places and not slot.index):
+            place = places[str(slot.request_id)]
+            done = slot.n_prompt_done, slot.n_cached
+            if place not in self._first_s and done[0] > self._progress.get(place, (0, 0))[0]:
+                self._tell_progress(place, done, self._told)
+        return bool(self._told)
+
+    def _end_progress(self, place: int, events: list[str]) -> None:
+        done = self._n_prompt.get(place, 0), self._progress.get(place, (0, 0))[1]
+        if done[0] > self._progress.get(place, (0, 0))[0]:
+            self._tell_progress(place, done, events)
+
+    def _tell_progress(self, place: int, done: tuple[int, int], events: list[str]) -> None:
+        self._progress[place] = done
+        processed, cached = done
+        ms = 1000 * (time.perf_counter() - self._began_s) if processed else 0.0
+        document = self._head(place * self._n, "", ())
+        document["prompt_progress"] = {
+            "total": self._n_prompt.get(place, 0),
+            "cache": cached,
+            "processed": processed,
+            "time_ms": round(ms),
+        }
+        if self._body.timings_per_token:
+            document["timings"] = prompt_timings(processed - cached, cached, ms) | output_timings(0, 0.0)
+        events.append(_event(document))
+
+    def _pieces(self, output: SequenceOutput, events: list[str]) -> None:
+        """An event of the new tokens; with probabilities, one for each token, the text with the last of them."""
+        index = output.prompt_index * self._n + output.index
+        tokens = () if self._body.no_output else output.token_ids
+        if not tokens:
+            return
+        logprobs = output.logprobs if self._context.n_probs else None
+        if logprobs is None:
+            if output.text or output.finish_reason is None:
+                self._tell(index, output, output.text, tokens, None, events)
+            return
+        found = probabilities(tokens, logprobs, self._context.n_probs, self._context.model)
+        for place, (token, given) in enumerate(zip(tokens, found, strict=True)):
+            text = output.text if place == len(tokens) - 1 else ""
+            self._tell(index, output, text, (token,), [given], events)
+
+    def _tell(
+        self,
+        index: int,
+        output: SequenceOutput,
+        text: str,
+        tokens: Sequence[int],
+        found: list[Json] | None,
+        events: list[str],
+    ) -> None:
+        self._n_output[index] = self._n_output.get(index, 0) + len(tokens)
+        document = self._head(index, text, tokens)
+        if self._body.timings_per_token:
+            ms = 1000 * (time.perf_counter() - self._first_s[output.prompt_index])
+            document["timings"] = output_timings(self._n_output[index], ms)
+        if found is not None:
+            document["completion_probabilities"] = found
+        events.append(_event(document))
+
+    def _head(self, index: int, text: str, tokens: Sequence[int]) -> Json:
+        return {
+            "index": index,
+            "content": text,
+            "tokens": list(tokens),
+            "stop": False,
+            "id_slot": NO_SLOT,
+            "tokens_predicted": self._n_output.get(index, 0),
+            "tokens_evaluated": self._n_prompt.get(index // self._n, 0),
+        }
+
+
+def _event(document: Json) -> str:
+    return f"data: {dump(document)}\n\n"

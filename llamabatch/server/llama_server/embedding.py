@@ -1,0 +1,105 @@
+"""/embedding and /embeddings, which are not OpenAI's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from starlette.requests import Request as HttpRequest
+from starlette.routing import Route
+
+from llamabatch.entrypoints.input_processor import InputProcessor
+from llamabatch.entrypoints.submission import Submission, token_vectors, vectors
+from llamabatch.errors import InputError
+from llamabatch.llama.model import Model
+from llamabatch.request.outputs import RequestOutput
+from llamabatch.server.asked import json_response, read_body, with_model
+from llamabatch.server.bodies import RULES, Body, Field, Fields, Json, Rules, reads
+from llamabatch.server.llama_server.completion_body import Mixed, mixed_ids, read_mixed
+from llamabatch.server.llama_server.dialect import in_dialect
+from llamabatch.server.openai.embeddings import POOLING, PooledBody, pooled_outputs, read_pooled
+from llamabatch.server.serving import serving_of
+
+MAX_NORM = 64
+_LARGEST = 32760.0  # of an element with norm 0, as in llama.cpp's common_embd_normalize
+
+Vector = npt.NDArray[np.float32]
+
+EMBEDDING: Fields = {
+    **POOLING,
+    "content": Field({}, "a text, token ids, or a list of them"),
+    "input": Field({}, "the same as content"),
+    "embd_normalize": Field(
+        {"type": ["integer", "null"], "minimum": -1, "maximum": MAX_NORM},
+        "-1: as the model gives them, 0: the largest element is 32760, 1: sum of 1, 2: length of 1, p: p-norm of 1",
+    ),
+    "encoding_format": Field({}, "", ("float",), "/v1/embeddings has base64"),
+}
+
+
+@dataclass(frozen=True)
+class LlamaEmbeddingBody(PooledBody):
+    """Embeddings as asked for.
+
+    Attributes:
+        inputs: texts and token ids, one or several.
+        norm: see EMBEDDING; of pooled vectors.
+    """
+
+    inputs: tuple[Mixed, ...] = ()
+    norm: int = 2
+
+    def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
+        """One request for each text. Raises InputError."""
+        ids: list[Any] = [each if isinstance(each, str) else mixed_ids(each, processor) for each in self.inputs]
+        given = ids if len(ids) > 1 else ids[0]
+        return processor.texts(given, self.adapter_scales(loaded), "raise")
+
+
+@reads
+def read_llama_embedding(body: Mapping[str, Any], rules: Rules = RULES) -> LlamaEmbeddingBody:
+    """The body of /embedding. Raises ApiError, whose message names the field, its value and the allowed ones."""
+    given = Body(body, EMBEDDING, rules)
+    name = "content" if "content" in given else "input"
+    other = given.take("input") if name == "content" else None
+    if other is not None:
+        raise InputError("content and input are both given; give one of them")
+    inputs, _ = read_mixed(given.needed(name, "a text, token ids, or a list of them"))
+    norm = given.integer("embd_normalize", -1, MAX_NORM)
+    return LlamaEmbeddingBody(inputs=inputs, norm=2 if norm is None else norm, **read_pooled(given, rules))
+
+
+def embedding_documents(body: LlamaEmbeddingBody, outputs: Sequence[RequestOutput], model: Model) -> list[Json]:
+    """The answer: for each text the list of its vectors, one where the model pools, else one a token."""
+    n_embd = token_vectors(model)
+    found = vectors(outputs, normalize=False, errors="raise", n_embd=n_embd)
+    return [
+        {"index": index, "embedding": [each.tolist()] if n_embd is None else each.tolist()}
+        for index, each in enumerate(normalized(one, body.norm) if n_embd is None else one for one in found)
+    ]
+
+
+def normalized(vector: Vector, norm: int) -> Vector:
+    """A vector with its norm 1; see EMBEDDING for the numbers."""
+    if norm < 0:
+        return vector
+    size = np.abs(vector).max() / _LARGEST if norm == 0 else np.linalg.norm(vector.astype(np.float64), norm)
+    scaled: Vector = vector if size == 0 else (vector / size).astype(np.float32)
+    return scaled
+
+
+async def embedding(request: HttpRequest) -> Any:
+    """The vectors of texts."""
+    serving = serving_of(request)
+    body = with_model(await read_body(request, serving, read_llama_embedding), serving)
+    outputs = await pooled_outputs(serving, body)
+    return json_response(await serving.on_thread(embedding_documents, body, outputs, serving.model), body.ignored)
+
+
+routes = [
+    Route("/embedding", in_dialect(embedding), methods=["POST"]),
+    Route("/embeddings", in_dialect(embedding), methods=["POST"]),
+]
