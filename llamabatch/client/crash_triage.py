@@ -35,6 +35,8 @@ FROM_OUTSIDE = 0.5  # how much a death counts that something outside seems to ha
 # _CLEAR_S seconds: alone it is no slower, so that it has passed the token at which the child died.
 _CLEAR_FACTOR = 2.0
 _CLEAR_S = 1.0
+# Part of the error of a request that kills the engine.
+KILLS_ALONE = "while it computed this request alone"
 _LOST = "an exception in this process has lost the request"
 
 
@@ -385,8 +387,8 @@ class CrashTriage:
         self._emit_last(aborted, FinishReason.ABORT)
         for tracked in culprit:
             error = (
-                f"the engine process ended {tracked.deaths} times while it computed this request alone, at last with "
-                f"{how}; it is not tried again"
+                f"the engine process ended {tracked.deaths} times {KILLS_ALONE}, at last with {how}; it is not tried "
+                "again"
             )
             self._emit_last([tracked], FinishReason.ERROR, error)
 

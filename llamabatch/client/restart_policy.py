@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+ENGINE_ENDED = "the engine process ended"  # the error of what waits once no other one follows begins with it
+
 
 @dataclass(frozen=True)
 class RestartPolicy:
@@ -78,8 +80,8 @@ class Restarts:
     def too_often(self, exit_reason: str) -> str:
         """The error of all requests that still wait, with the exit reason of the last child."""
         if self._policy.most == 0:
-            return f"the engine process ended: {exit_reason}"
-        return f"the engine process ended {self.in_a_row} times in a row without a result, at last with {exit_reason}"
+            return f"{ENGINE_ENDED}: {exit_reason}"
+        return f"{ENGINE_ENDED} {self.in_a_row} times in a row without a result, at last with {exit_reason}"
 
 
 class Silence:

@@ -43,6 +43,10 @@ class Deadlines:
         return late
 
 
+# The errors of missed deadlines begin with it.
+DEADLINE_EXCEEDED = "DeadlineExceeded: "
+
+
 def sequence_deadline_message(sequence: Sequence, now: float) -> str:
     """Error of a sequence that missed its deadline."""
     n = sequence.num_output
@@ -57,4 +61,4 @@ def deadline_message(request: Request, now: float, where: str) -> str:
         where: how far it had come.
     """
     after = now - request.arrival_s
-    return f"DeadlineExceeded: deadline_s is {request.params.deadline_s}; it was ended after {after:.3f} s, {where}"
+    return f"{DEADLINE_EXCEEDED}deadline_s is {request.params.deadline_s}; it was ended after {after:.3f} s, {where}"

@@ -9,9 +9,12 @@ import json
 import logging
 import math
 import secrets
+import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from llamabatch.client.crash_triage import KILLS_ALONE
+from llamabatch.client.restart_policy import ENGINE_ENDED
 from llamabatch.errors import (
     ConfigError,
     ContextLengthError,
@@ -23,6 +26,7 @@ from llamabatch.errors import (
     QueueFull,
     SetupError,
 )
+from llamabatch.scheduler.deadlines import DEADLINE_EXCEEDED
 from llamabatch.utils.checks import show
 
 if TYPE_CHECKING:
@@ -63,7 +67,7 @@ _LLAMA_SERVER = {
     503: "unavailable_error",
 }
 _CONTEXT, _CONTEXT_TYPE = "context_length_exceeded", "exceed_context_size_error"  # OpenAI's code, llama-server's type
-_DEADLINE = "DeadlineExceeded: "  # scheduler/deadlines.py
+_GONE = (ENGINE_ENDED, "the engine is closed", "the engine failed: ", "the supervisor failed: ")  # of client/
 
 
 class ApiError(Exception):
@@ -124,14 +128,20 @@ class ApiError(Exception):
         if isinstance(error, LlamaBatchError):
             return cls.of_output(str(error))
         error_id = f"error-{secrets.token_hex(8)}"
-        logger.error("%s: %s", error_id, type(error).__name__, exc_info=error)
+        log_error(error_id, error)
         return cls(500, f"an internal error; the log of the server has it under {error_id}", facts={})
 
     @classmethod
     def of_output(cls, error: str) -> ApiError:
-        """The error of a RequestOutput, which the engine ended."""
-        if error.startswith(_DEADLINE):
-            return cls(504, error.removeprefix(_DEADLINE))
+        """The error of a RequestOutput, which the engine ended: a missed deadline (504), a request that kills the
+        engine (500), an engine that is gone (503), or anything else (500)."""
+        before, deadline, late = error.partition(DEADLINE_EXCEEDED)
+        if deadline:  # of a list, `before` says which of its prompts
+            return cls(504, before + late)
+        if KILLS_ALONE in error:
+            return cls(500, error, code="engine_crash")
+        if any(gone in error for gone in _GONE):
+            return cls(503, error, headers=retry_after(None))
         return cls(500, error)
 
     def to_openai(self) -> dict[str, Any]:
@@ -161,6 +171,12 @@ class ApiError(Exception):
 
         body = self.to_llama_server() if dialect == "llama_server" else self.to_openai()
         return Response(json.dumps(body), self.status, self.headers, "application/json")
+
+
+def log_error(what: str, error: BaseException) -> None:
+    """Logs where an exception was raised. Not its text, which may hold parts of prompts."""
+    frames = "".join(traceback.format_tb(error.__traceback__)).rstrip()
+    logger.error("%s: %s\n%s", what, type(error).__name__, frames)
 
 
 def retry_after(seconds: float | None) -> dict[str, str]:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
 
 from llamabatch.client.base import errors_logged
 from llamabatch.entrypoints.submission import Submission
 from llamabatch.errors import EngineError, describe
-from llamabatch.request.outputs import RequestOutput, SequenceOutput
-
-logger = logging.getLogger(__name__)
+from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutput
+from llamabatch.server.errors import log_error
 
 _LOOK_S = 1.0
 _COMPACT_FROM = 64  # pieces that wait for a slow reader are joined from here on
@@ -118,7 +117,7 @@ class Hub:
     def _fail(self, output: SequenceOutput, error: BaseException) -> None:
         """The output has not come to its stream."""
         with contextlib.suppress(Exception):
-            logger.error("an output could not be given to its reader", exc_info=error)
+            log_error("an output could not be given to its reader", error)
         stream = self._streams.pop(output.request_id, None)
         if stream is not None:
             stream.fail(error)
@@ -226,7 +225,8 @@ class RequestStream:
             raise EngineError(f"an output was lost: {describe(self._failure)}") from self._failure
         pending, self._pending, self._compact_at = self._pending, [], _COMPACT_FROM
         try:
-            outputs = list(submission.record(joined(pending) if len(pending) > 1 else pending))
+            ready, self._pending = before_failure(joined(pending) if len(pending) > 1 else pending)
+            outputs = list(submission.record(ready))
         except BaseException:
             self.abort()
             raise
@@ -266,6 +266,23 @@ class RequestStream:
         on_end, self.on_end = self.on_end, None
         if on_end is not None:
             on_end()
+
+
+def before_failure(outputs: list[SequenceOutput]) -> tuple[list[SequenceOutput], list[SequenceOutput]]:
+    """The outputs before the first end that was no good one, the last text of that request included; and the rest, from
+    that end on. What raises at an end then takes no text with it.
+    """
+    for at, output in enumerate(outputs):
+        finished = output.finished
+        if finished is None or (finished.error is None and output.finish_reason is not FinishReason.ABORT):
+            continue
+        brings = output.text or output.reasoning or output.token_ids or output.tool_calls
+        if not brings and not at:
+            return outputs, []
+        last = replace(output, token_ids=(), text="", reasoning="", tool_calls=(), logprobs=None)
+        said = [replace(output, finished=None, ended=None)] if brings else []
+        return outputs[:at] + said, [last, *outputs[at + 1 :]]
+    return outputs, []
 
 
 def joined(outputs: list[SequenceOutput]) -> list[SequenceOutput]:

@@ -85,7 +85,7 @@ def until(holds: Callable[[], bool], seconds: float, message: str) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, message
-        time.sleep(0.005)
+        time.sleep(0.001)
 
 
 class Call:

@@ -6,9 +6,10 @@ import asyncio
 import os
 import random
 import signal
+import threading
 from pathlib import Path
 
-from tests.long.server_client import Body, Call, RunningServer
+from tests.long.server_client import Body, Call, RunningServer, until
 
 HOLDS = (
     "the engine of a server is killed by SIGKILL, SIGSEGV or SIGABRT with 32 streams open: all get the texts of an "
@@ -24,7 +25,7 @@ _WORDS = ("sea", "cat", "moon", "king", "house", "bread", "river", "stone")
 
 
 def case(number: int, folder: Path) -> None:
-    """One kill: the signals in turn, the moment drawn by the number."""
+    """One kill: the signals in turn, the step drawn by the number."""
     with RunningServer(_ENGINE) as server:
         asyncio.run(_run(server, number))
         server.check_idle()
@@ -34,13 +35,11 @@ def case(number: int, folder: Path) -> None:
 async def _run(server: RunningServer, number: int) -> None:
     rng = random.Random(number)
     bodies = [_body(rng, at) for at in range(_N)]
-    never = _Killer(server, 10**9, 0)
-    wanted = await asyncio.wait_for(asyncio.gather(*(_texts(server.port, body, never) for body in bodies)), 120)
-    assert not never.has_killed
-    killer = _Killer(server, rng.randrange(_N * 30), number)
-    found = await asyncio.wait_for(asyncio.gather(*(_texts(server.port, body, killer) for body in bodies)), 240)
+    wanted = await asyncio.wait_for(asyncio.gather(*(_texts(server.port, body) for body in bodies)), 120)
+    killer = _Killer(server, rng.randrange(3, _TOKENS - 20), number)
+    found = await asyncio.wait_for(asyncio.gather(*(_texts(server.port, body) for body in bodies)), 240)
+    await asyncio.to_thread(killer.join, 10.0)
     assert killer.has_killed
-    assert killer.n_ended_before == 0, "a stream had ended before the kill"
     for body, one, other in zip(bodies, wanted, found, strict=True):
         assert one == other, (body, one, other)
 
@@ -52,26 +51,25 @@ def _body(rng: random.Random, at: int) -> Body:
     return {"prompt": prompt, "max_tokens": _TOKENS, "ignore_eos": True, "n": n, **more}
 
 
-class _Killer:
-    """Kills the child once so many pieces have come, of all streams together."""
+class _Killer(threading.Thread):
+    """Kills the child after so many steps that brought tokens: before any stream can have ended."""
 
-    def __init__(self, server: RunningServer, after: int, number: int) -> None:
+    def __init__(self, server: RunningServer, steps: int, number: int) -> None:
+        super().__init__(name="killer", daemon=True)
+        [self._hub] = server.serving._hubs.values()
         self.has_killed = False
-        self.n_ended_before = 0
-        self._server, self._left = server, after
+        self._last = self._hub.n_handovers + steps
+        self._pid = server.pid
         self._signal = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)[number % 3]
+        self.start()
 
-    def piece(self) -> None:
-        self._left -= 1
-        if self._left < 0 and not self.has_killed:
-            self.has_killed = True
-            os.kill(self._server.pid, self._signal)
-
-    def end(self) -> None:
-        self.n_ended_before += not self.has_killed
+    def run(self) -> None:
+        until(lambda: self._hub.n_handovers >= self._last, 120.0, "nothing came")
+        os.kill(self._pid, self._signal)
+        self.has_killed = True
 
 
-async def _texts(port: int, body: Body, killer: _Killer) -> list[str]:
+async def _texts(port: int, body: Body) -> list[str]:
     """The texts of all continuations, from a stream that must be whole."""
     call = await Call.post(port, "/v1/completions", {**body, "stream": True, "stream_options": {"include_usage": True}})
     pieces: list[list[str]] = [[] for _ in range(body["n"])]
@@ -86,8 +84,6 @@ async def _texts(port: int, body: Body, killer: _Killer) -> list[str]:
             if choice["finish_reason"] is not None:
                 assert choice["finish_reason"] == "length", choice
                 ended.add(choice["index"])
-        killer.piece()
-    killer.end()
     assert len(ended) == body["n"]
     assert usage is not None
     assert usage["completion_tokens"] == body["n"] * _TOKENS, usage

@@ -9,6 +9,8 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
+from llamabatch.client.crash_triage import KILLS_ALONE
+from llamabatch.client.restart_policy import ENGINE_ENDED
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.errors import (
     AdapterError,
@@ -38,6 +40,9 @@ from llamabatch.testing import FakeLLM
         (EngineClosedError("the engine died"), 503, "service_unavailable_error", "service_unavailable"),
         (MemoryPlanError("it does not fit"), 503, "service_unavailable_error", "service_unavailable"),
         (EngineError("DeadlineExceeded: deadline_s is 1"), 504, "timeout_error", "deadline_exceeded"),
+        (EngineError("prompts[1]: DeadlineExceeded: deadline_s is 1"), 504, "timeout_error", "deadline_exceeded"),
+        (EngineError(f"it ended 2 times {KILLS_ALONE}, at last with SIGSEGV"), 500, "server_error", "engine_crash"),
+        (EngineError(f"{ENGINE_ENDED} 9 times in a row"), 503, "service_unavailable_error", "service_unavailable"),
         (EngineError("llama_decode failed"), 500, "server_error", "internal_error"),
         (asyncio.CancelledError(), 499, "request_cancelled", "request_cancelled"),
         (model_not_found("x", ["a"]), 404, "invalid_request_error", "model_not_found"),
@@ -73,12 +78,18 @@ def test_a_full_queue_names_the_wait():
 
 def test_another_exception_is_named_by_an_id_that_the_log_has(caplog):
     with caplog.at_level(logging.ERROR):
-        found = ApiError.of(KeyError("the secret prompt"))
+        try:
+            int("the " + "secret prompt")
+        except ValueError as error:
+            found = ApiError.of(error)
     assert found.status == 500
     assert "secret" not in found.message
     [record] = caplog.records
     assert record.getMessage().split(":")[0] in found.message
-    assert isinstance(record.exc_info[1], KeyError)
+    assert "ValueError" in record.getMessage()
+    assert "test_errors.py" in record.getMessage()  # where it was raised
+    assert "the secret" not in record.getMessage()
+    assert record.exc_info is None
 
 
 def _client(raising: Exception | None = None) -> TestClient:
