@@ -23,6 +23,7 @@ from starlette.routing import BaseRoute
 
 from llamabatch.client.connect import connect as connect_engine
 from llamabatch.server import health, metrics, openapi
+from llamabatch.server.anthropic import messages
 from llamabatch.server.errors import exception_handlers
 from llamabatch.server.gate import MAX_QUEUE
 from llamabatch.server.limits import BodyLimits
@@ -44,6 +45,7 @@ ROUTES: tuple[Sequence[BaseRoute], ...] = (
     rerank.routes,
     models.routes,
     tokenize.routes,
+    messages.routes,
     metrics.routes,
     completion.routes,
     embedding.routes,

@@ -1,4 +1,5 @@
-"""ApiError, and the status, type and code of each error of the library, in the shapes of OpenAI and llama-server."""
+"""ApiError, and the status, type and code of each error of the library, in the shapes of OpenAI, llama-server and
+Anthropic."""
 
 from __future__ import annotations
 
@@ -65,6 +66,18 @@ _LLAMA_SERVER = {
     500: "server_error",
     501: "not_supported_error",
     503: "unavailable_error",
+}
+# Anthropic's words (https://docs.claude.com/en/api/errors).
+_ANTHROPIC = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
 }
 _CONTEXT, _CONTEXT_TYPE = "context_length_exceeded", "exceed_context_size_error"  # OpenAI's code, llama-server's type
 _GONE = (ENGINE_ENDED, "the engine is closed", "the engine failed: ", "the supervisor failed: ")  # of client/
@@ -161,15 +174,22 @@ class ApiError(Exception):
         kind = self.type if self.code == _CONTEXT else _LLAMA_SERVER.get(self.status, self.type)
         return {"error": {"code": self.status, "message": self.message, "type": kind, **self.facts}}
 
+    def to_anthropic(self) -> dict[str, Any]:
+        """The body in Anthropic's shape."""
+        usual = "invalid_request_error" if self.status < 500 else "api_error"
+        error = {"type": _ANTHROPIC.get(self.status, usual), "message": self.message}
+        return {"type": "error", "error": error, "request_id": None}
+
     def response(self, dialect: str = "openai") -> Response:
         """The response.
 
         Args:
-            dialect: "openai" or "llama_server".
+            dialect: "openai", "llama_server" or "anthropic".
         """
         from starlette.responses import Response
 
-        body = self.to_llama_server() if dialect == "llama_server" else self.to_openai()
+        bodies = {"llama_server": self.to_llama_server, "anthropic": self.to_anthropic}
+        body = bodies.get(dialect, self.to_openai)()
         return Response(json.dumps(body), self.status, self.headers, "application/json")
 
 
@@ -217,8 +237,12 @@ def of_http(error: Any, method: str, path: str) -> ApiError:
 
 
 def dialect_of(scope: Mapping[str, Any]) -> str:
-    """The dialect that a route has written into its scope; else "openai"."""
-    return str(scope.get("llamabatch.dialect", "openai"))
+    """The dialect that a route has written into its scope; else that of its path, as an error may come before a route
+    is found."""
+    written = scope.get("llamabatch.dialect")
+    if written is not None:
+        return str(written)
+    return "anthropic" if "/v1/messages" in str(scope.get("path", "")) else "openai"
 
 
 def exception_handlers() -> dict[Any, Any]:

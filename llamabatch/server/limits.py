@@ -18,7 +18,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from llamabatch.server.errors import ApiError, retry_after
+from llamabatch.server.errors import ApiError, dialect_of, retry_after
 from llamabatch.server.options import ServerOptions
 from llamabatch.server.security import App, Message, Receive, Scope, Send, own_path
 from llamabatch.utils.format import file_size
@@ -90,7 +90,7 @@ class BodyLimits:
 
         declared = _content_length(scope)
         if declared is not None and declared > most:
-            await self._too_large(scope).response()(scope, receive, send)
+            await self._too_large(scope).response(dialect_of(scope))(scope, receive, send)
             return
         try:
             await self._app(scope, bounded_receive, watched_send)

@@ -9,6 +9,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.routing import BaseRoute, Route
 
+from llamabatch.server.anthropic.messages_body import MESSAGES
 from llamabatch.server.asked import json_response
 from llamabatch.server.bodies import TIMEOUT_HEADER, Fields, Json
 from llamabatch.server.openai.chat_body import CHAT
@@ -125,7 +126,34 @@ _TOKENIZE = Operation(
 _DETOKENIZE = Operation(DETOKENIZE, ["tokens"], {"tokens": {"tokens": [10, 11, 12]}})
 _TEMPLATE = Operation(CHAT, ["messages"], {"chat": {"messages": _HELLO}})
 
+_MESSAGES = Operation(
+    MESSAGES,
+    ["messages"],
+    {
+        "message": {"messages": _HELLO, "max_tokens": 8, "system": "Be short."},
+        "streamed": {"messages": _HELLO, "max_tokens": 8, "stream": True},
+        "with a tool": {
+            "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+            "max_tokens": 64,
+            "tools": [
+                {
+                    "name": "weather",
+                    "input_schema": {
+                        "type": "object",
+                        "properties": {"city": {"enum": ["Paris", "Rome"]}},
+                        "required": ["city"],
+                    },
+                }
+            ],
+            "tool_choice": {"type": "any"},
+        },
+    },
+    streams=True,
+)
+
 OPERATIONS: dict[str, Operation] = {
+    "/v1/messages": _MESSAGES,
+    "/v1/messages/count_tokens": Operation(MESSAGES, ["messages"], {"count": {"messages": _HELLO}}),
     **dict.fromkeys(("/v1/chat/completions", "/chat/completions"), _CHAT),
     "/v1/completions": _COMPLETION,
     "/v1/embeddings": _EMBEDDING,

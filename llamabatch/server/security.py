@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from llamabatch.server.errors import ApiError
+from llamabatch.server.errors import ApiError, dialect_of
 from llamabatch.server.options import ANY, LOCALHOST, ServerOptions, is_ip, is_loopback
 from llamabatch.utils.checks import show
 
@@ -252,7 +252,7 @@ async def _refuse(error: ApiError, scope: Scope, send: Send) -> None:
     """Sends an error. The connection ends with it: the body, which was not read, may be of any length."""
     if scope["method"] not in ("GET", "HEAD"):
         error.headers["Connection"] = "close"
-    response = error.response()
+    response = error.response(dialect_of(scope))
     await response(scope, _nothing, send)
 
 

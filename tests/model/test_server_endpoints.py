@@ -16,7 +16,15 @@ GENERATED = [
     (path, name, body)
     for path, operation in OPERATIONS.items()
     for name, body in operation.examples.items()
-    if path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/apply-template")
+    if path
+    in (
+        "/v1/chat/completions",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/apply-template",
+    )
     or path.endswith("tokenize")
 ]
 

@@ -1,0 +1,290 @@
+"""The body of /v1/messages, read without HTTP: it becomes that of a chat, whose checks hold for it, too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from llamabatch.errors import PromptError
+from llamabatch.server.bodies import RULES, Body, Field, Fields, Json, Rules, reads
+from llamabatch.server.errors import ApiError
+from llamabatch.server.openai.chat_body import EFFORTS, ChatBody, read_chat
+from llamabatch.server.openai.generation import GENERATION
+from llamabatch.utils.checks import boolean, choice, integer, show
+
+TIERS = {"auto": "auto", "standard_only": "default"}
+MIN_BUDGET = 1  # tokens of thinking; Anthropic's own least is 1,024
+
+_BLOCK: Json = {"type": "object", "required": ["type"], "properties": {"type": {"type": "string"}}}
+_CONTENT: Json = {"anyOf": [{"type": "string"}, {"type": "array", "items": _BLOCK}]}
+_MESSAGE: Json = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {"role": {"enum": ["user", "assistant", "system"]}, "content": _CONTENT},
+}
+_TOOL: Json = {
+    "type": "object",
+    "required": ["name", "input_schema"],
+    "properties": {
+        "name": {"type": "string"},
+        "description": {"type": ["string", "null"]},
+        "input_schema": {"type": "object"},
+        "strict": {"type": ["boolean", "null"]},
+    },
+}
+_OWN: Fields = {
+    "messages": Field({"type": "array", "items": _MESSAGE, "minItems": 1}, "the conversation"),
+    "system": Field({"anyOf": [{"type": "null"}, *_CONTENT["anyOf"]]}, "the system prompt"),
+    "stop_sequences": Field({"type": ["array", "null"], "items": {"type": "string"}}, "strings that end the text"),
+    "tools": Field({"type": ["array", "null"], "items": _TOOL}, "functions that the model may call"),
+    "tool_choice": Field(
+        {
+            "type": ["object", "null"],
+            "properties": {
+                "type": {"enum": ["auto", "any", "tool", "none"]},
+                "name": {"type": "string"},
+                "disable_parallel_tool_use": {"type": ["boolean", "null"]},
+            },
+        },
+        "whether and which tool is called",
+    ),
+    "thinking": Field(
+        {
+            "type": ["object", "null"],
+            "properties": {
+                "type": {"enum": ["enabled", "disabled", "adaptive"]},
+                "budget_tokens": {"type": ["integer", "null"], "minimum": MIN_BUDGET},
+            },
+        },
+        "whether the model thinks, and for how many tokens at most",
+    ),
+    "output_config": Field({"type": ["object", "null"]}, "effort, and format: a JSON schema that the text holds"),
+    "output_format": Field({"type": ["object", "null"]}, "a JSON schema that the text holds"),
+    "service_tier": Field({"enum": [*TIERS, None]}, "auto or standard_only"),
+    "container": Field({}, "", (), "there are no containers"),
+    "mcp_servers": Field({}, "", ([],), "call tools from your program"),
+    "context_management": Field({}, "", ({}, {"edits": []}), "send the messages that the model should read"),
+    "inference_geo": Field({}, "", ("not_available", "global"), "the text is made on this machine"),
+    "cache_control": Field({}, "kept by other services; prefixes are cached without it"),
+}
+
+MESSAGES: Fields = {
+    **{
+        name: field
+        for name, field in GENERATION.items()
+        if name not in ("stop", "response_format", "stream_options", "n", "n_cmpl", "best_of", "logprobs")
+    },
+    **_OWN,
+}
+
+
+@reads
+def read_messages(body: Mapping[str, Any], rules: Rules = RULES) -> ChatBody:
+    """The ChatBody of a body. Raises ApiError, whose message names the field, its value and the allowed ones."""
+    given = Body(body, MESSAGES, rules)
+    messages = given.needed("messages", 'a list, as [{"role": "user", "content": "Hello"}]')
+    if not isinstance(messages, list):
+        raise PromptError(f"messages is {show(messages)}; give a list of messages")
+    conversation = [*_system(given.take("system"))]
+    for index, message in enumerate(messages):
+        conversation += _messages(f"messages[{index}]", message)
+    chat: Json = {"messages": conversation, **_tools(given), **_thinking(given), **_form(given)}
+    if (stops := given.take("stop_sequences")) is not None:
+        if not isinstance(stops, list):
+            raise PromptError(f"stop_sequences is {show(stops)}; give a list of texts")
+        chat["stop"] = stops
+    if (tier := given.choice("service_tier", TIERS)) is not None:
+        chat["service_tier"] = TIERS[tier]
+    given.take("cache_control")
+    ignored = tuple(given.ignored)
+    read = read_chat({**given.rest(), **chat}, rules)
+    return _with_ignored(read, ignored)
+
+
+def _with_ignored(chat: ChatBody, names: tuple[str, ...]) -> ChatBody:
+    return replace(chat, ignored=(*names, *chat.ignored)) if names else chat
+
+
+def _system(given: object) -> list[Json]:
+    if given is None:
+        return []
+    text = _text("system", given)
+    return [{"role": "system", "content": text}] if text else []
+
+
+def _messages(place: str, message: object) -> Iterator[Json]:
+    """The messages of a chat that one message stands for: results of tools are messages of their own there."""
+    if not isinstance(message, Mapping):
+        raise PromptError(f"{place} is {show(message)}; give an object with role and content")
+    role = choice(PromptError, f"{place}.role", message.get("role"), ("user", "assistant", "system"))
+    content = message.get("content")
+    if isinstance(content, str) or role == "system":
+        yield {"role": role, "content": content if isinstance(content, str) else _text(f"{place}.content", content)}
+        return
+    blocks = _blocks(f"{place}.content", content)
+    yield from _of_assistant(place, blocks) if role == "assistant" else _of_user(place, blocks)
+
+
+def _of_user(place: str, blocks: list[Mapping[str, Any]]) -> Iterator[Json]:
+    texts: list[str] = []
+    for number, block in enumerate(blocks):
+        where = f"{place}.content[{number}]"
+        if block["type"] == "tool_result":
+            if texts:
+                yield {"role": "user", "content": "".join(texts)}
+                texts = []
+            call = block.get("tool_use_id")
+            if not isinstance(call, str) or not call:
+                raise PromptError(f"{where}.tool_use_id is {show(call)}; give the id of a tool_use block")
+            result = block.get("content")
+            yield {"role": "tool", "tool_call_id": call, "content": "" if result is None else _text(where, result)}
+        else:
+            texts.append(_text_of(where, block))
+    if texts or not blocks:
+        yield {"role": "user", "content": "".join(texts)}
+
+
+def _of_assistant(place: str, blocks: list[Mapping[str, Any]]) -> Iterator[Json]:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[Json] = []
+    for number, block in enumerate(blocks):
+        where = f"{place}.content[{number}]"
+        if block["type"] == "thinking":
+            thoughts.append(_string(f"{where}.thinking", block.get("thinking")))
+        elif block["type"] == "redacted_thinking":
+            continue  # only the service that wrote it can read it
+        elif block["type"] == "tool_use":
+            calls.append(_call(where, block))
+        else:
+            texts.append(_text_of(where, block))
+    message: Json = {"role": "assistant", "content": "".join(texts) or (None if calls or thoughts else "")}
+    if thoughts:
+        message["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    yield message
+
+
+def _call(where: str, block: Mapping[str, Any]) -> Json:
+    name, arguments = _string(f"{where}.name", block.get("name")), block.get("input")
+    if not isinstance(arguments, Mapping):
+        raise PromptError(f"{where}.input is {show(arguments)}; give an object")
+    function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+    return {"id": _string(f"{where}.id", block.get("id")), "type": "function", "function": function}
+
+
+def _blocks(where: str, content: object) -> list[Mapping[str, Any]]:
+    if not isinstance(content, list):
+        raise PromptError(f"{where} is {show(content)}; give a text or a list of blocks")
+    for number, block in enumerate(content):
+        if not isinstance(block, Mapping) or not isinstance(block.get("type"), str):
+            raise PromptError(f'{where}[{number}] is {show(block)}; give a block, as {{"type": "text", "text": "Hi"}}')
+    return content
+
+
+def _text(where: str, content: object) -> str:
+    """A text, or the texts of a list of blocks."""
+    if isinstance(content, str):
+        return content
+    blocks = _blocks(where, content)
+    return "".join(_text_of(f"{where}[{number}]", block) for number, block in enumerate(blocks))
+
+
+def _text_of(where: str, block: Mapping[str, Any]) -> str:
+    """The text of a block. Raises ApiError for one of another kind."""
+    if block["type"] != "text":
+        raise ApiError(
+            400,
+            f"{where} is a block of type {show(block['type'])}, which is not supported; give blocks of text",
+            code="unsupported_content_part",
+            param="messages",
+        )
+    return _string(f"{where}.text", block.get("text"))
+
+
+def _string(where: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise PromptError(f"{where} is {show(value)}; give a text")
+    return value
+
+
+def _tools(given: Body) -> Json:
+    """tools, tool_choice and parallel_tool_calls of a chat."""
+    found: Json = {}
+    tools = given.take("tools")
+    if tools is not None:
+        if not isinstance(tools, list):
+            raise PromptError(f"tools is {show(tools)}; give a list of tools")
+        found["tools"] = [_tool(f"tools[{number}]", tool) for number, tool in enumerate(tools)]
+    chosen = given.nested("tool_choice", ("type", "name", "disable_parallel_tool_use"))
+    if not chosen:
+        return found
+    kind = choice(PromptError, "tool_choice.type", chosen.get("type"), ("auto", "any", "tool", "none"))
+    if kind == "tool":
+        name = _string("tool_choice.name", chosen.get("name"))
+        found["tool_choice"] = {"type": "function", "function": {"name": name}}
+    else:
+        found["tool_choice"] = {"any": "required"}.get(kind, kind)
+    if boolean(PromptError, "tool_choice.disable_parallel_tool_use", chosen.get("disable_parallel_tool_use", False)):
+        found["parallel_tool_calls"] = False
+    return found
+
+
+def _tool(where: str, tool: object) -> Json:
+    if not isinstance(tool, Mapping):
+        raise PromptError(f"{where} is {show(tool)}; give an object with name and input_schema")
+    if tool.get("type", "custom") not in ("custom", None):
+        raise ApiError(
+            400,
+            f"{where} is of type {show(tool['type'])}; tools that a service runs are not there, only your own "
+            "with name and input_schema",
+            code="unsupported_tool",
+            param="tools",
+        )
+    schema = tool.get("input_schema")
+    if not isinstance(schema, Mapping):
+        raise PromptError(f"{where}.input_schema is {show(schema)}; give a JSON schema")
+    function: Json = {"name": tool.get("name"), "parameters": schema}
+    for name in ("description", "strict"):
+        if tool.get(name) is not None:
+            function[name] = tool[name]
+    return {"type": "function", "function": function}
+
+
+def _thinking(given: Body) -> Json:
+    """Fields of a chat that turn thinking on or off and bound it."""
+    asked = given.nested("thinking", ("type", "budget_tokens", "display"))
+    if not asked:
+        return {}
+    kind = choice(PromptError, "thinking.type", asked.get("type"), ("enabled", "disabled", "adaptive"))
+    kwargs = given.take("chat_template_kwargs") or {}
+    if kind == "adaptive":
+        return {"chat_template_kwargs": kwargs}
+    found: Json = {"chat_template_kwargs": {"enable_thinking": kind == "enabled", **kwargs}}
+    budget = asked.get("budget_tokens")
+    if kind == "enabled" and budget is not None:
+        found["thinking_token_budget"] = integer(PromptError, "thinking.budget_tokens", budget, MIN_BUDGET, 2**31 - 1)
+    return found
+
+
+def _form(given: Body) -> Json:
+    """response_format and reasoning_effort of a chat."""
+    config = given.nested("output_config", ("effort", "format"))
+    found: Json = {}
+    format_ = given.take("output_format")
+    if config.get("format") is not None:
+        if format_ is not None:
+            raise PromptError("output_format and output_config.format are both given; give the latter")
+        format_ = config["format"]
+    if format_ is not None:
+        if not isinstance(format_, Mapping) or format_.get("type") != "json_schema":
+            raise PromptError(f'output_format is {show(format_)}; give {{"type": "json_schema", "schema": …}}')
+        named = {"name": "output", "schema": format_.get("schema")}
+        found["response_format"] = {"type": "json_schema", "json_schema": named}
+    if config.get("effort") is not None:
+        effort = choice(PromptError, "output_config.effort", config["effort"], (*EFFORTS[1:], "max"))
+        found["reasoning_effort"] = "xhigh" if effort == "max" else effort
+    return found

@@ -1,0 +1,192 @@
+"""The responses of /v1/messages: whole, and as the events of its streams."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
+from llamabatch.request.tool_calls import ToolCall, ToolCallDelta
+from llamabatch.server.errors import ApiError
+from llamabatch.server.openai.chat_body import ChatBody
+from llamabatch.server.openai.chunks import check_ends, dump, quoted
+from llamabatch.server.serving import Serving
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class MessageHead:
+    """What the response and the first event of a stream have in common.
+
+    Attributes:
+        model: the name that the caller asked for.
+    """
+
+    id: str
+    model: str
+
+    @classmethod
+    def of(cls, serving: Serving, body: ChatBody) -> MessageHead:
+        """The head of the response to a body."""
+        number = secrets.token_hex(12) if body.request_id is None else body.request_id
+        return cls(f"msg_{number}", serving.names[0] if body.model is None else body.model)
+
+    def document(self, content: list[Json], reason: str | None, stop: str | None, usage: Json) -> Json:
+        """A message."""
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+            "stop_reason": reason,
+            "stop_sequence": stop,
+            "usage": usage,
+        }
+
+
+def message_response(head: MessageHead, outputs: list[RequestOutput], body: ChatBody) -> Json:
+    """The message that answers a conversation. Raises ApiError for a request that was ended by an error."""
+    [output] = outputs
+    check_ends(output)
+    [whole] = output.outputs
+    content: list[Json] = []
+    if whole.reasoning is not None and body.include_reasoning:
+        content.append({"type": "thinking", "thinking": whole.reasoning, "signature": ""})
+    if whole.text or not (content or whole.tool_calls):
+        content.append({"type": "text", "text": whole.text})
+    content += [
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call)} for call in whole.tool_calls
+    ]
+    reason, stop = _ended(whole.finish_reason, whole.stop_reason, bool(whole.tool_calls))
+    return head.document(content, reason, stop, usage_of(output))
+
+
+def usage_of(output: RequestOutput) -> Json:
+    """Tokens of a request; those of the prompt that the cache held are counted apart."""
+    cached = output.num_cached_tokens
+    return {
+        "input_tokens": len(output.prompt_token_ids) - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": sum(len(each.token_ids) for each in output.outputs),
+    }
+
+
+def _input(call: ToolCall) -> Json:
+    """The arguments of a call; text that is no JSON object, as of a call that was cut, under a name of its own."""
+    parsed = call.parsed
+    return {"INVALID_JSON": call.arguments} if parsed is None else parsed
+
+
+def _ended(reason: FinishReason, stop: str | int | None, called: bool) -> tuple[str, str | None]:
+    """stop_reason, and stop_sequence."""
+    if reason is FinishReason.LENGTH:
+        return "max_tokens", None
+    if called:
+        return "tool_use", None
+    return ("stop_sequence", stop) if isinstance(stop, str) else ("end_turn", None)
+
+
+class MessageEvents:
+    """The events of a streamed message: blocks of thinking, text and calls, one after another.
+
+    Args:
+        n_prompt: tokens of the prompt.
+    """
+
+    def __init__(self, head: MessageHead, body: ChatBody, n_prompt: int) -> None:
+        self._head = head
+        self._body = body
+        self._n_prompt = n_prompt
+        self._is_begun = False
+        self._index = -1  # of the block that is open, or was the last
+        self._open: str | tuple[str, int] | None = None  # its kind; of a call with its number
+        self._has_called = False
+        self._finished: RequestOutput | None = None
+
+    def feed(self, outputs: list[SequenceOutput]) -> bytes:
+        """The events of outputs. Raises ApiError for a request that was ended by an error."""
+        events: list[str] = []
+        for output in outputs:
+            finished = output.finished
+            if finished is not None:
+                check_ends(finished)
+                self._finished = finished
+            self._begin(events)
+            if output.reasoning and self._body.include_reasoning:
+                self._switch("thinking", '{"type":"thinking","thinking":"","signature":""}', events)
+                self._delta("thinking_delta", "thinking", output.reasoning, events)
+            if output.text:
+                self._switch("text", '{"type":"text","text":""}', events)
+                self._delta("text_delta", "text", output.text, events)
+            for call in output.tool_calls:
+                self._call(call, events)
+        return "".join(events).encode(errors="replace")
+
+    def end(self) -> bytes:
+        """The end of the last block and of the message."""
+        events: list[str] = []
+        self._begin(events)
+        finished = self._finished
+        assert finished is not None
+        whole: CompletionOutput = finished.outputs[0]
+        if self._index < 0:  # as a whole message has it
+            self._switch("text", '{"type":"text","text":""}', events)
+        self._close(events)
+        reason, stop = _ended(whole.finish_reason, whole.stop_reason, self._has_called)
+        delta = {"stop_reason": reason, "stop_sequence": stop}
+        events.append(_event("message_delta", {"delta": delta, "usage": usage_of(finished)}))
+        events.append(_event("message_stop", {}))
+        return "".join(events).encode()
+
+    def error(self, error: ApiError) -> bytes:
+        return f"event: error\ndata: {dump(error.to_anthropic())}\n\n".encode(errors="replace")
+
+    def _begin(self, events: list[str]) -> None:
+        if not self._is_begun:
+            self._is_begun = True
+            usage = {
+                "input_tokens": self._n_prompt,
+                "cache_creation_input_tokens": 0,
+                "cache_read_input_tokens": 0,
+                "output_tokens": 0,
+            }
+            events.append(_event("message_start", {"message": self._head.document([], None, None, usage)}))
+
+    def _switch(self, kind: str | tuple[str, int], block: str, events: list[str]) -> None:
+        """Opens a block, unless it is the open one."""
+        if self._open == kind:
+            return
+        self._close(events)
+        self._open = kind
+        self._index += 1
+        events.append(
+            f'event: content_block_start\ndata: {{"type":"content_block_start","index":{self._index},'
+            f'"content_block":{block}}}\n\n'
+        )
+
+    def _close(self, events: list[str]) -> None:
+        if self._open is not None:
+            self._open = None
+            events.append(_event("content_block_stop", {"index": self._index}))
+
+    def _delta(self, kind: str, name: str, text: str, events: list[str]) -> None:
+        events.append(
+            f'event: content_block_delta\ndata: {{"type":"content_block_delta","index":{self._index},'
+            f'"delta":{{"type":"{kind}","{name}":{quoted(text)}}}}}\n\n'
+        )
+
+    def _call(self, call: ToolCallDelta, events: list[str]) -> None:
+        if call.id is not None:
+            self._has_called = True
+            block: Json = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+            self._switch(("tool_use", call.index), dump(block), events)
+        if call.arguments:
+            self._delta("input_json_delta", "partial_json", call.arguments, events)
+
+
+def _event(kind: str, more: Json) -> str:
+    return f"event: {kind}\ndata: {dump({'type': kind, **more})}\n\n"

@@ -1,0 +1,255 @@
+"""/v1/messages: bodies as those of chats, messages whole and as events."""
+
+import json
+import random
+
+import pytest
+from starlette.testclient import TestClient
+
+from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
+from llamabatch.request.tool_calls import ToolCall, ToolCallDelta
+from llamabatch.server.anthropic.messages_body import read_messages
+from llamabatch.server.anthropic.messages_response import MessageEvents, MessageHead, message_response
+from llamabatch.server.bodies import Rules
+from llamabatch.server.errors import ApiError
+from tests.unit.server.serving_clients import fake_app
+from tests.unit.server.test_application import ready
+
+HELLO = [{"role": "user", "content": "one two three"}]
+TOOL = {"name": "f", "description": "It does.", "input_schema": {"type": "object", "properties": {"x": {}}}}
+HEAD = MessageHead("msg_1", "tiny")
+
+
+def user(*blocks):
+    return {"role": "user", "content": [*blocks]}
+
+
+def read(rules=None, **fields):
+    return read_messages({"messages": HELLO, "max_tokens": 9, **fields}, rules or Rules())
+
+
+def test_a_conversation_with_tools_is_that_of_a_chat():
+    body = read(
+        system=[{"type": "text", "text": "Be ", "cache_control": {}}, {"type": "text", "text": "short."}],
+        messages=[
+            {"role": "user", "content": [{"type": "text", "text": "go"}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": "x"},
+                    {"type": "redacted_thinking", "data": "y"},
+                    {"type": "text", "text": "So:"},
+                    {"type": "tool_use", "id": "t1", "name": "f", "input": {"x": "ü"}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "sunny"}]},
+                    {"type": "tool_result", "tool_use_id": "t2"},
+                    {"type": "text", "text": "and?"},
+                ],
+            },
+        ],
+        tools=[TOOL],
+    )  # fmt: skip
+    call = {"id": "t1", "type": "function", "function": {"name": "f", "arguments": '{"x": "ü"}'}}
+    assert [dict(message) for message in body.conversation] == [
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": "So:", "reasoning_content": "hm", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "t1", "content": "sunny"},
+        {"role": "tool", "tool_call_id": "t2", "content": ""},
+        {"role": "user", "content": "and?"},
+    ]
+    function = {"name": "f", "parameters": TOOL["input_schema"], "description": "It does."}
+    assert body.options.tools == [{"type": "function", "function": function}]
+
+
+@pytest.mark.parametrize(
+    ("given", "choice", "parallel"),
+    [
+        ({"type": "auto"}, "auto", True),
+        ({"type": "any", "disable_parallel_tool_use": True}, "required", False),
+        ({"type": "none"}, "none", True),
+        ({"type": "tool", "name": "f"}, {"type": "function", "function": {"name": "f"}}, True),
+    ],
+)
+def test_the_choice_of_tools(given, choice, parallel):
+    options = read(tools=[TOOL], tool_choice=given).options
+    assert (options.tool_choice, options.parallel_tool_calls) == (choice, parallel)
+
+
+def test_parameters():
+    body = read(stop_sequences=["a", "b"], temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, service_tier="auto")
+    assert (body.params.max_tokens, body.params.stop, body.params.temperature) == (9, ("a", "b"), 0.5)
+    assert (body.params.top_k, body.params.top_p, body.params.min_p) == (3, 0.9, 0.1)
+    thinking = read(thinking={"type": "enabled", "budget_tokens": 50})
+    assert thinking.params.thinking_token_budget == 50
+    assert thinking.options.kwargs == {"enable_thinking": True}
+    assert read(thinking={"type": "disabled"}).options.kwargs == {"enable_thinking": False}
+    assert read(thinking={"type": "adaptive"}).options.kwargs == {}
+    assert read(output_config={"effort": "high"}).options.kwargs == {"reasoning_effort": "high"}
+    formed = read(output_config={"format": {"type": "json_schema", "schema": {"type": "object"}}})
+    assert (
+        formed.params.structure
+        == read(output_format={"type": "json_schema", "schema": {"type": "object"}}).params.structure
+    )
+    assert formed.params.structure is not None
+    assert read(metadata={"user_id": "u"}, cache_control={"type": "ephemeral"}).ignored == ()
+    assert read(betas=["x"]).ignored == ("betas",)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"messages": None}, "the body has no messages"),
+        ({"messages": "Hi"}, "messages is 'Hi'; give a list"),
+        ({"messages": [{"role": "robot", "content": ""}]}, r"messages\[0\]\.role is 'robot'"),
+        ({"messages": [user({"type": "image"})]}, r"messages\[0\]\.content\[0\] is a block of type 'image'"),
+        ({"messages": [user({"type": "tool_result"})]}, "tool_use_id is None"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": "f"}]}]}, "input is None"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
+        ({"tools": [{"name": "f"}]}, r"tools\[0\]\.input_schema is None"),
+        ({"tool_choice": {"type": "some"}}, r"tool_choice\.type is 'some'"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, r"thinking\.budget_tokens is 0"),
+        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers is"),
+        ({"output_format": {"type": "xml"}}, "output_format is"),
+        ({"stop_sequences": "x"}, "stop_sequences is 'x'"),
+        ({"temperature": -1}, "temperature is -1"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_honoured_is_a_400_that_names_it(fields, words):
+    with pytest.raises(ApiError, match=words) as caught:
+        read(**fields)
+    assert caught.value.status == 400
+
+
+def test_unknown_fields_are_refused_where_the_server_is_strict():
+    with pytest.raises(ApiError, match="there is no field 'betas'"):
+        read(Rules(strict=True), betas=[])
+
+
+def whole(text="", thinking=None, calls=(), reason=FinishReason.STOP, stop=None, n_tokens=7):
+    completion = CompletionOutput(0, text, tuple(range(n_tokens)), reason, stop, None, None, thinking, tuple(calls))
+    return RequestOutput("r", "p", (1, 2, 3, 4), (completion,), num_cached_tokens=3)
+
+
+CALLS = (ToolCall("t1", "f", '{"x": 1}'), ToolCall("t2", "g", "{}"))
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        (whole("Hi"), "end_turn"),
+        (whole("Hi", stop="\n"), "stop_sequence"),
+        (whole("Hi", stop=5), "end_turn"),
+        (whole("Hi", reason=FinishReason.LENGTH), "max_tokens"),
+        (whole("", "hm", CALLS), "tool_use"),
+        (whole("", "hm"), "end_turn"),
+        (whole("So", calls=CALLS[:1]), "tool_use"),
+    ],
+)
+def test_a_stream_of_any_cuts_is_the_whole_message(output, reason):
+    expected = message_response(HEAD, [output], read())
+    assert expected["stop_reason"] == reason
+    assert expected["stop_sequence"] == ("\n" if reason == "stop_sequence" else None)
+    assert expected["usage"] == {
+        "input_tokens": 1, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 3, "output_tokens": 7,
+    }  # fmt: skip
+    for seed in range(50):
+        events = MessageEvents(HEAD, read(), 4)
+        data = b"".join(events.feed(part) for part in pieces(output, random.Random(seed))) + events.end()
+        assert rebuilt(data.decode()) == expected
+
+
+def pieces(output, rng):
+    """The outputs of steps that bring this output, cut at random."""
+    [one] = output.outputs
+    parts = [{"reasoning": part} for part in cut(one.reasoning or "", rng)] + [{"text": p} for p in cut(one.text, rng)]
+    for number, call in enumerate(one.tool_calls):
+        arguments = cut(call.arguments, rng)
+        parts.append({"tool_calls": (ToolCallDelta(number, call.id, call.name),)})
+        parts += [{"tool_calls": (ToolCallDelta(number, arguments=part),)} for part in arguments]
+    parts.append({"finished": output, "called_tools": bool(one.tool_calls)})
+    outputs = [SequenceOutput("r", (1,), **{"text": "", **part}) for part in parts]
+    while outputs:
+        n = rng.randrange(1, 4)
+        yield outputs[:n]
+        del outputs[:n]
+
+
+def cut(text, rng):
+    parts = []
+    while text:
+        n = rng.randrange(1, 4)
+        parts.append(text[:n])
+        text = text[n:]
+    return parts
+
+
+def rebuilt(data):
+    """The message that a client makes of the events, whose order is checked."""
+    message, is_open = None, False
+    for event in data.strip().split("\n\n"):
+        name, body = event.split("\n")
+        body = json.loads(body.removeprefix("data: "))
+        assert name == f"event: {body['type']}"
+        if body["type"] == "message_start":
+            assert message is None
+            message = body["message"]
+        elif body["type"] == "content_block_start":
+            assert not is_open
+            assert body["index"] == len(message["content"])
+            message["content"].append({**body["content_block"], "json": ""})
+            is_open = True
+        elif body["type"] == "content_block_delta":
+            assert is_open
+            block, delta = message["content"][body["index"]], body["delta"]
+            name = {"input_json_delta": "json"}.get(delta["type"], delta["type"].removesuffix("_delta"))
+            block[name] += delta.get(name, delta.get("partial_json"))
+        elif body["type"] == "content_block_stop":
+            block = message["content"][body["index"]]
+            if (text := block.pop("json")) or block["type"] == "tool_use":
+                block["input"] = json.loads(text)
+            is_open = False
+        elif body["type"] == "message_delta":
+            message |= body["delta"] | {"usage": body["usage"]}
+    assert not is_open
+    assert body["type"] == "message_stop"
+    return message
+
+
+def test_arguments_that_are_no_object_are_kept():
+    [block] = message_response(HEAD, [whole(calls=[ToolCall("t", "f", '{"x": ')])], read())["content"]
+    assert block["input"] == {"INVALID_JSON": '{"x": '}
+
+
+@pytest.fixture
+def client():
+    with TestClient(fake_app(), raise_server_exceptions=False) as client:
+        yield ready(client)
+
+
+def test_the_endpoint(client):
+    body = {"messages": HELLO, "max_tokens": 20}
+    message = client.post("/v1/messages", json=body).json()
+    assert message["content"] == [{"type": "text", "text": "one two three"}]
+    streamed = client.post("/v1/messages", json=body | {"stream": True})
+    assert rebuilt(streamed.text)["content"] == message["content"]
+    count = client.post("/v1/messages/count_tokens", json={"messages": HELLO}).json()
+    assert count == {"input_tokens": message["usage"]["input_tokens"] + message["usage"]["cache_read_input_tokens"]}
+
+
+def test_errors_have_anthropics_shape(client):
+    response = client.post("/v1/messages", json={"messages": HELLO, "temperature": -1})
+    assert response.status_code == 400
+    assert response.json()["type"] == "error"
+    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert client.get("/v1/messages").json()["error"]["type"] == "invalid_request_error"
+    with TestClient(fake_app(server={"api_keys": ("secret",)}), raise_server_exceptions=False) as guarded:
+        ready(guarded)
+        refused = guarded.post("/v1/messages", json={"messages": HELLO})
+        assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
+        body = {"messages": HELLO, "max_tokens": 4}
+        assert guarded.post("/v1/messages", json=body, headers={"x-api-key": "secret"}).status_code == 200
