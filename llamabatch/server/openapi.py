@@ -12,12 +12,15 @@ from starlette.routing import BaseRoute, Route
 from llamabatch.server.anthropic.messages_body import MESSAGES
 from llamabatch.server.asked import json_response
 from llamabatch.server.bodies import TIMEOUT_HEADER, Fields, Json
+from llamabatch.server.llama_server import completion_body as llama_completion
+from llamabatch.server.llama_server import embedding as llama_embedding
 from llamabatch.server.openai.chat_body import CHAT
 from llamabatch.server.openai.completion_body import COMPLETION
 from llamabatch.server.openai.embeddings import EMBEDDING
 from llamabatch.server.openai.rerank import CLASSIFY, RERANK, SCORE
 from llamabatch.server.openai.tokenize import DETOKENIZE, TOKENIZE
 from llamabatch.server.serving import serving_of
+from llamabatch.server.vllm import adapters as lora_files
 from llamabatch.utils.version import __version__
 
 _HELLO = [{"role": "user", "content": "Hello"}]
@@ -123,6 +126,23 @@ _TOKENIZE = Operation(
         "of a chat": {"messages": _HELLO},
     },
 )
+_LLAMA_COMPLETION = Operation(
+    llama_completion.COMPLETION,
+    ["prompt"],
+    {
+        "completion": {"prompt": "Once upon a time", "n_predict": 8, "temperature": 0},
+        "streamed": {"prompt": "One", "n_predict": 4, "stream": True, "n_probs": 2},
+        "mixed prompts": {"prompt": ["One", [10, "two", 11], {"prompt_string": "Three"}], "n_predict": 4},
+        "some fields": {"prompt": "One", "n_predict": 4, "response_fields": ["content", "timings/predicted_n"]},
+    },
+    streams=True,
+)
+_INFILL = Operation(llama_completion.INFILL, ["input_prefix", "input_suffix"], streams=True)
+_LLAMA_EMBEDDING = Operation(
+    llama_embedding.EMBEDDING, [], {"text": {"content": "Hello"}, "texts": {"input": ["Hello", [10, 11]]}}
+)
+_LOAD = Operation(lora_files.LOAD, ["lora_name", "lora_path"])
+_UNLOAD = Operation(lora_files.UNLOAD, ["lora_name"])
 _DETOKENIZE = Operation(DETOKENIZE, ["tokens"], {"tokens": {"tokens": [10, 11, 12]}})
 _TEMPLATE = Operation(CHAT, ["messages"], {"chat": {"messages": _HELLO}})
 
@@ -162,6 +182,11 @@ OPERATIONS: dict[str, Operation] = {
     **dict.fromkeys(("/v1/classify", "/classify"), _CLASSIFY),
     "/tokenize": _TOKENIZE,
     "/detokenize": _DETOKENIZE,
+    **dict.fromkeys(("/completion", "/completions"), _LLAMA_COMPLETION),
+    **dict.fromkeys(("/embedding", "/embeddings"), _LLAMA_EMBEDDING),
+    "/infill": _INFILL,
+    "/v1/load_lora_adapter": _LOAD,
+    "/v1/unload_lora_adapter": _UNLOAD,
     **dict.fromkeys(
         ("/apply-template", "/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"), _TEMPLATE
     ),

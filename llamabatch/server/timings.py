@@ -26,16 +26,35 @@ def timings_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         prompt_ms += 1000 * max(0.0, first - (times.queued_s or 0.0))
         if times.token_times_s:
             predicted_ms += 1000 * max(0.0, times.token_times_s[-1] - first)
+    return prompt_timings(prompt_n, cached, prompt_ms) | output_timings(predicted_n, steps, predicted_ms)
+
+
+def prompt_timings(n_computed: int, n_cached: int, ms: float) -> dict[str, Any]:
+    """The part about a prompt.
+
+    Args:
+        n_computed, n_cached: its tokens that were computed, and copied. ms: milliseconds that it took.
+    """
     return {
-        "cache_n": cached,
-        "prompt_n": prompt_n,
-        "prompt_ms": prompt_ms,
-        "prompt_per_token_ms": _ratio(prompt_ms, prompt_n),
-        "prompt_per_second": 1000 * _ratio(prompt_n, prompt_ms),
-        "predicted_n": predicted_n,
-        "predicted_ms": predicted_ms,
-        "predicted_per_token_ms": _ratio(predicted_ms, steps),
-        "predicted_per_second": 1000 * _ratio(steps, predicted_ms),
+        "cache_n": n_cached,
+        "prompt_n": n_computed,
+        "prompt_ms": ms,
+        "prompt_per_token_ms": _ratio(ms, n_computed),
+        "prompt_per_second": 1000 * _ratio(n_computed, ms),
+    }
+
+
+def output_timings(n_output: int, steps: int, ms: float) -> dict[str, Any]:
+    """The part about a text.
+
+    Args:
+        n_output: its tokens. steps: those behind the first. ms: milliseconds that these took.
+    """
+    return {
+        "predicted_n": n_output,
+        "predicted_ms": ms,
+        "predicted_per_token_ms": _ratio(ms, steps),
+        "predicted_per_second": 1000 * _ratio(steps, ms),
     }
 
 

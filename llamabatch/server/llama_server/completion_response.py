@@ -10,11 +10,12 @@ from typing import Any
 from llamabatch.engine.engine_state import EngineState
 from llamabatch.llama.model import Model
 from llamabatch.request.logprobs import TokenLogprobs
-from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, Timings
+from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
 from llamabatch.server.errors import ApiError
 from llamabatch.server.llama_server.completion_body import LlamaCompletionBody
 from llamabatch.server.llama_server.settings import generation_settings
 from llamabatch.server.openai.chunks import check_ends, dump
+from llamabatch.server.timings import output_timings, prompt_timings
 
 Json = dict[str, Any]
 
@@ -76,7 +77,7 @@ class Context:
             "stop_type": stop_type,
             "stopping_word": word,
             "tokens_cached": n_prompt + max(0, n_output - 1),
-            "timings": timings(output.timings, n_prompt, output.num_cached_tokens, n_output),
+            "timings": timings(output, n_output),
         }
         if not stream and each.logprobs is not None and not is_empty:
             document["completion_probabilities"] = probabilities(
@@ -139,35 +140,14 @@ def only_fields(document: Json, names: Sequence[str]) -> Json:
 _MISSING = object()
 
 
-def timings(times: Timings, n_prompt: int, n_cached: int, n_output: int) -> Json:
-    """llama-server's timings. The first token comes with the end of the prompt, and costs no step."""
-    queued_s, first_s = times.queued_s or 0.0, times.ttft_s
-    prompt_ms = 1000 * max(0.0, (times.total_s if first_s is None else first_s) - queued_s)
-    last_s = max(times.token_times_s, default=first_s)
-    output_ms = 0.0 if first_s is None or last_s is None else 1000 * (last_s - first_s)
-    return {**prompt_timings(n_prompt - n_cached, n_cached, prompt_ms), **output_timings(n_output, output_ms)}
-
-
-def prompt_timings(n_computed: int, n_cached: int, ms: float) -> Json:
-    """The part about the prompt."""
-    return {
-        "cache_n": n_cached,
-        "prompt_n": n_computed,
-        "prompt_ms": ms,
-        "prompt_per_token_ms": ms / n_computed if n_computed else 0.0,
-        "prompt_per_second": 1000 * n_computed / ms if ms else 0.0,
-    }
-
-
-def output_timings(n_output: int, ms: float) -> Json:
-    """The part about the output."""
-    steps = max(0, n_output - 1)
-    return {
-        "predicted_n": n_output,
-        "predicted_ms": ms,
-        "predicted_per_token_ms": ms / steps if steps else 0.0,
-        "predicted_per_second": 1000 * steps / ms if ms else 0.0,
-    }
+def timings(output: RequestOutput, n_output: int) -> Json:
+    """The timings of one continuation, of `n_output` tokens."""
+    times, n_cached = output.timings, output.num_cached_tokens
+    first_s = times.total_s if times.ttft_s is None else times.ttft_s
+    prompt_ms = 1000 * max(0.0, first_s - (times.queued_s or 0.0))
+    output_ms = 1000 * max(0.0, max(times.token_times_s, default=first_s) - first_s)
+    prompt = prompt_timings(len(output.prompt_token_ids) - n_cached, n_cached, prompt_ms)
+    return prompt | output_timings(n_output, max(0, n_output - 1), output_ms)
 
 
 def probabilities(
@@ -314,7 +294,7 @@ class LlamaCompletionChunks:
             "time_ms": round(ms),
         }
         if self._body.timings_per_token:
-            document["timings"] = prompt_timings(processed - cached, cached, ms) | output_timings(0, 0.0)
+            document["timings"] = prompt_timings(processed - cached, cached, ms) | output_timings(0, 0, 0.0)
         events.append(_event(document))
 
     def _pieces(self, output: SequenceOutput, events: list[str]) -> None:
@@ -346,7 +326,7 @@ class LlamaCompletionChunks:
         document = self._head(index, text, tokens)
         if self._body.timings_per_token:
             ms = 1000 * (time.perf_counter() - self._first_s[output.prompt_index])
-            document["timings"] = output_timings(self._n_output[index], ms)
+            document["timings"] = output_timings(self._n_output[index], self._n_output[index] - 1, ms)
         if found is not None:
             document["completion_probabilities"] = found
         events.append(_event(document))
