@@ -17,6 +17,7 @@ from llamabatch.server.errors import ApiError
 from llamabatch.server.live import EVERY_S, Json, live_of, tier
 from llamabatch.server.llama_server.dialect import in_dialect
 from llamabatch.server.serving import Serving, serving_of
+from llamabatch.utils.checks import show
 
 MAX_WATCHERS = 32  # streams at once, of one server
 
@@ -122,4 +123,17 @@ async def _leaves(receive: Any) -> None:
         pass
 
 
-routes = [Route("/slots", in_dialect(slots), methods=["GET"])]
+async def slot_action(request: HttpRequest) -> Any:
+    """Refused: the scheduler alone decides about the cells of a slot."""
+    action = request.query_params.get("action", "")
+    raise ApiError(
+        501,
+        f"there is no action {show(action)} on one slot: the scheduler moves requests between slots, and looks for "
+        "cached prefixes in all of them; /reset_prefix_cache gives up all cached cells",
+    )
+
+
+routes = [
+    Route("/slots", in_dialect(slots), methods=["GET"]),
+    Route("/slots/{id_slot:int}", in_dialect(slot_action), methods=["POST"]),
+]

@@ -74,6 +74,13 @@ def test_no_free_slot_is_a_503_where_that_is_asked(client, monkeypatch):
     assert client.get("/slots").status_code == 200
 
 
+@pytest.mark.parametrize("action", ["save", "restore", "erase", ""])
+def test_actions_on_one_slot_are_refused_by_name(client, action):
+    answer = client.post(f"/slots/0?action={action}", json={"filename": "x.bin"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (501, "not_supported_error")
+    assert repr(action) in answer.json()["error"]["message"]
+
+
 def test_slots_may_be_turned_off():
     with TestClient(fake_app(server={"slots": False}), raise_server_exceptions=False) as client:
         answer = ready(client).get("/slots")
