@@ -74,6 +74,11 @@ class InputProcessor:
         return self._model.chat_template
 
     @property
+    def bos_text(self) -> str:
+        """BOS as the vocabulary writes it; "" where there is none."""
+        return self._model.special_token("bos")
+
+    @property
     def pooling(self) -> str:
         """The engine's kind of pooling."""
         return self._model.pooling

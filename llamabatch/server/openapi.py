@@ -171,15 +171,16 @@ _MESSAGES = Operation(
     streams=True,
 )
 
+# By one of its paths; the others of the same endpoint have it, too.
 OPERATIONS: dict[str, Operation] = {
     "/v1/messages": _MESSAGES,
     "/v1/messages/count_tokens": Operation(MESSAGES, ["messages"], {"count": {"messages": _HELLO}}),
-    **dict.fromkeys(("/v1/chat/completions", "/chat/completions"), _CHAT),
+    "/v1/chat/completions": _CHAT,
     "/v1/completions": _COMPLETION,
     "/v1/embeddings": _EMBEDDING,
-    **dict.fromkeys(("/v1/rerank", "/rerank", "/v1/reranking", "/reranking", "/v2/rerank"), _RERANK),
-    **dict.fromkeys(("/v1/score", "/score"), _SCORE),
-    **dict.fromkeys(("/v1/classify", "/classify"), _CLASSIFY),
+    "/v1/rerank": _RERANK,
+    "/v1/score": _SCORE,
+    "/v1/classify": _CLASSIFY,
     "/tokenize": _TOKENIZE,
     "/detokenize": _DETOKENIZE,
     **dict.fromkeys(("/completion", "/completions"), _LLAMA_COMPLETION),
@@ -218,12 +219,17 @@ def document(routes: Sequence[BaseRoute], has_key: bool = False) -> Json:
         has_key: requests need a key.
     """
     paths: dict[str, Json] = {}
+    known = {
+        route.endpoint: OPERATIONS[route.path]
+        for route in routes
+        if isinstance(route, Route) and route.path in OPERATIONS
+    }
     for route in routes:
         if not isinstance(route, Route) or not route.include_in_schema:
             continue
         path = route.path_format
         for method in sorted((route.methods or {"GET"}) - {"HEAD", "OPTIONS"}):
-            paths.setdefault(path, {})[method.lower()] = _operation(route, path, method)
+            paths.setdefault(path, {})[method.lower()] = _operation(route, path, method, known)
     made: Json = {
         "openapi": "3.1.0",
         "info": {
@@ -240,7 +246,7 @@ def document(routes: Sequence[BaseRoute], has_key: bool = False) -> Json:
     return made
 
 
-def _operation(route: Route, path: str, method: str) -> Json:
+def _operation(route: Route, path: str, method: str, known: Mapping[Any, Operation]) -> Json:
     endpoint: Any = route.endpoint
     summary = (getattr(endpoint, "__doc__", None) or route.name).strip().split("\n")[0]
     made: Json = {
@@ -257,8 +263,8 @@ def _operation(route: Route, path: str, method: str) -> Json:
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in route.param_convertors
     ]
-    known = OPERATIONS.get(path) if method == "POST" else None
-    if known is not None:
+    asked = known.get(endpoint) if method == "POST" else None  # also under another path
+    if asked is not None:
         parameters.append(
             {
                 "name": TIMEOUT_HEADER,
@@ -267,8 +273,8 @@ def _operation(route: Route, path: str, method: str) -> Json:
                 "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": 1e9},
             }
         )
-        made["requestBody"] = {"required": True, "content": {"application/json": _body(known)}}
-        if known.streams:
+        made["requestBody"] = {"required": True, "content": {"application/json": _body(asked)}}
+        if asked.streams:
             made["responses"]["200"]["content"][_EVENTS] = {"schema": {"type": "string"}}
     elif method in ("POST", "PUT", "PATCH"):
         made["requestBody"] = {"content": {"application/json": {"schema": {"type": "object"}}}}

@@ -71,11 +71,27 @@ class CompletionBody(Generation):
         Args:
             loaded: names of the adapters in the order of llama-server's ids.
         """
-        prompts: list[Any] = [list(each) if isinstance(each, tuple) else each for each in self.prompts]
-        if not self.add_special:
-            prompts = [processor.tokenize(each, False, False) if isinstance(each, str) else each for each in prompts]
-        given = prompts if len(prompts) > 1 else prompts[0]
+        given = as_prompts(processor, self.prompts, add_special=self.add_special)
         return processor.prompts(given, with_text_biases(self, processor), self.adapter_scales(loaded), "raise")
+
+
+def as_prompts(processor: InputProcessor, prompts: Sequence[Prompt], *, add_special: bool = True) -> Any:
+    """Prompts in the form of InputProcessor.prompts: alone, or a list of several.
+
+    <|im_end|> and its like in a text are the tokens that they name, as in vLLM and llama-server: callers of both write
+    the template of a chat into a prompt. A text that begins with BOS gets no second one.
+
+    Args:
+        add_special: put BOS in front where the model wants it.
+    """
+    bos, found = processor.bos_text, []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            wants = add_special and not (bos and prompt.startswith(bos))
+            found.append({"prompt": prompt, "prompt_token_ids": processor.tokenize(prompt, wants, True)})
+        else:
+            found.append({"prompt_token_ids": list(prompt)})
+    return found if len(found) > 1 else found[0]
 
 
 @reads

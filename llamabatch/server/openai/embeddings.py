@@ -21,7 +21,7 @@ from llamabatch.server.asked import adapter_ids, json_response, read_body, with_
 from llamabatch.server.bodies import RULES, TIMEOUT_HEADER, Body, Field, Fields, Json, Rules, reads
 from llamabatch.server.errors import ApiError
 from llamabatch.server.openai.chunks import check_ends
-from llamabatch.server.openai.completion_body import PROMPT_SCHEMA, Prompt, read_prompts
+from llamabatch.server.openai.completion_body import PROMPT_SCHEMA, Prompt, as_prompts, read_prompts
 from llamabatch.server.openai.generation import read_adapters, scales_of
 from llamabatch.server.serving import Serving, serving_of
 from llamabatch.utils.checks import show
@@ -101,8 +101,7 @@ class EmbeddingBody(PooledBody):
             raise ConfigError(
                 "the server was started with pooling 'none', a vector for each token; give 'mean' or 'cls'"
             )
-        texts = [list(each) if isinstance(each, tuple) else each for each in self.inputs]
-        given: Any = texts if len(texts) > 1 else texts[0]
+        given = as_prompts(processor, self.inputs)
         return processor.texts(given, self.adapter_scales(loaded), "raise", dimensions=self.dimensions)
 
 

@@ -19,7 +19,7 @@ from llamabatch.errors import PromptError
 from llamabatch.request.outputs import RequestOutput
 from llamabatch.server.asked import json_response, read_body, with_model
 from llamabatch.server.bodies import RULES, Body, Field, Fields, Json, Rules, reads
-from llamabatch.server.openai.completion_body import MAX_PROMPTS, PROMPT_SCHEMA, Prompt, read_prompts
+from llamabatch.server.openai.completion_body import MAX_PROMPTS, PROMPT_SCHEMA, Prompt, as_prompts, read_prompts
 from llamabatch.server.openai.embeddings import POOLING, PooledBody, pooled_outputs, pooled_usage, read_pooled
 from llamabatch.server.serving import Serving, serving_of
 from llamabatch.utils.checks import show
@@ -101,8 +101,7 @@ class ClassifyBody(PooledBody):
 
     def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
         """One request for each text. Raises InputError."""
-        texts = [list(each) if isinstance(each, tuple) else each for each in self.inputs]
-        given: Any = texts if len(texts) > 1 else texts[0]
+        given = as_prompts(processor, self.inputs)
         return processor.texts_to_classify(given, self.adapter_scales(loaded), "raise")
 
 

@@ -39,7 +39,7 @@ TOKENIZE: Fields = {
     "content": Field(_MIXED, "llama-server's form: a text, or a list of texts and token ids"),
     "prompt": Field({"type": "string"}, "vLLM's form: a text"),
     "add_special": Field(_BOOLEAN, "with content: put BOS in front where the model wants it; false unless given"),
-    "parse_special": Field(_BOOLEAN, "with content: read <|im_end|> and its like as tokens; true unless given"),
+    "parse_special": Field(_BOOLEAN, "read <|im_end|> and its like as the tokens that they name; true unless given"),
     "with_pieces": Field(_BOOLEAN, "with content: the text of each token, bytes where it is no UTF-8"),
     "add_special_tokens": Field(_BOOLEAN, "with prompt: the same as add_special; true unless given"),
     "return_token_strs": Field(_BOOLEAN, "the text of each token as the vocabulary has it"),
@@ -66,7 +66,7 @@ class TokenizeBody:
     parts: tuple[str | int, ...] = ()
     chat: ChatBody | None = None
     add_special: bool = True
-    parse_special: bool = False
+    parse_special: bool = True
     pieces: bool = False
     strs: bool = False
     llama_server: bool = False
@@ -94,7 +94,7 @@ def read_tokenize(body: Mapping[str, Any], rules: Rules = RULES) -> TokenizeBody
     llama_server = kinds == ["content"]
     names = {"add_special": special, "add_special_tokens": given.take("add_special_tokens")}
     add_special = _one_of(names, llama_server is False and kinds != ["messages"])
-    parse_special = given.boolean("parse_special", llama_server)
+    parse_special = given.boolean("parse_special", True)
     strs, ignored = given.boolean("return_token_strs"), tuple(given.ignored)
     chat = _chat(body, rules) if kinds == ["messages"] else None
     parts: tuple[str | int, ...] = ()

@@ -284,6 +284,23 @@ def test_a_body_becomes_a_submission():
             completion(prompt=["a", [10**6]]).submission(processor)
 
 
+def test_special_tokens_of_a_prompt_are_tokens():
+    with FakeLLM() as llm:
+        processor = InputProcessor(llm._client)
+        ids = [
+            completion(prompt=text, **more).submission(processor).requests[0].prompt_token_ids
+            for text, more in (
+                ("<|im_start|>user", {}),
+                ("<|bos|><|im_start|>user", {}),
+                ("<|im_start|>user", {"add_special_tokens": False}),
+            )
+        ]
+        assert ids[0] == ids[1] == (0, *ids[2]), "BOS comes once"
+        assert ids[2][0] == 2
+        [request] = completion(prompt="<|im_start|>user").submission(processor).requests
+        assert request.prompt == "<|im_start|>user"
+
+
 def test_prompts_are_texts_token_ids_or_lists_of_them():
     assert completion(prompt=[1, 2]).prompts == ((1, 2),)
     assert completion(prompt=[[1, 2], "b"]).prompts == ((1, 2), "b")

@@ -43,6 +43,12 @@ from llamabatch.testing import FakeLLM
         (EngineError("prompts[1]: DeadlineExceeded: deadline_s is 1"), 504, "timeout_error", "deadline_exceeded"),
         (EngineError(f"it ended 2 times {KILLS_ALONE}, at last with SIGSEGV"), 500, "server_error", "engine_crash"),
         (EngineError(f"{ENGINE_ENDED} 9 times in a row"), 503, "service_unavailable_error", "service_unavailable"),
+        (
+            EngineError("all 2 prompts failed, first: prompts[0]: DeadlineExceeded: deadline_s is 1"),
+            504,
+            "timeout_error",
+            "deadline_exceeded",
+        ),
         (EngineError("llama_decode failed"), 500, "server_error", "internal_error"),
         (asyncio.CancelledError(), 499, "request_cancelled", "request_cancelled"),
         (model_not_found("x", ["a"]), 404, "invalid_request_error", "model_not_found"),

@@ -43,6 +43,7 @@ def test_every_field_of_a_body_is_in_the_document(client):
         schema = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
         assert schema["properties"].keys() == operation.fields.keys()
         assert set(operation.required) <= set(operation.fields)
+    assert paths["/rerank"]["post"]["requestBody"] == paths["/v1/rerank"]["post"]["requestBody"], "of one endpoint"
 
 
 def test_a_key_is_named_where_one_is_needed():

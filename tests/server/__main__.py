@@ -1,0 +1,64 @@
+"""`make test-server`: makes the environment of the clients where it is not there, and runs tests/server in it.
+
+python -m tests.server [arguments of pytest]
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+CLIENTS = "LLAMABATCH_TEST_CLIENTS"
+"""Set in the environment of the clients; without it the tests of this folder are not collected."""
+
+# Warnings are those of other people's packages; langchain-tests has tests that are coroutines.
+SETTINGS = (
+    "-o",
+    "filterwarnings=default",
+    "-o",
+    "asyncio_mode=auto",
+    "-o",
+    "asyncio_default_fixture_loop_scope=function",
+)
+
+
+def main() -> int:
+    python = environment()
+    named = {CLIENTS: "1", "PYTHONPATH": str(ROOT), "LLAMABATCH_SERVER_PYTHON": sys.executable}
+    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *SETTINGS]
+    chosen = sys.argv[1:] or [str(ROOT / "tests" / "server")]
+    with tempfile.TemporaryDirectory(prefix="llamabatch-clients-") as folder:
+        given = [str((ROOT / each).resolve()) if (ROOT / each.split("::")[0]).exists() else each for each in chosen]
+        rooted = ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml")]
+        return subprocess.call([*command, *rooted, *given], cwd=folder, env=os.environ | named)
+
+
+def environment() -> Path:
+    """The Python of the environment of the clients, which sees the packages of this one behind its own."""
+    digest = hashlib.sha256(REQUIREMENTS.read_bytes() + sys.version.encode()).hexdigest()[:12]
+    folder = ROOT / "build" / "test-server"
+    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    marker = folder / "made"
+    if marker.exists() and marker.read_text() == digest:
+        return python
+    print(f"test-server: {REQUIREMENTS.name} is installed into {folder}", file=sys.stderr)
+    venv.create(folder, with_pip=True, clear=True)
+    pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([*pip, "--requirement", str(REQUIREMENTS)], check=True)
+    purelib = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    found = subprocess.run([str(python), "-c", purelib], check=True, capture_output=True, text=True).stdout.strip()
+    Path(found, "behind.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    marker.write_text(digest)
+    return python
+
+
+if __name__ == "__main__":
+    sys.exit(main())
