@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+NOTED = "llamabatch.errors"  # the key of a scope: a list of the errors of its request
 CLIENT_CLOSED = 499  # nginx's status for a caller that is gone
 
 # Status -> type and code where an error names none: OpenAI's words.
@@ -220,7 +221,16 @@ async def handle(request: HttpRequest, error: Exception) -> Response:
 
     if isinstance(error, HTTPException):
         error = of_http(error, request.method, request.url.path)
-    return ApiError.of(error).response(dialect_of(request.scope))
+    failure = ApiError.of(error)
+    note(request.scope, failure)
+    return failure.response(dialect_of(request.scope))
+
+
+def note(scope: Mapping[str, Any], error: ApiError) -> None:
+    """Keeps the error of a request for its line in the log, which RequestLog writes."""
+    noted = scope.get(NOTED)
+    if noted is not None:
+        noted.append(error)
 
 
 def of_http(error: Any, method: str, path: str) -> ApiError:

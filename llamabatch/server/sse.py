@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from llamabatch.request.outputs import SequenceOutput
-from llamabatch.server.errors import ApiError
+from llamabatch.server.errors import ApiError, note
 from llamabatch.server.hub import RequestStream
 
 PING = b": ping\n\n"
@@ -77,7 +77,9 @@ class EventStream:
             except Exception as error:
                 if not is_started:
                     raise
-                last = self._chunks.error(ApiError.of(error))
+                failure = ApiError.of(error)
+                note(scope, failure)
+                last = self._chunks.error(failure)
             if not is_started:
                 await self._start(send)
             await send({"type": "http.response.body", "body": last, "more_body": False})

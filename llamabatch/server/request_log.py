@@ -1,0 +1,80 @@
+"""The id of each request, and a line in the log for each that fails: id, method, path, status, code and reason.
+
+Nothing of a body, a query or a header is in it, and no reason that may quote them: those of statuses below 500 do.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from typing import Any
+
+from llamabatch.server.errors import CLIENT_CLOSED, NOTED, ApiError, dialect_of
+from llamabatch.server.security import App, Message, Receive, Scope, Send
+
+logger = logging.getLogger(__name__)
+
+_HEADER = b"x-request-id"
+_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")  # what a caller may call its request
+_LONGEST_PATH = 200
+_WAITS = (429, 503, 504)  # the load's doing, not a fault
+
+
+class RequestLog:
+    """A middleware, the outermost one. An exception that has come so far becomes a 500 here, so that no other log shows
+    its text.
+
+    The id is that of the header X-Request-Id, or a new one; it is a header of the response.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _id_of(scope)
+        errors: list[ApiError] = []
+        scope[NOTED] = errors
+        status = 0  # no response has begun
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message.get("headers", ()), (_HEADER, request_id)]}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            errors.append(ApiError.of(error))
+            if status:
+                raise ConnectionAbortedError("the response was cut; the log says where") from None
+            await errors[-1].response(dialect_of(scope))(scope, receive, watched)
+        finally:
+            if status >= 400 or errors:
+                _write(request_id.decode(), scope, status, errors[-1] if errors else None)
+
+
+def _write(request_id: str, scope: Scope, status: int, error: ApiError | None) -> None:
+    path = str(scope["path"])[:_LONGEST_PATH].encode("unicode_escape").decode()  # no line of its own
+    failed = status if error is None else error.status
+    level = logging.WARNING if failed >= 500 and failed not in _WAITS else logging.INFO
+    if failed == CLIENT_CLOSED:
+        level = logging.DEBUG
+    said: list[Any] = [status if failed == status or not status else f"{status}, then {failed}"]
+    if error is not None and error.code:
+        said.append(error.code)
+    if error is not None and failed >= 500:
+        said.append(error.message)
+    logger.log(level, "request %s failed: %s %s: %s", request_id, scope["method"], path, ": ".join(map(str, said)))
+
+
+def _id_of(scope: Scope) -> bytes:
+    for name, value in scope["headers"]:
+        if name == _HEADER and _ID.fullmatch(value):
+            return bytes(value)
+    return secrets.token_hex(8).encode()

@@ -1,0 +1,81 @@
+"""Ids of requests, and the lines of those that fail."""
+
+import logging
+import re
+
+import pytest
+from starlette.testclient import TestClient
+
+from llamabatch.server.openai import completions
+from tests.unit.server.serving_clients import fake_app
+from tests.unit.server.test_application import ready
+
+PATH = "/v1/completions"
+SECRET = "zanzibar"
+LINE = re.compile(r"request (\S+) failed: POST /v1/completions: (.*)", re.DOTALL)
+
+
+@pytest.fixture
+def client():
+    with TestClient(fake_app(lambda asked: f"{SECRET} " * 5), raise_server_exceptions=False) as client:
+        yield ready(client)
+
+
+def lines(caplog):
+    return [LINE.fullmatch(record.getMessage()) for record in caplog.records if " failed: " in record.getMessage()]
+
+
+def test_each_response_has_an_id_of_its_own_or_the_callers(client):
+    ids = [client.post(PATH, json={"prompt": "a"}).headers["x-request-id"] for _ in range(3)]
+    assert len({*ids}) == 3
+    for given, wanted in (("my-1.x_Y", True), ("with blank", False), ("x" * 65, False), ("", False)):
+        got = client.post(PATH, json={"prompt": "a"}, headers={"x-request-id": given}).headers["x-request-id"]
+        assert (got == given) == wanted
+
+
+def test_what_goes_well_has_no_line(client, caplog):
+    with caplog.at_level(logging.DEBUG, "llamabatch"):
+        for stream in (False, True):
+            assert client.post(PATH, json={"prompt": "a", "stream": stream}).status_code == 200
+    assert not lines(caplog)
+
+
+def test_a_failed_request_has_one_line_without_prompt_and_answer(client, caplog):
+    with caplog.at_level(logging.DEBUG, "llamabatch"):
+        refused = client.post(f"{PATH}?q={SECRET}", json={"prompt": SECRET, "stop": [SECRET] * 99, "n": -1})
+        assert refused.status_code == 400
+        late = client.post(PATH, json={"prompt": SECRET, "deadline_s": 1e-9})
+        assert late.status_code == 504
+        unknown = client.post(PATH, content=f"not json: {SECRET}", headers={"content-type": "application/json"})
+        assert unknown.status_code == 400
+    found = lines(caplog)
+    assert [line[1] for line in found] == [each.headers["x-request-id"] for each in (refused, late, unknown)]
+    assert [line[2][:3] for line in found] == ["400", "504", "400"]
+    assert re.fullmatch(r"504: deadline_exceeded: deadline_s is 1e-09; it was ended after .*", found[1][2])
+    assert SECRET not in caplog.text
+
+
+def test_a_stream_that_fails_has_both_its_statuses(client, caplog, monkeypatch):
+    def failing(self):
+        raise RuntimeError(SECRET)
+
+    monkeypatch.setattr(completions.CompletionChunks, "end", failing)
+    with caplog.at_level(logging.DEBUG):
+        response = client.post(PATH, json={"prompt": "a b c", "stream": True})
+    assert response.status_code == 200
+    assert '"code":"internal_error"' in response.text
+    [line] = lines(caplog)
+    assert line[2].startswith("200, then 500: internal_error: an internal error")
+    assert "RuntimeError" in caplog.text  # and where it was raised
+    assert f": {SECRET}" not in caplog.text
+
+
+def test_an_exception_of_a_handler_is_a_500_and_no_log_has_its_text(client, caplog, monkeypatch):
+    monkeypatch.setattr(completions, "read_body", lambda *args: 1 / len([SECRET, *args][4:]))
+    with caplog.at_level(logging.DEBUG):
+        response = client.post(PATH, json={"prompt": "a"})
+    assert response.status_code == 500
+    [line] = lines(caplog)
+    assert line[2].startswith("500: internal_error: an internal error")
+    assert "ZeroDivisionError" in caplog.text
+    assert "division by zero" not in caplog.text
