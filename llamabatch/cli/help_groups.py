@@ -37,19 +37,34 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx"),
     ),
 }
-_GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
+# Groups of `llamabatch serve` alone, behind its own options.
+SERVER_GROUPS: dict[str, tuple[str, ...]] = {
+    "Address": ("host", "port", "uds", "reuse_port", "root_path", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs"),
+    "Callers": (
+        *("api_keys", "api_key_file", "no_key", "metrics_without_key", "allowed_hosts", "cors_origins"),
+        *("cors_methods", "cors_headers", "cors_credentials"),
+    ),
+    "Bounds": (
+        *("max_body_bytes", "max_bodies_bytes", "max_header_bytes", "max_headers", "max_connections"),
+        *("header_timeout_s", "body_timeout_s", "keep_alive_s", "write_timeout_s", "drain_s", "sse_ping_s", "threads"),
+    ),
+    "Log": ("log_level", "log_file", "access_log"),
+}
 
 
 class GroupedCommand(click.Command):
     """A command whose help shows its options by groups."""
 
+    groups = GROUPS
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes its own options, then a section for each group."""
-        rows: dict[str, list[tuple[str, str]]] = {"Options": [], **{group: [] for group in GROUPS}}
+        group_of = {name: group for group, names in self.groups.items() for name in names}
+        rows: dict[str, list[tuple[str, str]]] = {"Options": [], **{group: [] for group in self.groups}}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None and not isinstance(param, click.Argument):
-                rows[_GROUP_OF.get(str(param.name), "Options")].append(record)
+                rows[group_of.get(str(param.name), "Options")].append(record)
         for group, found in rows.items():
             if found:
                 with formatter.section(group):

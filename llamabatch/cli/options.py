@@ -110,9 +110,15 @@ def _help(text: str, name: str) -> str:
     return f"{text}  [default: {default}]"
 
 
-_SAMPLING_OPTIONS = (
+_SHORT = (
     click.option("-n", "--max-tokens", type=int, help=_help("Tokens to generate at most.", "max_tokens")),
     click.option("-t", "--temperature", type=float, help=_help("0: always the likeliest token.", "temperature")),
+)
+_LONG = (
+    click.option("--max-tokens", type=int, help=_help("Tokens to generate at most.", "max_tokens")),
+    click.option("--temperature", type=float, help=_help("0: always the likeliest token.", "temperature")),
+)
+_SAMPLING_OPTIONS = (
     click.option("--top-k", type=int, help=_help("Draw from the k likeliest tokens.", "top_k")),
     click.option("--top-p", type=float, help=_help("Draw from the fewest that weigh p together.", "top_p")),
     click.option("--min-p", type=float, help=_help("Draw from those p times as likely as the likeliest.", "min_p")),
@@ -153,9 +159,13 @@ _SAMPLING_NAMES = (
 )
 
 
-def sampling_options(command: Command) -> Command:
+def sampling_options(command: Command, short: bool = True) -> Command:
     """Adds the options of sampling; the command gets `sampling`, a dict of the fields of SamplingParams that were
-    given."""
+    given.
+
+    Args:
+        short: with -n and -t, which mean other things in llama-server.
+    """
 
     @functools.wraps(command)
     def wrapped(others: tuple[tuple[str, Any], ...], **values: Any) -> Any:
@@ -168,7 +178,7 @@ def sampling_options(command: Command) -> Command:
         return command(sampling=given, **values)
 
     decorated: Command = wrapped
-    for option in reversed(_SAMPLING_OPTIONS):
+    for option in reversed((*(_SHORT if short else _LONG), *_SAMPLING_OPTIONS)):
         decorated = option(decorated)
     return decorated
 

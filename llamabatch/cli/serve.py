@@ -1,27 +1,305 @@
-"""`llamabatch serve`: a model over HTTP."""
+"""`llamabatch serve`: a model over HTTP, under the flags of llama-server and of `vllm serve`, too."""
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import click
 
 from llamabatch.cli import echo_wrapped
-from llamabatch.cli.help_groups import GroupedCommand
-from llamabatch.cli.options import engine_options, model_option
-from llamabatch.server.options import ServerOptions
+from llamabatch.cli.help_groups import GROUPS, SERVER_GROUPS, GroupedCommand
+from llamabatch.cli.options import chat_template_option, engine_options, lora_option, model_option, sampling_options
+from llamabatch.cli.param_types import Text
+from llamabatch.cli.serve_flags import Translated, from_environment, translate
+from llamabatch.config import MIN_CTX
+from llamabatch.errors import ConfigError, MemoryPlanError
+from llamabatch.gguf.resolve import local, resolve
+from llamabatch.planning.memory import mib
+from llamabatch.server.options import LOG_LEVELS, ServerOptions
+from llamabatch.utils.checks import show
+from llamabatch.utils.paths import TINY
+
+Command = Callable[..., Any]
+
+_PREFIX = "LLAMABATCH_"
+_KEY_VARIABLES = (f"{_PREFIX}API_KEY", "LLAMA_API_KEY", "VLLM_API_KEY")
+_FLAGS = {"api_keys": "--api-key", "allowed_hosts": "--allowed-host", "served_model_names": "--served-model-name"}
+_FLAGS["threads"] = "--threads-http"  # --threads is llama-server's, for the engine
+_ELSEWHERE = ("sampling", "chat_template", "chat_template_kwargs", "default_adapters")  # options of their own
+# llama-server's samplers, in the order in which they run here, too, and the fields with which each does nothing.
+_SAMPLERS: tuple[tuple[tuple[str, ...], str, dict[str, float]], ...] = (
+    (("penalties",), "e", {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}),
+    (("dry",), "d", {"dry_multiplier": 0.0}),
+    (("top_n_sigma", "top-n-sigma", "top_nsigma"), "s", {"top_n_sigma": -1.0}),
+    (("top_k", "top-k"), "k", {"top_k": 0}),
+    (("typ_p", "typ-p", "typical_p", "typical"), "y", {"typical_p": 1.0}),
+    (("top_p", "top-p", "nucleus"), "p", {"top_p": 1.0}),
+    (("min_p", "min-p"), "m", {"min_p": 0.0}),
+    (("xtc",), "x", {"xtc_probability": 0.0}),
+    (("temperature", "temp"), "t", {"temperature": 1.0}),
+)
 
 
-@click.command(cls=GroupedCommand)
+class ServeCommand(GroupedCommand):
+    """A command that understands the flags and variables of llama-server and vLLM.
+
+    A flag goes before LLAMABATCH_…, that before LLAMA_ARG_…, and that before the user's file.
+    """
+
+    groups = {"Options": (), **SERVER_GROUPS, **GROUPS}  # noqa: RUF012  # as of the base class
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:  # a completion, whose line is not whole
+            return super().parse_args(ctx, args)
+        options = {flag: each for each in self.params if isinstance(each, click.Option) for flag in each.opts}
+        negatives = {
+            flag: each for each in self.params if isinstance(each, click.Option) for flag in each.secondary_opts
+        }
+        takes = {flag: 0 if each.is_flag else each.nargs for flag, each in options.items()}
+        given = translate(args, takes | dict.fromkeys(negatives, 0))
+        theirs = from_environment(os.environ)
+        known = {
+            arg.partition("=")[0] for arg, before in zip(given.args[1:], given.args, strict=False) if before == "-P"
+        }
+        ctx.default_map = {**(ctx.default_map or {}), **_as_defaults(theirs, options, negatives)}
+        if known and "others" in ctx.default_map:  # click takes either the line's or these
+            more = [each for each in ctx.default_map["others"] if each.partition("=")[0] not in known]
+            given.args = [*(arg for each in more for arg in ("-P", each)), *given.args]
+        for name, value in {**theirs.environ, **given.environ}.items():
+            os.environ.setdefault(name, value) if name in theirs.environ else os.environ.__setitem__(name, value)
+        for note in (*theirs.notes, *given.notes):
+            echo_wrapped(note)
+        return super().parse_args(ctx, given.args)
+
+
+def _as_defaults(
+    theirs: Translated, options: Mapping[str, click.Option], negatives: Mapping[str, click.Option]
+) -> dict[str, Any]:
+    """Arguments as values by the names of their parameters."""
+    found: dict[str, Any] = {}
+    rest = list(theirs.args)
+    while rest:
+        flag = rest.pop(0)
+        option = options.get(flag) or negatives[flag]
+        name = str(option.name)
+        if option.is_flag:
+            found[name] = flag in options
+        elif option.multiple:
+            found.setdefault(name, []).append(rest.pop(0))
+        else:
+            found[name] = rest.pop(0)
+    return found
+
+
+def _server_options(command: Command) -> Command:
+    """Adds an option for each field of ServerOptions that has none of its own."""
+    decorated = command
+    for each in reversed(fields(ServerOptions)):
+        if each.name in _ELSEWHERE:
+            continue
+        flag = _FLAGS.get(each.name, f"--{each.name.replace('_', '-')}")
+        kind, help = str(each.type), each.metadata["help"]
+        more: dict[str, Any] = {}
+        if kind.startswith("bool") and not each.name.startswith("no_"):
+            flag = f"{flag}/--no-{flag[2:]}"
+        elif kind.startswith("bool"):
+            more["is_flag"] = True
+        elif kind.startswith("tuple"):
+            more["multiple"] = True
+        elif each.name == "log_level":
+            more["type"] = Text(LOG_LEVELS)
+        else:
+            more["type"] = int if kind.startswith("int") else float if kind.startswith("float") else str
+        if each.default not in (None, (), "", False):
+            shown = ",".join(each.default) if isinstance(each.default, tuple) else each.default
+            help = f"{help}  [default: {str(shown).lower() if isinstance(shown, bool) else shown}]"
+        decorated = click.option(flag, each.name, default=None, help=help, **more)(decorated)
+    return decorated
+
+
+def _hidden(name: str, help: str, **more: Any) -> Callable[[Command], Command]:
+    """An option that has the meaning of another program's."""
+    return click.option(name, hidden=True, help=help, **more)
+
+
+@click.command(cls=ServeCommand)
+@click.argument("model_tag", metavar="[MODEL]", required=False)
 @model_option
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8080, type=int, show_default=True, help="Port to listen on; 0: any free one.")
+@_server_options
+@chat_template_option
+@click.option(
+    "--chat-template-kwargs",
+    "template_kwargs",
+    multiple=True,
+    help="Values for the chat template, as JSON: '{\"enable_thinking\": false}'; may be given several times.",
+)
+@lora_option
+@click.option(
+    "--lora-module",
+    "modules",
+    multiple=True,
+    metavar="NAME=FILE",
+    help="An adapter that requests name as their model; may be given several times.",
+)
+@_hidden("--ctx-size", "llama-server's: tokens of all slots together.", type=int)
+@_hidden("--n-predict", "llama-server's: tokens to generate at most; -1: any number.", type=int)
+@_hidden("--samplers", "llama-server's: names of samplers in their order.")
+@_hidden("--sampler-seq", "llama-server's: letters of samplers in their order.")
+@_hidden("--lora-init-without-apply", "llama-server's: adapters have scale 0 at first.", is_flag=True)
+@_hidden("--hf-repo", "llama-server's: owner/repo:quant.")
+@_hidden("--hf-file", "llama-server's: file in the repository.")
+@(lambda command: sampling_options(command, short=False))
 @engine_options()
-def serve(model: str, host: str, port: int, engine: dict[str, Any]) -> None:
-    """Serve a model over HTTP: OpenAI's API. Needs llamabatch[server]."""
+def serve(
+    model_tag: str | None, model: str, chat_template: str | None, template_kwargs: tuple[str, ...],
+    loras: tuple[tuple[str, float], ...], modules: tuple[str, ...], ctx_size: int | None, n_predict: int | None,
+    samplers: str | None, sampler_seq: str | None, lora_init_without_apply: bool, hf_repo: str | None,
+    hf_file: str | None, engine: dict[str, Any], sampling: dict[str, Any], **server: Any,
+) -> None:  # fmt: skip
+    """Serve a model over HTTP: OpenAI's endpoints, llama-server's and vLLM's. Needs llamabatch[server].
+
+    The flags of llama-server and of `vllm serve` are understood, and LLAMA_ARG_… in the environment;
+    docs/serve_flags.md lists them. Each option here has a variable LLAMABATCH_…, too: LLAMABATCH_PORT. The values of
+    Sampling hold for requests that say nothing.
+
+    Exit code 1 if the engine does not fit in memory; the sum is shown before anything is loaded.
+    """
     from llamabatch.server.application import engine_config  # late: they need the extra
+    from llamabatch.server.logs import configure
     from llamabatch.server.run import serve as run
 
-    options = ServerOptions(host=host, port=port)
+    model = _model(model_tag, model, hf_repo, hf_file)
+    if n_predict is not None and "max_tokens" not in sampling:
+        sampling["max_tokens"] = None if n_predict < 0 else n_predict
+    sampling |= _without(samplers, sampler_seq)
+    given: dict[str, Any] = {
+        name: ",".join(value) if isinstance(value, tuple) else value for name, value in server.items()
+    }
+    engine["adapters"], scales = _adapters(loras, modules, lora_init_without_apply)
+    given = {name: value for name, value in given.items() if value is not None and value != ""}
+    options = ServerOptions(
+        **given,
+        sampling=sampling,
+        chat_template=chat_template,
+        chat_template_kwargs=_merged(template_kwargs),
+        default_adapters=scales,
+    )
     options.check_exposure()
-    run(engine_config(model, engine), options, lambda urls: echo_wrapped(f"{model} is served at {', '.join(urls)}"))
+    if ctx_size is not None and "n_ctx" not in engine:
+        engine |= _context(ctx_size, engine, model)
+    config = engine_config(model, engine)
+    configure(options)
+    try:
+        plan = _planned(config)
+    except MemoryPlanError as error:
+        echo_wrapped(f"Error: {error}")
+        click.get_current_context().exit(1)
+    echo_wrapped(f"memory: {plan.memory.describe()}; {mib(plan.total_bytes)} with the processes")
+
+    def started(urls: list[str]) -> None:
+        slots = f"{plan.config.n_slots} slots of {plan.config.n_ctx:,} tokens"
+        key = "with a key" if options.api_keys else "without a key"
+        echo_wrapped(f"{Path(config.model).name} is served at {', '.join(urls)}: {slots}, {key}")
+
+    run(config, options, started)
+
+
+def _planned(config: Any) -> Any:
+    """The plan, without the model. Raises MemoryPlanError with the sum."""
+    from llamabatch.engine.resolve_config import plan  # with the library
+
+    return plan(config, resolve(config.model))
+
+
+def _model(tag: str | None, model: str, repo: str | None, file: str | None) -> str:
+    """The model of the positional argument, of -hf and -hff, or of -m."""
+    if repo is not None and tag is None:
+        name = f"{repo.removeprefix('hf:').partition(':')[0]}:{file}" if file else repo.removeprefix("hf:")
+        tag = f"hf:{name}"
+    if tag is None:
+        return model
+    if model not in (tag, TINY, local(tag)):
+        raise click.UsageError(f"two models are given, {show(tag)} and {show(model)}; give one")
+    return local(tag)
+
+
+def _context(total: int, engine: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """Options of the engine for llama-server's --ctx-size, which all slots share; 0: as the model was trained."""
+    from llamabatch.planning.model_facts import ModelFacts
+
+    trained = ModelFacts.read(resolve(model)).n_ctx_train
+    slots, kv = engine.get("n_slots"), engine.get("kv", "auto")
+    if total <= 0:
+        return {"n_ctx": trained}
+    each = total // slots if isinstance(slots, int) and kv != "unified" else total
+    if each < MIN_CTX:
+        raise click.UsageError(f"--ctx-size {total} leaves {each} tokens to each slot; at least {MIN_CTX} are needed")
+    cells = {"kv_cells": total} if kv == "unified" and "kv_cells" not in engine else {}
+    if each > trained:
+        echo_wrapped(f"--ctx-size gives each slot {each:,} tokens; the model was trained for {trained:,}, which holds")
+    return {"n_ctx": min(each, trained), **cells}
+
+
+def _without(names: str | None, letters: str | None) -> dict[str, Any]:
+    """Fields that turn off the samplers that --samplers, or --sampler-seq, leaves out.
+
+    Raises:
+        UsageError: a name is unknown, or the order is another.
+    """
+    if names is None and letters is None:
+        return {}
+    by_name = {name: i for i, (several, _, _) in enumerate(_SAMPLERS) for name in several}
+    by_letter = {letter: i for i, (_, letter, _) in enumerate(_SAMPLERS)}
+    asked = [name.strip() for name in names.split(";")] if names is not None else list(letters or "")
+    known: Mapping[str, int] = by_name if names is not None else by_letter
+    for name in asked:
+        if name and name not in known:
+            first = ", ".join(several[0] for several, _, _ in _SAMPLERS)
+            raise click.UsageError(f"there is no sampler {show(name)} (known: {first})")
+    places = [known[name] for name in asked if name]
+    if places != sorted(set(places)):
+        order = ";".join(several[0] for several, _, _ in _SAMPLERS)
+        raise click.UsageError(f"samplers run in one order here, {order}; some may be left out")
+    return {name: value for i, (_, _, off) in enumerate(_SAMPLERS) if i not in places for name, value in off.items()}
+
+
+def _adapters(
+    loras: tuple[tuple[str, float], ...], modules: tuple[str, ...], without_apply: bool
+) -> tuple[tuple[tuple[str, str], ...], dict[str, float]]:
+    """Adapters for the engine, names and paths; and the scales of those that all requests have. Raises UsageError."""
+    paths: dict[str, str] = {}
+    scales: dict[str, float] = {}
+    for path, scale in loras:
+        name, n = Path(path).stem, 1
+        while name in paths:
+            n += 1
+            name = f"{Path(path).stem}-{n}"
+        paths[name] = path
+        scales[name] = 0.0 if without_apply else scale
+    for module in modules:
+        name, equals, path = module.partition("=")
+        if not equals or not name or not path or name in paths:
+            raise click.UsageError(f"--lora-module {show(module)}: give NAME=FILE, each name once")
+        paths[name] = path
+    return tuple(paths.items()), scales
+
+
+def _merged(objects: tuple[str, ...]) -> dict[str, Any]:
+    """Objects of JSON as one, later ones first. Raises ConfigError."""
+    found: dict[str, Any] = {}
+    for text in objects:
+        try:
+            found |= json.loads(text)
+        except (ValueError, TypeError):
+            raise ConfigError(f"chat_template_kwargs is {show(text)}; give a JSON object") from None
+    return found
+
+
+for _each in serve.params:
+    if isinstance(_each, click.Option) and not _each.hidden and _each.envvar is None and _each.name != "help":
+        _each.envvar = _KEY_VARIABLES if _each.name == "api_keys" else f"{_PREFIX}{str(_each.name).upper()}"

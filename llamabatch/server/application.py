@@ -29,6 +29,7 @@ from llamabatch.server.gate import MAX_QUEUE
 from llamabatch.server.limits import BodyLimits
 from llamabatch.server.llama_server import adapters as lora_scales
 from llamabatch.server.llama_server import completion, embedding, props, slots
+from llamabatch.server.logs import AccessLog
 from llamabatch.server.openai import chat, completions, embeddings, models, rerank, tokenize
 from llamabatch.server.request_log import RequestLog
 from llamabatch.server.security import own_path, secured
@@ -92,6 +93,7 @@ def make_app(config: EngineConfig, options: ServerOptions, connect: Connect = co
         routes=[route for routes in ROUTES for route in routes],
         middleware=[
             Middleware(RequestLog),
+            *([Middleware(AccessLog)] if options.access_log else []),
             Middleware(RootPath, options.root_path),
             Middleware(secured, options),
             Middleware(BodyLimits, options.max_body_bytes, options.max_bodies_bytes),

@@ -55,8 +55,18 @@ _SECONDS = (  # 0: none, except of header_timeout_s
     ("drain_s", 0, 86_400),
     ("sse_ping_s", 0, 86_400),
 )
-_TEXTS = ("host", "uds", "root_path", "api_key_file", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "lora_dir")
-_PATHS = ("uds", "api_key_file", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "lora_dir")
+_TEXTS = (
+    "host",
+    "uds",
+    "root_path",
+    "api_key_file",
+    "ssl_keyfile",
+    "ssl_certfile",
+    "ssl_ca_certs",
+    "lora_dir",
+    "log_file",
+)
+_PATHS = ("uds", "api_key_file", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "lora_dir", "log_file")
 
 
 def _option(default: Any, help: str, **more: Any) -> Any:
@@ -135,6 +145,7 @@ class ServerOptions:
     page: bool = _option(True, "serve the page at /")
     threads: int = _option(4, "threads that turn requests into tokens")
     log_level: str = _option("info", f"least level of the log: {', '.join(LOG_LEVELS)}")
+    log_file: str | None = _option(None, "file that the log is appended to (not given: stderr)")
     access_log: bool = _option(False, "log a line for each request: client, method, path, status, seconds")
 
     def __post_init__(self) -> None:

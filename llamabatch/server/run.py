@@ -30,7 +30,7 @@ except ImportError as error:
     raise SetupError(f'the server needs the extra: pip install "llamabatch[server]" ({error})') from error
 
 from llamabatch.server.application import make_app
-from llamabatch.server.limits import allow_open_files, bounded
+from llamabatch.server.protocol import allow_open_files, bounded
 
 _FLUSH_S = 5  # for the last bytes of responses to go out, once their requests have ended
 _BACKLOG = 2048

@@ -11,8 +11,9 @@ import pytest
 import uvicorn
 
 from llamabatch.server.errors import ApiError
-from llamabatch.server.limits import BodyLimits, bounded
+from llamabatch.server.limits import BodyLimits
 from llamabatch.server.options import ServerOptions
+from llamabatch.server.protocol import bounded
 
 
 async def echo(scope, receive, send):

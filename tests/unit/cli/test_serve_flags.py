@@ -1,0 +1,155 @@
+"""Flags of llama-server and vLLM: the table is complete, each name has one meaning, and values become ours."""
+
+import json
+from pathlib import Path
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamabatch.cli import cli
+from llamabatch.cli.serve_flags import BY_NAME, LLAMA, MANY, ROWS, from_environment, meaning, translate
+
+# Names, number of values and variables of llama-server's options, as its --help has them at the commit that the
+# binding builds: the table between HELP_START and HELP_END of tools/server/README.md, which common/arg.cpp writes.
+THEIRS = json.loads((Path(__file__).parent / "llama_server_flags.json").read_text(encoding="utf-8"))
+OWN = {"--n-ctx": 1, "--strict": 0, "--port": 1, "-P": 1}
+
+
+def ours(line, own=OWN):
+    return translate(line.split(), own).args
+
+
+def test_every_flag_of_llama_server_has_a_row():
+    for option in THEIRS:
+        for name in option["names"]:
+            row, _ = BY_NAME[name]
+            assert (row.program, row.takes) == (LLAMA, option["values"]), name
+
+
+def test_every_variable_of_llama_server_has_a_row():
+    known = {row.env for row in ROWS}
+    assert {option["env"] for option in THEIRS} - known == {"HF_TOKEN"}  # which is that of the hub itself
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.names[0])
+def test_a_row_says_one_thing_and_names_options_that_exist(row):
+    command = cli.command_of("serve")
+    flags = {flag for each in command.params for flag in (*each.opts, *each.secondary_opts)} | {
+        *("--hf-token", "--offline", "--help"),
+    }
+    assert {arg for arg in (*row.on, *row.off) if arg.startswith("-")} <= flags
+    assert meaning(row)
+    assert not (row.note and row.cure) or row.fine
+    if row.args is not None:
+        for sample in (*row.fine, "8", "0.5", "on", "mmap", "ngram-simple", "fp16", "x=y", '{"method": "ngram"}'):
+            try:
+                args = row.args(sample)
+            except click.UsageError:
+                continue
+            assert [arg for arg in args if arg.startswith("--") and arg != sample and arg not in flags] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("-m x.gguf", "--model x.gguf"),
+        ("-c 4096 -np 4", "--ctx-size 4096 --n-slots 4"),
+        ("-np -1 -t -1 --threads 3", "--n-threads 3"),
+        ("-ngl all --n_gpu_layers 7", "--n-gpu-layers -1 --n-gpu-layers 7"),
+        ("-fa", "--flash-attn on"),
+        ("-fa off -cb --port 1", "--flash-attn off --port 1"),
+        ("-fa --port 1", "--flash-attn on --port 1"),
+        ("--no-mmap --mlock", "--no-use-mmap --use-mlock"),
+        ("--no-webui --no-slots", "--no-page --no-slots"),
+        ("--temp 0.2 --repeat-penalty 1.1", "--temperature 0.2 --repetition-penalty 1.1"),
+        ("--mirostat 2 --mirostat 1 --mirostat-ent 4", "-P mirostat=1 -P mirostat_tau=4"),
+        ("--lora-scaled a.gguf:0.5,b.gguf", "--lora a.gguf=0.5 --lora b.gguf"),
+        ("--lora a.gguf,b.gguf", "--lora a.gguf --lora b.gguf"),
+        ("-l 15043+1 -l 3-2.5", "--logit-bias 15043=1 --logit-bias 3=-2.5"),
+        ("--rope-scale 4", "--rope-freq-scale 0.25"),
+        ("-to 20", "--body-timeout-s 20 --write-timeout-s 20"),
+        ("--sse-ping-interval -1", "--sse-ping-s 0"),
+        ("--reasoning-budget -1 --reasoning-budget 9", "-P thinking_token_budget=9"),
+        ("-md d.gguf --draft-max 4", "--speculate draft --draft-model d.gguf --n-draft 4"),
+        ("--max-model-len 8k --max-num-seqs=3", "--n-ctx 8000 --n-slots 3"),
+        ("--max_model_len=8K", "--n-ctx 8192"),
+        ("--served-model-name a b --port 3", "--served-model-name a --served-model-name b --port 3"),
+        ("--api-key a b", "--api-key a --api-key b"),
+        ("--lora-modules a=x b=y", "--lora-module a=x --lora-module b=y"),
+        ("--data-parallel-size 2", "--strategy multi-instance --instances 2"),
+        ("MODEL --dtype auto --enable-prefix-caching", "MODEL --cache-prefix"),
+        ("--n-ctx 64 --strict --n-ctx=8", "--n-ctx 64 --strict --n-ctx=8"),
+        ("--unknown -x", "--unknown -x"),
+        ("-- -c 8", "-- -c 8"),
+    ],
+)
+def test_a_line_becomes_ours(line, wanted):
+    assert ours(line) == wanted.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("--mmproj a.gguf", "--mmproj a.gguf: models take text alone here"),
+        ("--tensor-parallel-size 2", "--tensor-parallel-size 2: give --tensor-split"),
+        ("--models-dir x", "one model"),
+        ("-nkvo", "-nkvo: the KV cache lies where its layers are"),
+        ("--log-prompts-dir x", "never writes prompts down"),
+        ("--chat-template", "--chat-template needs a value"),
+        ("--api-key", "--api-key needs a value"),
+        ("--split-mode row", "--split-mode row: layers are split"),
+        ("--spec-type draft-eagle3", "--spec-type draft-eagle3: 'draft-eagle3' cannot be honoured"),
+        ("--kv-cache-dtype fp8", "no type that llama.cpp has"),
+        ("--speculative-config {", "no JSON object"),
+        ("--rope-scale 0", "no number above 0"),
+        ("--grammar-file /nothing", "cannot be read"),
+        ("--flash-attn=maybe", "none of on, off and auto"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(line, told):
+    with pytest.raises(click.UsageError) as caught:
+        ours(line)
+    assert told in caught.value.message
+
+
+@pytest.mark.parametrize("line", ["--tensor-parallel-size 1", "--split-mode layer", "--no-agent", "--dtype auto"])
+def test_a_value_that_asks_for_what_happens_anyway_is_fine(line):
+    assert ours(line) == []
+
+
+def test_flags_without_effect_say_so_in_one_line():
+    found = translate(["--prio", "2", "--poll", "50", "-cram", "0"], OWN)
+    assert found.args == []
+    assert [note.split(" has no effect: ")[0] for note in found.notes] == ["--prio", "--poll", "-cram"]
+
+
+def test_tokens_and_offline_are_variables():
+    found = translate(["-hft", "secret", "--offline"], OWN)
+    assert (found.args, found.environ) == ([], {"HF_TOKEN": "secret", "HF_HUB_OFFLINE": "1"})
+
+
+def test_variables_of_llama_server():
+    found = from_environment(
+        {
+            "LLAMA_ARG_CTX_SIZE": "8192", "LLAMA_ARG_FLASH_ATTN": "on", "LLAMA_ARG_NO_MMAP": "anything",
+            "LLAMA_ARG_ENDPOINT_PROPS": "1", "LLAMA_ARG_CONT_BATCHING": "0", "LLAMA_ARG_ENDPOINT_SLOTS": "off",
+            "LLAMA_ARG_THREADS": "", "OTHER": "x",
+        }
+    )  # fmt: skip
+    assert found.args == ["--ctx-size", "8192", "--flash-attn", "on", "--no-use-mmap", "--props", "--no-slots"]
+    with pytest.raises(click.UsageError, match="LLAMA_ARG_MMPROJ x: models take text alone"):
+        from_environment({"LLAMA_ARG_MMPROJ": "x"})
+
+
+@given(st.lists(st.sampled_from([*BY_NAME, "1", "-1", "x", "=", "--", "{}", "--n-ctx"]), max_size=6))
+def test_any_line_is_translated_or_refused(words):
+    try:
+        translate(words, OWN)
+    except click.UsageError:
+        return
+
+
+def test_flags_with_several_values_are_vllms():
+    assert all(row.program != LLAMA for row in ROWS if row.takes == MANY)
