@@ -54,6 +54,12 @@ REVIEWS = (
     '--prompt "Classify this review: {{ text }}" --keep all --id-column id --answer said --json-schema '
     """'{"type": "object", "properties": {"label": {"enum": ["good", "bad"]}}, "required": ["label"]}' --parse"""
 )
+# a server that is told to end, as by a service manager; it ends with 0
+SERVED = "timeout --preserve-status -s TERM 8 llamabatch serve --port 0"
+_CHAT = (
+    '-H "content-type: application/json" '
+    """-d '{"messages": [{"role": "user", "content": "What is 7 plus 5?"}]}'"""
+)
 OFFLINE = "cannot be fetched: the hub is out of reach or turned off"
 
 # every command of ours in README.md and docs/: a new one that is not here fails test_the_table_has_every_command
@@ -104,6 +110,23 @@ COMMANDS = {
         "llamabatch synth qwen2.5-0.5b 1b.gguf --quant Q4_0 && llamabatch plan -m 1b.gguf", makes=("1b.gguf",)
     ),
     "llamabatch synth qwen2.5-0.5b": Short("llamabatch synth qwen2.5-0.5b", 2, "Missing argument 'OUT'"),
+    "llamabatch serve --help": Short("llamabatch serve --help", says="--max-body-bytes"),
+    "llamabatch completion bash": Short("llamabatch completion bash", says="complete -o nosort"),
+    "llamabatch config --path": Short("llamabatch config --path", says="config.toml"),
+    f"curl http://127.0.0.1:8080/v1/chat/completions {_CHAT}": Short(
+        "timeout 60 llamabatch serve -m model.gguf --port 18917 -n 8 > /dev/null 2>&1 & server=$!; "
+        "for i in $(seq 200); do curl -sf http://127.0.0.1:18917/readyz > /dev/null && break; sleep 0.2; done; "
+        f"curl -s http://127.0.0.1:18917/v1/chat/completions {_CHAT}; kill $server; wait $server",
+        says='"choices"',
+    ),
+    "llamabatch serve -m model.gguf": Short(f"{SERVED} -m model.gguf -n 8", says="is served at http://127.0.0.1:"),
+    "llamabatch serve -m model.gguf --host 0.0.0.0 --api-key-file keys.txt": Short(
+        f"echo secret > keys.txt && {SERVED} -m model.gguf --host 0.0.0.0 --api-key-file keys.txt", says="with a key"
+    ),
+    "llamabatch serve -m model.gguf --host 0.0.0.0 --api-key-file keys.txt --ssl-keyfile key.pem "
+    "--ssl-certfile cert.pem": Short(
+        "llamabatch serve -m model.gguf --host 0.0.0.0 --ssl-keyfile key.pem --ssl-certfile cert.pem", 2, "--api-key"
+    ),
     "llamabatch doctor": Short("llamabatch doctor", says="0 errors"),
     "llamabatch plan -m tiny --n-ctx 1024 --memory 8G": Short("llamabatch plan -m tiny --n-ctx 1024 --memory 8G"),
     "llamabatch plan -m model.gguf": Short("llamabatch plan -m model.gguf"),
