@@ -326,6 +326,8 @@ EXTRAS = {
     ),
     "lm-eval": Extra("`llamabatch eval`", {"lm_eval": "lm_eval"}),
     "langchain": Extra("`ChatLlamaBatch` and embeddings of LangChain", {"langchain-core": "langchain_core"}),
+    "inspect": Extra("models of Inspect AI", {"inspect_ai": "inspect_ai"}),
+    "litellm": Extra("models of LiteLLM and DSPy", {"litellm": "litellm"}),
     "gpu": Extra("memory, use and power of NVIDIA GPUs", {"nvidia-ml-py": "pynvml"}),
 }  # fmt: skip
 

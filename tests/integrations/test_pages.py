@@ -11,11 +11,16 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("page", sorted(test_docs.NEEDS))
 def test_page(page, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    _offline(monkeypatch)
     test_docs.test_page(ROOT / "docs" / page, tmp_path)
 
 
 @pytest.mark.parametrize("example", sorted(test_examples.NEEDS))
 def test_example(example, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    _offline(monkeypatch)
     test_examples.test_example(ROOT / "examples" / f"{example}.py")
+
+
+def _offline(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")

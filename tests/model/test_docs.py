@@ -19,7 +19,7 @@ QUOTES = {"architecture.md"}
 MODELS = {"rerank.md": {"bert-rank": "reranker.gguf", "bert-classes": "emotions.gguf"}}
 
 # what a page needs installed; its framework may write to stderr. tests/integrations runs these
-NEEDS = {"lm_eval.md": "lm_eval", "langchain.md": "langchain_core"}
+NEEDS = {"lm_eval.md": "lm_eval", "langchain.md": "langchain_core", "inspect.md": "inspect_ai", "litellm.md": "litellm"}
 
 
 @pytest.mark.parametrize(

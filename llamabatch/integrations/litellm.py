@@ -1,0 +1,231 @@
+"""LiteLLM, and with it DSPy, over engines in this process: models named llamabatch/…, once register() was called."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any
+
+from llamabatch.errors import ContextLengthError, EngineClosedError, InputError, LlamaBatchError, QueueFull
+from llamabatch.integrations import needs
+from llamabatch.integrations.shared import SharedEngine, error_of
+from llamabatch.request.outputs import RequestOutput, SequenceOutput
+from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.request.tool_calls import ToolCallDelta
+
+with needs("litellm", "litellm"):
+    import litellm
+    from litellm import CustomLLM
+    from litellm.types.utils import EmbeddingResponse, GenericStreamingChunk, ModelResponse
+    from litellm.utils import custom_llm_setup
+
+PROVIDER = "llamabatch"
+_DEFAULT_TIMEOUT_S = 600.0  # LiteLLM's own where nothing is given: no reason to end a request that waits here
+_CHAT = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "adapters")  # arguments of LLM.chat
+_WITHOUT_MEANING = ("user", "max_retries", "extra_headers", "stream", "stream_options", "encoding_format")
+
+
+def register(*, engines: Mapping[str, Any] | None = None, **options: Any) -> LlamaBatchLiteLLM:
+    """Makes the models llamabatch/… known to LiteLLM; a second call replaces the provider of the first, and ends it.
+
+    Args:
+        engines: an LLM for a name, which then stays open: {"mine": llm} is the model llamabatch/mine.
+        **options: of the engines of all other names, as for LLM.
+
+    Returns:
+        The provider, whose close() ends its engines.
+
+    Raises:
+        ConfigError: an option is wrong.
+    """
+    provider = LlamaBatchLiteLLM(engines=engines, **options)
+    others = [each for each in litellm.custom_provider_map if each["provider"] != PROVIDER]
+    for each in litellm.custom_provider_map:
+        if each["provider"] == PROVIDER:
+            each["custom_handler"].close()
+    litellm.custom_provider_map = [*others, {"provider": PROVIDER, "custom_handler": provider}]
+    custom_llm_setup()
+    return provider
+
+
+class LlamaBatchLiteLLM(CustomLLM):
+    """A provider of LiteLLM over GGUF models: an engine for each model that is named, made by the first call.
+
+    Requests of threads and coroutines share the engine's batches. Errors are those of LiteLLM.
+
+    Args:
+        engines, **options: as of register().
+    """
+
+    def __init__(self, *, engines: Mapping[str, Any] | None = None, **options: Any) -> None:
+        super().__init__()
+        SharedEngine("tiny", options)  # refuses a wrong option now
+        self._options = options
+        self._engines = {name: SharedEngine(llm) for name, llm in (engines or {}).items()}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def close(self) -> None:
+        """Ends the engines, but LLMs that were given, and refuses later calls."""
+        with self._lock:
+            engines, self._engines, self._closed = list(self._engines.values()), {}, True
+        for engine in engines:
+            engine.close()
+
+    def completion(self, model: str, messages: list[Any], optional_params: dict[str, Any], **given: Any) -> Any:
+        """LiteLLM's completion()."""
+        with _Errors(model):
+            params, options = _call(optional_params, given)
+            engine = self._engine(model)
+            [output] = engine.llm.chat(_conversation(messages), params, errors="raise", progress=False, **options)
+            return _response(output, model)
+
+    async def acompletion(self, model: str, messages: list[Any], optional_params: dict[str, Any], **given: Any) -> Any:
+        """LiteLLM's acompletion()."""
+        with _Errors(model):
+            params, options = _call(optional_params, given)
+            engine = self._engine(model)
+            [output] = await engine.async_llm.chat(_conversation(messages), params, errors="raise", **options)
+            return _response(output, model)
+
+    def streaming(
+        self, model: str, messages: list[Any], optional_params: dict[str, Any], **given: Any
+    ) -> Iterator[GenericStreamingChunk]:
+        """LiteLLM's completion(stream=True)."""
+        with _Errors(model):
+            params, options = _call(optional_params, given)
+            engine = self._engine(model)
+            for piece in engine.llm.stream(_conversation(messages), params, errors="raise", **options):
+                yield from _chunks(piece)
+
+    async def astreaming(
+        self, model: str, messages: list[Any], optional_params: dict[str, Any], **given: Any
+    ) -> AsyncIterator[GenericStreamingChunk]:
+        """LiteLLM's acompletion(stream=True)."""
+        with _Errors(model):
+            params, options = _call(optional_params, given)
+            engine = self._engine(model)
+            async for piece in engine.async_llm.stream(_conversation(messages), params, errors="raise", **options):
+                for chunk in _chunks(piece):
+                    yield chunk
+
+    def embedding(self, model: str, input: list[Any], optional_params: dict[str, Any], **given: Any) -> Any:
+        """LiteLLM's embedding()."""
+        with _Errors(model):
+            texts, llm = _texts(input), self._engine(model).llm
+            vectors = llm.embed(texts, normalize=True, progress=False)
+            return _embeddings(model, vectors, sum(map(len, llm.tokenize(texts))))
+
+    async def aembedding(self, model: str, input: list[Any], optional_params: dict[str, Any], **given: Any) -> Any:
+        """LiteLLM's aembedding()."""
+        with _Errors(model):
+            texts, llm = _texts(input), self._engine(model).async_llm
+            vectors = await llm.embed(texts, normalize=True)
+            return _embeddings(model, vectors, sum(map(len, await llm.tokenize(texts))))
+
+    def _engine(self, model: str) -> SharedEngine:
+        with self._lock:
+            if self._closed:
+                raise EngineClosedError("this provider is closed; call register() again")
+            if model not in self._engines:
+                self._engines[model] = SharedEngine(model, self._options)
+            return self._engines[model]
+
+
+class _Errors:
+    """Turns errors of the library into those of LiteLLM, which have the status of a server's answer."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, tb: object) -> None:
+        if isinstance(error, LlamaBatchError):
+            raise _error(error, self._model) from error
+
+
+def _error(error: LlamaBatchError, model: str) -> Exception:
+    kinds: tuple[tuple[type[LlamaBatchError], Any], ...] = (
+        (ContextLengthError, litellm.ContextWindowExceededError),
+        (InputError, litellm.BadRequestError),
+        (QueueFull, litellm.RateLimitError),
+        (EngineClosedError, litellm.ServiceUnavailableError),
+        (LlamaBatchError, litellm.InternalServerError),
+    )
+    found = next(theirs for ours, theirs in kinds if isinstance(error, ours))
+    made: Exception = found(message=str(error), model=model, llm_provider=PROVIDER)
+    return made
+
+
+def _call(optional_params: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[SamplingParams, dict[str, Any]]:
+    """The parameters of a call, and the arguments of LLM.chat that are none of them."""
+    named = {name: value for name, value in optional_params.items() if value is not None}
+    named |= named.pop("extra_body", {})
+    for name in _WITHOUT_MEANING:
+        named.pop(name, None)
+    options = {name: named.pop(name) for name in _CHAT if name in named}
+    timeout = given.get("timeout")
+    if isinstance(timeout, (int, float)) and timeout not in (_DEFAULT_TIMEOUT_S, litellm.request_timeout):
+        named.setdefault("deadline_s", timeout)
+    return SamplingParams.from_options(**named), options
+
+
+def _conversation(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """Messages as dictionaries; LiteLLM's own classes may stand among them."""
+    return [each if isinstance(each, dict) else each.model_dump(exclude_none=True) for each in messages]
+
+
+def _response(output: RequestOutput, model: str) -> ModelResponse:
+    if (error := error_of(output)) is not None:
+        raise error
+    found = output.to_openai(chat=True, model=f"{PROVIDER}/{model}")
+    for choice in found["choices"]:  # the same text under another name, which LiteLLM would keep as a foreign one
+        choice["message"].pop("reasoning", None)
+    return ModelResponse(**found)
+
+
+def _chunks(piece: SequenceOutput) -> Iterator[GenericStreamingChunk]:
+    """The chunks of a piece: LiteLLM's holds one call at most."""
+    output = piece.finished
+    if output is not None and (error := error_of(output)) is not None:
+        raise error
+    thinking = {"reasoning_content": piece.reasoning} if piece.reasoning else None
+    if piece.text or thinking:
+        yield _chunk(piece.text, thinking=thinking)
+    for call in piece.tool_calls:
+        yield _chunk("", call)
+    if output is not None:
+        found = output.to_openai(chat=True)
+        yield _chunk("", reason=found["choices"][0]["finish_reason"], usage=found["usage"])
+
+
+def _chunk(
+    text: str, call: ToolCallDelta | None = None, *, thinking: Any = None, reason: str = "", usage: Any = None
+) -> GenericStreamingChunk:
+    tool: Any = None
+    if call is not None:
+        function = {"name": call.name, "arguments": call.arguments}
+        tool = {"id": call.id, "type": "function", "index": call.index, "function": function}
+    return GenericStreamingChunk(
+        text=text,
+        tool_use=tool,
+        is_finished=bool(reason),
+        finish_reason=reason,
+        usage=usage,
+        index=0,
+        provider_specific_fields=thinking,
+    )
+
+
+def _texts(given: Any) -> list[Any]:
+    return [given] if isinstance(given, str) else list(given)
+
+
+def _embeddings(model: str, vectors: Sequence[Any], n_tokens: int) -> EmbeddingResponse:
+    data = [
+        {"object": "embedding", "index": number, "embedding": vector.tolist()} for number, vector in enumerate(vectors)
+    ]
+    usage: Any = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+    return EmbeddingResponse(model=f"{PROVIDER}/{model}", data=data, object="list", usage=usage)
