@@ -217,7 +217,7 @@ def log_ignored(names: Iterable[str]) -> None:
     for name in names:
         if name not in _logged and len(_logged) < _MAX_LOGGED:
             _logged.add(name)
-            logger.warning("a request has the unknown field %s, which is ignored (strict refuses it)", show(name[:64]))
+            logger.info("a request has the unknown field %s, which is ignored (strict refuses it)", show(name[:64]))
 
 
 class Body:
