@@ -30,7 +30,7 @@ from llamabatch.server.limits import BodyLimits
 from llamabatch.server.llama_server import adapters as lora_scales
 from llamabatch.server.llama_server import completion, embedding, props, slots
 from llamabatch.server.logs import AccessLog
-from llamabatch.server.openai import chat, completions, embeddings, models, rerank, tokenize
+from llamabatch.server.openai import chat, completions, embeddings, models, rerank, responses, tokenize
 from llamabatch.server.request_log import RequestLog
 from llamabatch.server.security import own_path, secured
 from llamabatch.server.serving import Connect, Serving
@@ -47,6 +47,7 @@ ROUTES: tuple[Sequence[BaseRoute], ...] = (
     rerank.routes,
     models.routes,
     tokenize.routes,
+    responses.routes,
     messages.routes,
     metrics.routes,
     completion.routes,

@@ -18,6 +18,7 @@ from llamabatch.server.openai.chat_body import CHAT
 from llamabatch.server.openai.completion_body import COMPLETION
 from llamabatch.server.openai.embeddings import EMBEDDING
 from llamabatch.server.openai.rerank import CLASSIFY, RERANK, SCORE
+from llamabatch.server.openai.responses_body import RESPONSES
 from llamabatch.server.openai.tokenize import DETOKENIZE, TOKENIZE
 from llamabatch.server.serving import serving_of
 from llamabatch.server.vllm import adapters as lora_files
@@ -171,8 +172,41 @@ _MESSAGES = Operation(
     streams=True,
 )
 
+_RESPONSES = Operation(
+    RESPONSES,
+    ["input"],
+    {
+        "text": {"input": "Hello", "max_output_tokens": 8, "instructions": "Be short."},
+        "streamed": {"input": _HELLO, "max_output_tokens": 8, "stream": True},
+        "of a form": {
+            "input": "A color?",
+            "max_output_tokens": 32,
+            "text": {"format": {"type": "json_schema", "name": "color", "schema": {"enum": ["red", "blue"]}}},
+        },
+        "with a tool": {
+            "input": "What is the weather in Paris?",
+            "max_output_tokens": 64,
+            "tools": [
+                {
+                    "type": "function",
+                    "name": "weather",
+                    "parameters": {
+                        "type": "object",
+                        "properties": {"city": {"enum": ["Paris", "Rome"]}},
+                        "required": ["city"],
+                    },
+                }
+            ],
+            "tool_choice": "required",
+        },
+    },
+    streams=True,
+)
+
 # By one of its paths; the others of the same endpoint have it, too.
 OPERATIONS: dict[str, Operation] = {
+    "/v1/responses": _RESPONSES,
+    "/v1/responses/input_tokens": Operation(RESPONSES, ["input"], {"count": {"input": "Hello"}}),
     "/v1/messages": _MESSAGES,
     "/v1/messages/count_tokens": Operation(MESSAGES, ["messages"], {"count": {"messages": _HELLO}}),
     "/v1/chat/completions": _CHAT,

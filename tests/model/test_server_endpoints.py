@@ -20,6 +20,8 @@ GENERATED = [
     in (
         "/v1/chat/completions",
         "/v1/messages",
+        "/v1/responses",
+        "/v1/responses/input_tokens",
         "/v1/messages/count_tokens",
         "/v1/completions",
         "/v1/embeddings",
@@ -39,7 +41,7 @@ def tiny():
 def test_every_example_of_the_document_works(tiny, path, name, body):
     response = tiny.post(path, json=body)
     assert response.status_code == 200, response.text
-    assert '"error"' not in response.text
+    assert '"error":{' not in response.text.replace(" ", "")
 
 
 def test_vectors_are_those_of_the_library(tiny):

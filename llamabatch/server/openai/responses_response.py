@@ -1,0 +1,288 @@
+"""The responses of /v1/responses: whole, and as the events of its streams."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from llamabatch.request.logprobs import TokenLogprobs
+from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutput, chat_logprobs
+from llamabatch.request.tool_calls import ToolCallDelta
+from llamabatch.server.errors import ApiError
+from llamabatch.server.openai.chunks import check_ends, dump, tier_of
+from llamabatch.server.openai.responses_body import ResponsesBody
+from llamabatch.server.serving import Serving
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ResponseHead:
+    """What the response and all its events have in common.
+
+    Attributes:
+        number: the part of each id that is of this response.
+        created: time.time() of the request, whole seconds.
+    """
+
+    number: str
+    model: str
+    created: int
+    body: ResponsesBody
+
+    @classmethod
+    def of(cls, serving: Serving, body: ResponsesBody) -> ResponseHead:
+        """The head of the response to a body."""
+        chat = body.chat
+        number = secrets.token_hex(12) if chat.request_id is None else chat.request_id
+        return cls(number, serving.names[0] if chat.model is None else chat.model, int(time.time()), body)
+
+    def item_id(self, kind: str, index: int) -> str:
+        """The id of an output item: a prefix of its kind, and its place."""
+        return f"{kind}_{self.number}_{index}"
+
+    def document(self, status: str, output: list[Json], usage: Json | None = None, **more: Any) -> Json:
+        """A response object."""
+        document: Json = {
+            "id": f"resp_{self.number}",
+            "object": "response",
+            "created_at": self.created,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "model": self.model,
+            "output": output,
+            "previous_response_id": None,
+            "service_tier": tier_of(self.body.chat) or "default",
+            "store": False,
+            "usage": usage,
+        }
+        return document | self.body.repeated | more
+
+
+def reasoning_item(item_id: str, text: str, status: str = "completed") -> Json:
+    """An item of thinking."""
+    content = [{"type": "reasoning_text", "text": text}] if text else []
+    return {"id": item_id, "type": "reasoning", "summary": [], "content": content, "status": status}
+
+
+def message_item(item_id: str, parts: list[Json], status: str = "completed") -> Json:
+    """An item of text."""
+    return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": parts}
+
+
+def text_part(text: str, logprobs: list[Json]) -> Json:
+    """The part of a message that has its text."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def call_item(item_id: str, call_id: str, name: str, arguments: str, status: str = "completed") -> Json:
+    """An item of a call of a tool."""
+    return {
+        "id": item_id,
+        "type": "function_call",
+        "call_id": call_id,
+        "name": name,
+        "arguments": arguments,
+        "status": status,
+    }
+
+
+def response_document(head: ResponseHead, outputs: list[RequestOutput]) -> Json:
+    """The whole response. Raises ApiError for a request that was ended by an error."""
+    [output] = outputs
+    check_ends(output)
+    [whole] = output.outputs
+    items: list[Json] = []
+    if whole.reasoning is not None and head.body.chat.include_reasoning:
+        items.append(reasoning_item(head.item_id("rs", len(items)), whole.reasoning))
+    if whole.text or not (items or whole.tool_calls):
+        part = text_part(whole.text, logprobs_of(whole.logprobs, head))
+        items.append(message_item(head.item_id("msg", len(items)), [part]))
+    for call in whole.tool_calls:
+        items.append(call_item(head.item_id("fc", len(items)), call.id, call.name, call.arguments))
+    return ended(head, output, items)
+
+
+def ended(head: ResponseHead, output: RequestOutput, items: list[Json]) -> Json:
+    """The response object of a request that has ended, with these items."""
+    usage = usage_of(output)
+    if output.outputs[0].finish_reason is FinishReason.LENGTH:
+        if items:
+            items[-1] = items[-1] | {"status": "incomplete"}
+        return head.document("incomplete", items, usage, incomplete_details={"reason": "max_output_tokens"})
+    return head.document("completed", items, usage)
+
+
+def usage_of(output: RequestOutput) -> Json:
+    """Tokens of a request."""
+    n_in, n_out = len(output.prompt_token_ids), sum(len(each.token_ids) for each in output.outputs)
+    return {
+        "input_tokens": n_in,
+        "input_tokens_details": {"cached_tokens": output.num_cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": n_out,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": n_in + n_out,
+    }
+
+
+def logprobs_of(logprobs: tuple[TokenLogprobs, ...] | None, head: ResponseHead) -> list[Json]:
+    """Logprobs of a text or a piece of it; empty where they were not asked for."""
+    if logprobs is None or not head.body.logprobs:
+        return []
+    found: list[Json] = (chat_logprobs(logprobs) or {})["content"]
+    return found
+
+
+class ResponseEvents:
+    """The events of a streamed response: items of thinking, text and calls, one after another, each numbered."""
+
+    def __init__(self, head: ResponseHead) -> None:
+        self._head = head
+        self._number = 0  # of the next event
+        self._items: list[Json] = []  # those that are complete
+        self._item: _Item | None = None  # the open one
+        self._reasoning_tokens = 0
+        self._is_begun = False
+        self._finished: RequestOutput | None = None
+
+    def feed(self, outputs: list[SequenceOutput]) -> bytes:
+        """The events of outputs. Raises ApiError for a request that was ended by an error."""
+        events: list[str] = []
+        for output in outputs:
+            if output.finished is not None:
+                check_ends(output.finished)
+                self._finished = output.finished
+            self._begin(events)
+            if output.reasoning:
+                self._reasoning_tokens += len(output.token_ids)
+            if output.reasoning and self._head.body.chat.include_reasoning:
+                self._open("rs", 0, events).add(output.reasoning, [], events)
+            if output.text:
+                logprobs = logprobs_of(output.logprobs, self._head)
+                self._open("msg", 0, events).add(output.text, logprobs, events)
+            for call in output.tool_calls:
+                self._open("fc", call.index, events, call).add(call.arguments, [], events)
+        return "".join(events).encode(errors="replace")
+
+    def end(self) -> bytes:
+        """The end of the last item and of the response."""
+        events: list[str] = []
+        self._begin(events)
+        finished = self._finished
+        assert finished is not None
+        is_cut = finished.outputs[0].finish_reason is FinishReason.LENGTH
+        if self._item is None and not self._items:  # as a whole response has it
+            self._open("msg", 0, events)
+        self._close(events, "incomplete" if is_cut else "completed")
+        document = ended(self._head, finished, self._items)
+        document["usage"]["output_tokens_details"]["reasoning_tokens"] = self._reasoning_tokens
+        events.append(self.event(f"response.{document['status']}", {"response": document}))
+        return "".join(events).encode(errors="replace")
+
+    def error(self, error: ApiError) -> bytes:
+        failure = {"code": "server_error", "message": error.message}
+        items = [*self._items, *([] if self._item is None else [self._item.document("incomplete")])]
+        document = self._head.document("failed", items, error=failure)
+        return self.event("response.failed", {"response": document}).encode(errors="replace")
+
+    def event(self, kind: str, more: Json) -> str:
+        """An event with the next number."""
+        number, self._number = self._number, self._number + 1
+        return f"event: {kind}\ndata: {dump({'type': kind, 'sequence_number': number, **more})}\n\n"
+
+    def _begin(self, events: list[str]) -> None:
+        if not self._is_begun:
+            self._is_begun = True
+            document = self._head.document("in_progress", [])
+            events += [self.event(f"response.{kind}", {"response": document}) for kind in ("created", "in_progress")]
+
+    def _open(self, kind: str, number: int, events: list[str], call: ToolCallDelta | None = None) -> _Item:
+        """The open item, if it is of this kind and number; else a new one."""
+        item = self._item
+        if item is not None and (item.kind, item.number) == (kind, number):
+            return item
+        self._close(events)
+        place = len(self._items)
+        self._item = _Item(self, kind, number, place, self._head.item_id(kind, place), call)
+        self._item.begin(events)
+        return self._item
+
+    def _close(self, events: list[str], status: str = "completed") -> None:
+        if self._item is not None:
+            self._items.append(self._item.end(events, status))
+            self._item = None
+
+
+class _Item:
+    """The output item that is being written.
+
+    Args:
+        kind: "rs", "msg" or "fc". number: of the call. place: among the items.
+        call: its first delta.
+    """
+
+    _NAMES = {"rs": "reasoning_text", "msg": "output_text", "fc": "function_call_arguments"}  # noqa: RUF012
+
+    def __init__(
+        self, stream: ResponseEvents, kind: str, number: int, place: int, item_id: str, call: ToolCallDelta | None
+    ) -> None:
+        self.kind = kind
+        self.number = number
+        self._stream = stream
+        self._place = place
+        self._id = item_id
+        self._call = call
+        self._text: list[str] = []
+        self._logprobs: list[Json] = []
+
+    def document(self, status: str) -> Json:
+        """The item as it is now."""
+        text = "".join(self._text)
+        if self.kind == "rs":
+            return reasoning_item(self._id, text, status)
+        if self.kind == "msg":
+            is_begun = status != "in_progress" or bool(text)
+            return message_item(self._id, [text_part(text, self._logprobs)] if is_begun else [], status)
+        call = self._call
+        assert call is not None
+        return call_item(self._id, call.id or "", call.name or "", text, status)
+
+    def begin(self, events: list[str]) -> None:
+        item = self.document("in_progress")
+        events.append(self._stream.event("response.output_item.added", {"output_index": self._place, "item": item}))
+        if self.kind != "fc":
+            events.append(self._stream.event("response.content_part.added", self._at({"part": self._part("", [])})))
+
+    def add(self, text: str, logprobs: list[Json], events: list[str]) -> None:
+        if not text:
+            return
+        self._text.append(text)
+        self._logprobs += logprobs
+        more: Json = {"delta": text} | ({"logprobs": logprobs} if self.kind == "msg" else {})
+        events.append(self._stream.event(f"response.{self._NAMES[self.kind]}.delta", self._at(more)))
+
+    def end(self, events: list[str], status: str) -> Json:
+        """Writes the end of the item; returns it."""
+        text, item = "".join(self._text), self.document(status)
+        if self.kind == "fc":
+            more: Json = {"arguments": text, "name": item["name"]}
+        else:
+            more = {"text": text} | ({"logprobs": self._logprobs} if self.kind == "msg" else {})
+        events.append(self._stream.event(f"response.{self._NAMES[self.kind]}.done", self._at(more)))
+        if self.kind != "fc":
+            part = self._part(text, self._logprobs)
+            events.append(self._stream.event("response.content_part.done", self._at({"part": part})))
+        events.append(self._stream.event("response.output_item.done", {"output_index": self._place, "item": item}))
+        return item
+
+    def _part(self, text: str, logprobs: list[Json]) -> Json:
+        return {"type": "reasoning_text", "text": text} if self.kind == "rs" else text_part(text, logprobs)
+
+    def _at(self, more: Json) -> Json:
+        content = {} if self.kind == "fc" else {"content_index": 0}
+        return {"item_id": self._id, "output_index": self._place, **content, **more}

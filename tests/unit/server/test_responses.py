@@ -1,0 +1,186 @@
+"""/v1/responses: bodies as those of chats, responses whole and as events."""
+
+import json
+import random
+
+import pytest
+from starlette.testclient import TestClient
+
+from llamabatch.request.outputs import FinishReason
+from llamabatch.server.bodies import Rules
+from llamabatch.server.errors import ApiError
+from llamabatch.server.openai.responses_body import read_responses
+from llamabatch.server.openai.responses_response import ResponseEvents, ResponseHead, response_document
+from tests.unit.server.serving_clients import fake_app
+from tests.unit.server.test_application import ready
+from tests.unit.server.test_messages import CALLS, pieces, whole
+
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
+
+
+def read(rules=None, **fields):
+    return read_responses({"input": "one two three", **fields}, rules or Rules())
+
+
+def test_items_are_the_messages_of_a_chat():
+    calls = [{"type": "function_call", "call_id": name, "name": "f", "arguments": "{}"} for name in ("c1", "c2")]
+    body = read(
+        instructions="Be short.",
+        input=[
+            {"role": "user", "content": "go"},
+            {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "So:"}]},
+            *calls,
+            {"type": "function_call_output", "call_id": "c1", "output": "sunny"},
+            {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "dark"}]},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "ah"}]},
+            {"type": "function_call", "call_id": "c3", "name": "g", "arguments": "{}"},
+            {"role": "assistant", "content": "first"},
+            {"role": "assistant", "content": "second"},
+            {"role": "developer", "content": [{"type": "input_text", "text": "and?"}]},
+        ],
+        tools=[TOOL],
+        tool_choice={"type": "function", "name": "f"},
+        parallel_tool_calls=False,
+    ).chat
+    made = [
+        {"id": name, "type": "function", "function": {"name": f, "arguments": "{}"}}
+        for name, f in (("c1", "f"), ("c2", "f"), ("c3", "g"))
+    ]
+    assert [dict(message) for message in body.conversation] == [
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": "So:", "reasoning_content": "hm", "tool_calls": made[:2]},
+        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+        {"role": "tool", "tool_call_id": "c2", "content": "dark"},
+        {"role": "assistant", "content": None, "reasoning_content": "ah", "tool_calls": made[2:]},
+        {"role": "assistant", "content": "first"},
+        {"role": "assistant", "content": "second"},
+        {"role": "developer", "content": "and?"},
+    ]
+    function = {"name": "f", "parameters": {"type": "object"}, "strict": True}
+    assert body.options.tools == [{"type": "function", "function": function}]
+    assert body.options.tool_choice == {"type": "function", "function": {"name": "f"}}
+    assert body.options.parallel_tool_calls is False
+
+
+def test_parameters():
+    body = read(max_output_tokens=7, temperature=0.5, top_p=0.9, top_logprobs=3, truncation="auto", store=True)
+    assert (body.chat.params.max_tokens, body.chat.params.logprobs, body.chat.params.overflow) == (7, 3, "truncate")
+    assert (body.repeated["temperature"], body.repeated["top_p"], body.repeated["truncation"]) == (0.5, 0.9, "auto")
+    assert body.logprobs
+    assert read(include=["message.output_text.logprobs"]).chat.params.logprobs == 0
+    assert read(reasoning={"effort": "low"}).chat.options.kwargs == {"reasoning_effort": "low"}
+    form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
+    assert read(text={"format": form}).chat.params.structure is not None
+    assert read(text={"format": {"type": "text"}}).chat.params.structure is None
+    assert read(text={"format": form}).repeated["text"] == {"format": form}
+    assert read(nonsense=1, text={"x": 1}).chat.ignored == ("nonsense", "text.x")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"input": None}, "the body has no input"),
+        ({"input": 3}, "input is 3; give a text, or a list"),
+        ({"input": [{"role": "robot", "content": ""}]}, r"input\[0\]\.role is 'robot'"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, r"input\[0\] is of type 'item_reference'"),
+        ({"input": [{"role": "user", "content": [{"type": "image"}]}]}, r"input\[0\]\.content\[0\] is 'image'"),
+        ({"input": [{"type": "function_call", "name": "f"}]}, r"input\[0\]\.arguments is None"),
+        ({"tools": [{"type": "web_search"}]}, r"tools\[0\] is of type 'web_search'"),
+        ({"tool_choice": {"type": "file_search"}}, "tool_choice is"),
+        ({"previous_response_id": "resp_1"}, "this server keeps no responses"),
+        ({"background": True}, "background is True"),
+        ({"include": ["all"]}, "include is 'all'"),
+        ({"max_output_tokens": 0}, "max_output_tokens is 0"),
+        ({"truncation": "some"}, "truncation is 'some'"),
+        ({"text": {"verbosity": "high"}}, "verbosity is 'high'"),
+        ({"temperature": -1}, "temperature is -1"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_honoured_is_a_400_that_names_it(fields, words):
+    with pytest.raises(ApiError, match=words) as caught:
+        read(**fields)
+    assert caught.value.status == 400
+
+
+def head(**fields):
+    return ResponseHead("1", "tiny", 5, read(**fields))
+
+
+@pytest.mark.parametrize(
+    ("output", "kinds"),
+    [
+        (whole("Hi you"), ["message"]),
+        (whole("Hi", reason=FinishReason.LENGTH), ["message"]),
+        (whole("", reason=FinishReason.LENGTH), ["message"]),
+        (whole("Hi", "hm"), ["reasoning", "message"]),
+        (whole("", "hm", CALLS), ["reasoning", "function_call", "function_call"]),
+        (whole("So", calls=CALLS[:1]), ["message", "function_call"]),
+    ],
+)
+def test_a_stream_of_any_cuts_is_the_whole_response(output, kinds):
+    expected = response_document(head(), [output])
+    assert [item["type"] for item in expected["output"]] == kinds
+    is_cut = output.finish_reason is FinishReason.LENGTH
+    assert expected["status"] == ("incomplete" if is_cut else "completed")
+    assert expected["incomplete_details"] == ({"reason": "max_output_tokens"} if is_cut else None)
+    for seed in range(50):
+        events = ResponseEvents(head())
+        data = b"".join(events.feed(part) for part in pieces(output, random.Random(seed))) + events.end()
+        made = rebuilt(data.decode())
+        made["usage"]["output_tokens_details"] = expected["usage"]["output_tokens_details"]
+        made["completed_at"] = expected["completed_at"]
+        assert made == expected
+
+
+def rebuilt(data):
+    """The response of the last event; the items that the others bring are compared with its own."""
+    items, texts = [], {}
+    for number, event in enumerate(data.strip().split("\n\n")):
+        name, body = event.split("\n")
+        body = json.loads(body.removeprefix("data: "))
+        assert name == f"event: {body['type']}"
+        assert body["sequence_number"] == number
+        kind = body["type"].removeprefix("response.")
+        if kind == "output_item.added":
+            assert body["output_index"] == len(items)
+            assert body["item"]["status"] == "in_progress"
+            texts[body["item"]["id"]] = ""
+        elif kind.endswith(".delta"):
+            texts[body["item_id"]] += body["delta"]
+        elif kind.endswith(".done") and kind not in ("content_part.done", "output_item.done"):
+            assert texts[body["item_id"]] == body.get("text", body.get("arguments"))
+        elif kind == "output_item.done":
+            items.append(body["item"])
+    assert body["response"]["output"] == items
+    assert len(texts) == len(items)
+    return body["response"]
+
+
+def test_an_error_within_a_stream_keeps_what_there_is():
+    events = ResponseEvents(head())
+    [first, *_] = pieces(whole("Hi you there"), random.Random(1))
+    events.feed(first)
+    last = events.error(ApiError(504, "too late")).decode().split("data: ")[1]
+    document = json.loads(last)["response"]
+    assert (document["status"], document["error"]["message"]) == ("failed", "too late")
+    assert document["output"][0]["status"] == "incomplete"
+
+
+@pytest.fixture
+def client():
+    with TestClient(fake_app(), raise_server_exceptions=False) as client:
+        yield ready(client)
+
+
+def test_the_endpoint(client):
+    body = {"input": "one two three"}
+    document = client.post("/v1/responses", json=body).json()
+    assert document["output"][0]["content"][0]["text"] == "one two three"
+    assert document["store"] is False
+    streamed = rebuilt(client.post("/v1/responses", json=body | {"stream": True}).text)
+    assert streamed["output"][0]["content"] == document["output"][0]["content"]
+    count = client.post("/v1/responses/input_tokens", json=body).json()
+    assert count == {"object": "response.input_tokens", "input_tokens": document["usage"]["input_tokens"]}
+    assert client.post("/v1/responses", json={"input": 5}).json()["error"]["param"] == "input"
