@@ -1,0 +1,141 @@
+"""Engines that die behind a server: the culprit's sender is told, the others get their texts, none waits for ever."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+
+import pytest
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("httptools")
+
+import httpx
+import uvicorn
+
+from llamabatch.client.connect import in_front
+from llamabatch.client.process_client import ChildClient
+from llamabatch.client.restart_policy import RestartPolicy
+from llamabatch.server.application import engine_config, make_app
+from llamabatch.server.run import uvicorn_config
+from tests.long.server_client import Call, RunningServer, text_of, until
+from tests.workers.poisoned_worker import POISON
+
+PATH = "/v1/completions"
+ENGINE = {"n_slots": 8, "n_ctx": 512, "n_threads": 1, "strategy": "batched"}
+LONG = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+
+
+class CrashingServer(RunningServer):
+    """A server whose child runs another program, or is replaced by another policy."""
+
+    def __init__(self, engine, program="llamabatch.client.worker", policy=None, **options):
+        super().__init__(engine, **options)
+        more = {} if policy is None else {"policy": policy}
+
+        def connect(config):
+            return in_front(ChildClient(config, program, **more), config.max_queue)
+
+        self.app = make_app(engine_config("tiny", engine), self._options, connect)
+        self.serving = self.app.state.serving
+        self._server = uvicorn.Server(uvicorn_config(self.app, self._options))
+
+    def get(self, path):
+        return httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=30)
+
+
+def test_the_request_that_kills_the_engine_is_named_to_its_sender_alone():
+    bodies = [{**LONG, "prompt": f"{word} upon a time", "max_tokens": 120} for word in ("Once", "Twice", "Never")]
+    poison = {"prompt": [*POISON, 300, 301], "max_tokens": 10}
+
+    async def run(port):
+        alone = [await text_of(port, body, stream=False) for body in bodies]
+        calls = [text_of(port, body, stream=stream) for body in bodies for stream in (True, False)]
+        culprits = [await Call.post(port, PATH, {**poison, "stream": stream}) for stream in (False, True)]
+        texts = await asyncio.wait_for(asyncio.gather(*calls), 120)
+        assert texts == [text for text in alone for _ in range(2)]
+        return [(await culprit.read(), culprit) for culprit in culprits]
+
+    with CrashingServer(ENGINE, "tests.workers.poisoned_worker") as server:
+        for document, call in asyncio.run(run(server.port)):
+            assert call.status == 500
+            assert document["error"]["code"] == "engine_crash"
+            assert "2 times while it computed this request alone, at last with SIGSEGV" in document["error"]["message"]
+        server.check_idle()
+        stats = server.serving.client.stats()
+        assert (stats.errors, stats.aborted) == (2, 0)
+        assert server.get("/livez").status_code == 200
+
+
+def test_all_are_answered_once_the_engine_is_given_up_and_a_later_call_starts_it_anew():
+    policy = RestartPolicy(most=1, first_s=0.01, longest_s=2.0, retry_s=2.0)
+
+    async def run(server):
+        whole = [await Call.post(server.port, PATH, LONG) for _ in range(3)]
+        streams = [await Call.post(server.port, PATH, {**LONG, "stream": True}) for _ in range(3)]
+        waiting = [await Call.post(server.port, PATH, {**LONG, "n": 8, "stream": each}) for each in (False, True)]
+        for stream in streams:
+            await stream.head()
+        await asyncio.to_thread(kill_all, server)
+        return [await asyncio.wait_for(answer(call), 30) for call in [*whole, *streams, *waiting]]
+
+    async def answer(call):
+        """The status, and the error within or instead of a stream."""
+        if not call.status and await call.head() != 200:
+            call.close()
+            return call.status, None
+        found = [event["error"] async for event in call.events() if "error" in event]
+        return call.status, found[0]["code"]
+
+    with CrashingServer(ENGINE, policy=policy) as server:
+        answers = asyncio.run(run(server))
+        assert answers[:3] == [(503, None)] * 3
+        assert answers[3:6] == [(200, "service_unavailable")] * 3
+        assert {status for status, _ in answers[6:]} <= {200, 503}
+        assert server.get("/livez").status_code == 503
+        for refused in (server.get("/readyz"), server.get("/health")):
+            assert refused.status_code == 503
+            assert 1 <= int(refused.headers["retry-after"]) <= 2
+            assert "the engine is gone: the engine process ended" in refused.json()["error"]["message"]
+        assert server.serving.n_open == 0
+        until(lambda: server.serving.client.outage.retry_in_s == 0, 10, "no retry is due")
+        assert asyncio.run(text_of(server.port, {**LONG, "max_tokens": 4}, stream=False))
+        assert server.get("/livez").status_code == 200
+        assert server.get("/readyz").status_code == 200
+        server.check_idle()
+
+
+def kill_all(server):
+    """Kills each child until no other one follows."""
+    deadline = time.monotonic() + 30
+    client = server.serving.client
+    while client.outage is None:
+        assert time.monotonic() < deadline
+        for pid in client.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def test_a_running_request_that_misses_its_deadline_has_its_text_and_an_error():
+    body = {**LONG, "deadline_s": 0.2, "n": 2}
+
+    async def run(port):
+        whole = await Call.post(port, PATH, body)
+        document = await whole.read()
+        assert whole.status == 504
+        assert document["error"]["code"] == "deadline_exceeded"
+        stream = await Call.post(port, PATH, {**body, "stream": True})
+        events = [event async for event in stream.events()]
+        assert stream.status == 200
+        assert events[-1]["error"]["code"] == "deadline_exceeded"
+        assert "tokens generated" in events[-1]["error"]["message"]
+        return "".join(choice["text"] for event in events[:-1] for choice in event["choices"] if not choice["index"])
+
+    with RunningServer({**ENGINE, "n_ctx": 1024}) as server:
+        body["max_tokens"] = 900
+        text = asyncio.run(run(server.port))
+        assert text
+        assert asyncio.run(text_of(server.port, {**LONG, "max_tokens": 400}, stream=False)).startswith(text[:60])
+        server.check_idle()
