@@ -1,0 +1,93 @@
+"""Clients that read a stream slowly, or not at all, hold up no other one, no slot, and no memory."""
+
+import asyncio
+import contextlib
+import socket
+import time
+
+import pytest
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("httptools")
+
+from llamabatch.server.hub import _COMPACT_FROM
+from tests.long.server_client import Call, RunningServer, text_of, until
+
+PATH = "/v1/completions"
+ENGINE = {"n_slots": 8, "n_ctx": 1024, "n_threads": 1, "strategy": "batched"}
+LONG = {"prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True, "temperature": 0, "n": 2}
+SHORT = {"prompt": "The sea is", "max_tokens": 60, "ignore_eos": True, "temperature": 0}
+BUFFER = 4096  # bytes that the system keeps for each side, so that a reader holds the server up after some pieces
+
+
+def tight(server):
+    """Lets the server's side of new connections have a small buffer, too."""
+    for each in server._sockets:
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+
+
+async def slow_reader(port, reads, wait_s):
+    """Reads a byte now and then; then all the rest, which must be whole."""
+    call = await Call.post(port, PATH, {**LONG, "stream": True}, buffer=BUFFER, connection="close")
+    await call.head()
+    for _ in range(reads):
+        assert await call.raw(1)
+        await asyncio.sleep(wait_s)
+    return call
+
+
+def test_a_slow_reader_holds_up_no_other_stream_and_no_memory():
+    async def run(server):
+        port, serving = server.port, server.serving
+        wanted = await text_of(port, SHORT, stream=False)
+        reader = asyncio.create_task(slow_reader(port, 40, 0.1))
+        while not serving.n_open:
+            await asyncio.sleep(0.01)
+        [stream] = serving._open
+        n_meanwhile, most = 0, 0
+        while not reader.done():
+            assert await text_of(port, SHORT, stream=True) == wanted
+            n_meanwhile += not reader.done()
+            most = max(most, len(stream._pending))
+        call = await reader
+        stats = await asyncio.to_thread(serving.client.stats)
+        assert stats.running == 0, "it holds a slot"
+        assert not stream.done, "nothing has held it up"
+        assert most <= 2 * _COMPACT_FROM, most
+        assert n_meanwhile >= 2, "they waited for it"
+        data = b""
+        while part := await asyncio.wait_for(call.raw(2**16), 20):
+            data += part
+        call.close()
+        assert data.count(b'"finish_reason":"length"') == 2
+        assert b"data: [DONE]" in data
+
+    with RunningServer(ENGINE) as server:
+        tight(server)
+        asyncio.run(run(server))
+        server.check_idle()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_reads_nothing_is_given_up(stream):
+    more = {"stream": True} if stream else {"logprobs": 5, "n": 4}
+
+    async def run(server):
+        start = time.monotonic()
+        call = await Call.post(server.port, PATH, {**LONG, **more}, buffer=BUFFER)
+        await asyncio.to_thread(until, lambda: server.serving.n_open == 1, 10, "it never began")
+        await asyncio.to_thread(until, lambda: not server.serving.n_open, 20, "it is still there")
+        assert time.monotonic() - start < 15
+        await asyncio.sleep(0.0 if stream else 3.0)  # a whole answer leaves the connection alone with its timer
+        data = b""
+        with contextlib.suppress(ConnectionError):
+            while part := await asyncio.wait_for(call.raw(2**16), 10):
+                data += part
+        call.leave()
+        assert b"data: [DONE]" not in data
+        assert len(data) < 2**18, "it was not cut"
+
+    with RunningServer(ENGINE, write_timeout_s=1.0) as server:
+        tight(server)
+        asyncio.run(run(server))
+        server.check_idle()
