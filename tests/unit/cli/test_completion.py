@@ -41,6 +41,8 @@ def completed(line, monkeypatch, breaks=" :="):
         ("llamabatch ", list(COMMANDS)),
         ("llamabatch com", ["compare", "completion"]),
         ("llamabatch generate --n-s", ["--n-slots"]),
+        ("llamabatch serve --max-b", ["--max-body-bytes", "--max-bodies-bytes"]),
+        ("llamabatch serve -ngl 99 --log-level d", ["debug"]),
         ("llamabatch generate --kv ", ["auto", "split", "unified"]),
         ("llamabatch generate --kv=sp", ["split"]),
         ("llamabatch run --order f", ["finished"]),

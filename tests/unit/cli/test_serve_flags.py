@@ -1,6 +1,8 @@
 """Flags of llama-server and vLLM: the table is complete, each name has one meaning, and values become ours."""
 
 import json
+import re
+import tarfile
 from pathlib import Path
 
 import click
@@ -10,6 +12,8 @@ from hypothesis import strategies as st
 
 from llamabatch.cli import cli
 from llamabatch.cli.serve_flags import BY_NAME, LLAMA, MANY, ROWS, from_environment, meaning, translate
+from llamabatch.native_patches.source import FILE_NAME
+from llamabatch.utils.paths import cache_dir
 
 # Names, number of values and variables of llama-server's options, as its --help has them at the commit that the
 # binding builds: the table between HELP_START and HELP_END of tools/server/README.md, which common/arg.cpp writes.
@@ -31,6 +35,24 @@ def test_every_flag_of_llama_server_has_a_row():
 def test_every_variable_of_llama_server_has_a_row():
     known = {row.env for row in ROWS}
     assert {option["env"] for option in THEIRS} - known == {"HF_TOKEN"}  # which is that of the hub itself
+
+
+def test_the_list_is_that_of_the_source_that_is_built():
+    archive = cache_dir() / "sources" / FILE_NAME
+    if not archive.is_file():
+        pytest.skip("the source of llama.cpp is not in the cache")
+    with tarfile.open(archive) as tar:
+        readme = next(each for each in tar if each.name.endswith("/tools/server/README.md"))
+        text = tar.extractfile(readme).read().decode()
+    table = text[text.index("<!-- HELP_START") : text.index("<!-- HELP_END")]
+    found = []
+    for head, told in re.findall(r"^\| `([^`]*)` \| (.*) \|$", table, flags=re.M):
+        names = re.findall(r"(?:^|, )(-{1,2}[A-Za-z][\w.-]*)", head)
+        value = re.sub(r"(?:^|, )-{1,2}[A-Za-z][\w.-]*", "", head).strip()
+        env = re.search(r"\(env: (\w+)\)", told)
+        count = 0 if not value else 2 if value == "START END" else 1
+        found.append({"names": names, "values": count, "env": env[1] if env else ""})
+    assert found == THEIRS
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.names[0])

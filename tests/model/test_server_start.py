@@ -1,0 +1,170 @@
+"""`llamabatch serve` as a program: TLS, a UNIX socket, the end of it, and a log without prompts."""
+
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+PROMPT = "zebra quagga okapi"
+
+
+@contextmanager
+def served(folder, *arguments, **environment):
+    """A server of the bundled model in a process of its own; gives its URL, and its log after the end."""
+    command = [sys.executable, "-m", "llamabatch", "serve", "-m", "tiny", "--n-slots", "2", "--port", "0", *arguments]
+    log = folder / "stderr"
+    with open(log, "wb") as stderr:
+        env = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
+        process = subprocess.Popen(command, stdout=stderr, stderr=stderr, env=env, cwd=folder)
+    try:
+        yield _url(process, log), process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+def _url(process, log):
+    until = time.monotonic() + 60
+    while time.monotonic() < until and process.poll() is None:
+        text = log.read_text(encoding="utf-8")
+        if "is served at " in text:
+            return text.split("is served at ")[1].split(": ")[0]
+        time.sleep(0.05)
+    raise AssertionError(log.read_text(encoding="utf-8"))
+
+
+def ready(client):
+    until = time.monotonic() + 60
+    while client.get("/readyz").status_code != 200:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return client
+
+
+def certificate(folder, name):
+    """A self-signed certificate and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate, and is not installed")
+    key, cert = folder / f"{name}.key", folder / f"{name}.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+         "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost", "-keyout", str(key),
+         "-out", str(cert)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return key, cert
+
+
+def test_tls_and_certificates_of_clients(tmp_path):
+    key, cert = certificate(tmp_path, "server")
+    client_key, client_cert = certificate(tmp_path, "client")
+    with served(
+        tmp_path, "--ssl-key-file", str(key), "--ssl-cert-file", str(cert), "--ssl-ca-certs", str(client_cert)
+    ) as (url, _):
+        assert url.startswith("https://127.0.0.1:")
+        context = ssl.create_default_context(cafile=str(cert))
+        with (
+            pytest.raises((httpx.HTTPError, ssl.SSLError)),
+            httpx.Client(base_url=url, timeout=60, verify=context) as client,
+        ):
+            client.get("/livez")  # without a certificate of its own
+        context.load_cert_chain(str(client_cert), str(client_key))
+        with httpx.Client(base_url=url, timeout=60, verify=context) as client:
+            assert ready(client).get("/livez").status_code == 200
+            reply = client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 2})
+            assert reply.status_code == 200
+        port = int(url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as plain:
+            plain.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b"200" not in plain.recv(100)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="UNIX sockets")
+def test_a_unix_socket_needs_no_key_and_is_removed(tmp_path, monkeypatch):
+    path = tmp_path / "llm.sock"
+    with served(tmp_path, "--host", str(path)) as (url, process):
+        assert str(path) in url
+        with httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(path)), base_url="http://any.example", timeout=60
+        ) as client:
+            assert ready(client).get("/v1/models").status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    assert not path.exists()
+
+
+def test_no_prompt_no_answer_and_no_key_is_in_the_log(tmp_path):
+    key = "sk-of-mine-alone"
+    with (
+        served(tmp_path, "--log-level", "debug", "--access-log", "--api-key", key, "--max-body-bytes", "4096") as (
+            url,
+            _,
+        ),
+        httpx.Client(base_url=url, timeout=60, headers={"Authorization": f"Bearer {key}"}) as client,
+    ):
+        ready(client)
+        chat = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4}
+        answer = client.post(
+            "/v1/completions", json={"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+        ).json()
+        for path, body in (
+            ("/v1/chat/completions", chat),
+            ("/v1/chat/completions", chat | {"stream": True}),
+            ("/v1/completions", {"prompt": PROMPT, "max_tokens": 2, "zebra_quagga": PROMPT}),
+            ("/v1/completions", {"prompt": PROMPT, "temperature": PROMPT}),
+            ("/v1/completions", {"prompt": PROMPT * 200}),
+            ("/v1/completions", {"prompt": PROMPT, "stop": [PROMPT], "response_format": {"type": PROMPT}}),
+            ("/v1/embeddings", {"input": PROMPT}),
+            ("/tokenize", {"content": PROMPT}),
+            ("/v1/rerank", {"query": PROMPT, "documents": [PROMPT]}),
+            (f"/nothing?prompt={PROMPT.replace(' ', '+')}", {}),
+        ):
+            client.post(path, json=body)
+        client.post("/v1/completions", content=f'{{"prompt": "{PROMPT}'.encode())
+        client.post("/v1/completions", json={"prompt": PROMPT}, headers={"Authorization": "Bearer wrong-zebra"})
+    log = (tmp_path / "stderr").read_text(encoding="utf-8")
+    assert "POST /v1/chat/completions 200" in log  # it is on
+    assert "POST /nothing 404" in log
+    for secret in ("quagga okapi", "zebra+quagga", key, "wrong-zebra"):
+        assert secret not in log
+    text = answer["choices"][0]["text"]
+    assert len(text) > 3
+    assert text not in log
+
+
+def test_a_port_in_use_is_a_2_with_a_clear_message(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "llamabatch", "serve", "--port", str(port)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"port {port} of 127.0.0.1 cannot be listened on" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA")
+def test_too_little_memory_is_a_1_with_the_sum_before_the_load(tmp_path):
+    command = [sys.executable, "-m", "llamabatch", "serve", "--port", "0", "--n-slots", "256", "--n-ctx", "2048"]
+    script = (
+        "import resource, sys, os; resource.setrlimit(resource.RLIMIT_DATA, (700 * 2**20,) * 2); "
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *command, "--type-k", "f32", "--kv", "split"],
+        capture_output=True, text=True, timeout=60, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "KV cache" in done.stderr
+    assert "is served at" not in done.stderr
+    assert "Traceback" not in done.stderr
