@@ -71,6 +71,13 @@ class Live:
         while len(self._past) > 2 and self._past[1][0] <= now - WINDOW_S:
             self._past.popleft()
 
+    @property
+    def last(self) -> tuple[EngineStats, list[EngineState]]:
+        """The last figures that were seen, so that counters stand still while there is no engine; no slots."""
+        if self._seen is None:
+            return EngineStats(), []
+        return self._seen[1].of_the_past(), []
+
     def rates(self) -> Json:
         """Speeds of the last WINDOW_S seconds, as far as there were looks."""
         if len(self._past) < 2:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 import time
 from collections.abc import Iterator, Sequence
@@ -165,13 +164,13 @@ def _longest(stats: EngineStats) -> bytes:
 
 
 async def metrics(request: HttpRequest) -> Any:
-    """The figures; before the model is there, those of an engine that has done nothing."""
+    """The figures; before the model is there, those of an engine that has done nothing; once it is gone, the last."""
     serving = serving_of(request)
     live = live_of(serving)
-    stats = EngineStats()
-    states: list[EngineState] = []
-    with contextlib.suppress(ApiError, EngineClosedError):  # loading, or the engine is gone
+    try:
         stats, states = await live.look()
+    except (ApiError, EngineClosedError):  # loading, or the engine is gone
+        stats, states = live.last
     name, n_open, ready = serving.names[0], serving.n_open, serving.state == "ready"
 
     def text() -> bytes:

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import threading
 import time
 
@@ -215,3 +217,22 @@ def test_an_adapter_in_use_is_not_unloaded(client):
     thread.join()
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "adapter_in_use")
     assert client.post("/v1/unload_lora_adapter", json={"lora_name": "one"}).status_code == 200
+
+
+def test_watchers_see_an_engine_that_is_killed_come_back(client):
+    async def kill_and_watch():
+        serving = client.app.state.serving
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.5, lambda: [os.kill(pid, signal.SIGKILL) for pid in serving.client.pids])
+        events, _ = await watched(client.app, 60)
+        return events
+
+    _idle(client)
+    events = client.portal.call(kill_and_watch)
+    assert len(events) == 60
+    counts = [event["totals"]["restarts"] for event in events if "totals" in event]
+    assert counts[-1] == counts[0] + 1
+    assert len(events[-1]["slots"]) == 2
+    assert {event["state"] for event in events} == {"ready"}
+    assert client.post("/completion", json={"prompt": "x", "n_predict": 2}).json()["tokens_predicted"] == 2
+    assert "llamabatch:engine_restarts_total" in client.get("/metrics").text

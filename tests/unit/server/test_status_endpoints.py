@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 
 from llamabatch.engine.engine_state import EngineState
 from llamabatch.engine.stats import EngineStats
+from llamabatch.errors import EngineClosedError
 from llamabatch.scheduler.slot_state import SlotState, WaitingState
 from llamabatch.server.live import longest, rates
 from llamabatch.server.llama_server import slots
@@ -221,6 +222,25 @@ def test_metrics_are_there_before_and_after_the_model(client):
         answer = client.get("/metrics")
     assert answer.status_code == 200
     assert "llamabatch:ready{" in answer.text
+
+
+def test_counters_stand_still_once_the_engine_is_gone(client, monkeypatch):
+    client.post("/v1/completions", json={"prompt": "x y"})
+    monkeypatch.setattr("llamabatch.server.live.EVERY_S", 0.0)
+
+    def counted():
+        return {line for line in client.get("/metrics").text.splitlines() if line.startswith("vllm:generation_tokens")}
+
+    before = counted()
+    assert not any(line.endswith(" 0.0") for line in before)
+
+    def gone():
+        raise EngineClosedError("it is gone")
+
+    monkeypatch.setattr(client.app.state.serving.client, "states", gone)
+    assert counted() == before
+    assert "vllm:num_requests_running" in client.get("/metrics").text
+    assert client.get("/slots").status_code == 503
 
 
 def test_load_version_and_ping(client):
