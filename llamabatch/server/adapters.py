@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from dataclasses import replace
 from pathlib import Path
 
 from llamabatch.errors import AdapterError, ModelFileError
@@ -87,7 +86,7 @@ class AdapterFiles:
         scales = serving.options.default_adapters
         if name in scales:  # requests that name no adapters would all fail
             left = {other: scale for other, scale in scales.items() if other != name}
-            serving.options = replace(serving.options, default_adapters=left)
+            serving.set_options(default_adapters=left)
 
     def _checked(self, name: str) -> Serving:
         serving = self._serving()

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -235,6 +236,11 @@ class Serving:
                 client.close()
         finally:
             loaded.set_result(None)
+
+    def set_options(self, **changes: Any) -> None:
+        """Sets options of the server that later requests read. Raises ConfigError for a bad value; none is set then."""
+        # keys of the file are among api_keys since the start, and the file may be gone
+        self.options = replace(self.options, api_key_file=None, **changes)
 
     async def on_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         """Calls a function that takes long, or that asks the engine, on a worker's thread."""

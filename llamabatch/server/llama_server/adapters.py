@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -66,7 +65,7 @@ async def set_scales(request: HttpRequest) -> Any:
     if len(body) > 1:
         raise ApiError(400, "the body is no JSON: there is more behind the list")
     scales = read_scales(body["adapters"], adapter_ids(serving))
-    serving.options = replace(serving.options, default_adapters=scales)
+    serving.set_options(default_adapters=scales)
     return json_response({"success": True})
 
 

@@ -85,7 +85,7 @@ async def set_props(request: HttpRequest) -> Any:
     body = read_json(await request.body(), request.headers)
     sampling = read_props(body, serving)
     SamplingParams.from_options(**sampling)  # raises for a value outside its range
-    serving.options = dataclasses.replace(serving.options, sampling=sampling)
+    serving.set_options(sampling=sampling)
     return json_response({"success": True})
 
 

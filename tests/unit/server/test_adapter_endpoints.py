@@ -143,6 +143,18 @@ def test_ids_are_places_and_scales_hold_for_later_requests(client):
     assert seen.requests[-1].adapters == ()
 
 
+def test_scales_are_set_also_once_the_file_of_keys_is_gone(tmp_path):
+    keys = tmp_path / "keys.txt"
+    keys.write_text("secret")
+    app = fake_app(server={"api_key_file": str(keys)}, adapters={"first": "f.gguf"})
+    with TestClient(app, raise_server_exceptions=False, headers={"x-api-key": "secret"}) as client:
+        ready(client)
+        keys.unlink()
+        assert client.post("/lora-adapters", json=[{"id": 0, "scale": 0.5}]).status_code == 200
+        assert client.get("/lora-adapters").json()[0]["scale"] == 0.5
+        assert client.get("/lora-adapters", headers={"x-api-key": "other"}).status_code == 401
+
+
 def test_scales_of_an_unloaded_adapter_are_dropped(client):
     load(client, "red", "red.gguf")
     client.post("/lora-adapters", json=[{"id": 1, "scale": 0.5}])
