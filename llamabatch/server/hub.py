@@ -19,6 +19,9 @@ from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutp
 from llamabatch.server.errors import log_error
 
 _LOOK_S = 1.0
+# Between two looks at outputs, unless a request has ended: what faster steps bring goes out together. At 32 streams a
+# write to a socket costs more than the rest of a token; slower steps than this are not held up.
+_REST_S = 0.004
 _COMPACT_FROM = 64  # pieces that wait for a slow reader are joined from here on
 
 
@@ -49,6 +52,7 @@ class Hub:
         self._on_end = on_end
         self._outputs: deque[list[SequenceOutput]] = deque()
         self._is_due = False
+        self._is_resting = False
         self._timer: asyncio.TimerHandle | None = None
         self._streams: dict[str, RequestStream] = {}
 
@@ -75,7 +79,9 @@ class Hub:
         """The sink, on a thread of the engine."""
         self.n_handovers += 1
         self._outputs.append(outputs)
-        if self._is_due:  # _drain lets this be False before it looks for outputs
+        if self._is_due:  # _drain lets this be False before it looks for outputs, and _rested the other one
+            return
+        if self._is_resting and all(output.finished is None for output in outputs):
             return
         self._is_due = True
         self.n_wakeups += 1
@@ -96,12 +102,21 @@ class Hub:
     def _drain(self) -> None:
         """On the loop: gives all outputs to their streams."""
         self._is_due = False
+        if self._outputs and not self._is_resting:
+            self._loop.call_later(_REST_S, self._rested)
+            self._is_resting = True
         while self._outputs:
             for output in self._outputs.popleft():
                 try:
                     self._give(output)
                 except BaseException as error:  # of any kind: the others get theirs, and this one's reader an answer
                     self._fail(output, error)
+
+    def _rested(self) -> None:
+        """On the loop: gives what came meanwhile."""
+        self._is_resting = False
+        if self._outputs:
+            self._drain()
 
     def _give(self, output: SequenceOutput) -> None:
         streams = self._streams
@@ -287,7 +302,7 @@ def before_failure(outputs: list[SequenceOutput]) -> tuple[list[SequenceOutput],
 
 def joined(outputs: list[SequenceOutput]) -> list[SequenceOutput]:
     """The outputs with those of one continuation joined where a reader sees no difference: neighbours without calls of
-    tools, before the last one.
+    tools and logprobs, before the last one.
     """
     last: dict[tuple[str, int], int] = {}  # place in the result of the latest piece of a continuation
     result: list[SequenceOutput | list[SequenceOutput]] = []
@@ -309,7 +324,9 @@ def joined(outputs: list[SequenceOutput]) -> list[SequenceOutput]:
 def _goes_on(before: SequenceOutput | list[SequenceOutput], output: SequenceOutput) -> bool:
     """`output` may be joined to what came before it, as all text of a piece stands behind all thinking of it."""
     pieces = before if isinstance(before, list) else [before]
-    if output.tool_calls or pieces[-1].tool_calls or pieces[-1].finish_reason is not None:
+    if output.logprobs is not None or output.tool_calls:
+        return False
+    if pieces[-1].tool_calls or pieces[-1].finish_reason is not None:
         return False
     return not output.reasoning or not any(piece.text for piece in pieces)
 
@@ -317,9 +334,6 @@ def _goes_on(before: SequenceOutput | list[SequenceOutput], output: SequenceOutp
 def _join(pieces: list[SequenceOutput]) -> SequenceOutput:
     last = pieces[-1]
     token_ids = tuple(token_id for piece in pieces for token_id in piece.token_ids)
-    logprobs = None
-    if any(piece.logprobs is not None for piece in pieces):
-        logprobs = tuple(each for piece in pieces for each in piece.logprobs or ())
     return SequenceOutput(
         last.request_id,
         token_ids,
@@ -327,7 +341,7 @@ def _join(pieces: list[SequenceOutput]) -> SequenceOutput:
         last.finished,
         last.index,
         last.prompt_index,
-        logprobs,
+        None,
         "".join([piece.reasoning for piece in pieces]),
         last.ended,
         (),

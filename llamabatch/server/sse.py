@@ -64,8 +64,12 @@ class EventStream:
         self._set_timer(loop)
         try:
             try:
+                last = b""
                 async for outputs in stream:
                     body = feed(outputs) if outputs else self.idle()
+                    if stream.done:
+                        last = body + self._chunks.end()
+                        break
                     if not body:
                         continue
                     if not is_started:
@@ -73,7 +77,6 @@ class EventStream:
                         await self._start(send)
                     await send({"type": "http.response.body", "body": body, "more_body": True})
                     self._sent_s = loop.time()
-                last = b"" if stream.has_left else self._chunks.end()
             except Exception as error:
                 if not is_started:
                     raise

@@ -1,0 +1,99 @@
+"""The hub: one wake-up for all that fast steps bring, and pieces joined where a reader sees no difference."""
+
+import asyncio
+import time
+
+from llamabatch.entrypoints.submission import Submission
+from llamabatch.request.logprobs import Logprob
+from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
+from llamabatch.request.request import Request
+from llamabatch.request.tool_calls import ToolCallDelta
+from llamabatch.server.hub import Hub, RequestStream, joined
+
+
+def piece(text, name="a", **more):
+    return SequenceOutput(name, (len(text),), text, **more)
+
+
+def last(name="a", text=""):
+    completion = CompletionOutput(0, "whole", (1,), FinishReason.STOP)
+    return SequenceOutput(name, (), text, RequestOutput(name, None, (1,), (completion,)))
+
+
+def run(story):
+    """Runs a story with a hub and the streams of two requests, "a" and "b"."""
+
+    async def told():
+        hub = Hub(asyncio.get_running_loop(), lambda ids: None)
+        streams = {}
+        for name in "ab":
+            stream = streams[name] = RequestStream(hub, lambda ids: None)
+            stream.submission = Submission([Request(name, (1,))], "prompt", "raise", None)
+            hub.add(stream, [name])
+        await story(hub, **streams)
+
+    asyncio.run(told())
+
+
+def test_pieces_of_fast_steps_come_together_and_those_of_slow_steps_at_once():
+    async def story(hub, a, b):
+        hub.sink([piece("one ")])
+        begun = time.monotonic()
+        assert [each.text for each in await anext(a)] == ["one "]
+        assert time.monotonic() - begun < 0.5
+        for word in ("two ", "three "):
+            hub.sink([piece(word), piece(word, "b")])
+        assert hub.n_wakeups == 1  # the hub rests
+        assert [each.text for each in await anext(a)] == ["two three "]
+        assert [each.text for each in await anext(b)] == ["two three "]
+        await asyncio.sleep(0.02)
+        hub.sink([piece("four")])
+        assert hub.n_wakeups == 2
+        assert [each.text for each in await anext(a)] == ["four"]
+
+    run(story)
+
+
+def test_the_end_of_a_request_waits_for_nothing(monkeypatch):
+    monkeypatch.setattr("llamabatch.server.hub._REST_S", 60.0)
+
+    async def story(hub, a, b):
+        hub.sink([piece("one ")])
+        assert [each.text for each in await anext(a)] == ["one "]
+        hub.sink([piece("two ")])
+        hub.sink([last("b")])
+        assert [each.text for each in await asyncio.wait_for(anext(a), 10)] == ["two "]
+        assert [output.text for output in await asyncio.wait_for(b.outputs(), 10)] == ["whole"]
+
+    run(story)
+
+
+def test_a_reader_that_is_late_has_every_character_once():
+    async def story(hub, a, b):
+        for number in range(1000):
+            hub.sink([piece(f"{number} "), piece(f"{number},", "b")])
+        hub.sink([last("a", "end"), last("b")])
+        texts = {}
+        for name, stream in (("a", a), ("b", b)):
+            texts[name] = "".join([each.text async for outputs in stream for each in outputs])
+        assert texts["a"] == "".join(f"{number} " for number in range(1000)) + "end"
+        assert texts["b"] == "".join(f"{number}," for number in range(1000))
+
+    run(story)
+
+
+def test_what_a_reader_could_tell_apart_stays_apart():
+    logprobs = ({1: Logprob(-1.0, 1, "x")},)
+    call = (ToolCallDelta(0, "id", "f"),)
+    for apart in (
+        [piece("a", logprobs=logprobs), piece("b", logprobs=logprobs)],
+        [piece("a"), piece("", reasoning="thinks")],  # a piece has its thinking before its text
+        [piece("a"), piece("", tool_calls=call), piece("b")],
+        [piece("a", index=0), piece("b", index=1)],
+        [piece("a"), piece("b", "other")],
+    ):
+        assert joined(apart) == apart
+    together = joined([piece("", reasoning="x"), piece("", reasoning="y"), piece("a"), last(text="b")])
+    assert [(each.reasoning, each.text, each.finish_reason) for each in together] == [("xy", "ab", FinishReason.STOP)]
+    mixed = joined([piece("a"), piece("x", "b"), piece("b"), piece("y", "b")])
+    assert [(each.request_id, each.text) for each in mixed] == [("a", "ab"), ("b", "xy")]
