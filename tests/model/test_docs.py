@@ -1,6 +1,7 @@
 """The Python in docs/*.md runs: the blocks of a page one after another, as a reader would type them."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,15 +20,20 @@ QUOTES = {"architecture.md"}
 MODELS = {"rerank.md": {"bert-rank": "reranker.gguf", "bert-classes": "emotions.gguf"}}
 
 # what a page needs installed; its framework may write to stderr. tests/integrations runs these
-NEEDS = {"lm_eval.md": "lm_eval", "langchain.md": "langchain_core", "inspect.md": "inspect_ai", "litellm.md": "litellm"}
+NEEDS = {
+    **{"lm_eval.md": "lm_eval", "langchain.md": "langchain_core", "inspect.md": "inspect_ai", "litellm.md": "litellm"},
+    "clusters.md": "dask.dataframe pyspark daft",
+}
 
 
 @pytest.mark.parametrize(
     "page", [page for page, blocks in PAGES.items() if blocks and page.name not in QUOTES], ids=lambda p: p.stem
 )
 def test_page(page, tmp_path):
-    if page.name in NEEDS:
-        pytest.importorskip(NEEDS[page.name], reason=f"needs {NEEDS[page.name]} (make test-scale)")
+    for module in NEEDS.get(page.name, "").split():
+        pytest.importorskip(module, reason=f"needs {module} (make test-scale)")
+        if module == "pyspark" and shutil.which("java") is None:
+            pytest.skip("Spark needs Java")
     for name, file in MODELS.get(page.name, {}).items():
         write_encoder(name, tmp_path / file)
     code = "\n".join(PAGES[page])
