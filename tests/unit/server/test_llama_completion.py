@@ -232,6 +232,18 @@ def test_a_model_without_marks_cannot_fill(client):
     assert "fim_pre, fim_suf, fim_mid" in error["message"]
 
 
+def test_a_gap_is_filled_by_a_model_with_marks():
+    with TestClient(fake_app("filled", n_ctx=128), raise_server_exceptions=False) as client:
+        ready(client)
+        model = client.app.state.serving.model
+        model.special_ids = {**model.special_ids, "fim_pre": 4, "fim_suf": 5, "fim_mid": 6}  # bytes of the fake model
+        body = {"input_prefix": "def f():", "input_suffix": "return 1", "prompt": "x", "n_predict": 4}
+        found = client.post("/infill", json=body).json()
+        assert found["content"] == "filled"
+        assert found["prompt"] == "<|bos|>\0def f():x\x01return 1\x02"
+        assert "input_suffix" in refused(client, "/infill", input_prefix="a")
+
+
 class Marked:
     """An InputProcessor of a vocabulary of bytes with marks of infilling."""
 
