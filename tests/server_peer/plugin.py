@@ -1,4 +1,5 @@
-"""A pytest plugin beside llama.cpp's server tests: nothing is fetched beforehand, and each outcome is a line of JSON.
+"""A pytest plugin beside llama.cpp's server tests: nothing is fetched beforehand, names of headers are compared without
+case, as HTTP has them, and each outcome is a line of JSON.
 
 It is loaded by the interpreter of the tests, which has pytest and the clients, but not llamabatch.
 """
@@ -8,13 +9,24 @@ import os
 import sys
 
 import pytest
+from requests.structures import CaseInsensitiveDict
 
 
 def pytest_collection_finish(session):
-    """The tests' own set-up starts each preset once, so that its model lies in the cache of the hub."""
+    """The tests' own set-up starts each preset once, so that its model lies in the cache of the hub. Their client turns
+    headers into a dict, which would tell "Access-Control-Allow-Origin" from "access-control-allow-origin"."""
     utils = sys.modules.get("utils")
-    if utils is not None:
-        utils.ServerPreset.load_all = staticmethod(lambda: None)
+    if utils is None:
+        return
+    utils.ServerPreset.load_all = staticmethod(lambda: None)
+    make_request = utils.ServerProcess.make_request
+
+    def with_headers(*args, **more):
+        response = make_request(*args, **more)
+        response.headers = CaseInsensitiveDict(response.headers)
+        return response
+
+    utils.ServerProcess.make_request = with_headers
 
 
 @pytest.hookimpl(hookwrapper=True)
