@@ -471,7 +471,7 @@ _LLAMA: tuple[Row, ...] = (
     _row("--video-ffmpeg-dir", env="LLAMA_ARG_VIDEO_FFMPEG_DIR", note=_NO_MEDIA, fine=_ANY),
     _row("--media-path", cure=_NO_MEDIA),
     # HTTP
-    _row("-a --alias", _to("--served-model-name"), env="LLAMA_ARG_ALIAS"),
+    _row("-a --alias", lambda value: ("--served-model-name", value, "--any-model"), env="LLAMA_ARG_ALIAS"),
     _row("--tags", env="LLAMA_ARG_TAGS", note="models have no tags", fine=_ANY),
     _row("--embd-normalize", fine=("2",), cure="vectors have length 1; the body of a request may say otherwise"),
     _row("--host", _to("--host"), env="LLAMA_ARG_HOST"),
@@ -547,7 +547,7 @@ _LLAMA: tuple[Row, ...] = (
     _row("--sleep-idle-seconds", note="the model stays loaded", fine=_ANY),
     # chats
     _flag("--jinja", env="LLAMA_ARG_JINJA"),
-    _flag("--no-jinja", cure="chat templates are jinja2 here; leave it out, or use /completion"),
+    _flag("--no-jinja", env="", note="chat templates are rendered by jinja2 in any case"),
     _row("--chat-template-kwargs", _to("--chat-template-kwargs"), env="LLAMA_ARG_CHAT_TEMPLATE_KWARGS"),
     _row(
         "--reasoning-format",
@@ -558,7 +558,7 @@ _LLAMA: tuple[Row, ...] = (
     ),
     _row(
         "-rea --reasoning",
-        _kwarg("enable_thinking", {**dict.fromkeys(_TRUE, True), **dict.fromkeys(_FALSE, False)}, ("auto",)),
+        _switch(("--enable-thinking",), ("--no-enable-thinking",), ("--enable-thinking",)),
         env="LLAMA_ARG_REASONING",
     ),
     _row("--reasoning-effort", _kwarg("reasoning_effort", None, ("default",)), env="LLAMA_ARG_REASONING_EFFORT"),

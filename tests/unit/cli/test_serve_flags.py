@@ -93,6 +93,8 @@ def test_a_row_says_one_thing_and_names_options_that_exist(row):
         ("--rope-scale 4", "--rope-freq-scale 0.25"),
         ("-to 20", "--body-timeout-s 20 --write-timeout-s 20"),
         ("--sse-ping-interval -1", "--sse-ping-s 0"),
+        ("--alias mine --no-jinja", "--served-model-name mine --any-model"),
+        ("-rea on --reasoning off --reasoning auto", "--enable-thinking --no-enable-thinking --enable-thinking"),
         ("--reasoning-budget -1 --reasoning-budget 9", "-P thinking_token_budget=9"),
         ("-md d.gguf --draft-max 4", "--speculate draft --draft-model d.gguf --n-draft 4"),
         ("--max-model-len 8k --max-num-seqs=3", "--n-ctx 8000 --n-slots 3"),
