@@ -151,7 +151,10 @@ class _Job:
         with contextlib.ExitStack() as stack:
             inputs = _find_inputs(settings)
             # before the output: a usage error leaves none behind
-            reader = stack.enter_context(contextlib.closing(Reader(inputs, settings.reading, settings.taken)))
+            read_line = None if self._shared is None else self._shared.read_line
+            reader = stack.enter_context(
+                contextlib.closing(Reader(inputs, settings.reading, settings.taken, read_line))
+            )
             output = stack.enter_context(contextlib.closing(self._open_output(inputs)))
             self._counts.done_before, self._counts.failed_before = output.n_before, output.n_errors_before
             if output.finished:

@@ -67,6 +67,7 @@ class Loop:
         self._shared = shared
         self._unsent: list[Request] = []  # the queue of a shared engine is full
         self._events: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
+        self._sink_of_events = self._events.put  # one object, so that clients know it again
 
     def run(self) -> None:
         """Returns when all rows are written, or when a stop was requested and all finished rows are written.
@@ -126,7 +127,7 @@ class Loop:
         """Submits requests; those that the queue of a shared engine has no place for wait here."""
         self._unsent = []
         try:
-            self._client.submit(requests, self._events.put)
+            self._client.submit(requests, self._sink_of_events)
         except QueueFull:
             if len(requests) == 1:
                 self._unsent = requests
@@ -349,7 +350,7 @@ class Feed:
         if self._n_group == self._group_rows:
             self._group, self._n_group = new_group(), 0
         self._n_group += 1
-        seed = item.seed if row.params.seed is not None else seed_of(self._seed, row.number)
+        seed = item.seed if item.params.seed is not None else seed_of(self._seed, row.number)
         if self._most_copies is not None and item.params.n_copies > self._most_copies:
             most = counted(self._most_copies, "continuation")
             return Refused(row, f"n or best_of is {item.params.n_copies}; the engine and its queue take {most}")
@@ -374,6 +375,8 @@ class Feed:
 
     def _processed(self, row: Row) -> list[Request]:
         """The one request of a row. Raises as for any prompt that comes alone."""
+        if row.form is not None:
+            return [row.form.prepare(self._input_processor)]
         if row.task == "embedding":
             return self._input_processor.texts(row.prompt, self._adapters).requests
         if row.task == "chat":

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from llamabatch.chat.conversation import ChatOptions, Conversation, check_template
+from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.errors import ConfigError
+from llamabatch.request.outputs import RequestOutput
+from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils.checks import choice, integer, show
 
@@ -18,6 +21,19 @@ MAX_LINE_BYTES = 8 * 2**20
 MAX_SHARDS = 1_000_000
 MAX_ID_CHARS = 512
 ALL = "all"  # of ReadOptions.keep
+
+
+@dataclass(frozen=True)
+class ServiceForm:
+    """A line of OpenAI's batch format as a service reads and answers it, which knows more fields than a job does.
+
+    Attributes:
+        prepare: makes the one request; raises InputError.
+        answer: makes the body of the response; a request that ended with an error does not come to it.
+    """
+
+    prepare: Callable[[InputProcessor], Request]
+    answer: Callable[[RequestOutput], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -38,6 +54,7 @@ class Row:
         model: the name in such a line, which its answer repeats.
         place: the position in a message: "prompts.jsonl, line 7".
         kept: columns of the input for the output, as values of JSON; None: no columns are kept.
+        form: makes its request and its answer, in place of the fields above; None: they are those of a job.
     """
 
     number: int
@@ -50,6 +67,7 @@ class Row:
     model: str | None = None
     place: str = ""
     kept: Mapping[str, Any] | None = None
+    form: ServiceForm | None = None
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from llamabatch.client.base import EngineClient
 from llamabatch.client.middleware import slots_of
 from llamabatch.errors import ConfigError
+from llamabatch.jobs.input.lines import ParsedLine
 from llamabatch.utils.checks import integer
 
 _MOST_ROWS = 1_000_000
@@ -19,13 +23,22 @@ class SharedEngine:
             when another ends.
         background: rows take only what other requests leave free, until `promote`. Their own "background" and
             "priority" are overruled, so that no row of a job overtakes other people's requests.
+        read_line: reads lines of OpenAI's batch format in the way of the engine's service; None: as a job does.
 
     Raises:
         ConfigError: most_rows is out of range.
     """
 
-    def __init__(self, client: EngineClient, most_rows: int | None = None, *, background: bool = True) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        most_rows: int | None = None,
+        *,
+        background: bool = True,
+        read_line: Callable[[Mapping[str, Any]], ParsedLine] | None = None,
+    ) -> None:
         self.client = client
+        self.read_line = read_line
         self.background = background
         most = 2 * slots_of(client.plan.config) if most_rows is None else most_rows
         self.most_rows = integer(ConfigError, "most_rows", most, 1, _MOST_ROWS)

@@ -24,13 +24,25 @@ from starlette.routing import BaseRoute
 from llamabatch.client.connect import connect as connect_engine
 from llamabatch.server import health, metrics, openapi
 from llamabatch.server.anthropic import messages
+from llamabatch.server.batches.service import BatchService
+from llamabatch.server.batches.upload import OVERHEAD_BYTES
 from llamabatch.server.errors import exception_handlers
 from llamabatch.server.gate import MAX_QUEUE
 from llamabatch.server.limits import BodyLimits
 from llamabatch.server.llama_server import adapters as lora_scales
 from llamabatch.server.llama_server import completion, embedding, props, slots
 from llamabatch.server.logs import AccessLog
-from llamabatch.server.openai import chat, completions, embeddings, models, rerank, responses, tokenize
+from llamabatch.server.openai import (
+    batches,
+    chat,
+    completions,
+    embeddings,
+    files,
+    models,
+    rerank,
+    responses,
+    tokenize,
+)
 from llamabatch.server.request_log import RequestLog
 from llamabatch.server.security import own_path, secured
 from llamabatch.server.serving import Connect, Serving
@@ -57,6 +69,8 @@ ROUTES: tuple[Sequence[BaseRoute], ...] = (
     lora_scales.routes,
     status.routes,
     lora_files.routes,
+    files.routes,
+    batches.routes,
     openapi.routes,
 )
 
@@ -81,6 +95,8 @@ def make_app(config: EngineConfig, options: ServerOptions, connect: Connect = co
         connect: starts the engine; tests have others.
     """
     serving = Serving(config, options, connect)
+    batch_service = BatchService(serving)
+    serving.parts.append(batch_service)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -97,13 +113,19 @@ def make_app(config: EngineConfig, options: ServerOptions, connect: Connect = co
             *([Middleware(AccessLog)] if options.access_log else []),
             Middleware(RootPath, options.root_path),
             Middleware(secured, options),
-            Middleware(BodyLimits, options.max_body_bytes, options.max_bodies_bytes),
+            Middleware(
+                BodyLimits,
+                options.max_body_bytes,
+                options.max_bodies_bytes,
+                {"/v1/files": options.max_file_bytes + OVERHEAD_BYTES},
+            ),
             Middleware(EndsWithItsClient),
         ],
         exception_handlers=exception_handlers(),
         lifespan=lifespan,
     )
     made.state.serving = serving
+    made.state.batches = batch_service
     return made
 
 

@@ -21,7 +21,8 @@ class BodyLimits:
     Args:
         max_bytes: in one body.
         max_total_bytes: in all bodies.
-        by_path: other values of max_bytes for some paths, below the root path.
+        by_path: other values of max_bytes for some paths, below the root path, whose bodies go to the disk as they
+            come, so that they do not count together with the others.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class BodyLimits:
             await self._app(scope, receive, send)
             return
         most = self._max_of(scope)
+        is_kept = own_path(scope) not in self._by_path
         held = 0
 
         def release() -> None:
@@ -52,7 +54,7 @@ class BodyLimits:
                 size = len(message.get("body", b""))
                 if size > most:
                     raise self._too_large(scope)
-                if self.n_bytes + size > self._max_total:
+                if is_kept and self.n_bytes + size > self._max_total:
                     raise ApiError(
                         503,
                         f"bodies of {file_size(self.n_bytes)} are being received, and at most "
@@ -60,8 +62,9 @@ class BodyLimits:
                         headers={**retry_after(None), **_CLOSE},
                     )
                 most -= size
-                held += size
-                self.n_bytes += size
+                if is_kept:
+                    held += size
+                    self.n_bytes += size
             return message
 
         async def watched_send(message: Message) -> None:

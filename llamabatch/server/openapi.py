@@ -11,9 +11,11 @@ from starlette.routing import BaseRoute, Route
 
 from llamabatch.server.anthropic.messages_body import MESSAGES
 from llamabatch.server.asked import json_response
-from llamabatch.server.bodies import TIMEOUT_HEADER, Fields, Json
+from llamabatch.server.batches.records import LEAST_EXPIRY_S, MOST_EXPIRY_S, PURPOSE
+from llamabatch.server.bodies import TIMEOUT_HEADER, Field, Fields, Json
 from llamabatch.server.llama_server import completion_body as llama_completion
 from llamabatch.server.llama_server import embedding as llama_embedding
+from llamabatch.server.openai.batches import BATCH
 from llamabatch.server.openai.chat_body import CHAT
 from llamabatch.server.openai.completion_body import COMPLETION
 from llamabatch.server.openai.embeddings import EMBEDDING
@@ -37,12 +39,14 @@ class Operation:
         required: names of fields that must be there.
         examples: bodies that work, by their names.
         streams: the answer may be a stream of events.
+        kind: media type of the body.
     """
 
     fields: Fields
     required: Sequence[str]
     examples: Mapping[str, Json] = field(default_factory=dict)
     streams: bool = False
+    kind: str = "application/json"
 
 
 _CHAT = Operation(
@@ -147,6 +151,18 @@ _UNLOAD = Operation(lora_files.UNLOAD, ["lora_name"])
 _DETOKENIZE = Operation(DETOKENIZE, ["tokens"], {"tokens": {"tokens": [10, 11, 12]}})
 _TEMPLATE = Operation(CHAT, ["messages"], {"chat": {"messages": _HELLO}})
 
+_UPLOAD = Operation(
+    {
+        "file": Field({"type": "string", "format": "binary"}, "lines of JSON"),
+        "purpose": Field({"enum": [PURPOSE]}),
+        "expires_after[anchor]": Field({"enum": ["created_at"]}),
+        "expires_after[seconds]": Field({"type": "integer", "minimum": LEAST_EXPIRY_S, "maximum": MOST_EXPIRY_S}),
+    },
+    ["file", "purpose"],
+    kind="multipart/form-data",
+)
+_BATCH = Operation(BATCH, ["input_file_id", "endpoint", "completion_window"])
+
 _MESSAGES = Operation(
     MESSAGES,
     ["messages"],
@@ -222,6 +238,8 @@ OPERATIONS: dict[str, Operation] = {
     "/infill": _INFILL,
     "/v1/load_lora_adapter": _LOAD,
     "/v1/unload_lora_adapter": _UNLOAD,
+    "/v1/files": _UPLOAD,
+    "/v1/batches": _BATCH,
     **dict.fromkeys(
         ("/apply-template", "/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"), _TEMPLATE
     ),
@@ -307,7 +325,7 @@ def _operation(route: Route, path: str, method: str, known: Mapping[Any, Operati
                 "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": 1e9},
             }
         )
-        made["requestBody"] = {"required": True, "content": {"application/json": _body(asked)}}
+        made["requestBody"] = {"required": True, "content": {asked.kind: _body(asked)}}
         if asked.streams:
             made["responses"]["200"]["content"][_EVENTS] = {"schema": {"type": "string"}}
     elif method in ("POST", "PUT", "PATCH"):

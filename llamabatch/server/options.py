@@ -35,7 +35,7 @@ _HOST = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?\.?", re.IGNORECASE
 _ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://[^\s/?#@,]+", re.IGNORECASE)
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a method or the name of a header: RFC 9110, 5.6.2
 _BOOLEANS = (
-    *("no_key", "metrics_without_key", "strict", "trust_request_chat_template", "slots", "props", "page"),
+    *("no_key", "metrics_without_key", "strict", "trust_request_chat_template", "slots", "props", "page", "batches"),
     *("access_log", "reuse_port", "any_model"),
 )
 _INTEGERS = (
@@ -45,6 +45,8 @@ _INTEGERS = (
     ("max_header_bytes", 1024, 2**24),
     ("max_headers", 8, 10_000),
     ("max_connections", 1, 2**20),
+    ("max_disk_bytes", 0, 2**60),
+    ("max_file_bytes", 1024, 2**45),
     ("threads", 1, 512),
 )
 _SECONDS = (  # 0: none, except of header_timeout_s
@@ -55,18 +57,8 @@ _SECONDS = (  # 0: none, except of header_timeout_s
     ("drain_s", 0, 86_400),
     ("sse_ping_s", 0, 86_400),
 )
-_TEXTS = (
-    "host",
-    "uds",
-    "root_path",
-    "api_key_file",
-    "ssl_keyfile",
-    "ssl_certfile",
-    "ssl_ca_certs",
-    "lora_dir",
-    "log_file",
-)
-_PATHS = ("uds", "api_key_file", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "lora_dir", "log_file")
+_PATHS = ("uds", "api_key_file", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "lora_dir", "data_dir", "log_file")
+_TEXTS = ("host", "root_path", *_PATHS)
 
 
 def _option(default: Any, help: str, **more: Any) -> Any:
@@ -143,6 +135,12 @@ class ServerOptions:
     slots: bool = _option(True, "answer /slots, which shows lengths and progress, never a prompt")
     props: bool = _option(False, "let POST /props change the defaults of requests")
     page: bool = _option(True, "serve the page at /")
+    batches: bool = _option(True, "answer /v1/files and /v1/batches")
+    data_dir: str | None = _option(
+        None, "folder of files and batches, of this server alone (not given: one of the user's, for each model)"
+    )
+    max_disk_bytes: int = _option(10 * 2**30, "bytes that files and batches take in that folder at most")
+    max_file_bytes: int = _option(512 * 2**20, "bytes of an uploaded file at most")
     threads: int = _option(4, "threads that turn requests into tokens")
     log_level: str = _option("info", f"least level of the log: {', '.join(LOG_LEVELS)}")
     log_file: str | None = _option(None, "file that the log is appended to (not given: stderr)")

@@ -15,7 +15,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from llamabatch.client.base import Outage, errors_logged
 from llamabatch.client.connect import connect as connect_engine
@@ -61,6 +61,19 @@ _WITHOUT_EFFECT_ON_TEXT = (
 )
 
 
+class Part(Protocol):
+    """Work of a server beside its requests. All methods are called on threads, and may be called again."""
+
+    def open(self) -> None:
+        """Called before the model is loaded; what it raises is the error of the load."""
+
+    def start(self) -> None:
+        """Called once the model is ready. Raises nothing."""
+
+    def stop(self) -> None:
+        """Called before requests are drained, and before the model is freed."""
+
+
 class Serving:
     """One model that is being loaded, served, and closed. Its methods belong to an event loop unless they say more.
 
@@ -73,6 +86,7 @@ class Serving:
         config, options: as given.
         load_error: what the load raised; None: nothing, so far.
         created: time.time() of the start, whole seconds.
+        parts: they start and stop with the model.
     """
 
     def __init__(self, config: EngineConfig, options: ServerOptions, connect: Connect = connect_engine) -> None:
@@ -83,6 +97,7 @@ class Serving:
         self._connect = connect
         self._state: State = "loading"
         self._client: CountingClient | None = None
+        self.parts: list[Part] = []
         self._admission: Admission | None = None
         self._fingerprint: str | None = None
         self._loaded: Future[None] | None = None
@@ -212,8 +227,11 @@ class Serving:
 
     def _load_now(self, loaded: Future[None]) -> None:
         try:
+            for part in self.parts:
+                part.open()
             client = self._connect(self.config)
         except BaseException as error:
+            self._stop_parts()
             if not isinstance(error, LlamaBatchError):
                 logger.exception("the model could not be loaded")
             self.load_error = error
@@ -232,6 +250,11 @@ class Serving:
             if is_wanted:
                 with errors_logged("the fingerprint of the model could not be made"):
                     self._fingerprint = fingerprint_of(client)
+                if self._state == "ready":
+                    for part in self.parts:
+                        part.start()
+                if self._loaded is not loaded:  # closed since then
+                    self._stop_parts()
             else:  # closed meanwhile
                 client.close()
         finally:
@@ -348,6 +371,7 @@ class Serving:
         """Takes no new work, waits until the calls under way have ended, and aborts what is left after so long."""
         if self._state in ("ready", "loading"):
             self._state = "draining"
+        await asyncio.get_running_loop().run_in_executor(None, self._stop_parts)
         until = time.monotonic() + seconds
         while self._open and time.monotonic() < until:
             await asyncio.sleep(_LOOK_S)
@@ -369,6 +393,7 @@ class Serving:
 
     def close(self) -> None:
         """As aclose, on any thread but a sink's. Waits for the step under way, not for a load."""
+        self._stop_parts()
         with self._lock:
             client, self._client = self._client, None
             self._loaded = None  # a load that is under way closes what it has made
@@ -381,6 +406,10 @@ class Serving:
         for pool in (workers, aborting):
             if pool is not None:
                 pool.shutdown()
+
+    def _stop_parts(self) -> None:
+        for part in self.parts:
+            part.stop()
 
 
 def serving_of(request: HttpRequest) -> Serving:

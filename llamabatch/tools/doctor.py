@@ -320,7 +320,8 @@ EXTRAS = {
     "server": Extra(
         "`llamabatch serve`",
         {
-            "starlette": "starlette", "uvicorn": "uvicorn", "httptools": "httptools", "uvloop": "uvloop",
+            "starlette": "starlette", "uvicorn": "uvicorn", "httptools": "httptools",
+            "python-multipart": "python_multipart", "uvloop": "uvloop",
             "prometheus-client": "prometheus_client",
         },
     ),

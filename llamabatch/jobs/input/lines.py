@@ -17,7 +17,7 @@ from typing import Any
 
 from llamabatch.chat.conversation import ChatOptions, Conversation, chat_options, check_conversation
 from llamabatch.errors import PromptError, SamplingError
-from llamabatch.jobs.rows import MAX_ID_CHARS, Task
+from llamabatch.jobs.rows import MAX_ID_CHARS, ServiceForm, Task
 from llamabatch.request.sampling_params import MAX_LOGPROBS, MAX_TOKEN_ID, MISPLACED, PARAMETERS, SamplingParams, named
 from llamabatch.utils.checks import boolean, integer, nearest, show
 
@@ -46,6 +46,7 @@ class ParsedLine:
     params: SamplingParams
     options: ChatOptions = ChatOptions()
     model: str | None = None
+    form: ServiceForm | None = None
 
 
 def id_of(line: Mapping[str, Any]) -> str | int | None:

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from llamabatch.errors import ConfigError, InputError
 from llamabatch.jobs.input import jsonl, lines, tables
 from llamabatch.jobs.input.jsonl import Filled, Problem, Record
-from llamabatch.jobs.input.lines import Overlay, id_of
+from llamabatch.jobs.input.lines import Overlay, ParsedLine, id_of
 from llamabatch.jobs.input.sources import DAMAGED, Source
 from llamabatch.jobs.input.tables import RowLines
 from llamabatch.jobs.input.total import Seen
@@ -61,12 +61,17 @@ class Reader(Iterator[Row | BadRow]):
     """
 
     def __init__(
-        self, sources: Sequence[Source], options: ReadOptions | None = None, taken: Collection[str] = ()
+        self,
+        sources: Sequence[Source],
+        options: ReadOptions | None = None,
+        taken: Collection[str] = (),
+        read_line: Callable[[Mapping[str, Any]], ParsedLine] | None = None,
     ) -> None:
         """Args:
         sources: the inputs, as sources.find gives them.
         options: None: the defaults.
         taken: names of columns that the output has, which no kept column can have.
+        read_line: reads a line of OpenAI's batch format in a service's way, and raises InputError; None: as a job does.
         """
         self._sources = sources
         self._options = options or ReadOptions()
@@ -85,6 +90,7 @@ class Reader(Iterator[Row | BadRow]):
         self._lines = RowLines("lines of JSON", of_lines, self._taken) if changes_lines else None
         self._data = frozenset() if self._lines is None else self._lines.used
         self._overlay = Overlay(self._options.params)
+        self._read_line = read_line or self._read_openai
         self._sizes = [source.size for source in sources]
         self.seen = Seen()
         self._rows = self._read()
@@ -169,23 +175,22 @@ class Reader(Iterator[Row | BadRow]):
         if error is None:
             assert line is not None
             try:
-                parsed = (
-                    lines.parse_openai(line, self._overlay)
-                    if openai
-                    else lines.parse_plain(line, self._overlay, self._data)
-                )
+                parsed = self._read_line(line) if openai else lines.parse_plain(line, self._overlay, self._data)
                 assert own_id is not None
                 options = parsed.options
                 if parsed.task == "chat" and self._options.chat_template is not None:
                     options = replace(options, template=self._options.chat_template)
                 return Row(
                     *(number, own_id, parsed.task, parsed.prompt, parsed.params, options),
-                    *(openai, parsed.model, self._place(number), kept),
+                    *(openai, parsed.model, self._place(number), kept, parsed.form),
                 )
             except InputError as refusal:
                 error = str(refusal)
         place = self._place(number)
         return BadRow(number, own_id, f"{place}: {error}", openai, place, kept)
+
+    def _read_openai(self, line: Mapping[str, Any]) -> ParsedLine:
+        return lines.parse_openai(line, self._overlay)
 
     def _claim(self, line: Mapping[str, Any], number: int) -> tuple[str | int | None, str | None]:
         """(id, None), or (None, the reason why the row gets no id)."""

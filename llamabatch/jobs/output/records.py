@@ -216,10 +216,17 @@ def _logprobs(tokens: Sequence[TokenLogprobs | None]) -> list[list[dict[str, Any
 
 
 def _openai_answer(row: Row, output: RequestOutput, options: RecordOptions) -> dict[str, Any]:
+    if row.form is not None:
+        body = dict(row.form.answer(output))
+        return _openai_response(row, body)
     body = _body(row, replace(output, request_id=str(row.number)), row.model or options.model)
     if "created" in body and not options.times:
         body["created"] = 0
         del body["usage"]["prompt_tokens_details"]
+    return _openai_response(row, body)
+
+
+def _openai_response(row: Row, body: Mapping[str, Any]) -> dict[str, Any]:
     response = {"status_code": 200, "request_id": f"req_{row.number}", "body": body}
     return {"id": f"batch_req_{row.number}", "custom_id": _custom_id(row), "response": response, "error": None}
 

@@ -40,7 +40,7 @@ def test_every_route_is_in_the_document(client):
 def test_every_field_of_a_body_is_in_the_document(client):
     paths = client.get("/openapi.json").json()["paths"]
     for path, operation in OPERATIONS.items():
-        schema = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        schema = paths[path]["post"]["requestBody"]["content"][operation.kind]["schema"]
         assert schema["properties"].keys() == operation.fields.keys()
         assert set(operation.required) <= set(operation.fields)
     assert paths["/rerank"]["post"]["requestBody"] == paths["/v1/rerank"]["post"]["requestBody"], "of one endpoint"

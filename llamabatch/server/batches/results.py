@@ -1,0 +1,105 @@
+"""The end of a batch: its journal becomes a file of results and one of errors, in OpenAI's format.
+
+It may be cut off anywhere and done again: names are drawn beforehand, files are whole before they get them, and the
+journal goes last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from llamabatch.jobs.input import jsonl
+from llamabatch.jobs.input.jsonl import Problem
+from llamabatch.jobs.input.sources import Source
+from llamabatch.jobs.output.records import has_error, lines_of
+from llamabatch.jobs.output.survey import Bits
+from llamabatch.jobs.rows import MAX_LINE_BYTES
+
+_MESSAGES = {
+    "batch_expired": "this request could not be run before the completion window ended",
+    "batch_cancelled": "the batch was cancelled before this request ran",
+    "batch_failed": "the batch ended before this request ran; its errors name the cause",
+}
+
+
+@dataclass(frozen=True)
+class Written:
+    """The files of a batch.
+
+    Attributes:
+        completed, failed: lines in each.
+        output_bytes, error_bytes: of each; 0: there is none.
+    """
+
+    completed: int
+    failed: int
+    output_bytes: int
+    error_bytes: int
+
+
+def write_results(
+    source: Path, journal: Path, output: Path, errors: Path, code: str, sign: Callable[[Path], Path]
+) -> Written:
+    """Writes both files.
+
+    Args:
+        source: the lines that were uploaded.
+        journal: of the rows that are done; there need be none.
+        code: error of the lines that are not: "batch_expired", "batch_cancelled" or "batch_failed".
+        sign: the name under which a file is written, before it gets its own.
+
+    Raises:
+        OSError: the disk fails.
+    """
+    counts = [0, 0]
+    made: list[int] = []
+    for kind, target in enumerate((output, errors)):
+        new = sign(target)
+        with new.open("wb") as file:
+            for line in _lines(journal) if kind == 0 else _errors(source, journal, code):
+                if kind == 1 or not has_error(line):
+                    file.write(line)
+                    counts[kind] += 1
+            made.append(_sync(file))
+        if counts[kind]:
+            os.replace(new, target)
+        else:
+            new.unlink()
+    return Written(counts[0], counts[1], made[0], made[1])
+
+
+def _sync(file: BinaryIO) -> int:
+    file.flush()
+    os.fsync(file.fileno())
+    return file.tell()
+
+
+def _lines(journal: Path) -> Iterator[bytes]:
+    """The whole lines of a journal."""
+    if journal.exists():
+        yield from (line.content for line in lines_of(journal) if line.number is not None)
+
+
+def _errors(source: Path, journal: Path, code: str) -> Iterator[bytes]:
+    """Lines of rows that failed, and one for each row that has not run."""
+    done, place = Bits(), json.dumps(f"{Source(source).name}, ", ensure_ascii=False)[1:-1].encode()
+    if journal.exists():
+        for line in lines_of(journal):
+            if line.number is None:
+                continue
+            done.add(line.number)
+            if has_error(line.content):
+                yield line.content.replace(place, b"", 1)  # "line 7: …", without a path of this machine
+    with source.open("rb") as file:
+        for number, record in enumerate(jsonl.objects(source.name, file, MAX_LINE_BYTES)):
+            if number in done:
+                continue
+            custom_id = None if isinstance(record, Problem) else str(record.get("custom_id"))
+            error = {"code": code, "message": _MESSAGES[code]}
+            made = {"id": f"batch_req_{number}", "custom_id": custom_id, "response": None, "error": error}
+            yield json.dumps(made).encode() + b"\n"

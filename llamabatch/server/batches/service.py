@@ -1,0 +1,143 @@
+"""Files and batches of one Serving: where they lie, when they run."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from llamabatch.client.base import EngineClient
+from llamabatch.config import EngineConfig
+from llamabatch.errors import ConfigError, LlamaBatchError
+from llamabatch.jobs.output.manifest import model_identity
+from llamabatch.jobs.output.output import OutputOptions
+from llamabatch.jobs.output.records import RecordOptions
+from llamabatch.jobs.rows import ReadOptions
+from llamabatch.jobs.settings import Settings
+from llamabatch.server.batches.lines import ReadLine, reader_of
+from llamabatch.server.batches.runner import Batches
+from llamabatch.server.batches.store import Store
+from llamabatch.server.errors import ApiError
+from llamabatch.server.serving import Serving
+
+logger = logging.getLogger(__name__)
+
+_OF_THE_SERVER = ("model", "max_queue", "isolate")  # options that a job has none of, or always the same
+
+
+class BatchService:
+    """The files and batches of a server. Safe from any thread but the event loop's, since it waits for the disk.
+
+    A folder that is named with data_dir is opened before the model is loaded. The usual one is made when the first file
+    comes: a server that nobody sends files to writes nothing.
+
+    Args:
+        serving: the model.
+    """
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._store: Store | None = None
+        self._batches: Batches | None = None
+        self._mutex = threading.RLock()
+
+    def open(self) -> None:
+        """Opens the folder that is named, before the load. Raises ConfigError: another server uses it."""
+        options = self._serving.options
+        if options.batches and options.data_dir is not None:
+            with self._mutex:
+                if self._store is None:
+                    self._store = Store(Path(options.data_dir), options.max_disk_bytes)
+
+    def start(self) -> None:
+        """Goes on with what an earlier process has left, once the model is there."""
+        if not self._serving.options.batches:
+            return
+        try:
+            with self._mutex:
+                if self._store is not None or self._folder().exists():
+                    self._started()
+        except Exception as error:  # requests are served all the same
+            known = isinstance(error, (LlamaBatchError, ApiError, OSError))
+            logger.warning("there are no batches on this server: %s", error, exc_info=not known)
+
+    def batches(self) -> Batches:
+        """The batches; their folder is opened where it was not. Raises ApiError."""
+        if not self._serving.options.batches:
+            raise ApiError(501, "this server takes no files and no batches; start it without --no-batches")
+        self._serving.check_ready()
+        with self._mutex:
+            try:
+                return self._started()
+            except ConfigError as error:
+                raise ApiError(503, str(error), code="batches_unavailable") from error
+
+    def stop(self) -> None:
+        """Stops all batches where they are, and gives the folder back. May be called twice; `start` may follow."""
+        with self._mutex:
+            batches, self._batches = self._batches, None
+            store, self._store = self._store, None
+        if batches is not None:
+            batches.stop()
+        if store is not None:
+            store.close()
+
+    def _started(self) -> Batches:
+        if self._batches is None:
+            if self._store is None:
+                self._store = Store(self._folder(), self._serving.options.max_disk_bytes)
+            self._batches = Batches(self._store, ServingHost(self._serving))
+            self._batches.start()
+        return self._batches
+
+    def _folder(self) -> Path:
+        options = self._serving.options
+        if options.data_dir is not None:
+            return Path(options.data_dir)
+        model = self._serving.model.path
+        return usual_folder() / f"{model.stem}-{model_identity(model)['sha256'][:12]}"
+
+
+def usual_folder() -> Path:
+    """The folder with one folder for each model, where data_dir is not given."""
+    return Path(platformdirs.user_data_dir("llamabatch", appauthor=False)) / "server"
+
+
+class ServingHost:
+    """The engine of a Serving, for batches."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    @property
+    def client(self) -> EngineClient:
+        return self._serving.client
+
+    def model_identity(self) -> dict[str, Any]:
+        return model_identity(self._serving.model.path)
+
+    def settings(self, source: Path, journal: Path) -> Settings:
+        serving = self._serving
+        return Settings(
+            (str(source),),
+            str(journal),
+            model=str(serving.model.path),
+            reading=ReadOptions(),
+            # force: a restart with other options goes on with the lines that are left
+            writing=OutputOptions(
+                order="finished", force=True, records=RecordOptions(shape="openai", times=True, model=serving.names[0])
+            ),
+            engine=_options_of(serving.config),
+            max_start_errors=0,
+        )
+
+    def reader(self, endpoint: str) -> ReadLine:
+        return reader_of(self._serving, endpoint)
+
+
+def _options_of(config: EngineConfig) -> dict[str, Any]:
+    return {each.name: getattr(config, each.name) for each in fields(config) if each.name not in _OF_THE_SERVER}

@@ -1,0 +1,315 @@
+"""The folder of files and batches: locked, bounded, each record whole at any time.
+
+| name | content |
+|---|---|
+| `lock` | the lock of the server that uses the folder |
+| `files/ID.json` | the record of a file, written after its content |
+| `files/ID.jsonl` | the content |
+| `files/ID.new` | a content that is being written |
+| `batches/ID.json` | the record of a batch |
+| `batches/ID/` | its journal, while it runs |
+
+A content without a record is what a killed process has left, and is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from llamabatch.errors import ConfigError
+from llamabatch.jobs.output.files import Files
+from llamabatch.jobs.output.lock import Lock
+from llamabatch.server.batches.records import BatchRecord, FileRecord, is_batch_id, is_file_id
+from llamabatch.server.errors import ApiError
+from llamabatch.utils.format import file_size
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 1.0  # between two measurements of the folder
+_JOURNAL = "results.jsonl"
+_MOST_FILES = 100_000
+_MOST_BATCHES = 100_000
+_KEPT_S = 30 * 86400  # records of batches that have ended
+
+
+class _Record(Protocol):
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def created_at(self) -> int: ...
+
+
+R = TypeVar("R", bound=_Record)
+
+
+class Store:
+    """The folder, from its constructor to close(). Safe from any thread.
+
+    Args:
+        folder: it is made if it is not there, for its owner alone.
+        max_bytes: of all that it holds; more is refused.
+        clock: seconds since 1970.
+
+    Attributes:
+        folder, max_bytes, clock: as given.
+        mutex: held where records that depend on each other change.
+
+    Raises:
+        ConfigError: another server uses it, or it cannot be written.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int, clock: Callable[[], float] = time.time) -> None:
+        self.folder = folder
+        self.max_bytes = max_bytes
+        self.clock = clock
+        self.mutex = threading.RLock()
+        self._reserved = 0  # bytes of uploads under way, as far as they are not on the disk
+        self._measured = 0
+        self._measured_at = -_LOOK_S
+        try:
+            for each in (folder, folder / "files", folder / "batches"):
+                each.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = Lock(Files(), folder / "lock", folder)
+        except ConfigError as error:
+            raise ConfigError(f"{error}. Two servers share no folder; give one of them another --data-dir") from error
+        except OSError as error:
+            raise ConfigError(
+                f"data_dir is {folder}, which cannot be written: {error.strerror or error}; give another folder"
+            ) from error
+        try:
+            self._files = _Table(folder / "files", is_file_id, FileRecord.read)
+            self._batches = _Table(folder / "batches", is_batch_id, BatchRecord.read)
+            self._remove_leavings()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def close(self) -> None:
+        """Releases the folder. May be called twice."""
+        self._lock.release()
+
+    # Files.
+
+    def file(self, file_id: str) -> FileRecord:
+        """The record of a file. Raises ApiError (404)."""
+        record = self._files.get(file_id)
+        if record is None or self._is_over(record):
+            raise ApiError(404, f"there is no file {file_id!r}", param="file_id")
+        return record
+
+    def files(self) -> list[FileRecord]:
+        """All files, the newest first."""
+        return [each for each in self._files.newest_first() if not self._is_over(each)]
+
+    def content(self, file_id: str) -> Path:
+        """The content of a file that is there."""
+        return self.folder / "files" / f"{file_id}.jsonl"
+
+    def unfinished(self, file_id: str) -> Path:
+        """The name of a content that is being written."""
+        return self.folder / "files" / f"{file_id}.new"
+
+    def add_file(self, record: FileRecord) -> None:
+        """Adds a file whose content is under its unfinished name, or under its own. Raises OSError."""
+        with self.mutex:
+            with contextlib.suppress(FileNotFoundError):  # it is there already, of a process that was killed
+                os.replace(self.unfinished(record.id), self.content(record.id))
+            self._files.put(record, vars(record))
+            self._measured_at = -_LOOK_S
+
+    def discard(self, file_id: str) -> None:
+        """Removes a content that will not be finished."""
+        self.unfinished(file_id).unlink(missing_ok=True)
+        with self.mutex:
+            self._measured_at = -_LOOK_S
+
+    def delete_file(self, file_id: str) -> None:
+        """Deletes a file. Raises ApiError: there is none (404), or a batch is reading it (409)."""
+        with self.mutex:
+            self.file(file_id)
+            for batch in self.batches():
+                if batch.input_file_id == file_id and not batch.has_ended:
+                    raise ApiError(409, f"{file_id} is the input of {batch.id}, which has not ended; cancel that first")
+            self._remove_file(file_id)
+
+    def _remove_file(self, file_id: str) -> None:
+        self._files.remove(file_id)  # the record first: a content without one is removed at the next start
+        self.content(file_id).unlink(missing_ok=True)
+        self._measured_at = -_LOOK_S
+
+    def check_count(self) -> None:
+        """Raises ApiError (507) where there are too many files."""
+        if len(self._files) >= _MOST_FILES:
+            raise ApiError(507, f"there are {_MOST_FILES:,} files; delete some", code="too_many_files")
+
+    # Batches.
+
+    def batch(self, batch_id: str) -> BatchRecord:
+        """The record of a batch. Raises ApiError (404)."""
+        record = self._batches.get(batch_id)
+        if record is None:
+            raise ApiError(404, f"there is no batch {batch_id!r}", param="batch_id")
+        return record
+
+    def batches(self) -> list[BatchRecord]:
+        """All batches, the newest first."""
+        return self._batches.newest_first()
+
+    def put_batch(self, record: BatchRecord) -> None:
+        """Writes the record of a batch. Raises OSError."""
+        with self.mutex:
+            if self._batches.get(record.id) is None and len(self._batches) >= _MOST_BATCHES:
+                raise ApiError(507, f"there are {_MOST_BATCHES:,} batches", code="too_many_batches")
+            self._batches.put(record, record.document())
+
+    def note_counts(self, record: BatchRecord) -> None:
+        """Keeps the counts of a batch that runs: in memory alone, since its journal has them."""
+        self._batches.note(record)
+
+    def journal(self, batch_id: str) -> Path:
+        """The journal of a batch. Its folder is made. Raises OSError."""
+        folder = self.folder / "batches" / batch_id
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder / _JOURNAL
+
+    def remove_journal(self, batch_id: str) -> None:
+        """Removes all that a batch kept while it ran."""
+        shutil.rmtree(self.folder / "batches" / batch_id, ignore_errors=True)
+        self._measured_at = -_LOOK_S
+
+    def remove_expired(self) -> None:
+        """Removes files that have expired, and records of batches that ended long ago."""
+        with self.mutex:
+            in_use = {batch.input_file_id for batch in self.batches() if not batch.has_ended}
+            for file in self._files.newest_first():
+                if self._is_over(file) and file.id not in in_use:
+                    self._remove_file(file.id)
+            for batch in self.batches():
+                if batch.has_ended and self.clock() > batch.expires_at + _KEPT_S:
+                    self._batches.remove(batch.id)
+
+    def _is_over(self, file: FileRecord) -> bool:
+        return file.expires_at is not None and self.clock() >= file.expires_at
+
+    # The disk.
+
+    @property
+    def used(self) -> int:
+        """Bytes in the folder, and those that uploads under way have reserved. At most a second old."""
+        with self.mutex:
+            now = time.monotonic()
+            if now - self._measured_at >= _LOOK_S:
+                self._measured, self._measured_at = _bytes_below(self.folder), now
+            return self._measured + self._reserved
+
+    @property
+    def is_full(self) -> bool:
+        return self.used >= self.max_bytes
+
+    def reserve(self, n_bytes: int) -> None:
+        """Reserves bytes for an upload; `written` follows. Raises ApiError (507): there is no room."""
+        with self.mutex:
+            if self.used + n_bytes > self.max_bytes:
+                raise ApiError(
+                    507,
+                    f"the files and batches of this server take {file_size(self.used)}, and may take "
+                    f"{file_size(self.max_bytes)} (--max-disk-bytes); delete files that are no longer needed",
+                    code="disk_full",
+                )
+            self._reserved += n_bytes
+
+    def written(self, n_bytes: int) -> None:
+        """Counts reserved bytes as those of the folder: they are on the disk now, or could not be written."""
+        with self.mutex:
+            self._reserved -= n_bytes
+            self._measured += n_bytes
+
+    def _remove_leavings(self) -> None:
+        """Removes what a killed process has left of uploads and records."""
+        awaited = {
+            name for batch in self.batches() if not batch.has_ended for name in (batch.output_id, batch.error_id)
+        }
+        for path in (self.folder / "files").iterdir():
+            file_id = path.name.split(".")[0]
+            of_a_file = path.suffix in (".jsonl", ".new") and is_file_id(file_id)
+            if path.name.startswith(".") or (of_a_file and file_id not in awaited and self._files.get(file_id) is None):
+                path.unlink(missing_ok=True)
+        for path in (self.folder / "batches").iterdir():
+            batch = self._batches.get(path.name)
+            if path.is_dir() and is_batch_id(path.name) and (batch is None or batch.has_ended):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+class _Table(Generic[R]):
+    """Records of one kind: in memory, and each as a small file."""
+
+    def __init__(self, folder: Path, is_id: Callable[[str], bool], read: Callable[[Any], R]) -> None:
+        self._folder = folder
+        self._records: dict[str, R] = {}
+        self._mutex = threading.Lock()
+        for path in folder.glob("*.json"):
+            if not is_id(path.stem):
+                continue
+            try:
+                self._records[path.stem] = read(json.loads(path.read_bytes()))
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                logger.error("%s cannot be read and is left alone: %r", path, error)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def get(self, record_id: str) -> R | None:
+        return self._records.get(record_id)
+
+    def newest_first(self) -> list[R]:
+        with self._mutex:
+            records = list(self._records.values())
+        return sorted(records, key=lambda each: (each.created_at, each.id), reverse=True)
+
+    def put(self, record: R, document: dict[str, Any]) -> None:
+        write_whole(self._folder / f"{record.id}.json", json.dumps(document).encode())
+        self.note(record)
+
+    def note(self, record: R) -> None:
+        with self._mutex:
+            self._records[record.id] = record
+
+    def remove(self, record_id: str) -> None:
+        (self._folder / f"{record_id}.json").unlink(missing_ok=True)
+        with self._mutex:
+            self._records.pop(record_id, None)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a small file that is whole at any time, and on the disk when this returns. Raises OSError."""
+    temporary = path.with_name(f".{path.name}")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _bytes_below(folder: Path) -> int:
+    """Bytes of all files below a folder; those that vanish meanwhile do not count."""
+    return sum(_sizes(folder))
+
+
+def _sizes(folder: Path) -> Iterable[int]:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _sizes(Path(entry.path))
+            else:
+                with contextlib.suppress(OSError):
+                    yield entry.stat(follow_symlinks=False).st_size

@@ -1,0 +1,126 @@
+"""/v1/batches: many requests in a file, run in the background, which outlive the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from llamabatch.errors import InputError
+from llamabatch.server.asked import ignored_of, read_body
+from llamabatch.server.batches.lines import ENDPOINTS
+from llamabatch.server.batches.records import BatchRecord, expiry_of, metadata_of, new_batch_id
+from llamabatch.server.batches.window import seconds_of
+from llamabatch.server.bodies import RULES, Body, Field, Fields, Rules, reads
+from llamabatch.server.openai.files import batches_of, on_thread, page_of
+from llamabatch.server.serving import serving_of
+from llamabatch.utils.checks import nearest, show
+
+_MOST_BATCHES, _USUAL_BATCHES = 100, 20  # in a page
+
+BATCH: Fields = {
+    "input_file_id": Field({"type": "string"}, "id of an uploaded file of lines"),
+    "endpoint": Field({"enum": list(ENDPOINTS)}, "the url of all of its lines"),
+    "completion_window": Field(
+        {"type": "string"},
+        "time until the batch expires, as 24h or 10m; it leaves the background when the end comes near",
+    ),
+    "metadata": Field({"type": ["object", "null"]}, "texts by name, which come back with the batch"),
+    "output_expires_after": Field(
+        {"type": ["object", "null"]}, 'when its files of results expire: {"anchor": "created_at", "seconds": 86400}'
+    ),
+}
+
+
+@dataclass(frozen=True)
+class BatchBody:
+    """A batch as asked for.
+
+    Attributes:
+        window_s: seconds of completion_window.
+        output_expires_s: seconds that its files of results stay; None: as others.
+        ignored: names of unknown fields.
+    """
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    window_s: int
+    metadata: Mapping[str, str] | None = None
+    output_expires_s: int | None = None
+    ignored: tuple[str, ...] = ()
+
+    def record(self, now: float) -> BatchRecord:
+        """The batch that begins now, a time.time()."""
+        return BatchRecord(
+            new_batch_id(),
+            self.endpoint,
+            self.input_file_id,
+            self.completion_window,
+            int(now),
+            int(now) + self.window_s,
+            metadata=self.metadata,
+            output_expires_s=self.output_expires_s,
+        )
+
+
+@reads
+def read_batch(body: Mapping[str, Any], rules: Rules = RULES) -> BatchBody:
+    """The BatchBody of a body. Raises ApiError, whose message names the field, its value and the allowed ones."""
+    given = Body(body, BATCH, rules)
+    file_id = given.needed("input_file_id", "the id of an uploaded file")
+    endpoint = given.needed("endpoint", " or ".join(ENDPOINTS))
+    window = given.needed("completion_window", '"24h", or another time')
+    if not isinstance(file_id, str):
+        raise InputError(f"input_file_id is {show(file_id)}; give the id of an uploaded file")
+    if endpoint not in ENDPOINTS:
+        raise InputError(f"endpoint is {show(endpoint)}{nearest(str(endpoint), ENDPOINTS)}")
+    return BatchBody(
+        file_id,
+        endpoint,
+        window,
+        seconds_of(window),
+        metadata_of(given.take("metadata")),
+        expiry_of(given.take("output_expires_after"), "output_expires_after"),
+        tuple(given.ignored),
+    )
+
+
+async def create(request: HttpRequest) -> Any:
+    """Begins a batch of the lines of a file."""
+    batches = await batches_of(request)
+    body = await read_body(request, serving_of(request), read_batch)
+    record = body.record(batches.store.clock())
+    await on_thread(batches.add, record)
+    return JSONResponse(batches.store.batch(record.id).to_openai(), headers=ignored_of(body.ignored))
+
+
+async def list_batches(request: HttpRequest) -> Any:
+    """Lists batches."""
+    records = (await batches_of(request)).store.batches()
+    return JSONResponse(page_of(records, request.query_params, _MOST_BATCHES, _USUAL_BATCHES))
+
+
+async def batch(request: HttpRequest) -> Any:
+    """Describes a batch."""
+    store = (await batches_of(request)).store
+    return JSONResponse(store.batch(request.path_params["batch_id"]).to_openai())
+
+
+async def cancel(request: HttpRequest) -> Any:
+    """Cancels a batch; what is done stays."""
+    batches = await batches_of(request)
+    record = await on_thread(batches.cancel, request.path_params["batch_id"])
+    return JSONResponse(record.to_openai())
+
+
+routes = [
+    Route("/v1/batches", create, methods=["POST"]),
+    Route("/v1/batches", list_batches, methods=["GET"]),
+    Route("/v1/batches/{batch_id}", batch, methods=["GET"]),
+    Route("/v1/batches/{batch_id}/cancel", cancel, methods=["POST"]),
+]

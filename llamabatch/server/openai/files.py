@@ -1,0 +1,117 @@
+"""/v1/files: uploads and results of batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import FileResponse, JSONResponse
+from starlette.routing import Route
+
+from llamabatch.server.batches.records import OUTPUT_PURPOSE, PURPOSE, BatchRecord, FileRecord
+from llamabatch.server.batches.runner import Batches
+from llamabatch.server.batches.service import BatchService
+from llamabatch.server.batches.upload import receive_file
+from llamabatch.server.errors import ApiError
+from llamabatch.server.serving import serving_of
+from llamabatch.utils.checks import show
+
+T = TypeVar("T")
+R = TypeVar("R", FileRecord, BatchRecord)
+
+_MOST_FILES = 10_000  # in a page
+
+
+async def on_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Calls a function that waits for the disk."""
+    return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+
+
+async def batches_of(request: HttpRequest) -> Batches:
+    """The files and batches of the application that a request came to. Raises ApiError: it has none."""
+    service: BatchService = request.app.state.batches
+    return await on_thread(service.batches)
+
+
+def page_of(records: Sequence[R], query: Mapping[str, str], most: int, usual: int) -> dict[str, Any]:
+    """A page of records, the newest first, in OpenAI's shape.
+
+    Args:
+        query: `limit`, and `after`, the id of the last record of the page before.
+        most, usual: of limit.
+
+    Raises:
+        ApiError: a value is refused.
+    """
+    text = query.get("limit", str(usual))
+    if not text.isascii() or not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= most:
+        raise ApiError(400, f"limit is {show(text)}; give a whole number from 1 to {most:,}", param="limit")
+    limit, start = int(text), 0
+    after = query.get("after")
+    if after:
+        found = [place for place, each in enumerate(records) if each.id == after]
+        if not found:
+            raise ApiError(400, f"after is {show(after)}, and there is no such id", param="after")
+        start = found[0] + 1
+    data = [each.to_openai() for each in records[start : start + limit]]
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": start + limit < len(records),
+    }
+
+
+async def upload(request: HttpRequest) -> Any:
+    """Uploads a file of lines for a batch."""
+    store = (await batches_of(request)).store
+    most = serving_of(request).options.max_file_bytes
+    record = await receive_file(request.headers, request.stream(), store, most)
+    return JSONResponse(record.to_openai())
+
+
+async def list_files(request: HttpRequest) -> Any:
+    """Lists files."""
+    files = (await batches_of(request)).store.files()
+    query = request.query_params
+    purpose, order = query.get("purpose"), query.get("order", "desc")
+    if purpose is not None:
+        if purpose not in (PURPOSE, OUTPUT_PURPOSE):
+            known = f"{PURPOSE} or {OUTPUT_PURPOSE}"
+            raise ApiError(400, f"purpose is {show(purpose)}; give {known}", param="purpose")
+        files = [each for each in files if each.purpose == purpose]
+    if order not in ("asc", "desc"):
+        raise ApiError(400, f"order is {show(order)}; give asc or desc", param="order")
+    return JSONResponse(page_of(files[:: -1 if order == "asc" else 1], query, _MOST_FILES, _MOST_FILES))
+
+
+async def file(request: HttpRequest) -> Any:
+    """Describes a file."""
+    store = (await batches_of(request)).store
+    return JSONResponse(store.file(request.path_params["file_id"]).to_openai())
+
+
+async def delete(request: HttpRequest) -> Any:
+    """Deletes a file."""
+    store, file_id = (await batches_of(request)).store, request.path_params["file_id"]
+    await on_thread(store.delete_file, file_id)
+    return JSONResponse({"id": file_id, "object": "file", "deleted": True})
+
+
+async def content(request: HttpRequest) -> Any:
+    """Sends the content of a file."""
+    store = (await batches_of(request)).store
+    record = store.file(request.path_params["file_id"])
+    return FileResponse(store.content(record.id), media_type="application/octet-stream", filename=record.filename)
+
+
+routes = [
+    Route("/v1/files", upload, methods=["POST"]),
+    Route("/v1/files", list_files, methods=["GET"]),
+    Route("/v1/files/{file_id}", file, methods=["GET"]),
+    Route("/v1/files/{file_id}", delete, methods=["DELETE"]),
+    Route("/v1/files/{file_id}/content", content, methods=["GET"]),
+]

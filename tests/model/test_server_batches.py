@@ -1,0 +1,106 @@
+"""Batches of a server on the bundled model: beside other requests, over a kill of the server and of its engine."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from starlette.testclient import TestClient
+
+from llamabatch.server import app
+from tests.long import killed_server
+from tests.unit.server.test_application import ready
+from tests.unit.server.test_batch_routes import content, create, lines, upload, wait
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "data"
+    with TestClient(app("tiny", n_slots=4, n_ctx=512, data_dir=str(folder)), raise_server_exceptions=False) as client:
+        yield ready(client)
+
+
+@pytest.mark.parametrize("number", range(killed_server.QUICK))
+def test_a_killed_server_goes_on_with_its_batches(number, tmp_path):
+    killed_server.case(number, tmp_path)
+
+
+def test_every_kind_of_line(client):
+    bodies = {
+        CHAT: {"messages": [{"role": "user", "content": "Once upon a time"}], "max_tokens": 4, "temperature": 0},
+        "/v1/completions": {"prompt": "Once upon a time", "max_tokens": 4, "temperature": 0, "logprobs": 1},
+        "/v1/embeddings": {"input": "Once upon a time", "encoding_format": "base64"},
+    }
+    for url, body in bodies.items():
+        asked = [{"custom_id": str(i), "method": "POST", "url": url, "body": body} for i in range(3)]
+        batch = wait(client, create(client, asked, endpoint=url).json()["id"])
+        assert batch["request_counts"] == {"total": 3, "completed": 3, "failed": 0}, batch
+        direct = client.post(url, json=body).json()
+        part = "data" if "data" in direct else "choices"
+        for line in content(client, batch["output_file_id"]):
+            assert line["response"]["body"][part] == direct[part]
+
+
+def test_a_batch_waits_for_others_and_its_rows_are_background(client):
+    batch_id = create(client, lines(40, max_tokens=100, ignore_eos=True)).json()["id"]
+    until = time.monotonic() + 60
+    while client.get(f"/v1/batches/{batch_id}").json()["status"] == "validating":
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    begun = time.monotonic()
+    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+    for _ in range(5):
+        assert client.post(CHAT, json=body).status_code == 200
+    took = time.monotonic() - begun
+    batch = client.get(f"/v1/batches/{batch_id}").json()
+    assert batch["status"] == "in_progress", f"five short chats took {took:.1f} s, as long as the batch"
+    assert wait(client, batch_id)["request_counts"]["completed"] == 40
+
+
+def test_a_cancelled_batch_frees_its_slots_at_once(client):
+    batch_id = create(client, lines(100, max_tokens=400, ignore_eos=True)).json()["id"]
+    until = time.monotonic() + 60
+    while client.get(f"/v1/batches/{batch_id}").json()["status"] != "in_progress":
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    time.sleep(0.2)
+    assert client.post(f"/v1/batches/{batch_id}/cancel").json()["status"] == "cancelling"
+    batch = wait(client, batch_id)
+    assert batch["status"] == "cancelled"
+    serving = client.app.state.serving
+    while serving.client.stats().running:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    counts = batch["request_counts"]
+    assert counts["completed"] + counts["failed"] == counts["total"] == 100
+
+
+def test_a_killed_engine_costs_a_batch_nothing(client):
+    batch_id = create(client, lines(60, max_tokens=60, ignore_eos=True, temperature=0)).json()["id"]
+    until = time.monotonic() + 60
+    while client.get(f"/v1/batches/{batch_id}").json()["request_counts"]["completed"] < 5:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    [pid] = client.app.state.serving.client.pids
+    os.kill(pid, signal.SIGKILL)
+    assert wait(client, batch_id)["request_counts"] == {"total": 60, "completed": 60, "failed": 0}
+
+
+def test_a_short_window_expires_with_what_is_done(client):
+    batch_id = create(client, lines(5000, max_tokens=200, ignore_eos=True), completion_window="3s").json()["id"]
+    until = time.monotonic() + 60
+    while (batch := client.get(f"/v1/batches/{batch_id}").json())["status"] not in ("expired", "completed"):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert batch["status"] == "expired"
+    counts = batch["request_counts"]
+    assert counts["completed"] + counts["failed"] == counts["total"] == 5000
+    assert {each["error"]["code"] for each in content(client, batch["error_file_id"])} == {"batch_expired"}
+
+
+def test_an_upload_streams(client):
+    data = b"".join(json.dumps(line).encode() + b"\n" for line in lines(20_000))
+    assert upload(client, data).json()["bytes"] == len(data)
