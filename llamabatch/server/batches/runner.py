@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 MOST_RUNNING = 4  # batches at once, beside those whose windows come near
 MOST_WAITING = 256  # batches that have not ended
 _LOOK_S = 0.25  # between two looks at all batches, and at the counts of one
+_IDLE_S = 5.0  # the same while there is none
 _PAUSE_S = 10.0  # before a batch is tried again that had no engine, or no disk
 _CLEAN_S = 60.0  # between two looks at what has expired
 # Errors of lines that have not run, by the state of the batch.
@@ -124,7 +125,7 @@ class Batches:
             file = self.store.file(batch.input_file_id)
             if file.purpose == OUTPUT_PURPOSE:
                 raise ApiError(400, f"{file.id} holds results of a batch; give a file of lines", param="input_file_id")
-            if sum(not each.has_ended for each in self.store.batches()) >= MOST_WAITING:
+            if len(self.store.unended()) >= MOST_WAITING:
                 raise ApiError(429, f"{MOST_WAITING} batches have not ended; wait for one, or cancel one")
             self.store.put_batch(replace(batch, model=self._model))
         self._wake.set()
@@ -157,7 +158,7 @@ class Batches:
                 self._look()
             except Exception:
                 logger.exception("batches could not be looked after; the next look comes")
-            self._wake.wait(_LOOK_S)
+            self._wake.wait(_LOOK_S if self.store.unended() else _IDLE_S)
             self._wake.clear()
 
     def _look(self) -> None:
@@ -165,7 +166,7 @@ class Batches:
         if time.monotonic() - self._cleaned_at >= _CLEAN_S:
             self._cleaned_at = time.monotonic()
             store.remove_expired()
-        waiting = [each for each in store.batches() if not each.has_ended and each.id not in self._running]
+        waiting = [each for each in store.unended() if each.id not in self._running]
         if not waiting and not self._running:
             return
         is_full = store.is_full

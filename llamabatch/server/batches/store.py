@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import shutil
 import threading
@@ -34,10 +35,11 @@ from llamabatch.utils.format import file_size
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 1.0  # between two measurements of the folder
+_LOOK_S = 1.0  # between two measurements of the folder, or so many times what one takes
+_LOOK_SHARE = 50
 _JOURNAL = "results.jsonl"
-_MOST_FILES = 100_000
-_MOST_BATCHES = 100_000
+_MOST_FILES = 10_000
+_MOST_BATCHES = 10_000
 _KEPT_S = 30 * 86400  # records of batches that have ended
 
 
@@ -75,7 +77,8 @@ class Store:
         self.mutex = threading.RLock()
         self._reserved = 0  # bytes of uploads under way, as far as they are not on the disk
         self._measured = 0
-        self._measured_at = -_LOOK_S
+        self._measured_at = -math.inf
+        self._look_s = _LOOK_S
         try:
             for each in (folder, folder / "files", folder / "batches"):
                 each.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -125,27 +128,27 @@ class Store:
             with contextlib.suppress(FileNotFoundError):  # it is there already, of a process that was killed
                 os.replace(self.unfinished(record.id), self.content(record.id))
             self._files.put(record, vars(record))
-            self._measured_at = -_LOOK_S
+            self._measured_at = -math.inf
 
     def discard(self, file_id: str) -> None:
         """Removes a content that will not be finished."""
         self.unfinished(file_id).unlink(missing_ok=True)
         with self.mutex:
-            self._measured_at = -_LOOK_S
+            self._measured_at = -math.inf
 
     def delete_file(self, file_id: str) -> None:
         """Deletes a file. Raises ApiError: there is none (404), or a batch is reading it (409)."""
         with self.mutex:
             self.file(file_id)
-            for batch in self.batches():
-                if batch.input_file_id == file_id and not batch.has_ended:
+            for batch in self.unended():
+                if batch.input_file_id == file_id:
                     raise ApiError(409, f"{file_id} is the input of {batch.id}, which has not ended; cancel that first")
             self._remove_file(file_id)
 
     def _remove_file(self, file_id: str) -> None:
         self._files.remove(file_id)  # the record first: a content without one is removed at the next start
         self.content(file_id).unlink(missing_ok=True)
-        self._measured_at = -_LOOK_S
+        self._measured_at = -math.inf
 
     def check_count(self) -> None:
         """Raises ApiError (507) where there are too many files."""
@@ -164,6 +167,10 @@ class Store:
     def batches(self) -> list[BatchRecord]:
         """All batches, the newest first."""
         return self._batches.newest_first()
+
+    def unended(self) -> list[BatchRecord]:
+        """Batches that have not ended, in no order."""
+        return [each for each in self._batches.all() if not each.has_ended]
 
     def put_batch(self, record: BatchRecord) -> None:
         """Writes the record of a batch. Raises OSError."""
@@ -185,13 +192,13 @@ class Store:
     def remove_journal(self, batch_id: str) -> None:
         """Removes all that a batch kept while it ran."""
         shutil.rmtree(self.folder / "batches" / batch_id, ignore_errors=True)
-        self._measured_at = -_LOOK_S
+        self._measured_at = -math.inf
 
     def remove_expired(self) -> None:
         """Removes files that have expired, and records of batches that ended long ago."""
         with self.mutex:
-            in_use = {batch.input_file_id for batch in self.batches() if not batch.has_ended}
-            for file in self._files.newest_first():
+            in_use = {batch.input_file_id for batch in self.unended()}
+            for file in self._files.all():
                 if self._is_over(file) and file.id not in in_use:
                     self._remove_file(file.id)
             for batch in self.batches():
@@ -208,8 +215,9 @@ class Store:
         """Bytes in the folder, and those that uploads under way have reserved. At most a second old."""
         with self.mutex:
             now = time.monotonic()
-            if now - self._measured_at >= _LOOK_S:
+            if now - self._measured_at >= self._look_s:
                 self._measured, self._measured_at = _bytes_below(self.folder), now
+                self._look_s = max(_LOOK_S, _LOOK_SHARE * (time.monotonic() - now))
             return self._measured + self._reserved
 
     @property
@@ -236,9 +244,7 @@ class Store:
 
     def _remove_leavings(self) -> None:
         """Removes what a killed process has left of uploads and records."""
-        awaited = {
-            name for batch in self.batches() if not batch.has_ended for name in (batch.output_id, batch.error_id)
-        }
+        awaited = {name for batch in self.unended() for name in (batch.output_id, batch.error_id)}
         for path in (self.folder / "files").iterdir():
             file_id = path.name.split(".")[0]
             of_a_file = path.suffix in (".jsonl", ".new") and is_file_id(file_id)
@@ -271,10 +277,12 @@ class _Table(Generic[R]):
     def get(self, record_id: str) -> R | None:
         return self._records.get(record_id)
 
-    def newest_first(self) -> list[R]:
+    def all(self) -> list[R]:
         with self._mutex:
-            records = list(self._records.values())
-        return sorted(records, key=lambda each: (each.created_at, each.id), reverse=True)
+            return list(self._records.values())
+
+    def newest_first(self) -> list[R]:
+        return sorted(self.all(), key=lambda each: (each.created_at, each.id), reverse=True)
 
     def put(self, record: R, document: dict[str, Any]) -> None:
         write_whole(self._folder / f"{record.id}.json", json.dumps(document).encode())
