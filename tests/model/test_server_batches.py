@@ -89,12 +89,30 @@ def test_a_killed_engine_costs_a_batch_nothing(client):
     assert wait(client, batch_id)["request_counts"] == {"total": 60, "completed": 60, "failed": 0}
 
 
-def test_a_short_window_expires_with_what_is_done(client):
+def test_a_server_that_is_told_to_end_stops_its_batches_at_once_and_the_next_one_goes_on(tmp_path):
+    data = tmp_path / "data"
+    with killed_server.Server(data) as server:
+        batch_id = server.create(server.upload(killed_server._lines()))
+        until = time.monotonic() + 60
+        while not server.batch(batch_id)["request_counts"]["completed"]:
+            assert time.monotonic() < until
+        server._process.terminate()
+        assert server._process.wait(30) == 0
+    with killed_server.Server(data) as server:
+        results = server.results(batch_id)
+    assert len({each["custom_id"] for each in results}) == len(results) == killed_server.N_LINES
+    assert "Traceback" not in (tmp_path / "server.log").read_text()
+
+
+def test_a_short_window_promotes_the_rest_and_expires_with_what_is_done(client):
     batch_id = create(client, lines(5000, max_tokens=200, ignore_eos=True), completion_window="3s").json()["id"]
     until = time.monotonic() + 60
+    was_promoted = False
     while (batch := client.get(f"/v1/batches/{batch_id}").json())["status"] not in ("expired", "completed"):
         assert time.monotonic() < until
+        was_promoted |= client.app.state.batches.batches().promoted(batch_id)
         time.sleep(0.05)
+    assert was_promoted
     assert batch["status"] == "expired"
     counts = batch["request_counts"]
     assert counts["completed"] + counts["failed"] == counts["total"] == 5000
