@@ -153,13 +153,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="tokens of each answer")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--slots", type=int, default=16)
+    parser.add_argument("--threads", type=int, help="of the engine; the default is the engine's own")
     parser.add_argument("--ctx", type=int, default=1024)
     parser.add_argument("--lines", type=int, default=20_000, help="of the batch")
     parser.add_argument("--prompt", type=int, default=60, help="words of each of its prompts")
     parser.add_argument("--batch-tokens", type=int, default=100, help="tokens of each of its answers")
     parser.add_argument("--alone-s", type=float, default=10.0, help="seconds of the batch alone")
     args = parser.parse_args()
-    engine = json.dumps({"n_slots": args.slots, "n_ctx": args.ctx, "instances": 1})
+    options = {"n_slots": args.slots, "n_ctx": args.ctx, "instances": 1}
+    engine = json.dumps(options if args.threads is None else options | {"n_threads": args.threads})
     found: dict[bool, list[Round]] = {False: [], True: []}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", _SERVER, args.model, str(Path(folder) / "data"), engine]
