@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llamabatch.request.logprobs import TokenLogprobs
@@ -31,12 +32,18 @@ from llamabatch.server.openai.chunks import (
 from llamabatch.server.sse import DONE
 
 
-def chat_response(head: Head, outputs: list[RequestOutput], body: ChatBody) -> dict[str, Any]:
-    """A "chat.completion" document of one conversation. Raises ApiError for a request that was ended by an error."""
+def chat_response(head: Head, outputs: list[RequestOutput], body: ChatBody, n_reasoning: int = 0) -> dict[str, Any]:
+    """A "chat.completion" document of one conversation. Raises ApiError for a request that was ended by an error.
+
+    Args:
+        n_reasoning: tokens of the thinking, for the usage.
+    """
     [output] = outputs
     check_ends(output)
     choices = [_choice(each, body) for each in output.outputs]
-    document = head.document("chat.completion", choices) | {"usage": usage_of(outputs).to_openai()}
+    usage = usage_of(outputs)
+    usage.reasoning_tokens = n_reasoning
+    document = head.document("chat.completion", choices) | {"usage": usage.to_openai()}
     document |= llama_server_extras(outputs, body)
     if body.return_token_ids:
         document["prompt_token_ids"] = list(output.prompt_token_ids)
@@ -80,9 +87,14 @@ def logprobs_of(logprobs: tuple[TokenLogprobs, ...] | None, body: ChatBody) -> d
 
 
 class ChatChunks:
-    """The events of a streamed chat. The first of each choice has its role, the last one its finish_reason."""
+    """The events of a streamed chat. The first of each choice has its role, the last one its finish_reason.
 
-    def __init__(self, head: Head, body: ChatBody) -> None:
+    Args:
+        count: tokens of the thinking in outputs; None: those of all pieces with thinking count.
+    """
+
+    def __init__(self, head: Head, body: ChatBody, count: Callable[[list[RequestOutput]], int] | None = None) -> None:
+        self._count = count
         self._head = head.chunk("chat.completion.chunk")
         self._body = body
         self._usage = Usage()
@@ -170,7 +182,10 @@ class ChatChunks:
         if finished is not None:
             self._finished.append(finished)
             usage = usage_of([finished])
-            usage.reasoning_tokens, self._usage = self._usage.reasoning_tokens, usage
+            usage.reasoning_tokens = self._usage.reasoning_tokens
+            if usage.reasoning_tokens and self._count is not None and (self._wants_usage or self._counts):
+                usage.reasoning_tokens = self._count([finished])  # a piece may hold thinking and text
+            self._usage = usage
 
     def _end_choice(self, index: int, reason: str | None, events: list[str]) -> None:
         events.append(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import Any
 
+from llamabatch.llama.model import Model
 from llamabatch.request.outputs import FinishReason, RequestOutput
 from llamabatch.server.errors import ApiError
 from llamabatch.server.openai.generation import Generation
@@ -98,6 +99,12 @@ class Usage:
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
             "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
         }
+
+
+def reasoning_tokens(outputs: Sequence[RequestOutput], model: Model) -> int:
+    """Tokens of the thinking in whole outputs, which do not say where it ends among their tokens."""
+    texts = [each.reasoning for output in outputs for each in output.outputs if each.reasoning]
+    return sum(len(model.tokenize(text, add_special=False)) for text in texts)
 
 
 def usage_of(outputs: Sequence[RequestOutput]) -> Usage:

@@ -179,3 +179,14 @@ def test_echo_with_no_tokens_is_the_prompt_alone(client):
 def test_echo_streamed_without_logprobs(client):
     chunks = events(client.post("/v1/completions", json={"prompt": "a b", "echo": True, "stream": True, "n": 2}))
     assert [joined(chunks, index)[0] for index in (0, 1)] == ["a ba b", "a ba b"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_usage_counts_the_thinking(stream):
+    app = fake_app("<think>one two three</think>four", reasoning_tags=("<think>", "</think>"))
+    with TestClient(app) as client:
+        body = CHAT | ({"stream": True, "stream_options": {"include_usage": True}} if stream else {})
+        response = ready(client).post("/v1/chat/completions", json=body)
+        usage = events(response)[-1]["usage"] if stream else response.json()["usage"]
+    counted = usage["completion_tokens_details"]["reasoning_tokens"]
+    assert 3 <= counted < usage["completion_tokens"]
