@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 
-from llamabatch.client.base import errors_logged
 from llamabatch.entrypoints.submission import Submission
 from llamabatch.errors import EngineError, describe
 from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutput
@@ -22,6 +21,7 @@ _LOOK_S = 1.0
 # Between two looks at outputs, unless a request has ended: what faster steps bring goes out together. At 32 streams a
 # write to a socket costs more than the rest of a token; slower steps than this are not held up.
 _REST_S = 0.004
+_TRIES = 2
 _COMPACT_FROM = 64  # pieces that wait for a slow reader are joined from here on
 
 
@@ -122,17 +122,26 @@ class Hub:
         streams = self._streams
         stream = streams.get(output.request_id)
         if output.finished is not None:
-            with errors_logged("the length of the queue is wrong from here on"):
-                self._on_end(output.finished)
-            if stream is not None:
-                del streams[output.request_id]
+            self._note_end(output.finished)
         if stream is not None:  # else its reader has left
             stream.feed(output)
+            if output.finished is not None:  # not before: else _fail would not find it
+                streams.pop(output.request_id, None)
+
+    def _note_end(self, output: RequestOutput) -> None:
+        for _ in range(_TRIES):  # a request that was never counted as ended would lengthen the queue for ever
+            try:
+                self._on_end(output)
+                return
+            except BaseException as error:  # of any kind: the output is to be given
+                log_error("the end of a request could not be counted", error)
 
     def _fail(self, output: SequenceOutput, error: BaseException) -> None:
         """The output has not come to its stream."""
         with contextlib.suppress(Exception):
             log_error("an output could not be given to its reader", error)
+        if output.finished is not None:
+            self._note_end(output.finished)
         stream = self._streams.pop(output.request_id, None)
         if stream is not None:
             stream.fail(error)
@@ -140,6 +149,7 @@ class Hub:
     def _look(self) -> None:
         """Gives what an exception has left lying, for as long as anyone waits."""
         self._timer = self._loop.call_later(_LOOK_S, self._look) if self._streams else None
+        self._is_resting = False
         if self._outputs:
             self._drain()
 

@@ -54,12 +54,18 @@ class BoundedProtocol(HttpToolsProtocol):
             message = f"{most:,} connections are open, and no more may be; try again"
             self._refuse(ApiError(503, message, headers=retry_after(None)))
             return
-        self._enter(_IDLE)
+        try:
+            self._enter(_IDLE)
+        except BaseException:  # without a timer it could stay open for ever
+            transport.abort()
+            raise
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._enter(_BUSY)
-        self._stop_write_timer()
-        super().connection_lost(exc)
+        try:
+            self._enter(_BUSY)
+            self._stop_write_timer()
+        finally:  # its request hears of it
+            super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self.parser is None or self.transport.is_closing():  # refused, and not gone yet

@@ -338,8 +338,8 @@ class Serving:
         check_deadlines(requests, admission, now)
         ids = [request.request_id for request in requests]
         hub.add(call, ids)
-        admission.enter(requests, now)
         try:
+            admission.enter(requests, now)
             client.submit(requests, hub.sink, stream=stream)
         except BaseException as error:
             hub.remove(ids)

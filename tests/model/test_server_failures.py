@@ -5,7 +5,18 @@ import pytest
 pytest.importorskip("uvicorn")
 pytest.importorskip("httptools")
 
-from tests.long import server_disconnects, server_kills, server_soak
+from tests.long import server_disconnects, server_kills, server_raising_calls, server_soak
+
+
+@pytest.fixture(scope="module")
+def raising(tmp_path_factory):
+    yield
+    server_raising_calls.close()
+
+
+@pytest.mark.parametrize("number", range(server_raising_calls.QUICK))
+def test_raising_calls(number, tmp_path, raising):
+    server_raising_calls.case(number, tmp_path)
 
 
 @pytest.mark.parametrize("number", range(server_disconnects.QUICK))

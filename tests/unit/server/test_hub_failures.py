@@ -76,8 +76,9 @@ def test_outputs_are_cut_before_the_first_bad_end_only():
     assert rest[1:] == good
 
 
+@pytest.mark.parametrize("first", [piece("bad", "x"), ended("bad", "x")])
 @pytest.mark.parametrize("error", [TypeError, type("Odd", (BaseException,), {})])
-def test_an_output_that_cannot_be_given_is_the_error_of_its_reader_alone(error, monkeypatch):
+def test_an_output_that_cannot_be_given_is_the_error_of_its_reader_alone(error, first, monkeypatch):
     async def main():
         world = World()
         bad, good = world.stream("bad"), world.stream("good")
@@ -89,7 +90,7 @@ def test_an_output_that_cannot_be_given_is_the_error_of_its_reader_alone(error, 
             feed(self, output)
 
         monkeypatch.setattr(RequestStream, "feed", failing)
-        world.hub.sink([piece("bad", "x"), piece("good", "one "), ended("good", "two"), ended("bad")])
+        world.hub.sink([first, piece("good", "one "), ended("good", "two")])
         assert await texts_of(good) == "one two"
         with pytest.raises(EngineError, match=r"an output was lost: .*injected"):
             await texts_of(bad)
