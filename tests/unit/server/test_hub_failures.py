@@ -124,6 +124,23 @@ def test_outputs_of_a_wake_up_that_was_lost_come_with_the_next_look(monkeypatch)
     run(main)
 
 
+def test_a_rest_that_never_ends_is_ended_by_the_next_look(monkeypatch):
+    monkeypatch.setattr(hub_module, "_LOOK_S", 0.02)
+
+    async def main():
+        world = World()
+        stream = world.stream("a")
+        world.hub._is_resting = True  # the end of the rest has failed
+        world.hub.sink([piece("a", "one")])
+        assert [output.text for output in await anext(stream)] == ["one"]
+        await asyncio.sleep(0.05)
+        assert not world.hub._is_resting
+        world.hub.sink([ended("a", "two")])
+        assert await texts_of(stream) == "two"
+
+    run(main)
+
+
 def test_a_wake_up_that_raises_gives_no_output_twice(monkeypatch):
     async def main():
         world = World()
