@@ -273,11 +273,18 @@ def render(
 def _forms(
     messages: list[Message], source: str, template: BoundedTemplate, options: ChatOptions
 ) -> list[list[Message]]:
-    """The messages as the template can show them; of several forms the first that it accepts counts."""
+    """The messages as the template can show them; of several forms the first that it accepts counts.
+
+    The last one has "" for a content that is None, as beside tool calls: some templates look into it unasked.
+    """
     if "tools" in template.variables:
-        return [messages]
-    messages = tool_prompts.as_text(messages, source)
-    return tool_prompts.described(messages, options.tools, source) if options.tools else [messages]
+        forms = [messages]
+    else:
+        messages = tool_prompts.as_text(messages, source)
+        forms = tool_prompts.described(messages, options.tools, source) if options.tools else [messages]
+    if any(message.get("content", "") is None for message in messages):
+        forms = [*forms, *([{**m, "content": ""} if m.get("content", "") is None else m for m in f] for f in forms)]
+    return forms
 
 
 def _check_known(template: BoundedTemplate, options: ChatOptions) -> None:

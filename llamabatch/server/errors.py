@@ -126,7 +126,8 @@ class ApiError(Exception):
             return error
         if isinstance(error, ContextLengthError):
             facts = {"n_prompt_tokens": error.n_tokens, "n_ctx": error.n_allowed}
-            return cls(400, str(error), type=_CONTEXT_TYPE, code=_CONTEXT, param=param, facts=facts)
+            message = f"the input is too large, as it exceeds the available context size: {error}"
+            return cls(400, message, type=_CONTEXT_TYPE, code=_CONTEXT, param=param, facts=facts)
         if isinstance(error, (ModelFileError, SetupError, MemoryPlanError)):  # of loading
             return cls(503, str(error))
         if isinstance(error, ConfigError):  # the model cannot do what an endpoint asks for

@@ -26,7 +26,7 @@ _INFILL_OUTPUT = 128  # tokens of the context that are kept for an output withou
 
 USUAL: Mapping[str, Any] = {"max_tokens": None}
 
-_PROMPT: Json = {
+MIXED_SCHEMA: Json = {
     "anyOf": [
         {"type": "string"},
         {"type": "array", "items": {"type": ["integer", "string", "array", "object"]}, "minItems": 1},
@@ -37,7 +37,7 @@ _TEXTS: Json = {"type": ["array", "null"], "items": {"type": "string"}}
 
 COMPLETION: Fields = {
     **GENERATION,
-    "prompt": Field(_PROMPT, "a text, token ids, both mixed in one list, or a list of such prompts"),
+    "prompt": Field(MIXED_SCHEMA, "a text, token ids, both mixed in one list, or a list of such prompts"),
     "return_tokens": Field({"type": ["boolean", "null"]}, "the answer holds token ids; a stream always does"),
     "t_max_predict_ms": Field(
         {"type": ["integer", "null"], "minimum": -1},
@@ -160,16 +160,19 @@ def _extra(given: object) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def read_mixed(given: object) -> tuple[tuple[Mixed, ...], bool]:
+def read_mixed(given: object, name: str = "prompt") -> tuple[tuple[Mixed, ...], bool]:
     """The prompts, and True where they were given as a list of several. Raises PromptError, ApiError.
 
     A list that holds a number is one prompt; its texts and numbers stand one behind another.
+
+    Args:
+        name: of the field, for messages.
     """
     if isinstance(given, list) and given and not any(isinstance(each, int) for each in given):
         if len(given) > MAX_PROMPTS:
-            raise PromptError(f"prompt is a list of {len(given)}; at most {MAX_PROMPTS} are allowed")
-        return tuple(_mixed(f"prompt[{place}]", each) for place, each in enumerate(given)), True
-    return (_mixed("prompt", given),), False
+            raise PromptError(f"{name} is a list of {len(given)}; at most {MAX_PROMPTS} are allowed")
+        return tuple(_mixed(f"{name}[{place}]", each) for place, each in enumerate(given)), True
+    return (_mixed(name, given),), False
 
 
 def _mixed(name: str, given: object) -> Mixed:
@@ -177,7 +180,9 @@ def _mixed(name: str, given: object) -> Mixed:
         return given
     if isinstance(given, dict):
         if given.get("multimodal_data"):
-            raise ApiError(400, f"{name} has multimodal_data, and the model reads texts alone", param="prompt")
+            raise ApiError(400, f"{name} has multimodal_data, and the model reads texts alone", param=name)
+        if "content" in given:
+            return _parts_of(name, given["content"])
         text = given.get("prompt_string")
         if not isinstance(text, str):
             raise PromptError(f"{name} is {show(given)}; give an object with the text prompt_string")
@@ -185,6 +190,19 @@ def _mixed(name: str, given: object) -> Mixed:
     if isinstance(given, list) and given:
         return tuple(each if isinstance(each, str) else _token(name, each) for each in given)
     raise PromptError(f"{name} is {show(given)}; give a text, token ids, or both in one list")
+
+
+def _parts_of(name: str, content: object) -> str:
+    """The text of a content of parts, as those of a message."""
+    if not isinstance(content, list) or not content:
+        raise PromptError(f'content of {name} is {show(content)}; give parts, as [{{"type": "text", "text": "Hello"}}]')
+    texts: list[str] = []
+    for part in content:
+        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+        if not isinstance(text, str):
+            raise PromptError(f"content of {name} has the part {show(part)}; only parts of type 'text' are read")
+        texts.append(text)
+    return "".join(texts)
 
 
 def _token(name: str, given: object) -> int:

@@ -79,7 +79,10 @@ def generation_settings(
         "n_discard": 0,
         "ignore_eos": full.ignore_eos,
         "stream": stream,
-        "logit_bias": [{"token": token, "bias": bias} for token, bias in _pairs(full)],
+        "logit_bias": [
+            *({"token": token, "bias": bias} for token, bias in _pairs(full)),
+            *({"token": token, "bias": None} for token in (model.eog_ids if full.ignore_eos else ())),  # never
+        ],
         "n_probs": max(0, full.logprobs or 0),
         "min_keep": 0,
         "grammar": "" if full.structure is None else full.structure.text,

@@ -15,13 +15,14 @@ from starlette.routing import Route
 
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.submission import Submission, vectors
-from llamabatch.errors import ConfigError, InputError
+from llamabatch.errors import ConfigError, InputError, PromptError
 from llamabatch.request.outputs import RequestOutput
 from llamabatch.server.asked import adapter_ids, json_response, read_body, with_model
 from llamabatch.server.bodies import RULES, TIMEOUT_HEADER, Body, Field, Fields, Json, Rules, reads
 from llamabatch.server.errors import ApiError
+from llamabatch.server.llama_server.completion_body import MIXED_SCHEMA, Mixed, mixed_ids, read_mixed
 from llamabatch.server.openai.chunks import check_ends
-from llamabatch.server.openai.completion_body import PROMPT_SCHEMA, Prompt, as_prompts, read_prompts
+from llamabatch.server.openai.completion_body import Prompt, as_prompts
 from llamabatch.server.openai.generation import read_adapters, scales_of
 from llamabatch.server.serving import Serving, serving_of
 from llamabatch.utils.checks import show
@@ -41,7 +42,7 @@ POOLING: Fields = {
 
 EMBEDDING: Fields = {
     **POOLING,
-    "input": Field(PROMPT_SCHEMA, "a text, token ids, or a list of them"),
+    "input": Field(MIXED_SCHEMA, "a text, token ids, both mixed in one list, or a list of such inputs"),
     "encoding_format": Field({"enum": [*_FORMATS, None]}, "base64: of float32, little end first"),
     "dimensions": Field({"type": ["integer", "null"], "minimum": 1}, "the vector is cut to so many elements"),
     "embd_normalize": Field({"enum": [2, -1, None]}, "2: vectors have the length 1; -1: as the model gives them"),
@@ -84,13 +85,13 @@ class EmbeddingBody(PooledBody):
     """Embeddings as asked for.
 
     Attributes:
-        inputs: texts and token ids, one or several.
+        inputs: texts and token ids, one or several, or both one behind another.
         base64: vectors as base64 of float32, little end first; else as lists.
         dimensions: elements of a vector; None: all.
         normalize: vectors have the length 1.
     """
 
-    inputs: tuple[Prompt, ...] = ()
+    inputs: tuple[Mixed, ...] = ()
     base64: bool = False
     dimensions: int | None = None
     normalize: bool = True
@@ -101,7 +102,10 @@ class EmbeddingBody(PooledBody):
             raise ConfigError(
                 "the server was started with pooling 'none', a vector for each token; give 'mean' or 'cls'"
             )
-        given = as_prompts(processor, self.inputs)
+        texts: list[Prompt] = [
+            each if isinstance(each, str) else tuple(mixed_ids(each, processor)) for each in self.inputs
+        ]
+        given = as_prompts(processor, texts)
         return processor.texts(given, self.adapter_scales(loaded), "raise", dimensions=self.dimensions)
 
 
@@ -109,7 +113,11 @@ class EmbeddingBody(PooledBody):
 def read_embedding(body: Mapping[str, Any], rules: Rules = RULES) -> EmbeddingBody:
     """The EmbeddingBody of a body. Raises ApiError, whose message names the field, its value and the allowed ones."""
     given = Body(body, EMBEDDING, rules)
-    inputs = read_prompts("input", given.needed("input", "a text, token ids, or a list of them"))
+    inputs, is_list = read_mixed(given.needed("input", "a text, token ids, or a list of them"), "input")
+    for place, each in enumerate(inputs):
+        if not each:
+            which = f"input[{place}]" if is_list else "input"
+            raise PromptError(f"{which} is empty; give at least one character")
     norm = given.take("embd_normalize")
     if norm not in (None, 2, -1) or isinstance(norm, (bool, float)):
         raise InputError(f"embd_normalize is {show(norm)}; give 2, for vectors of length 1, or -1")

@@ -176,7 +176,7 @@ GENERATION: Fields = {
     "n_cache_reuse": Field(_ANY, "", (0,), "shared prefixes are reused, and moved parts are not"),
     "t_max_predict_ms": Field(_ANY, "", (0, -1), "give deadline_s, in seconds, or max_tokens"),
     "adaptive_target": Field(_ANY, "", (-1, -1.0), "there is no adaptive-p sampler; give min_p"),
-    "backend_sampling": Field(_ANY, "", (False,), "rows are sampled by llamabatch's own sampler"),
+    "backend_sampling": Field(_BOOLEAN, "without effect: llamabatch's own sampler draws the same tokens"),
     "post_sampling_probs": Field(_ANY, "", (False,), "logprobs are those of the model, before sampling"),
     "grammar_lazy": Field(_ANY, "", (False,), "give structural_tag for free text with such parts"),
     "grammar_triggers": Field(_ANY, "", ([],), "give structural_tag for free text with such parts"),
@@ -184,7 +184,9 @@ GENERATION: Fields = {
     "parse_tool_calls": Field(_ANY, "", (True,), 'give tool_choice="none" for text that is not read for calls'),
     "response_fields": Field(_ANY, "", ([],), "/completion has it"),
     "verbose": Field(_BOOLEAN, "__verbose in a whole answer: the prompt as the model read it"),
-    "id_slot": Field(_ANY, "", (-1,), "the scheduler leases slots; give -1"),
+    "id_slot": Field(
+        _whole(-1, 2**31 - 1), "without effect: slots are leased, and a known prefix is found in whichever has it"
+    ),
     "cache_prompt": Field(_BOOLEAN, "false: the same as skip_reading_prefix_cache"),
     "prompt_embeds": Field(_ANY, "", (), "give text or token ids"),
     "cache_salt": Field(_ANY, "", (), "cells of equal prefixes are shared by all requests of a server"),
@@ -302,6 +304,8 @@ def read_generation(body: Body, rules: Rules, usual: Mapping[str, Any], *, chat:
         "return_progress": body.boolean("return_progress"),
         "verbose": body.boolean("verbose"),
     }
+    body.boolean("backend_sampling")
+    body.integer("id_slot", -1, 2**31 - 1)
     found["adapters"], found["lora"] = read_adapters(body)
     ping = body.integer("sse_ping_interval", -1, 2**31 - 1)
     found["ping_s"] = None if ping is None else float(max(0, ping))
@@ -459,7 +463,12 @@ def _take_text_biases(body: Body) -> tuple[tuple[str, float], ...]:
         )
     ids: list[tuple[Any, Any]] = []
     texts: list[tuple[str, float]] = []
+    seen: set[tuple[Any, Any]] = set()
     for key, bias in entries:
+        if isinstance(key, (int, str)) and isinstance(bias, (int, float)):
+            if (key, bias) in seen:  # said twice, and the same
+                continue
+            seen.add((key, bias))
         bias = _BAN if bias is False else bias
         if isinstance(key, str) and not re.fullmatch(r"-?[0-9]{1,20}", key, re.ASCII):
             texts.append((key, float(number(SamplingError, f"logit_bias of {show(key)}", bias, -100.0, 100.0))))

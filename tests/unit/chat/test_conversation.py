@@ -21,6 +21,14 @@ def made(conversation, template=CHATML, **options):
     return render(template, conversation, "<s>", "</s>", ChatOptions(**options))
 
 
+def test_a_template_that_looks_into_a_missing_content_gets_an_empty_one():
+    asks = "{% for m in messages %}{{ 'yes' if '<' in m.content else 'no' }}{% endfor %}{{ tools }}"
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    told = [{"role": "user", "content": "<"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert render(asks, told, "", "") == "yesnoNone"
+    assert render("{{ messages[1].content is none }}{{ tools }}", told, "", "") == "TrueNone"
+
+
 def test_the_prompt_ends_with_the_header_of_the_answer_unless_told_otherwise():
     assert made(ASKED) == made(ASKED, add_generation_prompt=True) == HEAD
     assert made(ASKED, add_generation_prompt=False) == HEAD.removesuffix("<|im_start|>assistant\n")

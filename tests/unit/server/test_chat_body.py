@@ -162,7 +162,10 @@ def test_parameters_have_the_names_of_three_servers(given, meant):
         ({"suffix": "x"}, "suffix"),
         ({"echo": True}, "echo"),
         ({"cache_prompt": "no"}, "cache_prompt"),
-        ({"id_slot": 1}, "id_slot"),
+        ({"id_slot": -2}, "id_slot"),
+        ({"id_slot": "a"}, "id_slot"),
+        ({"backend_sampling": 1}, "backend_sampling"),
+        ({"logit_bias": [[5, 1], [5, 2]]}, "logit_bias"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"logits_processors": ["f"]}, "logits_processors"),
         ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
@@ -241,6 +244,14 @@ def test_a_template_that_reads_the_day_gets_it():
     assert render("{{ datetime }}{{ functions }}", HELLO, "", "", chat().options) == today.strftime("%b %d %Y")
     fixed = chat(chat_template_kwargs={"date_string": "1 May 1851"})
     assert render("{{ date_string }}", HELLO, "", "", fixed.options) == "1 May 1851"
+
+
+def test_a_wish_that_changes_no_text_is_taken():
+    assert chat(id_slot=3, backend_sampling=True).params == chat().params
+
+
+def test_a_bias_may_be_said_twice():
+    assert chat(logit_bias=[[5, -100], [6, 1], [5, -100]]).params.biases == ((5, -100.0), (6, 1.0))
 
 
 def test_a_template_needs_trust_and_is_never_a_path():

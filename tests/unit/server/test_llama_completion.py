@@ -196,13 +196,23 @@ def processor(client):
         ({"prompt": "x", "t_max_predict_ms": "1"}, "t_max_predict_ms"),
         ({"prompt": "x", "lora": [{"id": 7, "scale": 1}]}, "lora"),
         ({"prompt": "x", "post_sampling_probs": True}, "post_sampling_probs"),
-        ({"prompt": "x", "id_slot": 3}, "id_slot"),
+        ({"prompt": "x", "id_slot": -2}, "id_slot"),
+        ({"prompt": {"content": "x"}}, "content"),
+        ({"prompt": {"content": [{"type": "image_url"}]}}, "image_url"),
         ({"prompt": "x", "n_predict": 0, "n": 2}, "n_predict"),
         ({"prompt": "x " * 1000}, "n_ctx"),
     ],
 )
 def test_other_bodies_are_refused_by_name(client, body, word):
     assert word in refused(client, **body)
+
+
+def test_ends_that_never_come_are_among_the_biases(client):
+    assert complete(client)["generation_settings"]["logit_bias"] == []
+    biases = complete(client, ignore_eos=True, logit_bias=[[7, 1]])["generation_settings"]["logit_bias"]
+    ends = client.app.state.serving.model.eog_ids
+    assert biases == [{"token": 7, "bias": 1.0}, *({"token": end, "bias": None} for end in ends)]
+    assert ends
 
 
 def test_lora_of_a_request(client):

@@ -42,6 +42,19 @@ def test_a_vector_for_each_text(client):
     assert np.array(cut["embedding"]) == pytest.approx(raw[:3] / np.linalg.norm(raw[:3]), abs=1e-6)
 
 
+def test_inputs_in_llama_servers_forms(client):
+    def vectors(*given):
+        answer = client.post("/v1/embeddings", json={"input": list(given)}).json()
+        return [each["embedding"] for each in answer["data"]]
+
+    parts = {"content": [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]}
+    plain, named, joined = vectors("one two", {"prompt_string": "one two"}, parts)
+    assert plain == named == joined
+    ids = client.post("/tokenize", json={"content": "one two"}).json()["tokens"]
+    mixed = [5, "one two", 6]
+    assert vectors(mixed) == vectors([5, *ids, 6]) == vectors(*mixed)
+
+
 def test_base64_holds_the_same_floats(client):
     body = {"input": [[5, 6, 7], [8]]}
     plain = client.post("/v1/embeddings", json=body).json()["data"]
@@ -56,7 +69,10 @@ def test_base64_holds_the_same_floats(client):
         ({}, "input"),
         ({"input": ""}, "input"),
         ({"input": []}, "input"),
-        ({"input": ["a", 5]}, "input"),
+        ({"input": ["a", ""]}, "input"),
+        ({"input": ["a", 5.5]}, "input"),
+        ({"input": {"content": "a"}}, "input"),
+        ({"input": {"content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}}, "input"),
         ({"input": {"text": "a"}}, "input"),
         ({"input": [1.5]}, "input"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
