@@ -24,7 +24,9 @@ def client(tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", range(killed_server.QUICK))
-def test_a_killed_server_goes_on_with_its_batches(number, tmp_path):
+def test_a_killed_server_goes_on_with_its_batches(number, tmp_path, monkeypatch):
+    monkeypatch.setattr(killed_server, "N_LINES", 250)  # the full count is that of `make test-long`
+    monkeypatch.setattr(killed_server, "KILLS", 3)
     killed_server.case(number, tmp_path)
 
 
@@ -89,7 +91,8 @@ def test_a_killed_engine_costs_a_batch_nothing(client):
     assert wait(client, batch_id)["request_counts"] == {"total": 60, "completed": 60, "failed": 0}
 
 
-def test_a_server_that_is_told_to_end_stops_its_batches_at_once_and_the_next_one_goes_on(tmp_path):
+def test_a_server_that_is_told_to_end_stops_its_batches_at_once_and_the_next_one_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(killed_server, "N_LINES", 250)
     data = tmp_path / "data"
     with killed_server.Server(data) as server:
         batch_id = server.create(server.upload(killed_server._lines()))
