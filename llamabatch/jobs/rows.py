@@ -29,7 +29,8 @@ class ServiceForm:
 
     Attributes:
         prepare: makes the one request; raises InputError.
-        answer: makes the body of the response; a request that ended with an error does not come to it.
+        answer: makes the body of the response, or raises InputError; a request that ended with an error does not come
+            to it.
     """
 
     prepare: Callable[[InputProcessor], Request]

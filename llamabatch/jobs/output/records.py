@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from llamabatch.errors import ConfigError
+from llamabatch.errors import ConfigError, InputError
 from llamabatch.jobs.rows import BadRow, Row
 from llamabatch.request import outputs
 from llamabatch.request.logprobs import TokenLogprobs
@@ -217,8 +217,10 @@ def _logprobs(tokens: Sequence[TokenLogprobs | None]) -> list[list[dict[str, Any
 
 def _openai_answer(row: Row, output: RequestOutput, options: RecordOptions) -> dict[str, Any]:
     if row.form is not None:
-        body = dict(row.form.answer(output))
-        return _openai_response(row, body)
+        try:
+            return _openai_response(row, row.form.answer(output))
+        except InputError as error:
+            return _openai_error(row, "request_failed", str(error))
     body = _body(row, replace(output, request_id=str(row.number)), row.model or options.model)
     if "created" in body and not options.times:
         body["created"] = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
 from typing import Any
 
 from llamabatch.entrypoints.input_processor import InputProcessor
@@ -43,8 +44,8 @@ def reader_of(serving: Serving, endpoint: str) -> ReadLine:
                 body = with_model(read_completion(line["body"], rules), serving)
             else:
                 body = with_model(read_embedding(line["body"], rules), serving)
-        except ApiError as error:
-            raise PromptError(error.message) from error
+        except Exception as error:
+            raise _own(error) from error
         return ParsedLine(task, "", SamplingParams(), form=_form(body, serving))
 
     return read
@@ -61,17 +62,24 @@ def _form(body: _Body, serving: Serving) -> ServiceForm:
     def prepare(inputs: InputProcessor) -> Request:
         try:
             [request] = body.submission(inputs, adapter_ids(serving)).requests
-        except ApiError as error:
-            raise PromptError(error.message) from error
+        except CancelledError:  # the batch stops
+            raise
+        except Exception as error:
+            raise _own(error) from error
         return request
 
     def answer(output: RequestOutput) -> Mapping[str, Any]:
         try:
             return _answer(body, output, serving)
-        except ApiError as error:
-            return error.to_openai()
+        except Exception as error:
+            raise _own(error) from error
 
     return ServiceForm(prepare, answer)
+
+
+def _own(error: Exception) -> PromptError:
+    """Any error of a line as that line's own: no line ends a batch. One that was not foreseen is in the log."""
+    return PromptError(ApiError.of(error).message)
 
 
 def _answer(body: _Body, output: RequestOutput, serving: Serving) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from llamabatch.jobs import OutputOptions, RecordOptions, Settings
+from llamabatch.server.batches import lines as lines_module
 from llamabatch.server.batches import runner, service
 from llamabatch.server.batches.store import Store
 from tests.unit.server.serving_clients import fake_app
@@ -124,6 +125,24 @@ def test_what_a_line_cannot_have_is_its_own_error(client):
     assert "n is 0" in messages["id 1"]
     assert "suffix" in messages["id 2"]
     assert "no prompt" in messages["id 3"]
+
+
+@pytest.mark.parametrize("place", ["read_chat", "_answer", "adapter_ids"])
+def test_an_error_that_nothing_foresees_is_that_of_its_line_alone(client, monkeypatch, place):
+    real, calls = getattr(lines_module, place), []
+
+    def failing(*args):
+        calls.append(args)
+        if len(calls) == 2:
+            raise RuntimeError("a secret")
+        return real(*args)
+
+    monkeypatch.setattr(lines_module, place, failing)
+    batch = wait(client, create(client, lines(5)).json()["id"])
+    assert (batch["status"], batch["request_counts"]) == ("completed", {"total": 5, "completed": 4, "failed": 1})
+    [failed] = content(client, batch["error_file_id"])
+    assert "internal error" in failed["error"]["message"]
+    assert "secret" not in failed["error"]["message"]
 
 
 def test_files_are_described_listed_sent_and_deleted(client):
