@@ -13,10 +13,12 @@ from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
 
+from benchmarks.evaluation import measure, requests
 from llamabatch import LLM
 from llamabatch.cli import cli
 from llamabatch.errors import ConfigError, PromptError
 from llamabatch.integrations.lm_eval import LlamaBatchLM
+from llamabatch.testing import FakeLLM
 from llamabatch.utils.paths import bundled_model
 from tests.integrations.tasks import ENDINGS, questions, write_tasks
 
@@ -308,3 +310,11 @@ def test_the_command_refuses_with_a_sentence(tmp_path, args, code, message):
     assert done.exit_code == code
     assert message in done.output
     assert "Traceback" not in done.output
+
+
+def test_the_benchmark_asks_each_question_once_more_than_it_counts():
+    llm = FakeLLM(answers="a stone")
+    found = measure(LlamaBatchLM(llm), requests(4))
+    assert {kind: each["requests"] for kind, each in found.items()} == {"loglikelihood": 12, "generate_until": 4}
+    assert found["generate_until"]["answers"] == ["a stone"] * 4
+    assert len(llm.requests) == 12 + 4 + 2
