@@ -43,6 +43,7 @@ from llamabatch.server.openai import (
     responses,
     tokenize,
 )
+from llamabatch.server.page import files as page
 from llamabatch.server.request_log import RequestLog
 from llamabatch.server.security import own_path, secured
 from llamabatch.server.serving import Connect, Serving
@@ -107,7 +108,7 @@ def make_app(config: EngineConfig, options: ServerOptions, connect: Connect = co
             await serving.aclose()
 
     made = Starlette(
-        routes=[route for routes in ROUTES for route in routes],
+        routes=[route for routes in (*ROUTES, *([page.routes] if options.page else [])) for route in routes],
         middleware=[
             Middleware(RequestLog),
             *([Middleware(AccessLog)] if options.access_log else []),

@@ -1,0 +1,263 @@
+// Conversations side by side, each with a stream of its own.
+
+import { announce, copy, html } from "./dom.js";
+import { Conversation } from "./conversation.js";
+import { markdown } from "./markdown.js";
+
+const KEPT = "llamabatch.conversations"; // in localStorage, where the user asks for it
+const MOST = 12;
+const STATES = {
+  waiting: "waits for one of the browser's connections to this server",
+  asked: "waits for the first token",
+  answering: "answering",
+};
+const NUMBERS = [
+  ["temperature", "Temperature", { min: 0, max: 5, step: 0.1 }],
+  ["top_p", "Top p", { min: 0, max: 1, step: 0.05 }],
+  ["max_tokens", "Most tokens", { min: 1, max: 1_000_000, step: 1 }],
+  ["seed", "Seed", { min: 0, max: 2 ** 31, step: 1 }],
+];
+
+export class ChatView {
+  #columns = [];
+  #grid;
+  #keep;
+  #number = 0;
+
+  constructor(section) {
+    const kept = readKept();
+    this.#grid = html("div", { class: "columns" });
+    this.#keep = html("input", { type: "checkbox", id: "keep", onchange: () => this.#save(true) });
+    this.#keep.checked = kept.length > 0;
+    this.#add_button = html("button", { type: "button", onclick: () => this.#add().focus() }, "New conversation");
+    const all = composer("Ask all conversations at once", "Ask all", (text) => this.#askAll(text));
+    const keep = html("label", { for: "keep", class: "check" }, this.#keep, "Keep them in this browser");
+    section.append(
+      html("div", { class: "bar" }, html("h2", {}, "Conversations"), this.#add_button, keep),
+      this.#grid,
+      all,
+    );
+    for (const each of kept.length ? kept : [{}, {}]) this.#add(each);
+  }
+
+  #add_button;
+
+  show() {}
+
+  hide() {} // answers go on
+
+  /** Ends the answer of the conversation that `target` is in, else all of them. */
+  stop(target) {
+    const column = this.#columns.find((each) => each.element.contains(target));
+    const chosen = column ? [column] : this.#columns;
+    return chosen.filter((each) => each.conversation.stop()).length > 0;
+  }
+
+  #add(kept) {
+    this.#number += 1;
+    const column = new Column(this.#number, kept, { onSave: () => this.#save(), onRemove: () => this.#remove(column) });
+    this.#columns.push(column);
+    this.#grid.append(column.element);
+    this.#counted();
+    return column;
+  }
+
+  #remove(column) {
+    column.conversation.stop();
+    column.element.remove();
+    this.#columns = this.#columns.filter((each) => each !== column);
+    this.#counted();
+    if (this.#columns.length === 0) this.#add();
+    this.#columns[0].focus();
+  }
+
+  #counted() {
+    this.#add_button.disabled = this.#columns.length >= MOST;
+    this.#save();
+  }
+
+  #askAll(text) {
+    for (const { conversation } of this.#columns) if (!conversation.isBusy) conversation.ask(text);
+  }
+
+  /** `isNew`: the user has just changed whether to keep them. */
+  #save(isNew = false) {
+    try {
+      if (this.#keep.checked) localStorage.setItem(KEPT, JSON.stringify(this.#columns.map((each) => each.conversation)));
+      else if (isNew) localStorage.removeItem(KEPT);
+    } catch {
+      this.#keep.checked = false; // the browser keeps nothing, or has no room
+      announce("The browser has no room for the conversations.");
+    }
+  }
+}
+
+function readKept() {
+  try {
+    return JSON.parse(localStorage.getItem(KEPT)) ?? [];
+  } catch {
+    return [];
+  }
+}
+
+/** A conversation on the screen. */
+class Column {
+  #name;
+  #log;
+  #state;
+  #buttons;
+  #composer;
+  #frame = 0;
+  #onSave;
+  #drawn = new WeakMap(); // message -> its element, and the text that it shows
+
+  constructor(number, kept, { onSave, onRemove }) {
+    this.#name = `Conversation ${number}`;
+    this.#onSave = onSave;
+    this.conversation = new Conversation(() => this.#changed(), kept);
+    this.#log = html("div", { class: "log", tabindex: "0", role: "group", "aria-label": `Messages of ${this.#name}` });
+    this.#state = html("p", { class: "state" });
+    const button = (label, onclick) => html("button", { type: "button", onclick }, label);
+    this.#buttons = {
+      stop: button("Stop", () => this.conversation.stop()),
+      again: button("Regenerate", () => this.conversation.regenerate()),
+      clear: button("Clear", () => this.conversation.clear()),
+    };
+    const remove = html("button", { type: "button", class: "quiet", "aria-label": `Close ${this.#name}`, onclick: onRemove }, "✕");
+    this.#composer = composer(`Message of ${this.#name}`, "Send", (text) => this.#ask(text));
+    this.element = html(
+      "article",
+      { class: "column", "aria-label": this.#name },
+      html("header", {}, html("h3", {}, this.#name), remove),
+      this.#options(number),
+      this.#log,
+      html("div", { class: "under" }, this.#state, ...Object.values(this.#buttons)),
+      this.#composer,
+    );
+    this.#draw();
+  }
+
+  focus() {
+    this.#composer.querySelector("textarea").focus();
+  }
+
+  #ask(text) {
+    if (this.conversation.isBusy) return false;
+    this.conversation.ask(text);
+    return true;
+  }
+
+  #options(number) {
+    const { options } = this.conversation;
+    const set = (name, value) => {
+      options[name] = value;
+      this.#onSave();
+    };
+    const numbers = NUMBERS.map(([name, label, range]) => {
+      const input = html("input", { type: "number", id: `${name}-${number}`, placeholder: "model's own", ...range });
+      input.value = options[name] ?? "";
+      input.addEventListener("change", () => set(name, input.value === "" ? undefined : input.valueAsNumber));
+      return html("div", {}, html("label", { for: input.id }, label), input);
+    });
+    const texts = [
+      ["system", "System prompt", "You are …"],
+      ["tools", "Tools (JSON)", '[{"type": "function", "function": {"name": …}}]'],
+    ].map(([name, label, placeholder]) => {
+      const area = html("textarea", { id: `${name}-${number}`, rows: "2", placeholder, spellcheck: "false" });
+      area.value = options[name] ?? "";
+      area.addEventListener("change", () => set(name, area.value.trim()));
+      return html("div", { class: "wide" }, html("label", { for: area.id }, label), area);
+    });
+    return html("details", { class: "options" }, html("summary", {}, "Options"), html("div", { class: "fields" }, numbers, texts));
+  }
+
+  #changed() {
+    if (!this.conversation.isBusy) this.#finished();
+    this.#frame ||= requestAnimationFrame(() => this.#draw()); // many pieces, one drawing
+  }
+
+  #finished() {
+    const last = this.conversation.messages.at(-1);
+    if (last) announce(`${this.#name}: ${last.error ?? last.note ?? last.content.slice(0, 300)}`);
+    this.#onSave();
+  }
+
+  #draw() {
+    this.#frame = 0;
+    const { messages, state, isBusy } = this.conversation;
+    const isAtEnd = this.#log.scrollHeight - this.#log.scrollTop - this.#log.clientHeight < 60;
+    const elements = messages.map((message, at) => this.#message(message, isBusy && at === messages.length - 1));
+    for (const [at, element] of elements.entries()) {
+      if (this.#log.children[at] !== element) this.#log.insertBefore(element, this.#log.children[at] ?? null);
+    }
+    while (this.#log.children.length > elements.length) this.#log.lastChild.remove();
+    if (isAtEnd) this.#log.scrollTop = this.#log.scrollHeight;
+    this.#state.textContent = STATES[state] ?? "";
+    this.#buttons.stop.disabled = !isBusy;
+    this.#buttons.again.disabled = !this.conversation.canRegenerate;
+    this.#buttons.clear.disabled = isBusy || messages.length === 0;
+    this.#composer.querySelector("button").disabled = isBusy;
+  }
+
+  /** The element of a message: that of before where nothing of it has changed. */
+  #message(message, isComing) {
+    const shown = JSON.stringify([message, isComing]);
+    const before = this.#drawn.get(message);
+    if (before?.shown === shown) return before.element;
+    const element = before?.element ?? html("div", { class: `message ${message.role}` });
+    element.replaceChildren(...parts(message, isComing, before?.element));
+    this.#drawn.set(message, { shown, element });
+    return element;
+  }
+}
+
+function parts(message, isComing, before) {
+  if (message.role === "user") return [html("span", { class: "unseen" }, "You: "), html("p", { class: "asked" }, message.content)];
+  return [
+    message.reasoning ? thinking(message, isComing, before?.querySelector("details.thinking")?.open) : null,
+    message.content ? html("div", { class: "text" }, markdown(message.content)) : null,
+    ...message.calls.map(({ name, arguments: text }) => {
+      return html("div", { class: "call" }, html("span", {}, "calls "), html("code", {}, `${name}(${text})`));
+    }),
+    isComing && !message.content && !message.reasoning ? html("p", { class: "dots", "aria-hidden": "true" }, "…") : null,
+    message.error ? html("p", { class: "error", role: "alert" }, message.error) : null,
+    isComing ? null : footer(message),
+  ].filter(Boolean);
+}
+
+function thinking(message, isComing, isOpen = false) {
+  const label = isComing && !message.content ? "Thinking …" : "Thinking";
+  return html("details", { class: "thinking", open: isOpen }, html("summary", {}, label), html("p", {}, message.reasoning));
+}
+
+function footer(message) {
+  const facts = [
+    message.note,
+    message.nTokens === undefined ? null : `${message.nTokens} tokens`,
+    message.tokensPerS === undefined ? null : `${message.tokensPerS.toFixed(1)} tokens/s`,
+    message.firstS === undefined ? null : `first after ${(message.firstS * 1000).toFixed(0)} ms`,
+  ].filter(Boolean);
+  const button = html("button", { type: "button", class: "quiet", "aria-label": "Copy the answer" }, "Copy");
+  button.addEventListener("click", async () => {
+    await copy(message.content);
+    button.textContent = "Copied";
+    announce("Copied.");
+    setTimeout(() => (button.textContent = "Copy"), 1500);
+  });
+  return html("p", { class: "facts" }, html("span", {}, facts.join(" · ")), message.content ? button : null);
+}
+
+/** A form that sends its text with Enter; Shift and Enter is a new line. `onSend` may refuse it with false. */
+function composer(label, action, onSend) {
+  const area = html("textarea", { rows: "2", "aria-label": label, placeholder: label });
+  const send = () => {
+    const text = area.value.trim();
+    if (text && onSend(text) !== false) area.value = "";
+  };
+  area.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    send();
+  });
+  return html("div", { class: "composer" }, area, html("button", { type: "button", class: "main", onclick: send }, action));
+}

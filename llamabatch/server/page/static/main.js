@@ -1,0 +1,116 @@
+// The frame of the page: views and their tabs, the key, the state of the server.
+
+import { call, get, onKeyNeeded } from "./api.js";
+import { BatchesView } from "./batches.js";
+import { ChatView } from "./chat.js";
+import { CompareView } from "./compare.js";
+import { LiveView } from "./live.js";
+
+const POLL_MS = { loading: 1000, ready: 15_000 };
+const STATE_TITLES = { loading: "loading the model", ready: "ready", draining: "shutting down", failed: "failed" };
+
+const byId = (id) => document.getElementById(id);
+
+// ---------------------------------------------------------------- views
+
+/** A view has show() and hide(), and stop(), which ends what it runs and says whether there was any. */
+const views = {
+  chat: new ChatView(byId("chat")),
+  live: new LiveView(byId("live")),
+  compare: new CompareView(byId("compare")),
+  batches: new BatchesView(byId("batches")),
+};
+let shown = null;
+
+function show(name, { focus = false } = {}) {
+  if (name !== shown) views[shown]?.hide();
+  for (const each of Object.keys(views)) {
+    const isIt = each === name;
+    byId(each).hidden = !isIt;
+    byId(`tab-${each}`).setAttribute("aria-selected", isIt);
+    byId(`tab-${each}`).tabIndex = isIt ? 0 : -1;
+  }
+  if (focus) byId(`tab-${name}`).focus();
+  if (name !== shown) views[name].show();
+  shown = name;
+  history.replaceState(null, "", `#${name}`);
+}
+
+function openTabs() {
+  return Object.keys(views).filter((name) => !byId(`tab-${name}`).hidden);
+}
+
+for (const name of Object.keys(views)) byId(`tab-${name}`).addEventListener("click", () => show(name));
+
+document.querySelector("[role=tablist]").addEventListener("keydown", (event) => {
+  const tabs = openTabs();
+  const last = tabs.length - 1;
+  const at = tabs.indexOf(shown);
+  const to = { ArrowRight: at === last ? 0 : at + 1, ArrowLeft: at === 0 ? last : at - 1, Home: 0, End: last }[event.key];
+  if (to === undefined) return;
+  event.preventDefault();
+  show(tabs[to], { focus: true });
+});
+
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !byId("key-dialog").open && views[shown].stop(event.target)) event.preventDefault();
+});
+
+addEventListener("hashchange", () => {
+  const name = location.hash.slice(1);
+  if (openTabs().includes(name)) show(name);
+});
+
+// ---------------------------------------------------------------- the key
+
+byId("key-cancel").addEventListener("click", () => byId("key-dialog").close("cancel"));
+
+onKeyNeeded((wasRefused) => {
+  const dialog = byId("key-dialog");
+  byId("key-reason").textContent = wasRefused ? "The last one was refused." : "Whoever started the server has it.";
+  byId("key").value = "";
+  dialog.returnValue = "cancel";
+  dialog.showModal();
+  return new Promise((resolve) => {
+    const given = () => (dialog.returnValue === "use" && byId("key").value.trim()) || null;
+    dialog.addEventListener("close", () => resolve(given()), { once: true });
+  }).then((key) => {
+    if (key) isTold = false;
+    return key;
+  });
+});
+
+// ---------------------------------------------------------------- the server
+
+let isTold = false; // the model's name is there, or the user has no key: then the page does not ask again by itself
+
+async function watchServer() {
+  let state = "gone";
+  try {
+    state = (await get("livez")).state;
+  } catch (error) {
+    if (error.status === 503) state = "failed";
+  }
+  const badge = byId("server-state");
+  badge.textContent = STATE_TITLES[state] ?? "no answer";
+  badge.dataset.state = state;
+  if (state === "ready" && !isTold) tellModel();
+  setTimeout(watchServer, POLL_MS[state] ?? 3000);
+}
+
+async function tellModel() {
+  isTold = true;
+  try {
+    const { data } = await get("v1/models");
+    byId("server-model").textContent = data[0].id;
+    document.title = `${data[0].id} · llamabatch`;
+    await call("v1/batches?limit=1");
+    byId("tab-batches").hidden = false;
+    if (location.hash === "#batches") show("batches");
+  } catch {
+    // no key yet, or a server without batches: the tab stays away
+  }
+}
+
+show(openTabs().includes(location.hash.slice(1)) ? location.hash.slice(1) : "chat");
+watchServer();
