@@ -50,6 +50,7 @@ def rules_of(serving: Serving, timeout_s: float | None = None) -> Rules:
         template=options.chat_template,
         template_kwargs=options.chat_template_kwargs,
         enable_thinking=options.enable_thinking,
+        verbose=options.log_level == "debug",
         timeout_s=timeout_s,
     )
 

@@ -53,6 +53,7 @@ class Rules:
         sampling: values of SamplingParams where a body has none.
         template: of the server, in place of the model's.
         template_kwargs: variables of the chat template where a body does not set them.
+        verbose: whole answers have __verbose.
         enable_thinking: of a template that reads it, likewise; None: as the template has it.
         timeout_s: seconds that the headers of the request allow.
     """
@@ -63,6 +64,7 @@ class Rules:
     template: str | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     enable_thinking: bool | None = None
+    verbose: bool = False
     timeout_s: float | None = None
 
 

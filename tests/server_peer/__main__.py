@@ -1,6 +1,7 @@
 """`make test-llama-server`: runs the ids that llama-server passes against `llamabatch serve`.
 
-python -m tests.server_peer [--only TEXT]             ours; status 1 where failures.json is not exact
+python -m tests.server_peer [--only TEXT] [--failed]  ours; status 1 where failures.json is not exact
+python -m tests.server_peer --record                  ours; writes failures.json, whose reasons people write
 python -m tests.server_peer --server real --record    llama-server itself, all ids; writes passed.json
 """
 
@@ -29,8 +30,9 @@ def say(text: str) -> None:
 @click.command()
 @click.option("--server", type=click.Choice(["ours", "real"]), default="ours", show_default=True)
 @click.option("--only", default="", metavar="TEXT", help="Only ids with this text.")
+@click.option("--failed", is_flag=True, help="Only ids of failures.json, of ours.")
 @click.option("--record", is_flag=True, help="Write the ids that passed, or the ids of ours that failed.")
-def main(server: str, only: str, record: bool) -> None:
+def main(server: str, only: str, failed: bool, record: bool) -> None:
     """Run llama.cpp's own server tests."""
     log = make_folder(cache_dir() / "logs") / f"server-peer-{server}.log"
     log.write_bytes(b"")
@@ -40,7 +42,9 @@ def main(server: str, only: str, record: bool) -> None:
             if server == "real":
                 _real(unpacked, only, record, log)
             else:
-                _ours(unpacked, only, record, log)
+                expected = expectations.read_failures()
+                ids = list(expected) if failed else expectations.read_passed()["ids"]
+                _ours(unpacked, [name for name in ids if only in name], expected, record, log)
     except SetupFailure as failure:
         raise click.ClickException(str(failure)) from failure
 
@@ -64,11 +68,9 @@ def _real(unpacked: suite.Suite, only: str, record: bool, log: Path) -> None:
         )
 
 
-def _ours(unpacked: suite.Suite, only: str, record: bool, log: Path) -> None:
-    asked = [name for name in expectations.read_passed()["ids"] if only in name]
+def _ours(unpacked: suite.Suite, asked: list[str], expected: dict[str, str], record: bool, log: Path) -> None:
     command = [sys.executable, "-m", "llamabatch", "serve"]
     outcomes = suite.run(unpacked, command, {"PYTHONPATH": str(ROOT)}, asked, log, _tell)
-    expected = expectations.read_failures()
     found = expectations.compare(asked, {name: each.outcome for name, each in outcomes.items()}, expected)
     totals, passed = expectations.counts(asked), expectations.counts(found.passed)
     for module in sorted(totals):

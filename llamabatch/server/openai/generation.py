@@ -183,7 +183,7 @@ GENERATION: Fields = {
     "preserved_tokens": Field(_ANY, "", ([],), "give skip_special_tokens=false"),
     "parse_tool_calls": Field(_ANY, "", (True,), 'give tool_choice="none" for text that is not read for calls'),
     "response_fields": Field(_ANY, "", ([],), "/completion has it"),
-    "verbose": Field(_BOOLEAN, "__verbose in a whole answer: the prompt as the model read it"),
+    "verbose": Field(_BOOLEAN, "__verbose in a whole answer, the prompt as the model read it; --verbose: in each"),
     "id_slot": Field(
         _whole(-1, 2**31 - 1), "without effect: slots are leased, and a known prefix is found in whichever has it"
     ),
@@ -302,7 +302,7 @@ def read_generation(body: Body, rules: Rules, usual: Mapping[str, Any], *, chat:
         "tokens_as_ids": body.boolean("return_tokens_as_token_ids"),
         "timings_per_token": body.boolean("timings_per_token"),
         "return_progress": body.boolean("return_progress"),
-        "verbose": body.boolean("verbose"),
+        "verbose": body.boolean("verbose", rules.verbose),
     }
     body.boolean("backend_sampling")
     body.integer("id_slot", -1, 2**31 - 1)

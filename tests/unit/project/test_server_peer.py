@@ -68,3 +68,14 @@ def test_the_record_is_of_the_source_that_we_build_from():
     assert record["aside"] == ASIDE
     assert len(record["ids"]) == len(set(record["ids"])) > 200
     assert not [name for name in record["ids"] if name.startswith(tuple(ASIDE))]
+
+
+def test_each_failure_has_its_reason():
+    ids, failures = expectations.read_passed()["ids"], expectations.read_failures()
+    assert set(failures) <= set(ids)
+    assert not [reason for reason in failures.values() if reason.startswith("not known") or len(reason) < 20]
+    assert len(failures) <= len(ids) / 8
+
+
+def test_the_documentation_has_the_figures():
+    assert expectations.table() in (REPOSITORY / "docs" / "serve.md").read_text(encoding="utf-8")

@@ -67,6 +67,13 @@ def test_timings_come_where_they_are_asked_for(client, path, body):
         assert ("usage" in last) is bool(options)
 
 
+def test_a_verbose_server_shows_each_prompt_to_its_sender():
+    with TestClient(fake_app(server={"log_level": "debug"})) as client:
+        ready(client)
+        assert "__verbose" in client.post("/v1/chat/completions", json=CHAT).json()
+        assert "__verbose" not in client.post("/v1/chat/completions", json=CHAT | {"verbose": False}).json()
+
+
 def test_verbose_shows_the_prompt_to_its_sender(client):
     whole = client.post("/v1/chat/completions", json=CHAT | {"verbose": True}).json()
     assert "one two three" in whole["__verbose"]["prompt"]
