@@ -204,9 +204,14 @@ def serve(
     def started(urls: list[str]) -> None:
         slots = f"{plan.config.n_slots} slots of {plan.config.n_ctx:,} tokens"
         key = "with a key" if options.api_keys else "without a key"
-        echo_wrapped(f"{Path(config.model).name} is served at {', '.join(urls)}: {slots}, {key}")
+        echo_wrapped(
+            f"{Path(config.model).name} is served at {', '.join(urls)}: {slots}, {key}; the model is being loaded"
+        )
 
-    run(config, options, started)
+    def ready(seconds: float) -> None:
+        echo_wrapped(f"ready after {seconds:.1f} s")
+
+    run(config, options, started, ready)
 
 
 def _planned(config: Any) -> Any:

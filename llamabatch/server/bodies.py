@@ -40,6 +40,7 @@ _FORMS = {
     **dict.fromkeys(("reasoning_budget_tokens", "thinking_budget_tokens"), "thinking_token_budget"),
     "n_cmpl": "n",
 }
+_CURL_TYPE = "application/x-www-form-urlencoded"
 _JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json", re.IGNORECASE)
 
 
@@ -124,7 +125,8 @@ def read_json(data: bytes, headers: Mapping[str, str] | None = None) -> Json:
 def _check_type(headers: Mapping[str, str]) -> None:
     given, _, parameters = headers.get("content-type", "application/json").partition(";")
     charset = re.search(r"charset\s*=\s*\"?([\w.-]+)", parameters, re.IGNORECASE)
-    if not _JSON_TYPE.fullmatch(given.strip()) or (charset and charset[1].lower() not in ("utf-8", "utf8", "us-ascii")):
+    is_json = _JSON_TYPE.fullmatch(given.strip()) or _is_of_curl(given, headers)
+    if not is_json or (charset and charset[1].lower() not in ("utf-8", "utf8", "us-ascii")):
         raise ApiError(
             415,
             f"Content-Type is {show(headers['content-type'])}; give application/json "
@@ -132,6 +134,13 @@ def _check_type(headers: Mapping[str, str]) -> None:
         )
     if headers.get("content-encoding", "identity").lower() != "identity":
         raise ApiError(415, f"Content-Encoding is {show(headers['content-encoding'])}; send the body as it is")
+
+
+def _is_of_curl(given: str, headers: Mapping[str, str]) -> bool:
+    """The type is that of `curl -d` without a header, which llama-server takes, and no page has sent the request: a
+    browser names the page in Origin, and may send this type anywhere without a preflight."""
+    from_page = "origin" in headers or any(name.startswith("sec-fetch-") for name in headers)
+    return given.strip().lower() == _CURL_TYPE and not from_page
 
 
 def _whole(text: str) -> int:

@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 _HEADER = b"x-request-id"
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")  # what a caller may call its request
 _LONGEST_PATH = 200
+_NOT_READY = ("model_loading", "model_draining")
 _WAITS = (429, 503, 504)  # the load's doing, not a fault
 
 
@@ -63,7 +64,7 @@ def _write(request_id: str, scope: Scope, status: int, error: ApiError | None) -
     path = str(scope["path"])[:_LONGEST_PATH].encode("unicode_escape").decode()  # no line of its own
     failed = status if error is None else error.status
     level = logging.WARNING if failed >= 500 and failed not in _WAITS else logging.INFO
-    if failed == CLIENT_CLOSED:
+    if failed == CLIENT_CLOSED or _is_poll(scope, error):
         level = logging.DEBUG
     said: list[Any] = [status if failed == status or not status else f"{status}, then {failed}"]
     if error is not None and error.code:
@@ -71,6 +72,11 @@ def _write(request_id: str, scope: Scope, status: int, error: ApiError | None) -
     if error is not None and failed >= 500:
         said.append(error.message)
     logger.log(level, "request %s failed: %s %s: %s", request_id, scope["method"], path, ": ".join(map(str, said)))
+
+
+def _is_poll(scope: Scope, error: ApiError | None) -> bool:
+    """A look at a server that is not ready, as load balancers take one a second. States have lines of their own."""
+    return scope["method"] in ("GET", "HEAD") and error is not None and error.code in _NOT_READY
 
 
 def _id_of(scope: Scope) -> bytes:

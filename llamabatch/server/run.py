@@ -15,6 +15,7 @@ import socket
 import ssl
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -37,15 +38,22 @@ _BACKLOG = 2048
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name)]
 
 
-def serve(config: EngineConfig, options: ServerOptions, started: Callable[[list[str]], None] | None = None) -> None:
+def serve(
+    config: EngineConfig,
+    options: ServerOptions,
+    started: Callable[[list[str]], None] | None = None,
+    ready: Callable[[float], None] | None = None,
+) -> None:
     """Serves until a signal has come and what runs has ended.
 
     Args:
         started: called with the URLs once connections are accepted; the model may still be loading.
+        ready: called once requests are taken, with the seconds since the call of this function.
 
     Raises:
         ConfigError: an address cannot be listened on. What loading raises.
     """
+    began = time.perf_counter()
     allow_open_files(options.max_connections)
     sockets = listen(options)
     try:
@@ -54,6 +62,8 @@ def serve(config: EngineConfig, options: ServerOptions, started: Callable[[list[
         server = DrainingServer(uvicorn_config(application, options), serving, options.drain_s)
         if started is not None:
             server.on_started = lambda: started(urls(sockets, options))
+        if ready is not None:
+            server.on_ready = lambda: ready(time.perf_counter() - began)
         server.run(sockets=sockets)
         serving.close()  # where the lifespan did not come to it
     finally:
@@ -96,12 +106,13 @@ class DrainingServer(uvicorn.Server):
         drain_s: seconds for running requests to end.
 
     Attributes:
-        on_started: called once connections are accepted.
+        on_started: called once connections are accepted. on_ready: called once requests are taken.
     """
 
     def __init__(self, config: uvicorn.Config, serving: Serving, drain_s: float) -> None:
         super().__init__(config)
         self.on_started: Callable[[], None] | None = None
+        self.on_ready: Callable[[], None] | None = None
         self._serving = serving
         self._drain_s = drain_s
         self._draining: asyncio.Task[None] | None = None
@@ -120,6 +131,9 @@ class DrainingServer(uvicorn.Server):
             await asyncio.wrap_future(self._serving.start())
         except Exception:  # the caller of serve() gets it
             self.should_exit = True
+            return
+        if self.on_ready is not None and self._serving.state == "ready":
+            self.on_ready()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

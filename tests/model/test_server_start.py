@@ -132,7 +132,9 @@ def test_no_prompt_no_answer_and_no_key_is_in_the_log(tmp_path):
         client.post("/v1/completions", content=f'{{"prompt": "{PROMPT}'.encode())
         client.post("/v1/completions", json={"prompt": PROMPT}, headers={"Authorization": "Bearer wrong-zebra"})
     log = (tmp_path / "stderr").read_text(encoding="utf-8")
-    assert "POST /v1/chat/completions 200" in log  # it is on
+    assert 0 < log.index("is being loaded") < log.index("ready after ") < log.index("POST /v1/chat/completions 200")
+    assert "GET /readyz: 503: model_loading" in log  # at debug
+    assert "INFO llamabatch.server.request_log: request" not in log.partition("ready after ")[0]
     assert "POST /nothing 404" in log
     for secret in ("quagga okapi", "zebra+quagga", key, "wrong-zebra"):
         assert secret not in log

@@ -80,9 +80,18 @@ def test_the_type_is_json_in_utf8():
     for given in ("application/json", "Application/JSON; charset=UTF-8", "application/vnd.api+json"):
         assert read_json(b"{}", {"content-type": given}) == {}
     assert read_json(b"{}", {}) == {}
-    for given in ("text/plain", "application/x-www-form-urlencoded", "application/json; charset=latin-1", ""):
+    for given in ("text/plain", "multipart/form-data", "application/json; charset=latin-1", ""):
         assert refused(b"{}", {"content-type": given}).status == 415
     assert refused(b"{}", {**JSON, "content-encoding": "gzip"}).status == 415
+
+
+def test_curl_needs_no_header_and_a_page_that_claims_to_be_curl_is_refused():
+    curl = {"content-type": "application/x-www-form-urlencoded"}
+    assert read_json(b'{"n": 1}', curl) == {"n": 1}
+    for name, value in (("origin", "null"), ("origin", "http://localhost"), ("sec-fetch-site", "cross-site")):
+        assert refused(b'{"n": 1}', {**curl, name: value}).status == 415
+    assert refused(b"n=1&prompt=a", curl).status == 400
+    assert refused(b"{}", {"content-type": "application/x-www-form-urlencoded; charset=latin-1"}).status == 415
 
 
 FIELDS = {

@@ -2,11 +2,16 @@
 
 import logging
 import re
+import threading
 
 import pytest
 from starlette.testclient import TestClient
 
+from llamabatch.server.errors import ApiError, note
 from llamabatch.server.openai import completions
+from llamabatch.server.request_log import RequestLog
+from llamabatch.server.sse import EventStream
+from llamabatch.testing.fake_client import FakeClient
 from tests.unit.server.serving_clients import fake_app
 from tests.unit.server.test_application import ready
 
@@ -59,6 +64,24 @@ def test_a_stream_that_fails_has_both_its_statuses(client, caplog, monkeypatch):
     def failing(self):
         raise RuntimeError(SECRET)
 
+    begun = threading.Event()
+
+    async def start(self, send, start=EventStream._start):
+        await start(self, send)
+        begun.set()
+
+    def later(self, requests, sink, *, stream=False, submit=FakeClient.submit):
+        """The engine brings its end once the head of the stream is out."""
+
+        def waiting(outputs):
+            if any(output.finished for output in outputs):
+                assert begun.wait(30)
+            sink(outputs)
+
+        threading.Thread(target=submit, args=(self, requests, waiting), kwargs={"stream": stream}).start()
+
+    monkeypatch.setattr(EventStream, "_start", start)
+    monkeypatch.setattr(FakeClient, "submit", later)
     monkeypatch.setattr(completions.CompletionChunks, "end", failing)
     with caplog.at_level(logging.DEBUG):
         response = client.post(PATH, json={"prompt": "a b c", "stream": True})
@@ -79,3 +102,20 @@ def test_an_exception_of_a_handler_is_a_500_and_no_log_has_its_text(client, capl
     assert line[2].startswith("500: internal_error: an internal error")
     assert "ZeroDivisionError" in caplog.text
     assert "division by zero" not in caplog.text
+
+
+def test_polls_of_a_server_that_is_not_ready_are_told_at_debug_alone(caplog):
+    def fails(status, code, method="GET"):
+        async def answer(scope, receive, send):
+            error = ApiError(status, "not now", code=code)
+            note(scope, error)
+            await error.response()(scope, receive, send)
+
+        with caplog.at_level(logging.DEBUG, "llamabatch"):
+            caplog.clear()
+            TestClient(RequestLog(answer)).request(method, "/readyz")
+        [record] = caplog.records
+        return record.levelno
+
+    assert fails(503, "model_loading") == fails(503, "model_draining", "HEAD") == logging.DEBUG
+    assert fails(503, "model_failed") == fails(503, "model_loading", "POST") == fails(429, None) == logging.INFO
