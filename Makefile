@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 p
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup compare test wheels test-native test-llama-server test-server test-long test-scale bench bench-quick bench-ab bench-isolation model clean
+.PHONY: help setup compare test wheels test-native test-llama-server test-server test-long test-scale bench bench-quick bench-ab bench-isolation bench-server model clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -65,6 +65,9 @@ bench-ab: setup ## this working tree beside another revision, REF=HEAD~3
 
 bench-isolation: setup ## what isolate=True costs (ARGS="...")
 	@.venv/bin/python -m benchmarks.isolation $(ARGS)
+
+bench-server: setup ## the server over HTTP beside the library and llama-server (needs wrk; ARGS="--quick")
+	@.venv/bin/python -m benchmarks.server_http $(ARGS)
 
 model: setup ## train the bundled model again, in an environment of its own
 	@test -d .venv-model || .venv/bin/python -m venv .venv-model

@@ -16,6 +16,7 @@ from benchmarks.peers.child import PROGRAMS
 from benchmarks.peers.client import HttpSession, wait_until_up
 from benchmarks.process import PeerFailure, Program
 from benchmarks.workloads import N_SLOTS, Job, Workload
+from llamabatch.planning.machine import Machine
 
 HOST = "127.0.0.1"
 
@@ -56,6 +57,32 @@ class LlamaServer:
         ]  # fmt: skip
         program = Program(self.name, command, setup.env, setup.logs / f"{self.name}.log", lines=False)
         return _up(program, port, "/health", {"flags": flags})
+
+    def measure(self, setup: Setup, workload: Workload, rng: random.Random) -> Result:
+        return measure(self, setup, workload, rng)
+
+
+@dataclass(frozen=True)
+class OurServer:
+    """`llamabatch serve` with 32 slots, the context as given and everything else as it is, on the same endpoint."""
+
+    name: str = "llamabatch serve"
+    options: tuple[str, ...] = ()
+
+    def applies(self, workload: Workload) -> bool:
+        return True
+
+    def open(self, setup: Setup, workload: Workload) -> HttpSession:
+        port = free_port()
+        options = ["--n-slots", str(N_SLOTS), "--n-ctx", str(workload.n_ctx), *self.options]
+        if setup.threads != Machine.here().cores:
+            options += ["--n-threads", str(setup.threads), "--n-threads-batch", str(setup.threads)]
+        command: list[str | Path] = [
+            setup.python, "-m", "llamabatch", "serve", "-m", setup.models[workload.model].path,
+            "--host", HOST, "--port", str(port), *options,
+        ]  # fmt: skip
+        program = Program(self.name, command, setup.env, setup.logs / f"{self.name}.log", lines=False)
+        return _up(program, port, "/health", {"options": options})
 
     def measure(self, setup: Setup, workload: Workload, rng: random.Random) -> Result:
         return measure(self, setup, workload, rng)

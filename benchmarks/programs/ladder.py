@@ -1,0 +1,107 @@
+"""An engine in a child process, driven without HTTP in three ways: a child program of benchmarks/server_http.py.
+
+"list" is LLM.generate. In "staggered" each request that ends is followed by the next one, as behind clients with
+one connection each. "streamed" is the same with each token handed over.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import psutil
+from cpu import cpu_s  # type: ignore[import-not-found]  # beside this file
+from lines import Handler, serve  # type: ignore[import-not-found]  # beside this file
+
+
+def start(options: dict[str, Any]) -> tuple[dict[str, Any], Handler]:
+    from llamabatch import LLM, SamplingParams
+    from llamabatch.entrypoints.input_processor import InputProcessor
+
+    llm = LLM(options["model"], isolate=True, **options["engine"])
+    client = llm._client
+    processor = InputProcessor(client, next_seed=client.next_seed)
+
+    def params(job: dict[str, Any]) -> SamplingParams:
+        return SamplingParams(max_tokens=job["generate"], ignore_eos=True, **options["sampling"])
+
+    def as_list(jobs: list[dict[str, Any]]) -> int:
+        outputs = llm.generate([job["prompt"] for job in jobs], [params(job) for job in jobs])
+        failed = [output.error for output in outputs if output.error]
+        if failed:
+            raise RuntimeError(failed[0])
+        return sum(len(output.token_ids) for output in outputs)
+
+    def in_turn(jobs: list[dict[str, Any]], n_at_once: int, seconds: float, stream: bool) -> int:
+        """Tokens that came within so many seconds."""
+        turns = itertools.cycle(jobs)
+        ended = threading.Semaphore(0)
+        tokens = 0
+        until = time.perf_counter() + seconds
+        errors: list[str] = []
+
+        def sink(outputs: Sequence[Any]) -> None:
+            nonlocal tokens
+            for output in outputs:
+                finished = output.finished
+                tokens += len(output.token_ids) if stream else len(finished.token_ids)
+                if finished is not None:
+                    errors.extend([finished.error] if finished.error else [])
+                    ended.release()
+
+        def submit() -> str:
+            job = next(turns)
+            submission = processor.prompts([job["prompt"]], params(job))
+            client.submit(submission.requests, sink, stream=stream)
+            return submission.requests[0].request_id
+
+        ids = [submit() for _ in range(n_at_once)]
+        while not errors and time.perf_counter() < until:
+            if ended.acquire(timeout=0.1):
+                ids.append(submit())
+        counted = tokens
+        client.abort(ids)
+        for _ in range(n_at_once):
+            ended.acquire()
+        if errors:
+            raise RuntimeError(errors[0])
+        return counted
+
+    def first_tokens(jobs: list[dict[str, Any]]) -> list[float]:
+        seconds = []
+        for job in jobs:
+            began = time.perf_counter()
+            for output in llm.stream(job["prompt"], params(job)):
+                if output.token_ids:
+                    seconds.append(time.perf_counter() - began)
+                    break
+        return seconds
+
+    def handle(message: dict[str, Any]) -> dict[str, Any]:
+        way, jobs = message["way"], message["jobs"]
+        if way == "first":
+            return {"first_s": first_tokens(jobs)}
+        own, engine = psutil.Process(), [psutil.Process(pid) for pid in client.pids]
+        stats = vars(llm.stats()).copy()
+        before, began = cpu_s(own), time.perf_counter()
+        engine_before = sum(map(cpu_s, engine))
+        tokens = as_list(jobs) if way == "list" else in_turn(jobs, message["at_once"], message["s"], way == "streamed")
+        wall_s = time.perf_counter() - began
+        counts = {name: n - stats[name] for name, n in vars(llm.stats()).items() if isinstance(n, int)}
+        return {
+            "counts": counts,
+            "tokens": tokens,
+            "wall_s": wall_s if way == "list" else message["s"],
+            "cpu_s": cpu_s(own) - before,
+            "engine_cpu_s": sum(map(cpu_s, engine)) - engine_before,
+        }
+
+    config = {name: value for name, value in vars(llm.plan.config.asked()).items() if name != "model"}
+    return {"options": config}, handle
+
+
+if __name__ == "__main__":
+    serve(start)

@@ -1,0 +1,462 @@
+"""The server over HTTP beside the library and beside llama-server: `make bench-server`; see docs/benchmarks.md.
+
+python -m benchmarks.server_http [--quick] [--part NAME]... [--rounds N] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import http.client
+import itertools
+import json
+import os
+import random
+import resource
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import psutil
+
+from benchmarks import facts, places, report, rounds
+from benchmarks.peers.base import LOAD_TIMEOUT_S, SAMPLING, Peer, Setup
+from benchmarks.peers.child import PROGRAMS, ChildSession, Ours
+from benchmarks.peers.client import wait_until_up
+from benchmarks.peers.servers import HOST, LlamaServer, OurServer, free_port
+from benchmarks.process import PeerFailure, Program, ended_by_signals, environment
+from benchmarks.programs.cpu import cpu_s
+from benchmarks.workloads import N_SLOTS, WORKLOADS, Job, Shape, Workload
+from llamabatch.planning.machine import Machine
+
+RESULTS = Path(__file__).resolve().parent / "results" / "server-http.json"
+PARTS = ("tiny", "0.5b", "first token", "idle", "llama-server")
+MOST_CPU_US = 25.0  # of the server's process for a token, the engine's child aside
+MOST_FIRST_MS = 2.0  # later than the library's first token, at one stream
+LEAST_OF_LIBRARY = 0.97  # of the library's speed, where llama-server is measured, too
+_WAYS = ("list", "staggered", "streamed", "http")
+_IDLE_CONNECTIONS = 1000
+_STREAM_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """32 streams for some seconds, and a list of as many requests as take about as long.
+
+    Attributes:
+        at_least: the speed over HTTP as a share of the list's.
+    """
+
+    name: str
+    workload: Workload
+    n_list: int
+    seconds: float
+    at_least: float
+
+    def shorter(self) -> Load:
+        return dataclasses.replace(self, n_list=max(N_SLOTS, self.n_list // 4), seconds=self.seconds / 3)
+
+
+def _load(name: str, model: str, shape: Shape, n_list: int, seconds: float, at_least: float) -> Load:
+    return Load(name, Workload(name, model, (shape,), n_ctx=512), n_list, seconds, at_least)
+
+
+LOADS = {
+    "tiny": (
+        _load("tiny, 64 tokens", "tiny", Shape(32, 64), 1024, 5.0, 0.75),
+        _load("tiny, 256 tokens", "tiny", Shape(32, 256), 256, 5.0, 0.75),
+    ),
+    "0.5b": (_load("0.5B, 128 tokens", "synth", Shape(64, 128), 64, 15.0, 0.97),),
+}
+SINGLE = Workload("one stream", "tiny", (Shape(32, 8),), n_ctx=512)
+_N_FIRST = 15
+
+
+@dataclass
+class Server:
+    """`llamabatch serve` in a process of its own, with a child for its engine."""
+
+    program: Program
+    port: int
+
+    @property
+    def process(self) -> psutil.Process:
+        return psutil.Process(self.program.pids[0])
+
+    @property
+    def children(self) -> list[psutil.Process]:
+        found: list[psutil.Process] = self.process.children(recursive=True)
+        return found
+
+    def generated(self) -> int:
+        """Tokens generated since its start."""
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=30)
+        try:
+            connection.request("GET", "/metrics")
+            text = connection.getresponse().read().decode()
+        finally:
+            connection.close()
+        line = next(line for line in text.splitlines() if line.startswith("llamacpp:tokens_predicted_total"))
+        return round(float(line.rsplit(" ", 1)[1]))
+
+
+@contextlib.contextmanager
+def open_server(setup: Setup, workload: Workload) -> Iterator[Server]:
+    """The server, ready; it ends with the body."""
+    port = free_port()
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in _engine(workload, setup).items()]
+    command: list[str | Path] = [
+        setup.python, "-m", "llamabatch", "serve", "-m", setup.models[workload.model].path,
+        "--host", HOST, "--port", str(port), *flags,
+    ]  # fmt: skip
+    program = Program("llamabatch serve", command, setup.env, setup.logs / "server-http.log", lines=False)
+    try:
+        wait_until_up(program, (HOST, port), "/readyz", LOAD_TIMEOUT_S)
+        yield Server(program, port)
+    finally:
+        program.close()
+
+
+@contextlib.contextmanager
+def open_library(setup: Setup, workload: Workload) -> Iterator[ChildSession]:
+    """LLM(isolate=True) with the same options."""
+    start = {
+        "model": str(setup.models[workload.model].path), "engine": _engine(workload, setup), "sampling": SAMPLING,
+    }  # fmt: skip
+    session = ChildSession("library", PROGRAMS / "ladder.py", start, setup)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+def _engine(workload: Workload, setup: Setup) -> dict[str, Any]:
+    """As the peers of benchmarks/bench.py: slots and context are given, the rest is its own choice."""
+    engine: dict[str, Any] = {"n_slots": N_SLOTS, "n_ctx": workload.n_ctx}
+    if setup.threads != Machine.here().cores:  # as many as are given, in one engine
+        engine |= {"n_threads": setup.threads, "n_threads_batch": setup.threads, "strategy": "batched"}
+    return engine
+
+
+def wrk(port: int, bodies: Path, seconds: float) -> tuple[float, float, int]:
+    """32 connections for so many seconds, each one request after another. Returns seconds, its CPU, and its requests.
+
+    Raises:
+        PeerFailure: a request failed, or wrk is not there.
+    """
+    program = shutil.which("wrk")
+    if program is None:
+        raise PeerFailure("wrk is not installed (Debian's package wrk)")
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [
+            *(program, "-t1", f"-c{N_SLOTS}", f"-d{round(seconds)}s", f"--timeout={round(_STREAM_TIMEOUT_S)}s"),
+            *("-s", str(PROGRAMS / "streams.lua"), f"http://{HOST}:{port}/v1/completions", "--", str(bodies)),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=seconds + _STREAM_TIMEOUT_S,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    line = next((line for line in done.stdout.splitlines() if line.startswith("RESULT ")), None)
+    if done.returncode != 0 or line is None:
+        raise PeerFailure(f"wrk ended with exit code {done.returncode}: {done.stderr.strip()[-300:]}")
+    micros, n_requests, n_errors = map(int, line.split()[1:])
+    if n_errors:
+        raise PeerFailure(f"{n_errors} of {n_requests} requests failed")
+    if not n_requests:
+        raise PeerFailure(f"no request has ended within {seconds:g} s")
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return micros / 1e6, used, n_requests
+
+
+def over_http(server: Server, jobs: Sequence[Job], seconds: float, folder: Path) -> dict[str, Any]:
+    """One round of wrk; the tokens are those that the server's engine counts."""
+    bodies = folder / "bodies.jsonl"
+    bodies.write_text("".join(json.dumps(body_of(job)) + "\n" for job in jobs), encoding="utf-8")
+    own, engine = server.process, server.children
+    tokens, used, engine_used = server.generated(), cpu_s(own), sum(map(cpu_s, engine))
+    wall_s, client_s, n_requests = wrk(server.port, bodies, seconds)
+    found = {
+        "tokens": server.generated() - tokens,
+        "wall_s": wall_s,
+        "cpu_s": cpu_s(own) - used,
+        "engine_cpu_s": sum(map(cpu_s, engine)) - engine_used,
+        "client_cpu_s": client_s,
+        "requests": n_requests,
+    }
+    _let_end(server)
+    return found
+
+
+def _let_end(server: Server) -> None:
+    """Until the requests that wrk has left are aborted, so that the next figure has the machine alone."""
+    until = time.monotonic() + 30
+    before = -1
+    while time.monotonic() < until:
+        now = server.generated()
+        if now == before:
+            return
+        before = now
+        time.sleep(0.2)
+
+
+def body_of(job: Job) -> dict[str, Any]:
+    return {"prompt": job.prompt, "max_tokens": job.generate, "ignore_eos": True, "stream": True, **SAMPLING}
+
+
+def in_library(session: ChildSession, way: str, jobs: Sequence[Job], seconds: float) -> dict[str, Any]:
+    message = {"way": way, "jobs": [dataclasses.asdict(job) for job in jobs], "at_once": N_SLOTS, "s": seconds}
+    return session._program.ask(message, 20 * seconds + LOAD_TIMEOUT_S)
+
+
+def measure_load(setup: Setup, load: Load, n_rounds: int, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """List, staggered, streamed and HTTP in turn, each first once."""
+    n_vocab = setup.models[load.workload.model].n_vocab
+    many = dataclasses.replace(load.workload, shapes=load.workload.shapes * load.n_list)
+    found: dict[str, list[dict[str, Any]]] = {way: [] for way in _WAYS}
+    loads: list[float] = []
+    with open_library(setup, load.workload) as library, open_server(setup, load.workload) as server:
+        options = library.facts["options"]
+        in_library(library, "list", many.jobs(random.Random(-1), n_vocab)[:N_SLOTS], load.seconds)
+        over_http(server, many.jobs(random.Random(-2), n_vocab), 1.0, folder)
+        for number in range(n_rounds):
+            loads.append(psutil.getloadavg()[0])
+            for at in range(len(_WAYS)):
+                way = _WAYS[(at + number) % len(_WAYS)]
+                jobs = many.jobs(random.Random(f"{load.name}-{number}"), n_vocab)
+                if way == "http":
+                    result = over_http(server, jobs, load.seconds, folder)
+                else:
+                    result = in_library(library, way, jobs, load.seconds)
+                found[way].append(result)
+                say(f"{load.name}, round {number + 1}, {way}: {result['tokens'] / result['wall_s']:,.0f} tokens/s")
+    return summary(load, found) | {"options": options, "load_averages": loads, "rounds": found}
+
+
+def summary(load: Load, found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Medians of speeds and of processor times a token, and ratios of the rounds with the list of the same round."""
+    if not all(each["tokens"] for results in found.values() for each in results):
+        raise PeerFailure("a round has brought no token")
+    speeds = {way: [each["tokens"] / each["wall_s"] for each in results] for way, results in found.items()}
+    ratios = {
+        way: statistics.median(mine / theirs for mine, theirs in zip(speeds[way], speeds["list"], strict=True))
+        for way in _WAYS[1:]
+    }
+    cpu_us = {
+        way: {
+            name.removesuffix("_s"): statistics.median(1e6 * each[name] / each["tokens"] for each in results)
+            for name in ("cpu_s", "engine_cpu_s", "client_cpu_s")
+            if name in results[0]
+        }
+        for way, results in found.items()
+    }
+    server_us = cpu_us["http"]["cpu"]
+    return {
+        "tokens_per_s": {way: statistics.median(values) for way, values in speeds.items()},
+        "ratios": ratios,
+        "cpu_us_per_token": cpu_us,
+        "targets": {
+            "http / list": target(ratios["http"], at_least=load.at_least),
+            "server cpu, us a token": target(server_us, at_most=MOST_CPU_US),
+        },
+    }
+
+
+def target(value: float, *, at_least: float | None = None, at_most: float | None = None) -> dict[str, Any]:
+    """A figure beside its target."""
+    if at_least is not None:
+        return {"value": value, "at_least": at_least, "met": value >= at_least}
+    assert at_most is not None
+    return {"value": value, "at_most": at_most, "met": value <= at_most}
+
+
+def first_token_s(connection: http.client.HTTPConnection, job: Job) -> float:
+    """Seconds from the request to its first event with a text."""
+    body = json.dumps(body_of(job)).encode()
+    began = time.perf_counter()
+    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    if response.status != 200:
+        raise PeerFailure(f"HTTP {response.status}: {response.read(300).decode('utf-8', 'replace')}")
+    line = response.readline()
+    seconds = time.perf_counter() - began
+    if not line.startswith(b"data: {"):
+        raise PeerFailure(f"the stream begins with {line[:100]!r}")
+    response.read()
+    return seconds
+
+
+def measure_first(setup: Setup, n_rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """The first token of one stream at a time, over HTTP and in the library, in turn."""
+    n_vocab = setup.models[SINGLE.model].n_vocab
+    many = dataclasses.replace(SINGLE, shapes=SINGLE.shapes * _N_FIRST)
+    found: dict[str, list[float]] = {"library": [], "http": []}
+    with open_library(setup, SINGLE) as library, open_server(setup, SINGLE) as server:
+        connection = http.client.HTTPConnection(HOST, server.port, timeout=60)
+        for number in range(-1, n_rounds):  # the first round is not counted
+            for way in ("library", "http") if number % 2 else ("http", "library"):
+                jobs = many.jobs(random.Random(f"first-{way}-{number}"), n_vocab)
+                if way == "http":
+                    seconds = [first_token_s(connection, job) for job in jobs]
+                else:
+                    seconds = in_library(library, "first", jobs, 10.0)["first_s"]
+                if number >= 0:
+                    found[way].append(1000 * statistics.median(seconds))
+        connection.close()
+    later = statistics.median(mine - theirs for mine, theirs in zip(found["http"], found["library"], strict=True))
+    say(f"first token: {later:+.2f} ms over HTTP")
+    medians = {way: statistics.median(values) for way, values in found.items()}
+    return {"median_ms": medians, "rounds_ms": found, "targets": {"later, ms": target(later, at_most=MOST_FIRST_MS)}}
+
+
+def measure_idle(setup: Setup, seconds: float, say: Callable[[str], None]) -> dict[str, Any]:
+    """Memory and processor time of a server with 1,000 connections that have asked once and are kept open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _IDLE_CONNECTIONS + 100
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
+    with open_server(setup, SINGLE) as server, contextlib.ExitStack() as stack:
+        process = server.process
+
+        def look() -> dict[str, float]:
+            before = cpu_s(process)
+            time.sleep(seconds)
+            return {"rss_bytes": process.memory_info().rss, "cpu_share": (cpu_s(process) - before) / seconds}
+
+        look()
+        without = look()
+        asked = f"GET /livez HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()
+        sockets = []
+        for _ in range(_IDLE_CONNECTIONS):
+            each = stack.enter_context(socket.create_connection((HOST, server.port), timeout=30))
+            each.sendall(asked)
+            sockets.append(each)
+        for each in sockets:
+            if not each.recv(4096).startswith(b"HTTP/1.1 200"):
+                raise PeerFailure("a connection was refused")
+        beside = look()
+        n_open = sum(each.status == "ESTABLISHED" for each in process.net_connections("tcp"))
+    kib = (beside["rss_bytes"] - without["rss_bytes"]) / 1024 / _IDLE_CONNECTIONS
+    say(f"{_IDLE_CONNECTIONS} idle connections: {kib:.1f} KiB each, {beside['cpu_share']:.2%} of a core")
+    return {
+        "connections": _IDLE_CONNECTIONS, "still_open": n_open, "seconds": seconds,
+        "without": without, "beside": beside, "kib_each": kib,
+    }  # fmt: skip
+
+
+def measure_peers(setup: Setup, workloads: Sequence[Workload], n_rounds: int, say: Callable[[str], None]) -> Any:
+    """Library, server and llama-server with its defaults on the same workloads, not streamed, in turn."""
+    peers: list[Peer] = [
+        Ours(options={"isolate": True}),
+        OurServer(),
+        LlamaServer(report.DEFAULTS),
+    ]
+    series = rounds.run(setup, workloads, peers, n_rounds, say=say, after_round=lambda _: None)
+    found: dict[str, Any] = {}
+    for workload in workloads:
+        rows = {row.peer: row for row in series if row.workload == workload.name}
+        speeds = {name: [result.tokens_per_s for result in row.results] for name, row in rows.items()}
+        entry: dict[str, Any] = {
+            "requests": workload.outline(),
+            "tokens_per_s": {name: statistics.median(values) for name, values in speeds.items() if values},
+            "rounds": speeds,
+            "failures": {name: row.failure for name, row in rows.items() if row.failure},
+        }
+        ours, library, theirs = (speeds[peer.name] for peer in (peers[1], peers[0], peers[2]))
+        if ours and library and theirs and not entry["failures"]:
+            over_theirs = _median_ratio(ours, theirs)
+            entry["targets"] = {
+                "serve / llama-server": target(over_theirs, at_least=LEAST_OF_LIBRARY * _median_ratio(library, theirs)),
+            }
+        found[workload.name] = entry
+    return found
+
+
+def _median_ratio(mine: Sequence[float], theirs: Sequence[float]) -> float:
+    return statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
+
+
+def make_setup(env: dict[str, str], threads: int, with_peers: bool, say: Callable[[str], None]) -> Setup:
+    return Setup(
+        models=places.models({"tiny", "synth"}, say),
+        env=env | {"PYTHONPATH": str(places.ROOT)},  # this checkout, whatever is installed
+        python=Path(sys.executable),
+        bench_python=None,
+        programs=places.built_programs(say) if with_peers else None,
+        lcp_server=None,
+        logs=places.log_folder(),
+        threads=threads,
+        timeout_s=300.0,
+    )
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="Shorter and fewer rounds: about three minutes.")
+@click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), help="Only this; repeatable.")
+@click.option("--rounds", "n_rounds", type=click.IntRange(min=1), help="Default: 5, quick 2.")
+@click.option("--threads", type=click.IntRange(min=1), help="Of every engine; default: the cores of this machine.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), default=RESULTS)
+def main(quick: bool, parts: tuple[str, ...], n_rounds: int | None, threads: int | None, json_file: Path) -> None:
+    """Measure the server beside the library and llama-server, alternating."""
+    env = environment(os.environ)
+    parts, n_rounds = parts or PARTS, n_rounds or (2 if quick else 5)
+
+    def say(text: str) -> None:
+        click.echo(text, err=True)
+
+    found: dict[str, Any] = {}
+    with ended_by_signals(), tempfile.TemporaryDirectory() as name:
+        setup = make_setup(env, threads or Machine.here().cores, "llama-server" in parts, say)
+        about = facts.facts(facts.command_line("python -m benchmarks.server_http"))
+        about["options"] = {"rounds": n_rounds, "quick": quick, "threads": setup.threads, "streams": N_SLOTS}
+
+        def run(part: str, measure: Callable[[], dict[str, Any]]) -> None:
+            """Each part is kept as soon as it is known; a failure leaves it out."""
+            try:
+                found[part] = measure()
+            except PeerFailure as failure:
+                say(f"{part}: failed, {failure}")
+                found[part] = {"failure": str(failure)}
+            json_file.write_text(json.dumps(about | {"parts": found}, indent=1) + "\n", encoding="utf-8")
+
+        for load in itertools.chain.from_iterable(LOADS[part] for part in parts if part in LOADS):
+            one = load.shorter() if quick else load
+            run(load.name, lambda one=one: measure_load(setup, one, n_rounds, Path(name), say))  # type: ignore[misc]
+        if "first token" in parts:
+            run("first token", lambda: measure_first(setup, n_rounds, say))
+        if "idle" in parts:
+            run("idle", lambda: measure_idle(setup, 2.0 if quick else 5.0, say))
+        if "llama-server" in parts:
+            workloads = [WORKLOADS["burst"], WORKLOADS["ragged"].cut(), WORKLOADS["shared prefix"].cut()]
+            run("llama-server", lambda: measure_peers(setup, workloads, min(n_rounds, 3), say))
+    for line in lines(found):
+        click.echo(line)
+    say(f"Figures: {json_file}")
+
+
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """Each target of a result, with whether it was met."""
+    for part, entry in found.items():
+        if "failure" in entry:
+            yield f"{part}: {entry['failure']}"
+        nested = {"": entry} if "targets" in entry else {k: v for k, v in entry.items() if isinstance(v, dict)}
+        for name, each in nested.items():
+            for what, goal in each.get("targets", {}).items():
+                limit = f">= {goal['at_least']:.3f}" if "at_least" in goal else f"<= {goal['at_most']:g}"
+                where = f"{part}, {name}" if name else part
+                yield f"{where}: {what} {goal['value']:.3f} ({limit}: {'met' if goal['met'] else 'MISSED'})"
+
+
+if __name__ == "__main__":
+    main()
