@@ -268,28 +268,22 @@ class SamplingParams:
     skip_reading_prefix_cache: bool = False
 
     def __post_init__(self) -> None:
+        # a default holds, and to check all of them takes longer than the rest of a request that names few
+        given = {name: value for name, value in vars(self).items() if value is not _DEFAULTS.get(name, _UNKNOWN)}
         for name, (least, most) in NUMBERS.items():
-            if getattr(self, name) is not None or name not in OPEN:
-                self._keep(name, number(SamplingError, name, getattr(self, name), least, most, _or_none(name)))
+            if name in given and (given[name] is not None or name not in OPEN):
+                self._keep(name, number(SamplingError, name, given[name], least, most, _or_none(name)))
         for name, (low, high) in (*INTEGERS.items(), *OPTIONAL_INTEGERS.items()):
-            if getattr(self, name) is not None or not _or_none(name):
-                self._keep(name, integer(SamplingError, name, getattr(self, name), low, high, _or_none(name)))
+            if name in given and (given[name] is not None or not _or_none(name)):
+                self._keep(name, integer(SamplingError, name, given[name], low, high, _or_none(name)))
         for name in BOOLEANS:
-            self._keep(name, boolean(SamplingError, name, getattr(self, name)))
+            if name in given:
+                self._keep(name, boolean(SamplingError, name, given[name]))
         if self.deadline_s is not None:
             self._keep("deadline_s", number(SamplingError, "deadline_s", self.deadline_s, 0.0, 1e9, ", or None"))
-        self._keep("overflow", choice(SamplingError, "overflow", self.overflow, OVERFLOWS))
-        # always tuples, so that parameters can be compared and hashed
-        self._keep("stop", strings("stop", self.stop, MAX_STOPS))
-        self._keep("bad_words", strings("bad_words", self.bad_words, MAX_BAD_WORDS, to_tokens=True))
-        breakers = strings("dry_sequence_breakers", self.dry_sequence_breakers, MAX_STOPS, to_tokens=True)
-        self._keep("dry_sequence_breakers", breakers)
-        self._keep("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids) or ())
-        self._keep("logit_bias", biases(self.logit_bias))
-        self._keep("allowed_token_ids", token_ids("allowed_token_ids", self.allowed_token_ids, least=1))
-        self._keep("logprob_token_ids", token_ids("logprob_token_ids", self.logprob_token_ids, least=1))
-        self._keep("structured_outputs", structure(self.structured_outputs))
-        self._keep("logits_processors", processors(self.logits_processors))
+        for name, check in _CHECKS.items():  # those of several types become tuples, to be compared and hashed
+            if name in given:
+                self._keep(name, check(given[name]))
         self._check_together()
 
     def __repr__(self) -> str:
@@ -523,3 +517,20 @@ MISPLACED = frozenset((*AS_HERE, *_ELSEWHERE))  # those of other libraries that 
 
 # a dataclass writes its __init__ itself, so the decorator comes behind it; type checkers see the fields alone
 setattr(SamplingParams, "__init__", takes_names(named)(SamplingParams.__init__))  # noqa: B010
+
+
+# Checks of the fields that are neither numbers nor booleans, in order; each gives the value to keep.
+_CHECKS: dict[str, Callable[[Any], object]] = {
+    "overflow": lambda value: choice(SamplingError, "overflow", value, OVERFLOWS),
+    "stop": lambda value: strings("stop", value, MAX_STOPS),
+    "bad_words": lambda value: strings("bad_words", value, MAX_BAD_WORDS, to_tokens=True),
+    "dry_sequence_breakers": lambda value: strings("dry_sequence_breakers", value, MAX_STOPS, to_tokens=True),
+    "stop_token_ids": lambda value: token_ids("stop_token_ids", value) or (),
+    "logit_bias": biases,
+    "allowed_token_ids": lambda value: token_ids("allowed_token_ids", value, least=1),
+    "logprob_token_ids": lambda value: token_ids("logprob_token_ids", value, least=1),
+    "structured_outputs": structure,
+    "logits_processors": processors,
+}
+_UNKNOWN = object()
+_DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}

@@ -72,6 +72,9 @@ class _Measured(NamedTuple):
     output_tokens: int
 
 
+_NOTHING = _Measured(0, 0, 0.0, 0, 0.0, 0)
+
+
 class SlotSpeed:
     """Seconds of a slot that a token takes, and the usual length of an answer, by the last requests that went well.
 
@@ -79,8 +82,8 @@ class SlotSpeed:
     """
 
     def __init__(self) -> None:
-        self._last: deque[_Measured] = deque()
-        self._sum = _Measured(0, 0, 0.0, 0, 0.0, 0)
+        self._last: deque[_Measured] = deque(maxlen=_KEPT)
+        self._known_sum: _Measured | None = None  # of the last ones; None: not added up since the latest came
 
     def __len__(self) -> int:
         return len(self._last)
@@ -95,9 +98,15 @@ class SlotSpeed:
         prefill_s = max(0.0, timings.ttft_s - timings.queued_s)
         longest = max(len(each.token_ids) for each in output.outputs)
         self._last.append(_Measured(1, computed, prefill_s, len(times) - 1, times[-1] - times[0], longest))
-        if len(self._last) > _KEPT:
-            self._last.popleft()
-        self._sum = _Measured(*map(sum, zip(*self._last, strict=True)))
+        self._known_sum = None
+
+    @property
+    def _sum(self) -> _Measured:
+        """Added up when a wait is asked for, as most requests end without one."""
+        found = self._known_sum
+        if found is None:
+            found = self._known_sum = _Measured(*map(sum, zip(*self._last, strict=True))) if self._last else _NOTHING
+        return found
 
     def service_s(self, request: Request) -> float:
         """Seconds in a slot that a request will take, with an answer of the usual length where it may end by itself."""

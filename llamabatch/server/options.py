@@ -7,6 +7,7 @@ agree.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import os
 import re
@@ -298,6 +299,7 @@ def is_ip(text: str) -> bool:
     return True
 
 
+@functools.lru_cache(maxsize=256)  # asked of each request, and most name the same one
 def is_loopback(host: str) -> bool:
     """True for the addresses and names of this machine alone: 127.0.0.0/8, ::1, localhost and names below it."""
     name = host.lower().strip("[]").rstrip(".")

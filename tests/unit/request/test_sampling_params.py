@@ -32,6 +32,7 @@ from llamabatch import (
 )
 from llamabatch.config import EngineOptions
 from llamabatch.engine.validation import check_token_ids
+from llamabatch.request import sampling_params
 from llamabatch.request.adapters import adapter_set, adapter_sets
 from llamabatch.request.sampling_params import ALIASES, OPEN, SamplingParams
 from llamabatch.request.structured_outputs import Structure
@@ -503,3 +504,20 @@ def test_keywords_for_type_checkers_are_the_fields():
 def test_errors_are_value_errors_of_our_tree():
     assert issubclass(SamplingError, ValueError)
     assert issubclass(SamplingError, LlamaBatchError)
+
+
+def test_defaults_are_what_their_checks_would_keep(monkeypatch):
+    unchecked = SamplingParams()
+    monkeypatch.setattr(sampling_params, "_DEFAULTS", {})
+    checked = SamplingParams()
+    assert checked == unchecked
+    assert {name: type(value) for name, value in vars(checked).items()} == {
+        name: type(value) for name, value in vars(unchecked).items()
+    }
+
+
+def test_only_fields_other_than_their_defaults_are_checked(monkeypatch):
+    checked = []
+    monkeypatch.setattr(sampling_params, "number", lambda error, name, value, *rest: checked.append(name) or value)
+    SamplingParams(temperature=0.5, top_p=0.9)
+    assert sorted(checked) == ["temperature", "top_p"]

@@ -223,3 +223,19 @@ def test_no_request_is_left_in_the_model_of_the_slots():
         admission.leave(asked.request_id, None, 300.0)
     assert admission.n_in_flight == 0
     assert admission._n_running == 0
+
+
+def test_measures_are_added_up_when_a_wait_is_asked_for(monkeypatch):
+    sums = []
+    monkeypatch.setattr("builtins.sum", lambda *values, sum=sum: sums.append(values) or sum(*values))
+    admission = measured()
+    assert not sums
+    asked, late = [request(at) for at in range(2)], request("late")
+    admission.enter(asked, 100.0)
+    waits = [admission.wait_s(late, 100.0) for _ in range(3)]
+    n_sums = len(sums)
+    assert waits[0] == waits[1] == waits[2] == pytest.approx(1.4, abs=0.1)
+    admission.leave(asked[0].request_id, output(asked[0], token_s=0.5), 101.0)
+    assert n_sums == 6  # one of each kind of measure, for all three
+    admission.enter([request(2)], 101.0)
+    assert admission.wait_s(late, 101.0) != waits[0]
