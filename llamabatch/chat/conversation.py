@@ -13,6 +13,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from llamabatch.chat import tool_prompts
+from llamabatch.chat.named_templates import TEMPLATES
 from llamabatch.chat.tool_parsers import types_of
 from llamabatch.errors import ConfigError, PromptError
 from llamabatch.utils.checks import boolean, nearest, show
@@ -159,8 +160,8 @@ def _chosen(choice: object) -> str | None:
 
 
 def template_source(given: str | os.PathLike[str] | None) -> str | None:
-    """The source of a chat template that a caller gives: a text of jinja2, which has "{{", "{%" or "{#" in it, or the
-    path of a file of it; None stays None.
+    """The source of a chat template that a caller gives: a text of jinja2, which has "{{", "{%" or "{#" in it, the path
+    of a file of it, or one of llama.cpp's names in named_templates.TEMPLATES; None stays None.
 
     Raises:
         ConfigError: there is no such file, or it cannot be read as UTF-8 of up to 1 MiB.
@@ -169,7 +170,9 @@ def template_source(given: str | os.PathLike[str] | None) -> str | None:
         return given
     if not isinstance(given, (str, os.PathLike)):
         raise ConfigError(f"chat_template is {show(given)}; give the text of a jinja2 template, or the path of a file")
-    advice = "give the path of a file, or a text of jinja2, which has {{ or {% in it"
+    if given in TEMPLATES:
+        return TEMPLATES[str(given)]
+    advice = f"give the path of a file, a text of jinja2, which has {{{{ or {{% in it, or one of {', '.join(TEMPLATES)}"
     path = absolute(given)
     if os.path.exists(path) and not os.path.isfile(path):  # a pipe might never end
         raise ConfigError(f"chat_template {show(given)} is no file; {advice}")

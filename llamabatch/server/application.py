@@ -47,6 +47,7 @@ from llamabatch.server.page import files as page
 from llamabatch.server.request_log import RequestLog
 from llamabatch.server.security import own_path, secured
 from llamabatch.server.serving import Connect, Serving
+from llamabatch.server.vertex import vertex_routes
 from llamabatch.server.vllm import adapters as lora_files
 from llamabatch.server.vllm import status
 
@@ -107,8 +108,9 @@ def make_app(config: EngineConfig, options: ServerOptions, connect: Connect = co
         finally:
             await serving.aclose()
 
+    found = [route for routes in (*ROUTES, *([page.routes] if options.page else [])) for route in routes]
     made = Starlette(
-        routes=[route for routes in (*ROUTES, *([page.routes] if options.page else [])) for route in routes],
+        routes=[*found, *vertex_routes(found, os.environ)],
         middleware=[
             Middleware(RequestLog),
             *([Middleware(AccessLog)] if options.access_log else []),

@@ -57,6 +57,13 @@ def test_vectors_are_those_of_the_library(tiny):
         assert np.abs(np.frombuffer(base64.b64decode(other["embedding"]), "<f4") - vector).max() < 1e-5
 
 
+def test_a_text_without_tokens_has_no_vector(tiny):
+    for given, which in (("", r"input[0]"), (["a", ""], "input[1]")):
+        response = tiny.post("/v1/embeddings", json={"input": given})
+        assert response.status_code == 400
+        assert response.json()["error"]["message"].startswith(f"{which} is empty")
+
+
 def test_the_facts_of_the_model(tiny):
     [card] = tiny.get("/v1/models").json()["data"]
     facts = card["meta"]

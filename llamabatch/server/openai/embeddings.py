@@ -102,9 +102,11 @@ class EmbeddingBody(PooledBody):
             raise ConfigError(
                 "the server was started with pooling 'none', a vector for each token; give 'mean' or 'cls'"
             )
-        texts: list[Prompt] = [
-            each if isinstance(each, str) else tuple(mixed_ids(each, processor)) for each in self.inputs
+        texts: list[Prompt] = [  # an empty text has the tokens that stand around any other
+            each if isinstance(each, str) and each else tuple(mixed_ids(each, processor)) for each in self.inputs
         ]
+        if () in texts:
+            raise PromptError(f"input[{texts.index(())}] is empty; this model needs at least one character")
         given = as_prompts(processor, texts)
         return processor.texts(given, self.adapter_scales(loaded), "raise", dimensions=self.dimensions)
 
@@ -113,11 +115,7 @@ class EmbeddingBody(PooledBody):
 def read_embedding(body: Mapping[str, Any], rules: Rules = RULES) -> EmbeddingBody:
     """The EmbeddingBody of a body. Raises ApiError, whose message names the field, its value and the allowed ones."""
     given = Body(body, EMBEDDING, rules)
-    inputs, is_list = read_mixed(given.needed("input", "a text, token ids, or a list of them"), "input")
-    for place, each in enumerate(inputs):
-        if not each:
-            which = f"input[{place}]" if is_list else "input"
-            raise PromptError(f"{which} is empty; give at least one character")
+    inputs, _ = read_mixed(given.needed("input", "a text, token ids, or a list of them"), "input")
     norm = given.take("embd_normalize")
     if norm not in (None, 2, -1) or isinstance(norm, (bool, float)):
         raise InputError(f"embd_normalize is {show(norm)}; give 2, for vectors of length 1, or -1")

@@ -112,7 +112,7 @@ def test_what_is_no_template_says_so(tmp_path):
     (tmp_path / "large").write_bytes(b" " * (2**20 + 1))
     os.mkfifo(tmp_path / "pipe")
     for given, says in (
-        ("no such file", "cannot be read: No such file or directory; give the path of a file, or a text of jinja2"),
+        ("no such file", "cannot be read: No such file or directory; give the path of a file, a text of jinja2"),
         ("a\0b", "cannot be read"),
         (tmp_path / "latin", "is no text in UTF-8"),
         (tmp_path / "large", "is larger than 1048576 bytes"),

@@ -70,11 +70,11 @@ def test_the_record_is_of_the_source_that_we_build_from():
     assert not [name for name in record["ids"] if name.startswith(tuple(ASIDE))]
 
 
-def test_each_failure_has_its_reason():
+def test_nine_in_ten_pass_and_each_failure_has_its_reason():
     ids, failures = expectations.read_passed()["ids"], expectations.read_failures()
     assert set(failures) <= set(ids)
     assert not [reason for reason in failures.values() if reason.startswith("not known") or len(reason) < 20]
-    assert len(failures) <= len(ids) / 8
+    assert len(failures) <= len(ids) / 10
 
 
 def test_the_documentation_has_the_figures():

@@ -1,0 +1,95 @@
+"""/predict of Vertex AI's containers, as llama-server has it: where AIP_MODE is PREDICTION, a body holds requests to
+other endpoints side by side.
+
+https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.routing import BaseRoute, Route
+
+from llamabatch.server.asked import json_response
+from llamabatch.server.bodies import read_json
+from llamabatch.server.errors import ApiError
+from llamabatch.server.health import readyz
+from llamabatch.utils.checks import show
+
+FORMAT = "@requestFormat"
+MAX_INSTANCES = 128
+
+
+def vertex_routes(routes: Sequence[BaseRoute], environment: Mapping[str, str]) -> list[BaseRoute]:
+    """The routes that Vertex AI asks for by AIP_…; none elsewhere.
+
+    Args:
+        routes: the endpoints that an instance may name, by a path or, as "chatCompletions", by its parts.
+    """
+    if environment.get("AIP_MODE") != "PREDICTION":
+        return []
+    paths = [each.path for each in routes if isinstance(each, Route) and "POST" in (each.methods or ())]
+    names = {_camel(path): path for path in reversed(paths)} | {path: path for path in paths}
+
+    async def predict(request: HttpRequest) -> Any:
+        """Answers each instance by the endpoint that it names, in their order."""
+        instances = read_json(await request.body(), request.headers).get("instances")
+        if not isinstance(instances, list) or len(instances) > MAX_INSTANCES:
+            what = f"{len(instances)} of them" if isinstance(instances, list) else show(instances)
+            raise ApiError(400, f"instances is {what}; give a list of at most {MAX_INSTANCES}", param="instances")
+        answers = [_answer(request, names, place, each) for place, each in enumerate(instances)]
+        return json_response({"predictions": await asyncio.gather(*answers)})
+
+    path = _path(environment.get("AIP_PREDICT_ROUTE") or "/predict")
+    found: list[BaseRoute] = [Route(path, predict, methods=["POST"])]
+    if alive := environment.get("AIP_HEALTH_ROUTE"):
+        found.append(Route(_path(alive), readyz, methods=["GET"]))
+    return found
+
+
+def _path(given: str) -> str:
+    return given if given.startswith("/") else f"/{given}"
+
+
+def _camel(path: str) -> str:
+    first, *rest = re.split("[/_-]", path.removeprefix("/v1").strip("/"))
+    return first + "".join(part[:1].upper() + part[1:] for part in rest)
+
+
+async def _answer(request: HttpRequest, names: Mapping[str, str], place: int, instance: object) -> Any:
+    """The answer of an endpoint, or its error."""
+    name = instance.get(FORMAT) if isinstance(instance, dict) else None
+    path = names.get(name) if isinstance(name, str) else None
+    if not isinstance(instance, dict) or path is None:
+        message = f"instances[{place}] has the {FORMAT} {show(name)}; give an endpoint, as chatCompletions"
+        return ApiError(400, message, param="instances").to_openai()
+    body = {key: value for key, value in instance.items() if key not in (FORMAT, "stream", "stream_options")}
+    return json.loads(await _call(request, path, json.dumps(body).encode()))
+
+
+async def _call(request: HttpRequest, path: str, body: bytes) -> bytes:
+    """The body of the response of an endpoint of the same application, whose middlewares the request has passed."""
+    own = (b"content-length", b"content-type", b"transfer-encoding")
+    headers = [(name, value) for name, value in request.scope["headers"] if name not in own]
+    headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    full = request.scope.get("root_path", "") + path
+    scope = {**request.scope, "path": full, "raw_path": full.encode(), "query_string": b"", "headers": headers}
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+    parts: list[bytes] = []
+
+    async def receive() -> Any:
+        if messages:
+            return messages.pop()
+        return await asyncio.Event().wait()  # a client that is gone ends the whole request
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            parts.append(message.get("body", b""))
+
+    await request.app.router(scope, receive, send)
+    return b"".join(parts)
