@@ -11,6 +11,7 @@ from starlette.routing import Route
 from llamabatch.server.anthropic.messages_body import read_messages
 from llamabatch.server.anthropic.messages_response import MessageEvents, MessageHead, message_response
 from llamabatch.server.asked import adapter_ids, ignored_of, json_response, read_body, with_model
+from llamabatch.server.openai.chunks import reasoning_tokens, thinking_of
 from llamabatch.server.openai.tokenize import chat_ids
 from llamabatch.server.serving import serving_of
 from llamabatch.server.sse import EventStream
@@ -23,11 +24,14 @@ async def messages(request: HttpRequest) -> Any:
     head = MessageHead.of(serving, body)
     call = await serving.submit(partial(body.submission, loaded=adapter_ids(serving)), stream=body.stream)
     if not body.stream:
-        return json_response(message_response(head, await call.outputs(), body), body.ignored)
+        outputs = await call.outputs()
+        n_thinking = await thinking_of(outputs, serving)
+        return json_response(message_response(head, outputs, body, n_thinking), body.ignored)
     assert call.submission is not None
     n_prompt = sum(len(each.prompt_token_ids) for each in call.submission.requests)
     ping_s = serving.options.sse_ping_s if body.ping_s is None else body.ping_s
-    return EventStream(call, MessageEvents(head, body, n_prompt), ping_s, ignored_of(body.ignored))
+    events = MessageEvents(head, body, n_prompt, lambda outputs: reasoning_tokens(outputs, serving.model))
+    return EventStream(call, events, ping_s, ignored_of(body.ignored))
 
 
 async def count_tokens(request: HttpRequest) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,36 +44,58 @@ class MessageHead:
             "content": content,
             "stop_reason": reason,
             "stop_sequence": stop,
+            "stop_details": None,
+            "container": None,
             "usage": usage,
         }
 
 
-def message_response(head: MessageHead, outputs: list[RequestOutput], body: ChatBody) -> Json:
-    """The message that answers a conversation. Raises ApiError for a request that was ended by an error."""
+def message_response(head: MessageHead, outputs: list[RequestOutput], body: ChatBody, n_thinking: int = 0) -> Json:
+    """The message that answers a conversation.
+
+    Args:
+        n_thinking: tokens of the thinking.
+
+    Raises:
+        ApiError: the request was ended by an error.
+    """
     [output] = outputs
     check_ends(output)
     [whole] = output.outputs
     content: list[Json] = []
-    if whole.reasoning is not None and body.include_reasoning:
+    if whole.reasoning and body.include_reasoning:
         content.append({"type": "thinking", "thinking": whole.reasoning, "signature": ""})
     if whole.text or not (content or whole.tool_calls):
-        content.append({"type": "text", "text": whole.text})
-    content += [
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call)} for call in whole.tool_calls
-    ]
+        content.append({"type": "text", "text": whole.text, "citations": None})
+    content += [_tool_use(call.id, call.name, _input(call)) for call in whole.tool_calls]
     reason, stop = _ended(whole.finish_reason, whole.stop_reason, bool(whole.tool_calls))
-    return head.document(content, reason, stop, usage_of(output))
+    return head.document(content, reason, stop, usage_of(output, n_thinking))
 
 
-def usage_of(output: RequestOutput) -> Json:
+def usage_of(output: RequestOutput, n_thinking: int = 0) -> Json:
     """Tokens of a request; those of the prompt that the cache held are counted apart."""
     cached = output.num_cached_tokens
+    n_out = sum(len(each.token_ids) for each in output.outputs)
+    return _usage(len(output.prompt_token_ids) - cached, cached, n_out, n_thinking)
+
+
+def _usage(n_in: int, n_cached: int, n_out: int, n_thinking: int) -> Json:
     return {
-        "input_tokens": len(output.prompt_token_ids) - cached,
+        "input_tokens": n_in,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": cached,
-        "output_tokens": sum(len(each.token_ids) for each in output.outputs),
+        "cache_read_input_tokens": n_cached,
+        "output_tokens": n_out,
+        "output_tokens_details": {"thinking_tokens": n_thinking},
+        # of services; clients that check types expect them
+        "cache_creation": None,
+        "inference_geo": None,
+        "server_tool_use": None,
+        "service_tier": "standard",
     }
+
+
+def _tool_use(call_id: str, name: str | None, given: Json) -> Json:
+    return {"type": "tool_use", "id": call_id, "name": name, "input": given, "caller": {"type": "direct"}}
 
 
 def _input(call: ToolCall) -> Json:
@@ -95,9 +118,17 @@ class MessageEvents:
 
     Args:
         n_prompt: tokens of the prompt.
+        count: tokens of the thinking in outputs.
     """
 
-    def __init__(self, head: MessageHead, body: ChatBody, n_prompt: int) -> None:
+    def __init__(
+        self,
+        head: MessageHead,
+        body: ChatBody,
+        n_prompt: int,
+        count: Callable[[list[RequestOutput]], int] = lambda outputs: 0,
+    ) -> None:
+        self._count = count
         self._head = head
         self._body = body
         self._n_prompt = n_prompt
@@ -120,7 +151,7 @@ class MessageEvents:
                 self._switch("thinking", '{"type":"thinking","thinking":"","signature":""}', events)
                 self._delta("thinking_delta", "thinking", output.reasoning, events)
             if output.text:
-                self._switch("text", '{"type":"text","text":""}', events)
+                self._switch("text", '{"type":"text","text":"","citations":null}', events)
                 self._delta("text_delta", "text", output.text, events)
             for call in output.tool_calls:
                 self._call(call, events)
@@ -134,11 +165,12 @@ class MessageEvents:
         assert finished is not None
         whole: CompletionOutput = finished.outputs[0]
         if self._index < 0:  # as a whole message has it
-            self._switch("text", '{"type":"text","text":""}', events)
+            self._switch("text", '{"type":"text","text":"","citations":null}', events)
         self._close(events)
         reason, stop = _ended(whole.finish_reason, whole.stop_reason, self._has_called)
-        delta = {"stop_reason": reason, "stop_sequence": stop}
-        events.append(_event("message_delta", {"delta": delta, "usage": usage_of(finished)}))
+        delta = {"stop_reason": reason, "stop_sequence": stop, "stop_details": None, "container": None}
+        usage = usage_of(finished, self._count([finished]))
+        events.append(_event("message_delta", {"delta": delta, "usage": usage}))
         events.append(_event("message_stop", {}))
         return "".join(events).encode()
 
@@ -148,12 +180,7 @@ class MessageEvents:
     def _begin(self, events: list[str]) -> None:
         if not self._is_begun:
             self._is_begun = True
-            usage = {
-                "input_tokens": self._n_prompt,
-                "cache_creation_input_tokens": 0,
-                "cache_read_input_tokens": 0,
-                "output_tokens": 0,
-            }
+            usage = _usage(self._n_prompt, 0, 0, 0)
             events.append(_event("message_start", {"message": self._head.document([], None, None, usage)}))
 
     def _switch(self, kind: str | tuple[str, int], block: str, events: list[str]) -> None:
@@ -182,7 +209,7 @@ class MessageEvents:
     def _call(self, call: ToolCallDelta, events: list[str]) -> None:
         if call.id is not None:
             self._has_called = True
-            block: Json = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+            block = _tool_use(call.id, call.name, {})
             self._switch(("tool_use", call.index), dump(block), events)
         if call.arguments:
             self._delta("input_json_delta", "partial_json", call.arguments, events)

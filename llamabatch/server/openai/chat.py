@@ -12,7 +12,7 @@ from starlette.routing import Route
 from llamabatch.server.asked import adapter_ids, ignored_of, read_body, with_model
 from llamabatch.server.openai.chat_body import read_chat
 from llamabatch.server.openai.chat_response import ChatChunks, chat_response
-from llamabatch.server.openai.chunks import Head, dump, reasoning_tokens
+from llamabatch.server.openai.chunks import Head, dump, reasoning_tokens, thinking_of
 from llamabatch.server.serving import serving_of
 from llamabatch.server.sse import EventStream
 
@@ -26,9 +26,7 @@ async def chat_completions(request: HttpRequest) -> Any:
     call = await serving.submit(partial(body.submission, loaded=adapter_ids(serving)), stream=body.stream)
     if not body.stream:
         outputs = await call.outputs()
-        thinks = any(each.reasoning for output in outputs for each in output.outputs)
-        n_reasoning = await serving.on_thread(reasoning_tokens, outputs, serving.model) if thinks else 0
-        document = chat_response(head, outputs, body, n_reasoning)
+        document = chat_response(head, outputs, body, await thinking_of(outputs, serving))
         return Response(dump(document), headers=headers, media_type="application/json")
     ping_s = serving.options.sse_ping_s if body.ping_s is None else body.ping_s
     return EventStream(

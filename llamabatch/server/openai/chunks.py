@@ -107,6 +107,12 @@ def reasoning_tokens(outputs: Sequence[RequestOutput], model: Model) -> int:
     return sum(len(model.tokenize(text, add_special=False)) for text in texts)
 
 
+async def thinking_of(outputs: Sequence[RequestOutput], serving: Serving) -> int:
+    """The same for a whole response, counted on a thread where there is any."""
+    thinks = any(each.reasoning for output in outputs for each in output.outputs)
+    return await serving.on_thread(reasoning_tokens, outputs, serving.model) if thinks else 0
+
+
 def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
     """The usage of a whole response."""
     usage = Usage()

@@ -10,6 +10,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.routing import Route
 
 from llamabatch.server.asked import adapter_ids, ignored_of, json_response, read_body, with_model
+from llamabatch.server.openai.chunks import reasoning_tokens, thinking_of
 from llamabatch.server.openai.responses_body import ResponsesBody, read_responses
 from llamabatch.server.openai.responses_response import ResponseEvents, ResponseHead, response_document
 from llamabatch.server.openai.tokenize import chat_ids
@@ -24,9 +25,16 @@ async def responses(request: HttpRequest) -> Any:
     chat, head = body.chat, ResponseHead.of(serving, body)
     call = await serving.submit(partial(chat.submission, loaded=adapter_ids(serving)), stream=chat.stream)
     if not chat.stream:
-        return json_response(response_document(head, await call.outputs()), chat.ignored)
+        outputs = await call.outputs()
+        n_reasoning = await thinking_of(outputs, serving)
+        return json_response(response_document(head, outputs, n_reasoning), chat.ignored)
     ping_s = serving.options.sse_ping_s if chat.ping_s is None else chat.ping_s
-    return EventStream(call, ResponseEvents(head), ping_s, ignored_of(chat.ignored))
+    return EventStream(
+        call,
+        ResponseEvents(head, lambda outputs: reasoning_tokens(outputs, serving.model)),
+        ping_s,
+        ignored_of(chat.ignored),
+    )
 
 
 async def input_tokens(request: HttpRequest) -> Any:

@@ -129,6 +129,8 @@ def _repeated(body: Mapping[str, Any], chat: ChatBody) -> Json:
     text, reasoning = body.get("text") or {}, body.get("reasoning") or {}
     found["text"] = {"format": text.get("format") or {"type": "text"}}
     found["reasoning"] = {"effort": reasoning.get("effort"), "summary": None}
+    if isinstance(found["tools"], list):  # each with all of a tool's fields, as clients that check types expect
+        found["tools"] = [{"description": None, "parameters": None, "strict": False} | tool for tool in found["tools"]]
     params = chat.params
     found["temperature"], found["top_p"] = params.temperature, params.top_p
     found["frequency_penalty"], found["presence_penalty"] = params.frequency_penalty, params.presence_penalty

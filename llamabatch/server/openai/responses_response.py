@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from llamabatch.request.logprobs import TokenLogprobs
 from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutput, chat_logprobs
 from llamabatch.request.tool_calls import ToolCallDelta
 from llamabatch.server.errors import ApiError
+from llamabatch.server.llama_server.settings import filled
 from llamabatch.server.openai.chunks import check_ends, dump, tier_of
 from llamabatch.server.openai.responses_body import ResponsesBody
 from llamabatch.server.serving import Serving
@@ -25,19 +27,23 @@ class ResponseHead:
     Attributes:
         number: the part of each id that is of this response.
         created: time.time() of the request, whole seconds.
+        sampling: temperature and top_p in effect, which a body may leave to the model.
     """
 
     number: str
     model: str
     created: int
     body: ResponsesBody
+    sampling: Json = field(default_factory=dict)
 
     @classmethod
     def of(cls, serving: Serving, body: ResponsesBody) -> ResponseHead:
         """The head of the response to a body."""
         chat = body.chat
         number = secrets.token_hex(12) if chat.request_id is None else chat.request_id
-        return cls(number, serving.names[0] if chat.model is None else chat.model, int(time.time()), body)
+        full = filled(chat.params, serving.model)
+        sampling = {"temperature": full.temperature, "top_p": full.top_p}
+        return cls(number, serving.names[0] if chat.model is None else chat.model, int(time.time()), body, sampling)
 
     def item_id(self, kind: str, index: int) -> str:
         """The id of an output item: a prefix of its kind, and its place."""
@@ -61,7 +67,7 @@ class ResponseHead:
             "store": False,
             "usage": usage,
         }
-        return document | self.body.repeated | more
+        return document | self.body.repeated | self.sampling | more
 
 
 def reasoning_item(item_id: str, text: str, status: str = "completed") -> Json:
@@ -92,25 +98,32 @@ def call_item(item_id: str, call_id: str, name: str, arguments: str, status: str
     }
 
 
-def response_document(head: ResponseHead, outputs: list[RequestOutput]) -> Json:
-    """The whole response. Raises ApiError for a request that was ended by an error."""
+def response_document(head: ResponseHead, outputs: list[RequestOutput], n_reasoning: int = 0) -> Json:
+    """The whole response.
+
+    Args:
+        n_reasoning: tokens of the thinking.
+
+    Raises:
+        ApiError: the request was ended by an error.
+    """
     [output] = outputs
     check_ends(output)
     [whole] = output.outputs
     items: list[Json] = []
-    if whole.reasoning is not None and head.body.chat.include_reasoning:
+    if whole.reasoning and head.body.chat.include_reasoning:
         items.append(reasoning_item(head.item_id("rs", len(items)), whole.reasoning))
     if whole.text or not (items or whole.tool_calls):
         part = text_part(whole.text, logprobs_of(whole.logprobs, head))
         items.append(message_item(head.item_id("msg", len(items)), [part]))
     for call in whole.tool_calls:
         items.append(call_item(head.item_id("fc", len(items)), call.id, call.name, call.arguments))
-    return ended(head, output, items)
+    return ended(head, output, items, n_reasoning)
 
 
-def ended(head: ResponseHead, output: RequestOutput, items: list[Json]) -> Json:
+def ended(head: ResponseHead, output: RequestOutput, items: list[Json], n_reasoning: int) -> Json:
     """The response object of a request that has ended, with these items."""
-    usage = usage_of(output)
+    usage = usage_of(output, n_reasoning)
     if output.outputs[0].finish_reason is FinishReason.LENGTH:
         if items:
             items[-1] = items[-1] | {"status": "incomplete"}
@@ -118,14 +131,14 @@ def ended(head: ResponseHead, output: RequestOutput, items: list[Json]) -> Json:
     return head.document("completed", items, usage)
 
 
-def usage_of(output: RequestOutput) -> Json:
+def usage_of(output: RequestOutput, n_reasoning: int) -> Json:
     """Tokens of a request."""
     n_in, n_out = len(output.prompt_token_ids), sum(len(each.token_ids) for each in output.outputs)
     return {
         "input_tokens": n_in,
         "input_tokens_details": {"cached_tokens": output.num_cached_tokens, "cache_write_tokens": 0},
         "output_tokens": n_out,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": n_reasoning},
         "total_tokens": n_in + n_out,
     }
 
@@ -139,14 +152,18 @@ def logprobs_of(logprobs: tuple[TokenLogprobs, ...] | None, head: ResponseHead) 
 
 
 class ResponseEvents:
-    """The events of a streamed response: items of thinking, text and calls, one after another, each numbered."""
+    """The events of a streamed response: items of thinking, text and calls, one after another, each numbered.
 
-    def __init__(self, head: ResponseHead) -> None:
+    Args:
+        count: tokens of the thinking in outputs.
+    """
+
+    def __init__(self, head: ResponseHead, count: Callable[[list[RequestOutput]], int] = lambda outputs: 0) -> None:
         self._head = head
+        self._count = count
         self._number = 0  # of the next event
         self._items: list[Json] = []  # those that are complete
         self._item: _Item | None = None  # the open one
-        self._reasoning_tokens = 0
         self._is_begun = False
         self._finished: RequestOutput | None = None
 
@@ -158,8 +175,6 @@ class ResponseEvents:
                 check_ends(output.finished)
                 self._finished = output.finished
             self._begin(events)
-            if output.reasoning:
-                self._reasoning_tokens += len(output.token_ids)
             if output.reasoning and self._head.body.chat.include_reasoning:
                 self._open("rs", 0, events).add(output.reasoning, [], events)
             if output.text:
@@ -179,8 +194,7 @@ class ResponseEvents:
         if self._item is None and not self._items:  # as a whole response has it
             self._open("msg", 0, events)
         self._close(events, "incomplete" if is_cut else "completed")
-        document = ended(self._head, finished, self._items)
-        document["usage"]["output_tokens_details"]["reasoning_tokens"] = self._reasoning_tokens
+        document = ended(self._head, finished, self._items, self._count([finished]))
         events.append(self.event(f"response.{document['status']}", {"response": document}))
         return "".join(events).encode(errors="replace")
 

@@ -156,6 +156,8 @@ def test_a_stream_of_any_cuts_is_the_whole_message(output, reason):
     assert expected["stop_sequence"] == ("\n" if reason == "stop_sequence" else None)
     assert expected["usage"] == {
         "input_tokens": 1, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 3, "output_tokens": 7,
+        "output_tokens_details": {"thinking_tokens": 0}, "cache_creation": None, "inference_geo": None,
+        "server_tool_use": None, "service_tier": "standard",
     }  # fmt: skip
     for seed in range(50):
         events = MessageEvents(HEAD, read(), 4)
@@ -234,7 +236,7 @@ def client():
 def test_the_endpoint(client):
     body = {"messages": HELLO, "max_tokens": 20}
     message = client.post("/v1/messages", json=body).json()
-    assert message["content"] == [{"type": "text", "text": "one two three"}]
+    assert message["content"] == [{"type": "text", "text": "one two three", "citations": None}]
     streamed = client.post("/v1/messages", json=body | {"stream": True})
     assert rebuilt(streamed.text)["content"] == message["content"]
     count = client.post("/v1/messages/count_tokens", json={"messages": HELLO}).json()
