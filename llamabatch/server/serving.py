@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
@@ -435,6 +435,7 @@ def file_fingerprint_or_none(path: Any) -> str | None:
         return None
 
 
+@cache
 def _plain_name(model: str) -> str:
     """The file's name without folder and ending; a name on the hub as it is."""
     if ":" in model and not model.endswith(".gguf"):

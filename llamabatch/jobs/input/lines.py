@@ -170,9 +170,11 @@ def text_or_ids(name: str, value: object) -> str | tuple[int, ...]:
         raise PromptError(f"{name} is {show(value)}; give a text or a list of token ids")
     if not value:
         raise PromptError(f"{name} is an empty list; give a text or a list of token ids")
-    for token_id in value:
-        integer(PromptError, f"a token id of {name}", token_id, 0, MAX_TOKEN_ID)
-    return tuple(value)
+    token_ids = tuple(value)
+    if set(map(type, token_ids)) != {int} or min(token_ids) < 0 or max(token_ids) > MAX_TOKEN_ID:  # else all are good
+        for token_id in token_ids:
+            integer(PromptError, f"a token id of {name}", token_id, 0, MAX_TOKEN_ID)
+    return token_ids
 
 
 def _with_numbers(biases: Mapping[Any, Any]) -> dict[int, Any]:
