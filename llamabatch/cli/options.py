@@ -77,6 +77,19 @@ def engine_options(exclude: tuple[str, ...] = ()) -> Callable[[Command], Command
     return decorate
 
 
+def variable_of(name: str) -> str:
+    """The variable of the environment for an option, by the name of its parameter."""
+    return f"LLAMABATCH_{name.upper()}"
+
+
+def engine_variables(command: click.Command) -> None:
+    """Lets the options of the engine take their values from LLAMABATCH_…: LLAMABATCH_N_SLOTS."""
+    names = {field.name for field in fields(EngineConfig)}
+    for each in command.params:
+        if isinstance(each, click.Option) and each.name in names and each.envvar is None:
+            each.envvar = variable_of(each.name)
+
+
 def _option(field: Field[Any]) -> Callable[[Command], Command]:
     flag = "--" + field.name.replace("_", "-")
     default = "" if field.default in (None, ()) else f"  [default: {str(field.default).lower()}]"

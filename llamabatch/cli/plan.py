@@ -7,9 +7,11 @@ from typing import Any
 
 import click
 
+from llamabatch.cli import echo_wrapped
 from llamabatch.cli.help_groups import GroupedCommand
 from llamabatch.cli.options import engine_options, model_option, plot_option
 from llamabatch.cli.param_types import AutoInt, File
+from llamabatch.tools.plan.kubernetes import patch, yaml
 from llamabatch.tools.plan.report import Report, document
 from llamabatch.tools.plan.run import Question, answer, size_in_bytes
 from llamabatch.tools.plan.table import show
@@ -27,11 +29,16 @@ from llamabatch.utils.console import check_targets, console, write_json
 @click.option("--load", type=int, help="Requests that come at once; by default the number of --prompts.")
 @click.option("--latency", type=float, help="Milliseconds that the p95 of the time between two tokens may take.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option(
+    "--kubernetes",
+    is_flag=True,
+    help="Print a patch of kustomize: the memory, CPUs and options of a container; YAML, with --json JSON.",
+)
 @plot_option
 @engine_options(exclude=("n_slots",))
 def plan(
-    model: str, slots: Any, memory: str | None, latency: float | None, as_json: bool, plot_file: Path | None,
-    engine: dict[str, Any], **asked: Any,
+    model: str, slots: Any, memory: str | None, latency: float | None, as_json: bool, kubernetes: bool,
+    plot_file: Path | None, engine: dict[str, Any], **asked: Any,
 ) -> None:  # fmt: skip
     """Show what fits in memory: slots, context, engines, the strategy that suits, and what to change. Loads no model.
 
@@ -43,7 +50,12 @@ def plan(
     question = Question(model, engine, memory_bytes=free, latency_ms=latency, **asked)
     check_targets(None, plot_file)
     report = answer(question)
-    write(report, as_json, plot_file)
+    if kubernetes and report.fits:
+        write_patch(report, engine, as_json, plot_file)
+    elif kubernetes:
+        echo_wrapped(str(report.refusal))
+    else:
+        write(report, as_json, plot_file)
     if not report.fits:
         click.get_current_context().exit(1)
 
@@ -54,6 +66,20 @@ def write(report: Report, as_json: bool, plot_file: Path | None) -> None:
         write_json(document(report), Path("-"))
     else:
         show(report, console())
+    _draw(report, plot_file)
+
+
+def write_patch(report: Report, engine: dict[str, Any], as_json: bool, plot_file: Path | None) -> None:
+    """Writes the patch for kustomize to stdout; the picture to its file."""
+    operations = patch(report, engine)
+    if as_json:
+        write_json(operations, Path("-"))
+    else:
+        click.echo(yaml(operations, report), nl=False)
+    _draw(report, plot_file)
+
+
+def _draw(report: Report, plot_file: Path | None) -> None:
     if plot_file is not None:
         from llamabatch.tools.plan.plot import draw  # matplotlib is optional, and takes a second to import
 

@@ -14,6 +14,7 @@ from llamabatch.cli.options import (
     adapters_of,
     chat_template_option,
     engine_options,
+    engine_variables,
     lora_option,
     model_option,
     sampling_options,
@@ -165,3 +166,6 @@ def _report(summary: Summary, json_file: Path | None, plot_file: Path | None) ->
         from llamabatch.jobs.plot import draw  # matplotlib is optional, and takes a second to import
 
         draw(summary, plot_file)
+
+
+engine_variables(run)

@@ -13,7 +13,14 @@ import click
 
 from llamabatch.cli import echo_wrapped
 from llamabatch.cli.help_groups import GROUPS, SERVER_GROUPS, GroupedCommand
-from llamabatch.cli.options import chat_template_option, engine_options, lora_option, model_option, sampling_options
+from llamabatch.cli.options import (
+    chat_template_option,
+    engine_options,
+    lora_option,
+    model_option,
+    sampling_options,
+    variable_of,
+)
 from llamabatch.cli.param_types import Text
 from llamabatch.cli.serve_flags import Translated, from_environment, translate
 from llamabatch.config import MIN_CTX
@@ -26,8 +33,7 @@ from llamabatch.utils.paths import TINY
 
 Command = Callable[..., Any]
 
-_PREFIX = "LLAMABATCH_"
-_KEY_VARIABLES = (f"{_PREFIX}API_KEY", "LLAMA_API_KEY", "VLLM_API_KEY")
+_KEY_VARIABLES = (variable_of("api_key"), "LLAMA_API_KEY", "VLLM_API_KEY")
 _FLAGS = {"api_keys": "--api-key", "allowed_hosts": "--allowed-host", "served_model_names": "--served-model-name"}
 _FLAGS["threads"] = "--threads-http"  # --threads is llama-server's, for the engine
 _ELSEWHERE = ("sampling", "chat_template", "chat_template_kwargs", "default_adapters")  # options of their own
@@ -307,4 +313,4 @@ def _merged(objects: tuple[str, ...]) -> dict[str, Any]:
 
 for _each in serve.params:
     if isinstance(_each, click.Option) and not _each.hidden and _each.envvar is None and _each.name != "help":
-        _each.envvar = _KEY_VARIABLES if _each.name == "api_keys" else f"{_PREFIX}{str(_each.name).upper()}"
+        _each.envvar = _KEY_VARIABLES if _each.name == "api_keys" else variable_of(str(_each.name))

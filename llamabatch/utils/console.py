@@ -144,7 +144,7 @@ def check_targets(json_file: Path | None, plot_file: Path | None) -> None:
         raise SetupError("--plot needs matplotlib, which is not installed; run: pip install 'llamabatch[tools]'")
 
 
-def write_json(content: dict[str, Any], file: Path | None) -> None:
+def write_json(content: dict[str, Any] | list[Any], file: Path | None) -> None:
     """Writes JSON to a file, or to stdout if that is "-". None: writes nothing."""
     if file is None:
         return

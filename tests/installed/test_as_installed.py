@@ -139,6 +139,9 @@ COMMANDS = {
     "llamabatch plan -m model.gguf --memory 8G --json": Short(
         "llamabatch plan -m model.gguf --memory 8G --json", says='"model"'
     ),
+    "llamabatch plan -m model.gguf --memory 8G --kubernetes": Short(
+        "llamabatch plan -m model.gguf --memory 8G --kubernetes", says="LLAMABATCH_N_SLOTS"
+    ),
     "llamabatch plan -m model.gguf --plot plan.png": Short(
         "llamabatch plan -m model.gguf --plot plan.png", makes=("plan.png",)
     ),

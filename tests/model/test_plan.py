@@ -15,6 +15,7 @@ from llamabatch.errors import ConfigError, InputError, MemoryPlanError
 from llamabatch.gguf.resolve import resolve
 from llamabatch.llama import model as model_module
 from llamabatch.planning.machine import Machine
+from llamabatch.planning.memory import PROCESS_BYTES
 from llamabatch.planning.model_facts import ModelFacts
 from llamabatch.planning.profile import Profile, ProfileKey, Stair
 from llamabatch.tools.plan.advice import strategy
@@ -272,3 +273,75 @@ def test_the_library_is_not_needed_to_read_a_header(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def kubernetes_patch(*arguments):
+    return CliRunner().invoke(cli, ["plan", *arguments, "--kubernetes"], terminal_width=80)
+
+
+def test_a_pod_of_the_patch_holds_the_plan_that_made_it():
+    """Limits as free memory, options from the variables: the same engine, where "auto" would take half."""
+    asked = (
+        "-m",
+        "tiny",
+        "--memory",
+        "4G",
+        "--n-threads",
+        "3",
+        "--type-k",
+        "q8_0",
+        "--flash-attn",
+        "on",
+        "--no-preempt",
+    )
+    told = kubernetes_patch(*asked, "--json")
+    assert told.exit_code == 0
+    first, *more = json.loads(told.stdout)
+    assert first["path"] == "/spec/template/spec/containers/0/resources"
+    assert first["value"]["requests"] == first["value"]["limits"]
+    assert first["value"]["limits"]["cpu"] == "3"
+    names = {each["value"]["name"]: each["value"]["value"] for each in more}
+    assert {each["path"] for each in more} == {"/spec/template/spec/containers/0/env/-"}
+    assert names["LLAMABATCH_TYPE_K"] == "q8_0"
+    assert names["LLAMABATCH_PREEMPT"] == "false"
+    [document] = [
+        answer(Question("tiny", {"n_threads": 3, "type_k": "q8_0", "flash_attn": "on"}, memory_bytes=4 * 2**30))
+    ]
+    memory = size_in_bytes(first["value"]["limits"]["memory"].removesuffix("i"))
+    assert document.total_bytes + PROCESS_BYTES < memory < 2 * document.total_bytes + 2**29
+    flags = [f"--{name.removeprefix('LLAMABATCH_').lower().replace('_', '-')}={value}" for name, value in names.items()
+             if value not in ("true", "false")]  # fmt: skip
+    flags = [flag.replace("--n-slots", "--slots") for flag in flags]
+    again = CliRunner().invoke(cli, ["plan", "-m", "tiny", "--memory", str(memory), "--json", *flags])
+    assert again.exit_code == 0, again.output
+    engine = json.loads(again.stdout)["engine"]
+    config = document.asked.config
+    for name in ("strategy", "instances", "n_slots", "n_ctx", "kv", "type_k", "n_threads", "n_threads_batch"):
+        assert engine[name] == getattr(config, name), name
+
+
+def test_the_patch_as_yaml_is_the_one_as_json_and_narrow():
+    yaml = pytest.importorskip("yaml")
+    asked = ("-m", "tiny", "--memory", "2G", "--slots", "4")
+    told = kubernetes_patch(*asked).stdout
+    assert yaml.safe_load(told) == json.loads(kubernetes_patch(*asked, "--json").stdout)
+    assert max(map(len, told.splitlines())) <= 80
+    assert told.startswith("# tiny: 4 slots")
+
+
+def test_a_plan_that_does_not_fit_gives_no_patch():
+    told = kubernetes_patch("-m", "tiny", "--memory", "52M", "--slots", "32")
+    assert told.exit_code == 1
+    assert told.stdout == ""
+    assert "are needed, but" in told.stderr
+
+
+def test_variables_of_the_patch_are_read_by_run_and_serve(tmp_path, monkeypatch):
+    """`serve`'s are in tests/unit/project/test_deploy.py."""
+    (tmp_path / "in.jsonl").write_text('{"prompt": "Once", "max_tokens": 2}\n')
+    for each in json.loads(kubernetes_patch("-m", "tiny", "--memory", "2G", "--slots", "3", "--json").stdout)[1:]:
+        monkeypatch.setenv(each["value"]["name"], each["value"]["value"])
+    monkeypatch.setenv("LLAMABATCH_MODEL", "tiny")
+    told = CliRunner().invoke(cli, ["run", str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"), "--json", "-"])
+    assert told.exit_code == 0, told.output
+    assert json.loads(told.stdout)["slots"] == 3

@@ -1,0 +1,113 @@
+"""`llamabatch plan --kubernetes`: a plan as a patch of kustomize, with the resources and options of a container."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from llamabatch.planning.memory import MIB, PROCESS_BYTES
+from llamabatch.tools.plan.report import Report
+
+SERVER_BYTES = 96 * MIB  # the process that talks HTTP, or writes rows: 74 MiB, 83 with 1,000 connections, and results
+BODIES_BYTES = 256 * MIB  # --max-bodies-bytes of `llamabatch serve`
+MARGIN = 0.05  # the largest difference between predicted and measured peaks, docs/plan.md
+NVIDIA = "nvidia.com/gpu"
+_CONTAINER = "/spec/template/spec/containers/0"
+_PINNED = ("strategy", "instances", "n_slots", "n_ctx", "kv", "n_threads", "n_threads_batch")
+
+
+def patch(report: Report, given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A JSON patch (RFC 6902) for the first container of a Deployment or a Job, which must have a list `env`.
+
+    Requests equal limits, so that a pod has the quality of service "Guaranteed": memory in bytes, a CPU for each
+    thread, a GPU for each that the plan uses. Inside of such limits "auto" would take half of the memory, so that the
+    options of the plan come along as variables, which `llamabatch serve` and `run` read.
+
+    Args:
+        report: of a plan that fits.
+        given: options of the engine that were asked for.
+    """
+    resources = {"cpu": str(_cpus(report)), "memory": f"{-(-_bytes(report) // MIB)}Mi"}
+    if gpus := _gpus(report):
+        resources[NVIDIA] = str(gpus)
+    found: list[dict[str, Any]] = [
+        {
+            "op": "add",
+            "path": f"{_CONTAINER}/resources",
+            "value": {"requests": resources, "limits": dict(resources)},
+        }
+    ]
+    for name, value in variables(report, given).items():
+        found.append({"op": "add", "path": f"{_CONTAINER}/env/-", "value": {"name": name, "value": value}})
+    return found
+
+
+def variables(report: Report, given: Mapping[str, Any]) -> dict[str, str]:
+    """The options of the plan as variables of the environment, those that were left open included."""
+    config = report.asked.config
+    chosen = {**given, **{name: getattr(config, name) for name in _PINNED}}
+    if config.kv == "unified":
+        chosen["kv_cells"] = config.kv_cells
+    return {f"LLAMABATCH_{name.upper()}": _text(value) for name, value in chosen.items()}
+
+
+def yaml(operations: list[dict[str, Any]], report: Report) -> str:
+    """The patch as YAML with two comments. Texts are in JSON's quotes, which YAML has, too."""
+    config = report.asked.config
+    lines = [
+        f"# {_quoted(report.model)[1:-1]}: {config.n_slots} slots, {config.n_ctx} tokens each,",
+        f"# {config.instances} engine{'s' * (config.instances > 1)}, strategy {config.strategy}",
+    ]
+    for operation in operations:
+        lines += [
+            f"- op: {operation['op']}",
+            f"  path: {operation['path']}",
+            "  value:",
+            *_block(operation["value"], 4),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _block(value: Mapping[str, Any], indent: int) -> list[str]:
+    lines = []
+    for name, each in value.items():
+        if isinstance(each, Mapping):
+            lines += [f"{' ' * indent}{name}:", *_block(each, indent + 2)]
+        else:
+            lines.append(f"{' ' * indent}{name}: {_quoted(each)}")
+    return lines
+
+
+def _quoted(text: str) -> str:
+    """A text as YAML and JSON have it; three characters end a line in YAML alone."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return "".join(f"\\u{ord(each):04x}" if each in "\x85\u2028\u2029" else each for each in quoted)
+
+
+def _bytes(report: Report) -> int:
+    """Main memory of a pod: the peak of the engines in child processes, and what is around them."""
+    asked = report.asked
+    own = asked.memory
+    engines = asked.peak_bytes + (0 if asked.in_children else PROCESS_BYTES)
+    if own.kv_cache:  # else the context for embeddings is the only one, and is counted
+        engines += own.embeddings * asked.config.instances
+    return int(engines * (1 + MARGIN)) + SERVER_BYTES + BODIES_BYTES
+
+
+def _cpus(report: Report) -> int:
+    config = report.asked.config
+    return config.instances * max(config.n_threads, config.n_threads_batch)
+
+
+def _gpus(report: Report) -> int:
+    """GPUs of all engines: children have one each, else all engines share those that the model is dealt out to."""
+    used = sum(gpu.total > 0 for gpu in report.memory.gpus)
+    children = report.asked.config.strategy == "multi-instance"
+    return min(len(report.machine.gpus), used * report.asked.config.instances) if children else used
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
