@@ -21,6 +21,7 @@ TOOLS = "tools"  # a grammar that llamabatch makes of the tools of a conversatio
 IN_REASONING = "enable_in_reasoning"
 ANY_OBJECT = '{"type": "object"}'
 
+CANNOT_FOLLOW = "structured_outputs cannot be followed any further"  # begins the error of a form that costs too much
 _MOST_KEPT = 16  # structures that passed the checks
 _KEYS = (*KINDS, "json_object")
 _FORMATS = ("json_schema", "json_object", "structural_tag", "text")

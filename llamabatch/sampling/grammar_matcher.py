@@ -12,6 +12,7 @@ import numpy as np
 
 from llamabatch.errors import describe
 from llamabatch.request.reasoning import GAP
+from llamabatch.request.structured_outputs import CANNOT_FOLLOW
 from llamabatch.sampling.grammar_sandbox import reason
 from llamabatch.sampling.reasoning import Phase, ReasoningTracker
 from llamabatch.sampling.token_masks import Words, all_but, allow, n_words
@@ -120,7 +121,7 @@ class GrammarMatcher:
 
     def fail(self, error: Exception) -> None:
         """Ends this sequence with its next token; the other rows of the call go on."""
-        self.error = f"structured_outputs cannot be followed any further: {describe(error)}"
+        self.error = f"{CANNOT_FOLLOW}: {describe(error)}"
 
     def advance(self, index: int, token_ids: Sequence[int]) -> None:
         """Consumes the output tokens before `index`; token_ids ends with the last of them."""
@@ -182,7 +183,7 @@ class GrammarMatcher:
             self.matcher.consume_tokens([*before, *token_ids[len(token_ids) - (index - self._begin) :]])
             self._num_consumed = index - self._begin
         if self.matcher.is_error():
-            self.error = f"structured_outputs cannot be followed any further: {reason(self.matcher.get_error())}"
+            self.error = f"{CANNOT_FOLLOW}: {reason(self.matcher.get_error())}"
 
     def set_mask(self, index: int, token_ids: Sequence[int], row: Words) -> None:
         """Makes `row`, to which the matcher wrote it, the mask for output token `index`, until it is written again."""

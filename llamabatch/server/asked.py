@@ -97,6 +97,20 @@ def json_response(value: Any, ignored: tuple[str, ...] = ()) -> Response:
     return Response(dump(value).encode(errors="replace"), headers=ignored_of(ignored), media_type="application/json")
 
 
+async def large_response(
+    serving: Serving, make: Callable[..., Any], *arguments: Any, ignored: tuple[str, ...] = ()
+) -> Response:
+    """As json_response, of a value of any size: a worker's thread makes and writes it, and others' streams go on."""
+    from starlette.responses import Response
+
+    from llamabatch.server.openai.chunks import dump_in_turns
+
+    def written() -> bytes:
+        return dump_in_turns(make(*arguments)).encode(errors="replace")
+
+    return Response(await serving.on_thread(written), headers=ignored_of(ignored), media_type="application/json")
+
+
 def ignored_of(names: tuple[str, ...]) -> dict[str, str]:
     """The header that names ignored fields; they are written to the log, too."""
     if not names:

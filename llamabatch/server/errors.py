@@ -27,6 +27,7 @@ from llamabatch.errors import (
     QueueFull,
     SetupError,
 )
+from llamabatch.request.structured_outputs import CANNOT_FOLLOW
 from llamabatch.scheduler.deadlines import DEADLINE_EXCEEDED
 from llamabatch.utils.checks import show
 
@@ -149,12 +150,14 @@ class ApiError(Exception):
     @classmethod
     def of_output(cls, error: str) -> ApiError:
         """The error of a RequestOutput, which the engine ended: a missed deadline (504), a request that kills the
-        engine (500), an engine that is gone (503), or anything else (500)."""
+        engine (500), a form that costs too much to follow (400), an engine that is gone (503), anything else (500)."""
         before, deadline, late = error.partition(DEADLINE_EXCEEDED)
         if deadline:  # of a list, `before` says which of its prompts
             return cls(504, before + late)
         if KILLS_ALONE in error:
             return cls(500, error, code="engine_crash")
+        if CANNOT_FOLLOW in error:
+            return cls(400, error)
         if any(gone in error for gone in _GONE):
             return cls(503, error, headers=retry_after(None))
         return cls(500, error)

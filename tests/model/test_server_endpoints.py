@@ -44,6 +44,13 @@ def test_every_example_of_the_document_works(tiny, path, name, body):
     assert '"error":{' not in response.text.replace(" ", "")
 
 
+def test_a_form_that_costs_too_much_is_the_callers_fault(tiny):
+    grammar = "root ::= " + " | ".join(f'"{i}"' for i in range(4_000))
+    answer = tiny.post("/v1/completions", json={"prompt": "a", "max_tokens": 4, "grammar": grammar})
+    assert answer.status_code == 400, answer.text
+    assert "structured_outputs cannot be followed any further" in answer.json()["error"]["message"]
+
+
 def test_vectors_are_those_of_the_library(tiny):
     texts = ["Once upon a time", "a fox"]
     with LLM("tiny", n_slots=4) as llm:

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.submission import Submission
 from llamabatch.errors import EngineClosedError
-from llamabatch.server.asked import adapter_ids, ignored_of, json_response, read_body, with_model
+from llamabatch.server.asked import adapter_ids, ignored_of, large_response, read_body, with_model
 from llamabatch.server.errors import ApiError
 from llamabatch.server.hub import RequestStream
 from llamabatch.server.live import EVERY_S, live_of
@@ -69,7 +69,7 @@ async def _answer(serving: Serving, body: LlamaCompletionBody) -> Any:
             found = completion_documents(context, outputs, lambda index: index // n in limit.over)
             return found if body.is_list else found[0]
 
-        return json_response(await serving.on_thread(documents), body.ignored)
+        return await large_response(serving, documents, ignored=body.ignored)
     chunks = LlamaCompletionChunks(context, lambda places: _end(serving, call, places))
     assert call.submission is not None
     chunks.begin([len(each.prompt_token_ids) for each in call.submission.requests])

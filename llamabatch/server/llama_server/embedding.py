@@ -16,7 +16,7 @@ from llamabatch.entrypoints.submission import Submission, token_vectors, vectors
 from llamabatch.errors import InputError
 from llamabatch.llama.model import Model
 from llamabatch.request.outputs import RequestOutput
-from llamabatch.server.asked import json_response, read_body, with_model
+from llamabatch.server.asked import large_response, read_body, with_model
 from llamabatch.server.bodies import RULES, Body, Field, Fields, Json, Rules, reads
 from llamabatch.server.llama_server.completion_body import Mixed, mixed_ids, read_mixed
 from llamabatch.server.llama_server.dialect import in_dialect
@@ -96,7 +96,7 @@ async def embedding(request: HttpRequest) -> Any:
     serving = serving_of(request)
     body = with_model(await read_body(request, serving, read_llama_embedding), serving)
     outputs = await pooled_outputs(serving, body)
-    return json_response(await serving.on_thread(embedding_documents, body, outputs, serving.model), body.ignored)
+    return await large_response(serving, embedding_documents, body, outputs, serving.model, ignored=body.ignored)
 
 
 routes = [

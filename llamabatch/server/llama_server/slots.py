@@ -19,6 +19,7 @@ from llamabatch.server.llama_server.dialect import in_dialect
 from llamabatch.server.serving import Serving, serving_of
 from llamabatch.utils.checks import show
 
+_YES, _NO = ("1", "true"), ("0", "false", "")
 MAX_WATCHERS = 32  # streams at once, of one server
 
 _HEADERS = [
@@ -65,7 +66,10 @@ async def slots(request: HttpRequest) -> Any:
     serving, asked = serving_of(request), request.query_params
     if not serving.options.slots:
         raise ApiError(501, "this server does not answer /slots; start it without --no-slots")
-    if asked.get("stream", "0") not in ("0", "", "false"):
+    stream = asked.get("stream", "0")
+    if stream not in _YES and stream not in _NO:
+        raise ApiError(400, f"stream is {show(stream)}; give 1 or 0", param="stream")
+    if stream in _YES:
         return SlotEvents(serving)
     serving.check_ready()
     check_model(asked.get("model") or None, serving)

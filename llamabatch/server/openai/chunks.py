@@ -21,10 +21,32 @@ quoted = encode_basestring  # a str as JSON; compiled
 
 _dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 
+_SLICE = 1024  # entries of a list that are written at once
+
 
 def dump(value: Any) -> str:
     """A value as JSON, without blanks."""
     return _dump(value)
+
+
+def dump_in_turns(value: Any) -> str:
+    """As dump, for large values, on a worker's thread. The encoder lets no other thread run before its end, so it gets
+    long lists in slices."""
+    if isinstance(value, dict) and not _is_flat(value):
+        return f"{{{','.join([f'{_dump(key)}:{dump_in_turns(each)}' for key, each in value.items()])}}}"
+    if not isinstance(value, list) or len(value) == 0:
+        return _dump(value)
+    if not _is_flat(value[0]):  # entries of a list are of one kind
+        return f"[{','.join([dump_in_turns(each) for each in value])}]"
+    slices = [value[start : start + _SLICE] for start in range(0, len(value), _SLICE)]
+    return f"[{','.join([_dump(each)[1:-1] for each in slices])}]"
+
+
+def _is_flat(value: Any) -> bool:
+    """No list, and no object that holds one or another object."""
+    return not isinstance(value, list) and not (
+        isinstance(value, dict) and any(isinstance(each, (dict, list)) for each in value.values())
+    )
 
 
 @dataclass(frozen=True)

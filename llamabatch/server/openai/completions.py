@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
 from starlette.routing import Route
 
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.submission import Submission
-from llamabatch.server.asked import adapter_ids, ignored_of, read_body, with_model
-from llamabatch.server.openai.chunks import Head, dump
+from llamabatch.server.asked import adapter_ids, ignored_of, json_response, large_response, read_body, with_model
+from llamabatch.server.openai.chunks import Head
 from llamabatch.server.openai.completion_body import read_completion
 from llamabatch.server.openai.completion_response import CompletionChunks, completion_response
 from llamabatch.server.serving import serving_of
@@ -23,7 +22,6 @@ async def completions(request: HttpRequest) -> Any:
     serving = serving_of(request)
     body = with_model(await read_body(request, serving, read_completion), serving)
     head = Head.of(serving, "cmpl", body)
-    headers = ignored_of(body.ignored)
     texts: list[str] = []  # of the prompts, for echo
 
     def prepare(inputs: InputProcessor) -> Submission:
@@ -35,10 +33,12 @@ async def completions(request: HttpRequest) -> Any:
 
     call = await serving.submit(prepare, stream=body.stream)
     if not body.stream:
-        document = completion_response(head, await call.outputs(), body, texts)
-        return Response(dump(document), headers=headers, media_type="application/json")
+        outputs = await call.outputs()
+        if len(outputs) > 1 or body.params.wants_logprobs:
+            return await large_response(serving, completion_response, head, outputs, body, texts, ignored=body.ignored)
+        return json_response(completion_response(head, outputs, body, texts), body.ignored)
     ping_s = serving.options.sse_ping_s if body.ping_s is None else body.ping_s
-    return EventStream(call, CompletionChunks(head, body, texts), ping_s, headers)
+    return EventStream(call, CompletionChunks(head, body, texts), ping_s, ignored_of(body.ignored))
 
 
 routes = [Route("/v1/completions", completions, methods=["POST"])]

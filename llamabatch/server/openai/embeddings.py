@@ -17,7 +17,7 @@ from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.submission import Submission, vectors
 from llamabatch.errors import ConfigError, InputError, PromptError
 from llamabatch.request.outputs import RequestOutput
-from llamabatch.server.asked import adapter_ids, json_response, read_body, with_model
+from llamabatch.server.asked import adapter_ids, large_response, read_body, with_model
 from llamabatch.server.bodies import RULES, TIMEOUT_HEADER, Body, Field, Fields, Json, Rules, reads
 from llamabatch.server.errors import ApiError
 from llamabatch.server.llama_server.completion_body import MIXED_SCHEMA, Mixed, mixed_ids, read_mixed
@@ -186,7 +186,7 @@ async def embeddings(request: HttpRequest) -> Any:
     body = with_model(await read_body(request, serving, read_embedding), serving)
     outputs = await pooled_outputs(serving, body)
     model = body.model or serving.names[0]
-    return json_response(await serving.on_thread(embedding_response, body, outputs, model), body.ignored)
+    return await large_response(serving, embedding_response, body, outputs, model, ignored=body.ignored)
 
 
 routes = [Route("/v1/embeddings", embeddings, methods=["POST"])]

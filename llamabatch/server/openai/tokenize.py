@@ -14,7 +14,7 @@ from llamabatch.errors import PromptError
 from llamabatch.jobs.input.lines import text_or_ids
 from llamabatch.llama.model import Model
 from llamabatch.request.sampling_params import MAX_TOKEN_ID
-from llamabatch.server.asked import json_response, read_body
+from llamabatch.server.asked import json_response, large_response, read_body
 from llamabatch.server.bodies import RULES, Body, Field, Fields, Json, Rules, reads
 from llamabatch.server.openai.chat_body import CHAT, ChatBody, known_roles, read_chat
 from llamabatch.server.serving import Serving, serving_of
@@ -213,14 +213,14 @@ async def tokenize(request: HttpRequest) -> Any:
     """A text as token ids."""
     serving = serving_of(request)
     body = await read_body(request, serving, read_tokenize)
-    return json_response(await serving.on_thread(tokenize_response, serving, body), body.ignored)
+    return await large_response(serving, tokenize_response, serving, body, ignored=body.ignored)
 
 
 async def detokenize(request: HttpRequest) -> Any:
     """Token ids as text."""
     serving = serving_of(request)
     body = await read_body(request, serving, read_detokenize)
-    return json_response(await serving.on_thread(detokenize_response, serving, body), body.ignored)
+    return await large_response(serving, detokenize_response, serving, body, ignored=body.ignored)
 
 
 async def apply_template(request: HttpRequest) -> Any:

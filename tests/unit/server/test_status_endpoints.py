@@ -163,6 +163,13 @@ def test_watchers_are_bounded(client, monkeypatch):
     assert answer.headers["retry-after"] == "5"
 
 
+def test_another_value_of_stream_is_refused(client):
+    answer = client.get("/slots?stream=banana")
+    assert answer.status_code == 400
+    assert "stream is 'banana'; give 1 or 0" in answer.text
+    assert isinstance(client.get("/slots?stream=0").json(), list)
+
+
 def test_the_stream_ends_with_the_server(client):
     serving = client.app.state.serving
 
