@@ -262,7 +262,8 @@ class EngineConfig:
     )
     cache_prefix: bool = _option(True, "finished requests leave their KV cells to later ones that begin alike")
     max_queue: int | None = _option(
-        None, "requests that may wait for a slot; one more is refused with QueueFull (not given: any number)"
+        None,
+        "requests that may wait for a slot; one more is refused with QueueFull (not given: any number; serve: 512)",
     )
     max_wait_ms: int = _option(0, "time that the first request waits for others when the engine is idle, milliseconds")
     preempt: bool = _option(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import errno
 import http
 import json
 import logging
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 NOTED = "llamabatch.errors"  # the key of a scope: a list of the errors of its request
 CLIENT_CLOSED = 499  # nginx's status for a caller that is gone
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 # Status -> type and code where an error names none: OpenAI's words.
 _OPENAI: dict[int, tuple[str, str | None]] = {
@@ -141,6 +143,10 @@ class ApiError(Exception):
             return cls(503, str(error), headers=retry_after(None))
         if isinstance(error, (concurrent.futures.CancelledError, asyncio.CancelledError)):
             return cls(CLIENT_CLOSED, "the request was cancelled")
+        if type(error).__name__ == "ClientDisconnect":  # Starlette's; jobs work without it
+            return cls(CLIENT_CLOSED, "the caller left before its body was whole")
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return cls(507, f"the disk of the server is full: {error.strerror}", code="disk_full")
         if isinstance(error, LlamaBatchError):
             return cls.of_output(str(error))
         error_id = f"error-{secrets.token_hex(8)}"
@@ -262,5 +268,7 @@ def dialect_of(scope: Mapping[str, Any]) -> str:
 def exception_handlers() -> dict[Any, Any]:
     """`exception_handlers` of a Starlette application, by which all its errors have one shape."""
     from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
 
-    return {HTTPException: handle, ApiError: handle, LlamaBatchError: handle, Exception: handle}
+    known: tuple[Any, ...] = (HTTPException, ApiError, LlamaBatchError, ClientDisconnect, OSError)
+    return dict.fromkeys((*known, Exception), handle)

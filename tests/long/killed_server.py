@@ -87,7 +87,7 @@ class Server:
         worker = Path(__file__).parents[1] / "workers" / "batch_server.py"
         self._log = data.parent.joinpath("server.log").open("ab")
         self._process = subprocess.Popen(
-            [sys.executable, str(worker), str(data), "n_slots=8", "n_ctx=512"],
+            [sys.executable, str(worker), str(data), "n_slots=8", "n_ctx=512", "n_threads=1"],
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,

@@ -19,7 +19,9 @@ CHAT = "/v1/chat/completions"
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data") / "data"
-    with TestClient(app("tiny", n_slots=4, n_ctx=512, data_dir=str(folder)), raise_server_exceptions=False) as client:
+    with TestClient(
+        app("tiny", n_slots=4, n_ctx=512, n_threads=1, data_dir=str(folder)), raise_server_exceptions=False
+    ) as client:
         yield ready(client)
 
 

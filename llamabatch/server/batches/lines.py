@@ -14,10 +14,11 @@ from llamabatch.request.outputs import RequestOutput
 from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.server.asked import adapter_ids, rules_of, with_model
+from llamabatch.server.batches.results import answer_of
 from llamabatch.server.errors import ApiError
 from llamabatch.server.openai.chat_body import ChatBody, read_chat
 from llamabatch.server.openai.chat_response import chat_response
-from llamabatch.server.openai.chunks import Head
+from llamabatch.server.openai.chunks import Head, reasoning_tokens
 from llamabatch.server.openai.completion_body import CompletionBody, read_completion
 from llamabatch.server.openai.completion_response import completion_response
 from llamabatch.server.openai.embeddings import EmbeddingBody, embedding_response, read_embedding
@@ -44,9 +45,10 @@ def reader_of(serving: Serving, endpoint: str) -> ReadLine:
                 body = with_model(read_completion(line["body"], rules), serving)
             else:
                 body = with_model(read_embedding(line["body"], rules), serving)
+            form = _form(body, serving)
         except Exception as error:
             raise _own(error) from error
-        return ParsedLine(task, "", SamplingParams(), form=_form(body, serving))
+        return ParsedLine(task, "", SamplingParams(), form=form)
 
     return read
 
@@ -55,9 +57,11 @@ def _form(body: _Body, serving: Serving) -> ServiceForm:
     given = body.inputs if isinstance(body, EmbeddingBody) else getattr(body, "prompts", ())
     if len(given) > 1:
         name = "input" if isinstance(body, EmbeddingBody) else "prompt"
-        raise PromptError(f"{name} is a list of {len(given)}; a line has one result, so write a line for each")
+        raise ApiError(
+            400, f"{name} is a list of {len(given)}; a line has one result, so write a line for each", param=name
+        )
     if not isinstance(body, EmbeddingBody) and body.stream:
-        raise PromptError("stream is true; a batch has whole answers: leave it out")
+        raise ApiError(400, "stream is true; a batch has whole answers: leave it out", param="stream")
 
     def prepare(inputs: InputProcessor) -> Request:
         try:
@@ -79,12 +83,13 @@ def _form(body: _Body, serving: Serving) -> ServiceForm:
 
 def _own(error: Exception) -> PromptError:
     """Any error of a line as that line's own: no line ends a batch. One that was not foreseen is in the log."""
-    return PromptError(ApiError.of(error).message)
+    return PromptError(answer_of(ApiError.of(error)))
 
 
 def _answer(body: _Body, output: RequestOutput, serving: Serving) -> Mapping[str, Any]:
     if isinstance(body, ChatBody):
-        return chat_response(Head.of(serving, "chatcmpl", body), [output], body)
+        n_reasoning = reasoning_tokens([output], serving.model)
+        return chat_response(Head.of(serving, "chatcmpl", body), [output], body, n_reasoning)
     if isinstance(body, EmbeddingBody):
         return embedding_response(body, [output], body.model or serving.names[0])
     texts: list[str] = []

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from llamabatch.jobs.input import jsonl
 from llamabatch.jobs.input.jsonl import Problem
@@ -19,7 +19,9 @@ from llamabatch.jobs.input.sources import Source
 from llamabatch.jobs.output.records import has_error, lines_of
 from llamabatch.jobs.output.survey import Bits
 from llamabatch.jobs.rows import MAX_LINE_BYTES
+from llamabatch.server.errors import ApiError
 
+_STATUS = "answered_with_status"  # marks the answer of an endpoint in a journal
 _MESSAGES = {
     "batch_expired": "this request could not be run before the completion window ended",
     "batch_cancelled": "the batch was cancelled before this request ran",
@@ -73,6 +75,33 @@ def write_results(
     return Written(counts[0], counts[1], made[0], made[1])
 
 
+def answer_of(error: ApiError) -> str:
+    """The answer of the endpoint to a line that it refuses, as the text of the line's error in a journal."""
+    return json.dumps({_STATUS: error.status, "body": error.to_openai()})
+
+
+def _with_response(line: bytes) -> bytes:
+    """The line of a failed row in OpenAI's form: what an endpoint answered is a response with its status; "error" is
+    for rows that none has answered."""
+    record = json.loads(line)
+    status, body = _answer_in(record["error"])
+    number = record["id"].rpartition("_")[2]
+    response = {"status_code": status, "request_id": f"req_{number}", "body": body}
+    return json.dumps({**record, "response": response, "error": None}).encode() + b"\n"
+
+
+def _answer_in(error: Mapping[str, str]) -> tuple[int, Mapping[str, Any]]:
+    """Status and body of the answer to a row that failed."""
+    _, mark, rest = error["message"].partition(f'{{"{_STATUS}": ')
+    try:
+        made = json.loads(mark + rest)  # behind the place of the line, which custom_id names
+        return int(made[_STATUS]), dict(made["body"])
+    except (ValueError, KeyError, TypeError):  # of the engine, or of the job
+        is_refused = error["code"] == "invalid_request"
+        failure = ApiError(400, error["message"]) if is_refused else ApiError.of_output(error["message"])
+        return failure.status, failure.to_openai()
+
+
 def _sync(file: BinaryIO) -> int:
     file.flush()
     os.fsync(file.fileno())
@@ -94,12 +123,13 @@ def _errors(source: Path, journal: Path, code: str) -> Iterator[bytes]:
                 continue
             done.add(line.number)
             if has_error(line.content):
-                yield line.content.replace(place, b"", 1)  # "line 7: …", without a path of this machine
+                yield _with_response(line.content.replace(place, b"", 1))  # without a path of this machine
     with source.open("rb") as file:
         for number, record in enumerate(jsonl.objects(source.name, file, MAX_LINE_BYTES)):
             if number in done:
                 continue
-            custom_id = None if isinstance(record, Problem) else str(record.get("custom_id"))
+            custom_id = None if isinstance(record, Problem) else record.get("custom_id")
             error = {"code": code, "message": _MESSAGES[code]}
+            custom_id = custom_id if custom_id is None else str(custom_id)
             made = {"id": f"batch_req_{number}", "custom_id": custom_id, "response": None, "error": error}
             yield json.dumps(made).encode() + b"\n"

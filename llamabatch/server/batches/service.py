@@ -65,8 +65,17 @@ class BatchService:
             known = isinstance(error, (LlamaBatchError, ApiError, OSError))
             logger.warning("there are no batches on this server: %s", error, exc_info=not known)
 
+    def look(self) -> Batches | None:
+        """The batches; None: no file has ever come, and a look makes no folder. Raises ApiError."""
+        if self._serving.options.batches:
+            self._serving.check_ready()
+            with self._mutex:
+                if self._store is None and not self._folder().exists():
+                    return None
+        return self.batches()
+
     def batches(self) -> Batches:
-        """The batches; their folder is opened where it was not. Raises ApiError."""
+        """The batches; their folder is made and opened where it was not. Raises ApiError."""
         if not self._serving.options.batches:
             raise ApiError(501, "this server takes no files and no batches; start it without --no-batches")
         self._serving.check_ready()

@@ -125,8 +125,9 @@ class Store:
     def add_file(self, record: FileRecord) -> None:
         """Adds a file whose content is under its unfinished name, or under its own. Raises OSError."""
         with self.mutex:
-            with contextlib.suppress(FileNotFoundError):  # it is there already, of a process that was killed
-                os.replace(self.unfinished(record.id), self.content(record.id))
+            new, content = self.unfinished(record.id), self.content(record.id)
+            if new.exists() or not content.exists():  # else it is there already, of a process that was killed
+                os.replace(new, content)
             self._files.put(record, vars(record))
             self._measured_at = -math.inf
 

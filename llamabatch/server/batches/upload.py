@@ -52,16 +52,33 @@ async def receive_file(
                     headers={"Connection": "close"},
                 )
             if len(form.data) >= _BLOCK:
-                await loop.run_in_executor(None, _write, store, file, form.take())
+                await _whole(loop.run_in_executor(None, _write, store, file, form.take()))
         form.finish()
-        await loop.run_in_executor(None, _write, store, file, form.take())
+        await _whole(loop.run_in_executor(None, _write, store, file, form.take()))
         record = _record(form, file_id, int(store.clock()))
-        await loop.run_in_executor(None, _finish, store, file, record)
+        await _whole(loop.run_in_executor(None, _finish, store, file, record))
     except BaseException:
-        file.close()
-        store.discard(file_id)
+        await asyncio.shield(loop.run_in_executor(None, _discard, store, file, file_id))
         raise
     return record
+
+
+async def _whole(work: asyncio.Future[None]) -> None:
+    """Waits for a thread's work also where the task is cancelled: what follows closes the file under it."""
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        raise
+
+
+def _discard(store: Store, file: BinaryIO, file_id: str) -> None:
+    try:
+        file.close()
+    except OSError:  # a full disk takes the rest of the buffer no more than what came before
+        pass
+    finally:
+        store.discard(file_id)
 
 
 def _write(store: Store, file: BinaryIO, data: bytes) -> None:

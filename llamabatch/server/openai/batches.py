@@ -16,7 +16,7 @@ from llamabatch.server.batches.lines import ENDPOINTS
 from llamabatch.server.batches.records import BatchRecord, expiry_of, metadata_of, new_batch_id
 from llamabatch.server.batches.window import seconds_of
 from llamabatch.server.bodies import RULES, Body, Field, Fields, Rules, reads
-from llamabatch.server.openai.files import batches_of, on_thread, page_of
+from llamabatch.server.openai.files import batches_of, look_at, on_thread, page_of, store_with
 from llamabatch.server.serving import serving_of
 from llamabatch.utils.checks import nearest, show
 
@@ -101,20 +101,21 @@ async def create(request: HttpRequest) -> Any:
 
 async def list_batches(request: HttpRequest) -> Any:
     """Lists batches."""
-    records = (await batches_of(request)).store.batches()
+    batches = await look_at(request)
+    records = [] if batches is None else batches.store.batches()
     return JSONResponse(page_of(records, request.query_params, _MOST_BATCHES, _USUAL_BATCHES))
 
 
 async def batch(request: HttpRequest) -> Any:
     """Describes a batch."""
-    store = (await batches_of(request)).store
-    return JSONResponse(store.batch(request.path_params["batch_id"]).to_openai())
+    store, batch_id = await store_with(request, "batch_id")
+    return JSONResponse(store.batch(batch_id).to_openai())
 
 
 async def cancel(request: HttpRequest) -> Any:
     """Cancels a batch; what is done stays."""
-    batches = await batches_of(request)
-    record = await on_thread(batches.cancel, request.path_params["batch_id"])
+    _, batch_id = await store_with(request, "batch_id")
+    record = await on_thread((await batches_of(request)).cancel, batch_id)
     return JSONResponse(record.to_openai())
 
 

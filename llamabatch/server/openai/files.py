@@ -13,6 +13,7 @@ from starlette.routing import Route
 from llamabatch.server.batches.records import OUTPUT_PURPOSE, PURPOSE, BatchRecord, FileRecord
 from llamabatch.server.batches.runner import Batches
 from llamabatch.server.batches.service import BatchService
+from llamabatch.server.batches.store import Store
 from llamabatch.server.batches.upload import receive_file
 from llamabatch.server.errors import ApiError
 from llamabatch.server.serving import serving_of
@@ -33,6 +34,20 @@ async def batches_of(request: HttpRequest) -> Batches:
     """The files and batches of the application that a request came to. Raises ApiError: it has none."""
     service: BatchService = request.app.state.batches
     return await on_thread(service.batches)
+
+
+async def look_at(request: HttpRequest) -> Batches | None:
+    """The same for a request that only looks; None: no file has ever come. Raises ApiError."""
+    service: BatchService = request.app.state.batches
+    return await on_thread(service.look)
+
+
+async def store_with(request: HttpRequest, name: str) -> tuple[Store, str]:
+    """The store in which a record is, and the id of the record, the parameter `name` of the path. Raises ApiError."""
+    batches, record_id = await look_at(request), str(request.path_params[name])
+    if batches is None:
+        raise ApiError(404, f"there is no {name.removesuffix('_id')} {show(record_id)}", param=name)
+    return batches.store, record_id
 
 
 def page_of(records: Sequence[R], query: Mapping[str, str], most: int, usual: int) -> dict[str, Any]:
@@ -75,7 +90,8 @@ async def upload(request: HttpRequest) -> Any:
 
 async def list_files(request: HttpRequest) -> Any:
     """Lists files."""
-    files = (await batches_of(request)).store.files()
+    batches = await look_at(request)
+    files = [] if batches is None else batches.store.files()
     query = request.query_params
     purpose, order = query.get("purpose"), query.get("order", "desc")
     if purpose is not None:
@@ -90,21 +106,23 @@ async def list_files(request: HttpRequest) -> Any:
 
 async def file(request: HttpRequest) -> Any:
     """Describes a file."""
-    store = (await batches_of(request)).store
-    return JSONResponse(store.file(request.path_params["file_id"]).to_openai())
+    store, file_id = await store_with(request, "file_id")
+    return JSONResponse(store.file(file_id).to_openai())
 
 
 async def delete(request: HttpRequest) -> Any:
     """Deletes a file."""
-    store, file_id = (await batches_of(request)).store, request.path_params["file_id"]
+    store, file_id = await store_with(request, "file_id")
     await on_thread(store.delete_file, file_id)
     return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 
 
 async def content(request: HttpRequest) -> Any:
     """Sends the content of a file."""
-    store = (await batches_of(request)).store
-    record = store.file(request.path_params["file_id"])
+    store, file_id = await store_with(request, "file_id")
+    record = store.file(file_id)
+    if not await on_thread(store.content(record.id).exists):  # deleted since, or by another program
+        raise ApiError(404, f"the content of {record.id} is gone", param="file_id")
     return FileResponse(store.content(record.id), media_type="application/octet-stream", filename=record.filename)
 
 

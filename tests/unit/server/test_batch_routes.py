@@ -1,15 +1,22 @@
 """/v1/files and /v1/batches over HTTP, without a model."""
 
+import asyncio
+import errno
+import io
 import json
 import time
+from pathlib import Path
 
 import pytest
+from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
 
 from llamabatch.jobs import OutputOptions, RecordOptions, Settings
 from llamabatch.server.batches import lines as lines_module
 from llamabatch.server.batches import runner, service
 from llamabatch.server.batches.store import Store
+from llamabatch.server.batches.upload import receive_file
+from llamabatch.server.errors import CLIENT_CLOSED, ApiError
 from tests.unit.server.serving_clients import fake_app
 from tests.unit.server.test_application import ready
 
@@ -95,7 +102,9 @@ def test_a_batch_answers_as_the_endpoint_does(client):
         }
     [failed] = content(client, batch["error_file_id"])
     assert failed["custom_id"] == "id 2"
-    assert failed["error"]["message"].startswith("line 3: the conversation is empty")
+    assert failed["error"] is None
+    assert failed["response"]["status_code"] == 400
+    assert failed["response"]["body"] == client.post(URL, json={"messages": []}).json()
 
 
 @pytest.mark.parametrize(
@@ -119,7 +128,10 @@ def test_what_a_line_cannot_have_is_its_own_error(client):
     ):
         line["body"] = body
     batch = wait(client, create(client, asked, endpoint="/v1/completions").json()["id"])
-    messages = {each["custom_id"]: each["error"]["message"] for each in content(client, batch["error_file_id"])}
+    found = {each["custom_id"]: each["response"] for each in content(client, batch["error_file_id"])}
+    messages = {name: each["body"]["error"]["message"] for name, each in found.items()}
+    assert {each["status_code"] for each in found.values()} == {400}
+    assert found["id 2"]["body"]["error"]["param"] == "suffix"
     assert batch["output_file_id"] is None
     assert "a list of 2; a line has one result" in messages["id 0"]
     assert "n is 0" in messages["id 1"]
@@ -141,8 +153,9 @@ def test_an_error_that_nothing_foresees_is_that_of_its_line_alone(client, monkey
     batch = wait(client, create(client, lines(5)).json()["id"])
     assert (batch["status"], batch["request_counts"]) == ("completed", {"total": 5, "completed": 4, "failed": 1})
     [failed] = content(client, batch["error_file_id"])
-    assert "internal error" in failed["error"]["message"]
-    assert "secret" not in failed["error"]["message"]
+    assert failed["response"]["status_code"] == 500
+    assert "internal error" in failed["response"]["body"]["error"]["message"]
+    assert "secret" not in str(failed)
 
 
 def test_files_are_described_listed_sent_and_deleted(client):
@@ -287,6 +300,64 @@ def test_a_named_folder_of_another_server_is_an_error_of_the_load_and_the_usual_
 
 def test_a_server_that_gets_no_file_writes_none(tmp_path, monkeypatch):
     monkeypatch.setattr(service.BatchService, "_folder", lambda self: tmp_path / "usual")
-    with TestClient(fake_app()) as client:
+    with TestClient(fake_app(), raise_server_exceptions=False) as client:
         ready(client)
-    assert not (tmp_path / "usual").exists()
+        for path in ("files", "batches"):
+            assert client.get(f"/v1/{path}").json()["data"] == []
+        for method, path in (
+            *(("GET", "files/x"), ("GET", "files/x/content"), ("DELETE", "files/x")),
+            *(("GET", "batches/x"), ("POST", "batches/x/cancel")),
+        ):
+            assert client.request(method, f"/v1/{path}").status_code == 404
+        assert not (tmp_path / "usual").exists()
+        assert upload(client, b"{}").status_code == 200
+        assert len(client.get("/v1/files").json()["data"]) == 1
+
+
+def test_thinking_is_counted_in_the_usage_of_a_line(tmp_path):
+    tags = ("<think>", "</think>")
+    app = fake_app("<think>one two</think>three", reasoning_tags=tags, server={"data_dir": str(tmp_path / "data")})
+    with TestClient(app, raise_server_exceptions=False) as client:
+        ready(client)
+        batch = wait(client, create(client, lines(1)).json()["id"])
+        [line] = content(client, batch["output_file_id"])
+        direct = client.post(URL, json=lines(1)[0]["body"]).json()
+    details = direct["usage"]["completion_tokens_details"]
+    assert details["reasoning_tokens"] > 0
+    assert line["response"]["body"]["usage"]["completion_tokens_details"] == details
+
+
+def test_a_disk_that_is_full_in_the_middle_of_an_upload_is_a_507_and_leaves_nothing(client, folder, monkeypatch):
+    class Full(io.BufferedWriter):
+        def flush(self):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", lambda path, mode: Full(io.FileIO(path, "wb")))
+    response = upload(client, data_of(lines(3)))
+    monkeypatch.undo()
+    assert (response.status_code, response.json()["error"]["code"]) == (507, "disk_full")
+    assert list((folder / "files").iterdir()) == []
+
+
+def test_an_upload_that_is_cut_off_leaves_nothing(client, folder):
+    async def cut_off():
+        yield b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"y" * 2_000_000
+        assert len(list((folder / "files").glob("*.new"))) == 1
+        raise ClientDisconnect
+
+    store = client.app.state.batches.batches().store
+    with pytest.raises(ClientDisconnect):
+        asyncio.run(receive_file({"content-type": "multipart/form-data; boundary=x"}, cut_off(), roomy(store), 10**9))
+    assert list((folder / "files").iterdir()) == []
+    assert ApiError.of(ClientDisconnect()).status == CLIENT_CLOSED
+
+
+def roomy(store):
+    store.max_bytes = 10**9
+    return store
+
+
+def test_a_content_that_is_gone_is_a_404(client, folder):
+    file_id = upload(client, b"{}").json()["id"]
+    (folder / "files" / f"{file_id}.jsonl").unlink()
+    assert client.get(f"/v1/files/{file_id}/content").status_code == 404

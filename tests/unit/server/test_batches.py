@@ -158,8 +158,8 @@ def test_a_batch_ends_with_a_line_for_each_id_and_leaves_no_journal(world):
     assert set(results) == {f"id {i}" for i in range(50)} - {"id 7"}
     assert results["id 3"]["response"]["body"]["choices"][0]["text"] == "of prompt 3"
     [failed] = world.lines(batch.error_file_id)
-    assert (failed["custom_id"], failed["response"], failed["error"]["code"]) == ("id 7", None, "invalid_request")
-    assert failed["error"]["message"].startswith("line 8: temperature is -1")
+    assert (failed["custom_id"], failed["response"]["status_code"], failed["error"]) == ("id 7", 400, None)
+    assert failed["response"]["body"]["error"]["message"].startswith("line 8: temperature is -1")
     shown = batch.to_openai()
     assert shown["request_counts"] == {"total": 50, "completed": 49, "failed": 1}
     assert shown["created_at"] <= shown["in_progress_at"] <= shown["finalizing_at"] <= shown["completed_at"]
@@ -494,7 +494,7 @@ def test_results_are_the_same_however_often_they_are_written(tmp_path):
     source, journal = tmp_path / "in.jsonl", tmp_path / "results.jsonl"
     source.write_text("".join(json.dumps(each) + "\n" for each in lines(4)))
     good = '{"id": "batch_req_2", "custom_id": "id 2", "response": {}, "error": null}\n'
-    bad = '{"id": "batch_req_0", "custom_id": "id 0", "response": null, "error": {"code": "x"}}\n'
+    bad = '{"id": "batch_req_0", "custom_id": "id 0", "response": null, "error": {"code": "x", "message": "y"}}\n'
     journal.write_text(good + bad + '{"id": "batch_req_1", "cust')  # torn
     for _ in range(2):
         written = write_results(
