@@ -123,6 +123,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_write_timer()
         super().resume_writing()
 
+    def shutdown(self) -> None:
+        """Called once the server has drained: a body that is still on its way is not waited for."""
+        if self._phase == _BODY and self.cycle is not None and not self.cycle.response_started:
+            self._refuse(ApiError(503, "the server is shutting down", headers=retry_after(None)))
+        else:
+            super().shutdown()
+
     def send_400_response(self, msg: str) -> None:
         """Called where the parser fails, also by `_fail`."""
         self._refuse(self._refusal or ApiError(400, "this is no HTTP request"))

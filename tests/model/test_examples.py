@@ -12,7 +12,7 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 # what an example needs installed; its framework may write to stderr
 NEEDS = {
     **{"with_lm_eval": "lm_eval", "with_langchain": "langchain_core"},
-    **{"with_inspect": "inspect_ai", "with_litellm": "litellm"},
+    **{"with_inspect": "inspect_ai", "with_litellm": "litellm", "with_openai": "openai"},
 }
 
 

@@ -97,3 +97,29 @@ def test_what_a_reader_could_tell_apart_stays_apart():
     assert [(each.reasoning, each.text, each.finish_reason) for each in together] == [("xy", "ab", FinishReason.STOP)]
     mixed = joined([piece("a"), piece("x", "b"), piece("b"), piece("y", "b")])
     assert [(each.request_id, each.text) for each in mixed] == [("a", "ab"), ("b", "xy")]
+
+
+def test_requests_of_a_loop_that_is_closed_are_aborted():
+    aborted = []
+
+    async def made():
+        hub = Hub(asyncio.get_running_loop(), aborted.append)
+        hub.add(RequestStream(hub, aborted.append), ["a", "b"])
+        return hub
+
+    hub = asyncio.run(made())
+    hub.sink([piece("one")])
+    assert aborted == [["a", "b"]]
+    assert not hub.request_ids
+    hub.sink([piece("two")])
+    assert aborted[1:] in ([], [[]])  # nothing is left to abort
+
+
+def test_what_a_slow_reader_has_not_fetched_does_not_grow():
+    async def story(hub, a, b):
+        for number in range(1000):
+            a.feed(piece(f"{number} "))
+        assert len(a._pending) <= 64
+        assert [each.text for each in await anext(a)] == ["".join(f"{number} " for number in range(1000))]
+
+    run(story)

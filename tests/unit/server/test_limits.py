@@ -154,6 +154,18 @@ def test_a_body_that_does_not_come_is_ended():
         assert sock.recv(1) == b""
 
 
+def test_a_body_that_does_not_come_holds_up_no_end_of_the_server():
+    with Running(body_timeout_s=60) as server, server.connect() as sock:
+        sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nsome")
+        time.sleep(0.1)
+        server.server.should_exit = True
+        status, body = reply(sock)
+        assert status == 503
+        assert "shutting down" in json.loads(body)["error"]["message"]
+        server.thread.join(3)
+        assert not server.thread.is_alive()
+
+
 def test_a_body_that_comes_fast_enough_may_take_longer():
     with Running(body_timeout_s=0.1) as server, server.connect() as sock:
         sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 65536\r\n\r\n")

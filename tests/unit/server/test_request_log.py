@@ -119,3 +119,11 @@ def test_polls_of_a_server_that_is_not_ready_are_told_at_debug_alone(caplog):
 
     assert fails(503, "model_loading") == fails(503, "model_draining", "HEAD") == logging.DEBUG
     assert fails(503, "model_failed") == fails(503, "model_loading", "POST") == fails(429, None) == logging.INFO
+
+
+def test_a_path_makes_no_line_of_its_own(client, caplog):
+    with caplog.at_level(logging.INFO, "llamabatch"):
+        assert client.get("/a%0A2026-01-01 CRITICAL all is lost").status_code == 404
+    [line] = [each.getMessage() for each in caplog.records if " failed: " in each.getMessage()]
+    assert "\n" not in line
+    assert "/a\\n2026" in line
