@@ -41,18 +41,22 @@ def main() -> int:
         return subprocess.call([*command, *rooted, *given], cwd=folder, env=os.environ | named)
 
 
-def environment() -> Path:
-    """The Python of the environment of the clients, which sees the packages of this one behind its own."""
-    digest = hashlib.sha256(REQUIREMENTS.read_bytes() + sys.version.encode()).hexdigest()[:12]
-    folder = ROOT / "build" / "test-server"
+def environment(requirements: Path = REQUIREMENTS, name: str = "test-server") -> Path:
+    """The Python of an environment with these requirements, which sees the packages of this one behind its own.
+
+    Args:
+        name: its folder in build/.
+    """
+    digest = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()[:12]
+    folder = ROOT / "build" / name
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     marker = folder / "made"
     if marker.exists() and marker.read_text() == digest:
         return python
-    print(f"test-server: {REQUIREMENTS.name} is installed into {folder}", file=sys.stderr)
+    print(f"{name}: {requirements.name} is installed into {folder}", file=sys.stderr)
     venv.create(folder, with_pip=True, clear=True)
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
-    subprocess.run([*pip, "--requirement", str(REQUIREMENTS)], check=True)
+    subprocess.run([*pip, "--requirement", str(requirements)], check=True)
     purelib = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
     found = subprocess.run([str(python), "-c", purelib], check=True, capture_output=True, text=True).stdout.strip()
     Path(found, "behind.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")

@@ -3,9 +3,9 @@
 const BASE = new URL("..", import.meta.url); // also below a root path
 const KEY = "llamabatch.key"; // in sessionStorage: it ends with the tab
 
-// Browsers open six connections to a server over HTTP/1.1. One is left for short calls; further streams wait here,
-// where the page can say so.
-const MAX_STREAMS = 5;
+// Browsers open six connections to a server over HTTP/1.1. One is left for the live batch and one for short calls;
+// further streams wait here, where the page can say so.
+const MAX_STREAMS = 4;
 
 /** What the server, or the way to it, refused. `status` is 0 where there was no answer. */
 export class ApiError extends Error {
@@ -114,11 +114,11 @@ const places = new Places(MAX_STREAMS);
 export const streamsAreTaken = () => places.areTaken;
 
 /**
- * The events of a stream as values. `ends`: it has a last event; without one it was cut. Raises ApiError, also for an
- * error among the events, and AbortError.
+ * The events of a stream as values. `isLive`: it has no last event, and a connection of its own; any other stream that
+ * lacks its last event was cut. Raises ApiError, also for an error among the events, and AbortError.
  */
-export async function* events(path, { ends = true, ...options } = {}) {
-  await places.take(options.signal);
+export async function* events(path, { isLive = false, ...options } = {}) {
+  if (!isLive) await places.take(options.signal);
   let reader = null;
   try {
     const response = await call(path, options);
@@ -126,7 +126,7 @@ export async function* events(path, { ends = true, ...options } = {}) {
     let rest = "";
     for (;;) {
       const { done, value } = await read(reader);
-      if (done && ends) throw new ApiError("The stream was cut before its end.");
+      if (done && !isLive) throw new ApiError("The stream was cut before its end.");
       if (done) return;
       const parts = (rest + value).split("\n\n");
       rest = parts.pop();
@@ -141,7 +141,7 @@ export async function* events(path, { ends = true, ...options } = {}) {
     }
   } finally {
     reader?.cancel().catch(() => {}); // the server sees a client that leaves, and frees its slot
-    places.give();
+    if (!isLive) places.give();
   }
 }
 

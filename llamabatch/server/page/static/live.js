@@ -44,7 +44,7 @@ export class LiveView {
     const tiles = TILES.map(([name, label]) => {
       const value = html("dd", {}, "–");
       this.#tiles.set(name, value);
-      return html("div", { class: "tile" }, html("dt", {}, label), value);
+      return html("div", { class: `tile ${name}` }, html("dt", {}, label), value);
     });
     const head = ["Slot", "Tier", "Prompt, then output", "Tokens"].map((label) => html("th", { scope: "col" }, label));
     section.append(
@@ -85,7 +85,7 @@ export class LiveView {
   async #watch(signal) {
     while (!signal.aborted) {
       try {
-        for await (const view of events("slots?stream=1", { ends: false, signal })) this.#draw(view);
+        for await (const view of events("slots?stream=1", { isLive: true, signal })) this.#draw(view);
       } catch (error) {
         if (signal.aborted) return;
         this.#tell(error.message);
@@ -226,10 +226,10 @@ function text(element, value) {
 
 function tokensOf(slot, group) {
   if (!isRunning(slot)) return slot.n_cells ? `free, ${number(slot.n_cells, 0)} kept` : "free";
-  const shared = group && slot.n_cached ? ` (${number(slot.n_cached, 0)} shared)` : "";
+  const shared = group && slot.n_cached ? ` · ${number(slot.n_cached, 0)} shared` : "";
   const prompt = slot.n_prompt_done < slot.n_prompt ? `${number(slot.n_prompt_done, 0)}/${number(slot.n_prompt, 0)}` : number(slot.n_prompt, 0);
-  if (slot.waits_for !== null) return `${prompt}, waits for the prefix of slot ${slot.waits_for}`;
-  return `${prompt}${shared} + ${number(slot.n_output, 0)}`;
+  if (slot.waits_for !== null) return `${prompt} · waits for slot ${slot.waits_for}'s prefix`;
+  return `${prompt} + ${number(slot.n_output, 0)}${shared}`;
 }
 
 function legend() {

@@ -15,18 +15,19 @@ const byId = (id) => document.getElementById(id);
 
 /** A view has show() and hide(), and stop(), which ends what it runs and says whether there was any. */
 const views = {
-  chat: new ChatView(byId("chat")),
-  live: new LiveView(byId("live")),
-  compare: new CompareView(byId("compare")),
-  batches: new BatchesView(byId("batches")),
+  chat: new ChatView(byId("view-chat")),
+  live: new LiveView(byId("view-live")),
+  compare: new CompareView(byId("view-compare")),
+  batches: new BatchesView(byId("view-batches")),
 };
 let shown = null;
+const wanted = location.hash.slice(1); // the tab of batches opens once the server has said that it has them
 
 function show(name, { focus = false } = {}) {
   if (name !== shown) views[shown]?.hide();
   for (const each of Object.keys(views)) {
     const isIt = each === name;
-    byId(each).hidden = !isIt;
+    byId(`view-${each}`).hidden = !isIt;
     byId(`tab-${each}`).setAttribute("aria-selected", isIt);
     byId(`tab-${each}`).tabIndex = isIt ? 0 : -1;
   }
@@ -56,6 +57,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !byId("key-dialog").open && views[shown].stop(event.target)) event.preventDefault();
 });
 
+// no element has a tab's name as its id, so that the browser moves neither the page nor the focus there
 addEventListener("hashchange", () => {
   const name = location.hash.slice(1);
   if (openTabs().includes(name)) show(name);
@@ -106,11 +108,11 @@ async function tellModel() {
     document.title = `${data[0].id} · llamabatch`;
     await call("v1/batches?limit=1");
     byId("tab-batches").hidden = false;
-    if (location.hash === "#batches") show("batches");
+    if (wanted === "batches") show(wanted);
   } catch {
     // no key yet, or a server without batches: the tab stays away
   }
 }
 
-show(openTabs().includes(location.hash.slice(1)) ? location.hash.slice(1) : "chat");
+show(openTabs().includes(wanted) ? wanted : "chat");
 watchServer();

@@ -1,0 +1,208 @@
+"""The page on a server of the bundled model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.browser.conftest import shot, until
+from tests.server.conftest import running
+
+UNNAMED = """() => [...document.querySelectorAll("button, input, textarea, [role=group], [role=img]")]
+    .filter((each) => !each.textContent.trim() && !each.labels?.length && !each.getAttribute("aria-label"))
+    .map((each) => each.outerHTML)"""
+LONG = "List all the numbers. "
+
+
+def ask_all(page, text):
+    page.get_by_label("Ask all conversations at once").fill(text)
+    page.keyboard.press("Enter")
+
+
+def test_conversations_answer_at_the_same_time(open_page, url):
+    page = open_page(url)
+    until(lambda: page.locator("#server-model").text_content() == "tiny")
+    page.get_by_role("button", name="New conversation").click()
+    ask_all(page, "What is the capital of France?")
+    until(lambda: page.locator(".column .facts").count() == 3)
+    assert all("Paris" in text for text in page.locator(".column .text").all_text_contents())
+    until(lambda: "Paris" in page.locator("#announcer").text_content())
+    shot(page, "chat")
+
+
+def endless(page):
+    """Answers that go on until they are stopped."""
+
+    def longer(route):
+        body = {**route.request.post_data_json, "ignore_eos": True, "max_tokens": 1900}
+        route.continue_(post_data=json.dumps(body))
+
+    page.route("**/v1/chat/completions", longer)
+
+
+def running_slots(page):
+    found = page.request.get(page.url.split("#")[0] + "slots").json()
+    return sum(slot["is_processing"] for slot in found)
+
+
+def test_escape_stops_the_conversation_with_the_focus_then_all(open_page, url):
+    page = open_page(url)
+    endless(page)
+    ask_all(page, LONG)
+    first = page.get_by_role("article", name="Conversation 1")
+    second = page.get_by_role("article", name="Conversation 2")
+    until(lambda: first.locator(".text").count() and second.locator(".text").count())
+    shot(page, "answering")
+    first.locator("textarea").last.focus()
+    page.keyboard.press("Escape")
+    until(lambda: "stopped" in "".join(first.locator(".facts").all_text_contents()))
+    assert second.get_by_role("button", name="Stop").is_enabled()
+    page.get_by_role("tab", name="Chat").focus()
+    page.keyboard.press("Escape")
+    until(lambda: "stopped" in "".join(second.locator(".facts").all_text_contents()))
+    until(lambda: running_slots(page) == 0)
+
+
+def test_the_live_batch_shows_slots_and_queue(open_page, url):
+    page = open_page(url)
+    endless(page)
+    for _ in range(3):
+        page.get_by_role("button", name="New conversation").click()
+    page.get_by_role("tab", name="Live batch").click()
+    rows = page.locator(".slots tbody tr")
+    until(lambda: rows.count() == 3)
+    assert all(text.startswith("free") for text in page.locator(".slots .tokens").all_text_contents())
+    page.get_by_role("tab", name="Chat").click()
+    ask_all(page, LONG)
+    until(lambda: "waits for one of the browser's" in "".join(page.locator(".under .state").all_text_contents()))
+    page.get_by_role("tab", name="Live batch").click()
+    until(lambda: page.locator(".slots tbody tr.output").count() == 3)
+    until(lambda: page.locator(".tile.queue dd").text_content() == "1")
+    assert "all slots are taken" in page.locator(".queue li").text_content()
+    assert float(page.locator(".tile.rows dd").text_content()) > 0
+    widths = rows.locator("rect.output").evaluate_all("found => found.map(each => Number(each.getAttribute('width')))")
+    assert min(widths) > 0
+    shot(page, "live")
+    page.get_by_role("tab", name="Chat").click()
+    page.get_by_role("tab", name="Chat").press("Escape")
+    until(lambda: running_slots(page) == 0)
+
+
+def test_alone_and_in_company(open_page, url):
+    page = open_page(f"{url}/#compare")
+    until(lambda: len(page.locator("#compare-prompts").input_value().split("\n")) == 3)
+    start = page.get_by_role("button", name="Compare", exact=True)
+    for _ in range(2):
+        start.click()
+        until(lambda: start.is_enabled())
+        state = page.locator("#compare-state").text_content()
+        assert "3 of 3 texts are equal" in state
+        assert page.locator("#view-compare .figure").get_attribute("aria-label") == state
+    assert "Together went first." in page.locator(".notes").text_content()  # the second time
+    assert "No token of a prompt came from the prefix cache." in page.locator(".notes").text_content()
+    assert page.locator(".texts .equal").count() == 3
+    shot(page, "compare")
+    for kind, head in (("PNG", b"\x89PNG"), ("SVG", b"<svg")):
+        with page.expect_download() as waited:
+            page.get_by_role("button", name=f"Download {kind}").click()
+        assert waited.value.suggested_filename.endswith(kind.lower())
+        assert waited.value.path().read_bytes().startswith(head)
+
+
+def test_texts_that_differ_are_shown_where_they_do(open_page, url):
+    page = open_page(f"{url}/#compare")
+    until(lambda: page.locator("#compare-prompts").input_value())
+
+    def altered(route):
+        response = route.fetch()
+        body = response.text()
+        if isinstance(route.request.post_data_json["prompt"], list) and len(route.request.post_data_json["prompt"]) > 1:
+            body = body.replace('"index":1,"text":"', '"index":1,"text":"~', 1)
+        route.fulfill(response=response, body=body)
+
+    page.route("**/v1/completions", altered)
+    page.get_by_role("button", name="Compare", exact=True).click()
+    until(lambda: "2 of 3 texts are equal" in page.locator("#compare-state").text_content())
+    assert "They differ from character" in page.locator(".texts tr").nth(2).text_content()
+    assert page.locator(".texts mark").count() == 2
+    shot(page, "differs")
+
+
+def test_too_few_prompts_are_refused(open_page, url):
+    page = open_page(f"{url}/#compare")
+    until(lambda: page.locator("#compare-prompts").input_value())
+    page.locator("#view-compare summary", has_text="Prompts").click()
+    page.locator("#compare-prompts").fill("One")
+    page.get_by_role("button", name="Compare", exact=True).click()
+    assert "give 2 to 64" in page.locator("#view-compare [role=alert]").text_content()
+
+
+def test_a_file_becomes_a_batch_and_its_results(open_page, url, tmp_path):
+    lines = [
+        {"custom_id": f"r{n}", "method": "POST", "url": "/v1/chat/completions",
+         "body": {"model": "tiny", "messages": [{"role": "user", "content": f"What is {n} plus 5?"}], "max_tokens": 8}}
+        for n in range(6)
+    ]  # fmt: skip
+    path = tmp_path / "sums.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = open_page(url)
+    until(lambda: page.get_by_role("tab", name="Batches").is_visible())
+    page.get_by_role("tab", name="Batches").click()
+    page.locator("#batch-file").set_input_files(str(path))
+    batch = page.get_by_role("article", name="sums.jsonl")
+    until(lambda: batch.get_by_role("button", name="Download results").count())
+    assert "6 of 6 done" in batch.text_content()
+    shot(page, "batches")
+    with page.expect_download() as waited:
+        batch.get_by_role("button", name="Download results").click()
+    results = [json.loads(line) for line in waited.value.path().read_text().splitlines()]
+    assert {each["custom_id"] for each in results} == {f"r{n}" for n in range(6)}
+    path.write_text("no json\n")
+    page.locator("#batch-file").set_input_files(str(path))
+    until(lambda: "no JSON" in "".join(page.locator("#view-batches [role=alert]").all_text_contents()))
+
+
+def test_the_key_is_asked_for_once_and_gone_with_the_tab(open_page, tmp_path):
+    with running(tmp_path, model="tiny", n_slots=2, api_keys=["secret"]) as url:
+        page = open_page(url)
+        dialog = page.get_by_role("dialog")
+        until(dialog.is_visible)
+        shot(page, "key")
+        page.keyboard.type("wrong")
+        page.keyboard.press("Enter")
+        until(lambda: dialog.is_visible() and "refused" in dialog.text_content())
+        page.keyboard.type("secret")
+        page.keyboard.press("Enter")
+        until(lambda: page.locator("#server-model").text_content() == "tiny")
+        ask_all(page, "What is the capital of France?")
+        until(lambda: page.locator(".column .facts").count() == 2)
+        assert not dialog.is_visible()
+        assert page.evaluate("[localStorage.length, sessionStorage['llamabatch.key']]") == [0, "secret"]
+
+
+def test_tabs_by_the_keyboard(open_page, url):
+    page = open_page(url)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "tab-chat"
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.id") == "tab-live"
+    assert page.locator("#view-live").is_visible()
+    outline = page.locator("#tab-live").evaluate("each => getComputedStyle(each).outlineStyle")
+    assert outline == "solid"
+    page.keyboard.press("Home")
+    assert page.locator("#view-chat").is_visible()
+
+
+@pytest.mark.parametrize("name", ["chat", "live", "compare", "batches"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "scale"), [(1280, 1), (390, 2), (640, 2)], ids=["desk", "phone", "zoom"])
+def test_nothing_is_cut_off_and_all_controls_have_names(open_page, url, name, scheme, width, scale):
+    options = {"viewport": {"width": width, "height": 800}, "color_scheme": scheme, "device_scale_factor": scale}
+    page = open_page(f"{url}/#{name}", **options, reduced_motion="reduce")
+    until(lambda: page.locator(f"#view-{name}").is_visible())
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(UNNAMED) == []
+    shot(page, f"{name}-{scheme}-{width}")
