@@ -183,7 +183,7 @@ class Row {
     text(this.#slot, hasEngines ? `${slot.engine}.${slot.id}` : slot.id);
     text(this.#tier, slot.tier ?? "");
     this.#tier.className = `tier ${slot.tier ?? ""}`;
-    text(this.#tokens, tokensOf(slot, group));
+    text(this.#tokens, tokensOf(slot));
     this.#drawBar(slot, group);
     this.#drawGutter(groups, at, group);
   }
@@ -224,9 +224,9 @@ function text(element, value) {
   if (element.textContent !== wanted) element.textContent = wanted;
 }
 
-function tokensOf(slot, group) {
+function tokensOf(slot) {
   if (!isRunning(slot)) return slot.n_cells ? `free, ${number(slot.n_cells, 0)} kept` : "free";
-  const shared = group && slot.n_cached ? ` · ${number(slot.n_cached, 0)} shared` : "";
+  const shared = slot.n_cached ? ` · ${number(slot.n_cached, 0)} shared` : "";
   const prompt = slot.n_prompt_done < slot.n_prompt ? `${number(slot.n_prompt_done, 0)}/${number(slot.n_prompt, 0)}` : number(slot.n_prompt, 0);
   if (slot.waits_for !== null) return `${prompt} · waits for slot ${slot.waits_for}'s prefix`;
   return `${prompt} + ${number(slot.n_output, 0)}${shared}`;
