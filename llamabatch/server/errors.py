@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 NOTED = "llamabatch.errors"  # the key of a scope: a list of the errors of its request
 CLIENT_CLOSED = 499  # nginx's status for a caller that is gone
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT)  # of an OSError
 
 # Status -> type and code where an error names none: OpenAI's words.
 _OPENAI: dict[int, tuple[str, str | None]] = {
@@ -145,7 +145,7 @@ class ApiError(Exception):
             return cls(CLIENT_CLOSED, "the request was cancelled")
         if type(error).__name__ == "ClientDisconnect":  # Starlette's; jobs work without it
             return cls(CLIENT_CLOSED, "the caller left before its body was whole")
-        if isinstance(error, OSError) and error.errno in _FULL:
+        if isinstance(error, OSError) and error.errno in FULL:
             return cls(507, f"the disk of the server is full: {error.strerror}", code="disk_full")
         if isinstance(error, LlamaBatchError):
             return cls.of_output(str(error))

@@ -124,7 +124,11 @@ def _errors(source: Path, journal: Path, code: str) -> Iterator[bytes]:
             done.add(line.number)
             if has_error(line.content):
                 yield _with_response(line.content.replace(place, b"", 1))  # without a path of this machine
-    with source.open("rb") as file:
+    try:
+        file = source.open("rb")
+    except FileNotFoundError:  # another program has removed it: the batch ends with what the journal has
+        return
+    with file:
         for number, record in enumerate(jsonl.objects(source.name, file, MAX_LINE_BYTES)):
             if number in done:
                 continue

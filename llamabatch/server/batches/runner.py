@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from llamabatch.server.batches.records import OUTPUT_PURPOSE, BatchRecord, FileR
 from llamabatch.server.batches.results import write_results
 from llamabatch.server.batches.store import Store
 from llamabatch.server.batches.window import Window
-from llamabatch.server.errors import ApiError
+from llamabatch.server.errors import FULL, ApiError
 from llamabatch.utils.checks import counted
 
 logger = logging.getLogger(__name__)
@@ -328,8 +329,11 @@ class _Run:
         except EngineClosedError:
             raise
         except (LlamaBatchError, ApiError) as error:
+            if (full := _full_disk(error)) is not None:
+                raise full from error  # it goes on when there is room
             logger.error("%s has failed: %s", self.batch_id, error)
-            self._put(replace(self._batch, errors=(_error("server_error", str(error)),)))
+            message = str(error).replace(f"{self._store.folder}{os.sep}", "")
+            self._put(replace(self._batch, errors=(_error("server_error", message),)))
             return "failed"
         counts = summary.counts
         self._count(counts.rows, counts.failed + counts.failed_before)
@@ -400,6 +404,15 @@ class _Run:
             "%s is %s: %s, %s", self.batch_id, ending, counted(written.completed, "result"),
             counted(written.failed, "error"),
         )  # fmt: skip
+
+
+def _full_disk(error: BaseException | None) -> OSError | None:
+    """The error of a full disk among the causes of an error; None: there is none."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in FULL:
+            return error
+        error = error.__cause__
+    return None
 
 
 def _error(code: str, message: str) -> dict[str, Any]:

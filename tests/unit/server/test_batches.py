@@ -1,13 +1,15 @@
 """Batches without HTTP and without a model: states, files of results, restarts, windows, disk."""
 
+import errno
 import json
 import os
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
-from llamabatch.errors import ConfigError, InputError
+from llamabatch.errors import ConfigError, InputError, OutputError
 from llamabatch.jobs import OutputOptions, RecordOptions, Settings
 from llamabatch.jobs.input.lines import Overlay, parse_openai
 from llamabatch.request.sampling_params import SamplingParams
@@ -522,3 +524,63 @@ def test_fields_of_callers():
     assert safe_name('C:\\x\\a "b".jsonl') == "a b.jsonl"
     assert safe_name("..") == "file.jsonl"
     assert len(safe_name("x" * 999)) == 200
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_a_batch_whose_input_has_vanished_ends(world, is_cancelled):
+    held = HeldClient()
+    world.start(held)
+    batch_id = world.create(lines(20))
+    world.wait(batch_id, "in_progress")
+    world.store.content(world.store.batch(batch_id).input_file_id).unlink()
+    if is_cancelled:
+        world.batches.cancel(batch_id)
+        assert world.wait(batch_id, "cancelled").failed == 0
+    else:
+        world.stop()
+        world.start()
+        batch = world.wait(batch_id, "failed")
+        assert "does not exist" in batch.errors[0]["message"]
+        assert str(world.folder) not in batch.errors[0]["message"]
+
+
+def test_a_full_disk_ends_no_batch(world, monkeypatch):
+    monkeypatch.setattr(runner_module, "_PAUSE_S", 0.05)
+    real, calls = runner_module.run, []
+
+    def full(*args, **options):
+        calls.append(1)
+        if len(calls) == 1:
+            full = OutputError("write failed")
+            full.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+            raise OutputError("write failed") from full
+        return real(*args, **options)
+
+    monkeypatch.setattr(runner_module, "run", full)
+    world.start()
+    assert world.wait(world.create(lines(5))).completed == 5
+    assert len(calls) == 2
+
+
+def test_a_batch_that_is_finalizing_cannot_be_cancelled_and_too_many_are_refused(world, monkeypatch):
+    world.start(HeldClient())
+    batch_id = world.create(lines(3))
+    world.wait(batch_id, "in_progress")
+    world.store.note_counts(replace(world.store.batch(batch_id), status="finalizing"))
+    with pytest.raises(ApiError, match="is finalizing"):
+        world.batches.cancel(batch_id)
+    monkeypatch.setattr(runner_module, "MOST_WAITING", 1)
+    with pytest.raises(ApiError, match="have not ended") as caught:
+        world.create(lines(1))
+    assert caught.value.status == 429
+
+
+def test_an_input_that_expires_stays_while_a_batch_reads_it_and_others_cannot_read_the_folder(world):
+    world.start(HeldClient())
+    batch_id = world.create(lines(3))
+    file_id = world.store.batch(batch_id).input_file_id
+    world.store.add_file(replace(world.store.file(file_id), expires_at=1))
+    world.store.remove_expired()
+    assert world.store.content(file_id).exists()
+    for path in (world.folder, world.folder / "files", world.folder / "batches"):
+        assert path.stat().st_mode & 0o077 == 0
