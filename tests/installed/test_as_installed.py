@@ -25,10 +25,10 @@ from tests.installed import offline
 CHECKOUT = Path(__file__).parents[2]
 PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md"))]
 SAMPLE = ("test_readme.py", "test_examples.py", "test_model_files.py", "test_saved_prefixes.py", "test_native.py")
-EXTRAS = "tools,hub,parquet,zstd,metrics,columns,gpu"
+EXTRAS = "tools,hub,parquet,zstd,metrics,columns,gpu,server"
 OF_TESTS = ("pytest", "hypothesis", "pydantic")  # for the sample of model tests
 OURS = frozenset({"llamabatch", "llamabatch-llama", "llama-cpp-python"})
-PROGRAMS = ("sh", "cat", "head", "uname", "env")
+PROGRAMS = ("sh", "cat", "head", "uname", "env", "timeout", "seq", "sleep", "curl")
 SECONDS = 120  # for one command, on a machine that is busy
 
 
