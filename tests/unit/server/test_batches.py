@@ -540,7 +540,7 @@ def test_a_batch_whose_input_has_vanished_ends(world, is_cancelled):
         world.stop()
         world.start()
         batch = world.wait(batch_id, "failed")
-        assert "does not exist" in batch.errors[0]["message"]
+        assert f"{batch.input_file_id}.jsonl" in batch.errors[0]["message"]  # gone before or while it was read
         assert str(world.folder) not in batch.errors[0]["message"]
 
 
