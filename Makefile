@@ -53,7 +53,7 @@ test-notebook: setup ## the bars of an executed notebook, with Jupyter installed
 test-scale: setup ## llamabatch in other people's frameworks, with these installed into .venv-scale
 	@test -d .venv-scale || .venv/bin/python -m venv .venv-scale
 	@.venv-scale/bin/python -m pip install --disable-pip-version-check --quiet --no-deps "$$(.venv/bin/python -m llamabatch.native_patches.build --print-wheel)"
-	@.venv-scale/bin/python -m pip install --disable-pip-version-check --quiet --editable '.[dev,lm-eval,langchain,inspect,litellm]' -r tests/integrations/requirements.txt
+	@.venv-scale/bin/python -m pip install --disable-pip-version-check --quiet --editable '.[dev,lm-eval,langchain,inspect,litellm,ray]' -r tests/integrations/requirements.txt
 	@LLAMABATCH_TEST_IMAGE=1 .venv-scale/bin/python -m pytest -o asyncio_default_fixture_loop_scope=function -o asyncio_mode=auto --benchmark-disable tests/integrations $(ARGS)
 
 bench: setup ## ours and its peers on this machine (ARGS="..."; docs/benchmarks.md)

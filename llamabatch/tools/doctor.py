@@ -329,6 +329,7 @@ EXTRAS = {
     "langchain": Extra("`ChatLlamaBatch` and embeddings of LangChain", {"langchain-core": "langchain_core"}),
     "inspect": Extra("models of Inspect AI", {"inspect_ai": "inspect_ai"}),
     "litellm": Extra("models of LiteLLM and DSPy", {"litellm": "litellm"}),
+    "ray": Extra("datasets of Ray Data", {"ray": "ray"}),
     "gpu": Extra("memory, use and power of NVIDIA GPUs", {"nvidia-ml-py": "pynvml"}),
 }  # fmt: skip
 

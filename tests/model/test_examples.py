@@ -13,6 +13,7 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 NEEDS = {
     **{"with_lm_eval": "lm_eval", "with_langchain": "langchain_core"},
     **{"with_inspect": "inspect_ai", "with_litellm": "litellm", "with_openai": "openai"},
+    "with_ray": "ray.data",
 }
 
 
