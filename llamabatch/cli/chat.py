@@ -110,9 +110,9 @@ def _read() -> str:
 def _line(prompt: str) -> str:
     try:
         if sys.stdout.isatty():
-            return input(prompt)
+            return interrupts.read_line(lambda: input(prompt))
         click.echo(prompt, nl=False, err=True)  # stdout is for the answers
-        return input()
+        return interrupts.read_line(input)
     except EOFError:
         click.echo(err=not sys.stdout.isatty())
         raise

@@ -20,6 +20,7 @@ from contextlib import suppress
 
 TYPE_CHECKING = False  # typing itself takes longer to import than all the rest
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
 SIGNALS = tuple(
@@ -28,11 +29,14 @@ SIGNALS = tuple(
 LINE = "Interrupted."
 _DELICATE = ("importlib._bootstrap", "llamabatch.llama.log")  # modules whose callers lose or change an exception
 _AGAIN_S = 0.02
+_UNSEEN_S = 0.5  # after which a signal that has not ended the wait for a line is sent again
 
 _guarded: list[int] = []
 _leaving = _thread.allocate_lock()
 _leaver = 0
 _came: int | None = None
+_reading = 0  # number of the wait for a line that is under way; 0: there is none
+_n_reads = 0
 _acknowledged = False
 
 
@@ -84,6 +88,21 @@ def acknowledge() -> bool:
     global _acknowledged
     before, _acknowledged = _acknowledged, True
     return not before
+
+
+def read_line(read: Callable[[], str]) -> str:
+    """Calls a function that waits for a line of the terminal, as `input`, so that every signal ends it.
+
+    Python's own wait ends at a signal that comes within it. One that comes just before, when the prompt is already
+    there, would be seen at the next key alone.
+    """
+    global _reading, _n_reads
+    _n_reads += 1
+    _reading = _n_reads
+    try:
+        return read()
+    finally:
+        _reading = 0
 
 
 def is_delicate(frame: FrameType | None, within: str) -> bool:
@@ -163,5 +182,14 @@ def _watch() -> None:
         while number := os.read(reading, 1):
             if signal.getsignal(number[0]) is _leave:
                 _leave(number[0], None)
+            if _reading and number[0] in _guarded:
+                _thread.start_new_thread(send_until_seen, (number[0], _reading))
+
+    main = _thread.get_ident()
+
+    def send_until_seen(number: int, reading: int) -> None:
+        time.sleep(_UNSEEN_S)
+        if _reading == reading:  # the handler would have ended it
+            signal.pthread_kill(main, number)  # whose byte starts the next of these threads
 
     _thread.start_new_thread(wait, ())

@@ -151,6 +151,33 @@ def test_on_a_terminal(terminal, tmp_path):
     assert terminal.end() == 0
 
 
+LOST = """
+import os, signal, time
+from llamabatch.utils import interrupts
+
+interrupts.guard()
+interrupts.careful()
+# the handler of the first signal does nothing, as where one comes before the wait for a key begins
+signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(number, interrupts._interrupt))
+
+
+def read():
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+
+
+try:
+    interrupts.read_line(read)
+except KeyboardInterrupt:
+    print("ended")
+"""
+
+
+def test_a_signal_that_the_wait_for_a_line_has_missed_is_sent_again(tmp_path):
+    done = subprocess.run([sys.executable, "-c", LOST], capture_output=True, text=True, timeout=30, cwd=tmp_path)
+    assert done.stdout == "ended\n", done.stderr
+
+
 @pytest.mark.parametrize(("how", "code"), [("/exit\n", 0), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_the_end(terminal, how, code):
     terminal.wait_for("> ")

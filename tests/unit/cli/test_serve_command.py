@@ -33,11 +33,12 @@ def invoke(monkeypatch, tmp_path):
     def call(*arguments):
         asked = Asked()
 
-        def started(config, options, started):
+        def served(config, options, started, ready):
             asked.config, asked.options = config, options
             started(["http://127.0.0.1:8080"])
+            ready(1.5)
 
-        monkeypatch.setattr(run, "serve", started)
+        monkeypatch.setattr(run, "serve", served)
         result = CliRunner().invoke(cli, ["serve", *arguments])
         return result, asked
 

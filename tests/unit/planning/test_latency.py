@@ -24,16 +24,18 @@ FACTS = ModelFacts("small", 530_000_000, 24 * 2 * 64, 24 * 2 * 64, 896, 14, 151_
 
 @pytest.mark.parametrize(
     ("limit_ms", "rows"),
-    [(11.0, 1), (13.0, 4), (20.0, 4), (24.3, 4), (24.4, 8), (32.4, 16), (1000.0, 16)],
+    [(11.0, 1), (13.0, 4), (17.9, 4), (18.0, 8), (32.3, 8), (32.4, 16), (1000.0, 16)],
 )
 def test_the_most_tokens_within_the_limit(limit_ms, rows):
-    """From 5 rows on a p95 counts a short prompt in: 64 tokens of 0.1 ms. 32 rows make fewer tokens/s than 16."""
+    """From 13 rows on a p95 counts a short prompt in: 64 tokens of 0.1 ms. 32 rows make fewer tokens/s than 16."""
     assert choose_rows(STAIRS, 0.1, limit_ms).rows == rows
 
 
 def test_a_gap_is_a_step_and_a_short_prompt():
-    assert gap_of(Stair(4, 12.0, 13.0), 0.1).p95_ms == 13.0  # 1 step in 30 with long prompts, 1 in 64 with short ones
-    assert gap_of(Stair(8, 14.0, 18.0), 0.1).p95_ms == pytest.approx(18.0 + 6.4)
+    assert gap_of(Stair(8, 14.0, 18.0), 0.1).p95_ms == 18.0  # 1 step in 32 has a prompt
+    assert gap_of(Stair(16, 20.0, 26.0), 0.1).p95_ms == pytest.approx(26.0 + 6.4)  # 1 in 16
+    # 64 tokens of 1 ms take more than a step, and are spread over several of them
+    assert gap_of(Stair(8, 14.0, 18.0), 1.0).p95_ms == pytest.approx(2 * 18.0)
     assert gap_of(Stair(4, 12.0), 0.1).p95_ms == 12.0
 
 
