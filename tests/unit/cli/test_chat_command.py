@@ -147,6 +147,7 @@ def test_on_a_terminal(terminal, tmp_path):
     terminal.wait_for("> ")
     terminal.write(f"/save {tmp_path}/chat.json\n")
     terminal.wait_for("4 messages are in")
+    terminal.wait_for("> ")  # before it the terminal's own line editing would take the key
     terminal.write("\x04")
     assert terminal.end() == 0
 
