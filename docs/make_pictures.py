@@ -98,8 +98,9 @@ def rooms_picture() -> str:
     at: dict[str, tuple[float, float, float]] = {}
     for level, names in rows.items():
         box_width = min(290.0, (width - 100) / len(names) - 20)
+        gap = min(110.0, (width - 40 - len(names) * box_width) / max(1, len(names) - 1))  # lines pass in it
         for i, name in enumerate(names):
-            middle = width / 2 + (i - (len(names) - 1) / 2) * (box_width + 110)
+            middle = width / 2 + (i - (len(names) - 1) / 2) * (box_width + gap)
             at[name] = (middle - box_width / 2, top + step * level, box_width)
     parts, taken = [], []
     for room, other in direct(edges):
