@@ -278,16 +278,20 @@ def _forms(
 ) -> list[list[Message]]:
     """The messages as the template can show them; of several forms the first that it accepts counts.
 
-    The last one has "" for a content that is None, as beside tool calls: some templates look into it unasked.
+    The last one has "" for an answer's content that is None, as beside tool calls: some templates look into it unasked.
     """
     if "tools" in template.variables:
         forms = [messages]
     else:
         messages = tool_prompts.as_text(messages, source)
         forms = tool_prompts.described(messages, options.tools, source) if options.tools else [messages]
-    if any(message.get("content", "") is None for message in messages):
-        forms = [*forms, *([{**m, "content": ""} if m.get("content", "") is None else m for m in f] for f in forms)]
+    if any(map(_is_bare_answer, messages)):
+        forms = [*forms, *([{**m, "content": ""} if _is_bare_answer(m) else m for m in form] for form in forms)]
     return forms
+
+
+def _is_bare_answer(message: Message) -> bool:
+    return message.get("role") == "assistant" and message.get("content", "") is None
 
 
 def _check_known(template: BoundedTemplate, options: ChatOptions) -> None:

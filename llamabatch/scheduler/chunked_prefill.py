@@ -12,7 +12,6 @@ from collections import deque
 from enum import Enum, auto
 
 from llamabatch.request.sequence import Sequence
-from llamabatch.scheduler.batch_builder import SHORT_CHUNK
 from llamabatch.scheduler.output import Limits
 
 # Tokens of the first chunk, whose cost is not known yet, and of any chunk at least: a pass over the weights costs the
@@ -26,7 +25,8 @@ MOST_SAVED = 2.0
 MOST_GROWTH = 2.0
 # A chunk takes the rest of a prompt in that is up to so many times its length.
 TAIL = 1.25
-# Prompts up to this length go before longer ones in every second step.
+# Prompts up to this length are computed at once, prefill_budget tokens a step: a decode step of 16 rows takes 45 ms, 64
+# prompt tokens 80 ms (0.5B Q8_0). Longer ones have their share of the time, to their last token.
 SHORT = 64
 # Steps with prompt tokens between two without, which show what a decode step takes; and the change in the number of
 # decoding sequences after which it is looked at again.
@@ -62,13 +62,13 @@ class StepTimes:
         self._plain: deque[float] = deque(maxlen=_LATEST)  # seconds of steps without prompt tokens
         self._token: deque[float] = deque(maxlen=_LATEST)  # seconds of a prompt token in the steps with some
         self._rows = 0  # decoding sequences of the last step without prompt tokens
-        self._since_plain = 0
+        self.n_since_plain = 0  # steps with prompt tokens since the last one without
 
     def wants_plain(self, n_rows: int) -> bool:
         """True if the next step should have no prompt tokens, as the time of such a step is not known (any more)."""
-        if not self._plain or self._since_plain >= STEPS_BETWEEN_PLAIN:
+        if not self._plain or self.n_since_plain >= STEPS_BETWEEN_PLAIN:
             return True
-        return self._since_plain > 0 and abs(n_rows - self._rows) > ROWS_CHANGED * self._rows
+        return self.n_since_plain > 0 and abs(n_rows - self._rows) > ROWS_CHANGED * self._rows
 
     def observe(self, seconds: float, n_rows: int, n_prompt_tokens: int) -> None:
         """Takes the duration of a step in, by what it computed."""
@@ -76,9 +76,9 @@ class StepTimes:
             if abs(n_rows - self._rows) > ROWS_CHANGED * self._rows:
                 self._plain.clear()
             self._plain.append(seconds)
-            self._rows, self._since_plain = n_rows, 0
+            self._rows, self.n_since_plain = n_rows, 0
             return
-        self._since_plain += 1
+        self.n_since_plain += 1
         if self._plain:  # a chunk that seems to cost nothing was measured beside a plain step that was too slow
             cost = max(seconds - statistics.median(self._plain), 0.05 * seconds)
             self._token.append(cost / n_prompt_tokens)
@@ -108,9 +108,10 @@ class PrefillPacer:
         self.is_mixed = False
         self._limits = limits
         self._times = StepTimes()
-        self._chunk = 0  # tokens of the last chunk
+        self._chunk = 0  # tokens of the last chunk of a long prompt
+        self._n_long = 0  # of them, tokens in this step
+        self._long: set[Sequence] = set()  # prompts that began as long ones
         self._saved_s = 0.0  # time that prompts have earned and not used
-        self._is_short_first = True
         self._steps_since_background = BACKGROUND_STEPS_UNTIL_KNOWN
         self._turn = BackgroundTurn.NONE
         self._without: deque[float] = deque(maxlen=_SAMPLES)  # seconds of steps without background rows, and with them
@@ -156,8 +157,9 @@ class PrefillPacer:
         if token_was_awaited and n_rows and self._turn is BackgroundTurn.NONE:
             self._times.observe(seconds, n_rows, n_prompt_tokens)
             plain = self._times.plain_s or 0.0
-            if n_prompt_tokens:  # a step that something else held up must not stop prompts for long
-                self._saved_s = max(self._saved_s - max(0.0, seconds - plain), -MOST_SAVED * plain)
+            if self._n_long and n_prompt_tokens:  # a step that something else held up must not stop prompts for long
+                cost = max(0.0, seconds - plain) * min(1.0, self._n_long / n_prompt_tokens)
+                self._saved_s = max(self._saved_s - cost, -MOST_SAVED * plain)
 
     def choose(self, prompts: list[Sequence], token_is_awaited: bool, n_rows: int = 1) -> tuple[list[Sequence], int]:
         """The sequences that may compute prompt tokens in this step, first those that go first, and how many tokens in
@@ -167,24 +169,29 @@ class PrefillPacer:
             token_is_awaited: this step decodes, and a caller waits for its next token.
             n_rows: sequences that decode in it.
         """
+        self._n_long = 0
+        self._long = {s for s in prompts if s.num_pending > SHORT or s in self._long}
         if not token_is_awaited:
             return prompts, self._limits.n_batch
         most = min(self._limits.prefill_budget, self._limits.n_batch)
         if not prompts or self._limits.prefill_share >= 1:
             return prompts, most
-        if self._turn is BackgroundTurn.PREFILL or self._times.wants_plain(n_rows):
-            return [], most
+        short = [s for s in prompts if s not in self._long]
+        long = [s for s in prompts if s in self._long]
+        if not long or self._turn is BackgroundTurn.PREFILL:
+            return short, most
+        if self._times.wants_plain(n_rows):  # where short ones keep coming, they wait for it a step now and then
+            return [] if self._times.n_since_plain >= 2 * STEPS_BETWEEN_PLAIN else short, most
         chunk = self._affordable_chunk()
         if chunk < LEAST_CHUNK:
-            return [], most
+            return short, most
         self._chunk = chunk
-        self._is_short_first = not self._is_short_first
-        if self._is_short_first:
-            prompts = sorted(prompts, key=lambda s: s.num_pending > SHORT)  # stable: oldest first among equals
-        if prompts[0].num_pending <= TAIL * chunk:
-            chunk = max(chunk, prompts[0].num_pending)
-        chunk = min(chunk, most)
-        return prompts if self._limits.is_unified else _of_one_pass(prompts, chunk), chunk
+        if long[0].num_pending <= TAIL * chunk:
+            chunk = max(chunk, long[0].num_pending)
+        n_short = sum(s.num_pending for s in short)
+        self._n_long = chunk
+        # a second long prompt would cost a pass of its own on a split KV cache
+        return [*short, *(long if self._limits.is_unified else long[:1])], min(n_short + chunk, most)
 
     def _affordable_chunk(self) -> int:
         """Prompt tokens that the time of prompts pays for, with what this step adds to it."""
@@ -201,17 +208,3 @@ class PrefillPacer:
         plain_s, token_s = self._times.plain_s, self._times.token_s
         affordable = max(LEAST_CHUNK, int(plain_s / token_s)) if plain_s and token_s else BACKGROUND_CHUNK
         return min(affordable, BACKGROUND_CHUNK, self._limits.n_batch)
-
-
-def _of_one_pass(prompts: list[Sequence], chunk: int) -> list[Sequence]:
-    """The first prompt, and those whose rest goes through the same pass of a split KV cache: each other one would cost
-    a pass of its own."""
-    length = prompts[0].num_pending
-    alike = [s for s in prompts[1:] if s.num_pending == length or max(s.num_pending, length) <= SHORT_CHUNK]
-    taken, room = prompts[:1], chunk - length
-    for sequence in alike:
-        room -= sequence.num_pending
-        if room < 0:
-            break
-        taken.append(sequence)
-    return taken

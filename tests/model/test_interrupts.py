@@ -65,7 +65,8 @@ def test_a_signal_ends_it_at_any_moment_with_its_code_and_a_line(arguments, n, t
 def test_the_installed_command_takes_over_signals_as_python_m_does(tmp_path):
     """The script that pip writes for it, but for its first line."""
     project = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
-    [script] = [line for line in project.splitlines() if line.startswith("llamabatch = ")]
+    scripts = project.split("[project.scripts]\n")[1].splitlines()
+    [script] = [line for line in scripts[:2] if line.startswith("llamabatch = ")]
     module, function = script.split('"')[1].split(":")
     program = f"import sys; from {module} import {function} as main; sys.exit(main())"
     process = started(GENERATE, tmp_path, [sys.executable, "-c", program])
