@@ -240,7 +240,7 @@ def test_what_make_and_pip_are_told_is_there(stranger):
         else:
             assert words[1] == "install", command
             name, _, extra = words[2].rstrip("]").partition("[")
-            assert name in ("llamabatch", "."), command
+            assert name in ("llamabatch", ".", "openai"), command
             assert not extra or extra in extras, command
 
 
