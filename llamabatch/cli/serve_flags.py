@@ -1065,7 +1065,7 @@ def apply(row: Row, name: str, values: Sequence[str], is_off: bool, found: Trans
 
 
 def from_environment(environ: Mapping[str, str]) -> Translated:
-    """What llama-server's environment variables mean. Raises UsageError with the name of the variable."""
+    """The options that llama-server's variables ask for. Raises UsageError with the name of the variable."""
     found = Translated()
     for row in ROWS:
         if not row.env:
@@ -1124,7 +1124,7 @@ _SAMPLES = ("8", "0.5", "auto", "on", "mmap", "ngram-simple", "ngram", "fp16", "
 
 
 def _shown(row: Row) -> str:
-    """What the flag becomes, by the options in the arguments of a value that it takes."""
+    """The options that the flag becomes, for a value that it takes."""
     assert row.args is not None
     for sample in (*row.fine, *_SAMPLES):
         try:

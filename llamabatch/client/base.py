@@ -96,7 +96,7 @@ class EngineClient(Protocol):
 
     @property
     def outage(self) -> Outage | None:
-        """Why no engine takes requests; None while one does, or while one that died is being replaced."""
+        """The reason that no engine takes requests; None while one does, or while one that died is being replaced."""
 
     @property
     def adapters(self) -> list[str]:

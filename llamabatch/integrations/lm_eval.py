@@ -214,7 +214,7 @@ class LlamaBatchLM(TemplateLM):
         return texts
 
     def get_model_info(self) -> dict[str, Any]:
-        """What lm_eval writes of the model into its results."""
+        """The facts of the model that lm_eval writes into its results."""
         config = self._llm.plan.config
         return {
             "model_path": self.tokenizer_name,

@@ -127,7 +127,7 @@ def generate(
 
 
 class _Actor:
-    """What an actor calls with each batch, from several threads at once."""
+    """The callable of an actor: one call a batch, from several threads at once."""
 
     def __init__(self, generate: Generate) -> None:
         self._generate = generate
@@ -142,7 +142,7 @@ class _Actor:
 
 @dataclass(frozen=True)
 class _Node:
-    """What Ray counts of a node: CPUs, GPUs, and bytes of memory."""
+    """The resources of a node, as Ray counts them: CPUs, GPUs, and bytes of memory."""
 
     cpus: float
     gpus: float

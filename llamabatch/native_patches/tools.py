@@ -80,7 +80,7 @@ def lock(path: Path) -> Iterator[None]:
 
 
 class Display(Protocol):
-    """What shows the progress of a long command."""
+    """A display of the progress of a long command."""
 
     def beat(self, progress: str) -> None:
         """Called several times a second with the last `[7/83]` of ninja or `[ 45%]` of make, or ""."""

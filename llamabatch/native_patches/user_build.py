@@ -136,7 +136,7 @@ def _folders() -> list[Path]:
 
 
 def _remove_unfinished(home: Path) -> None:
-    """What killed builds left; the lock is held, so none of it is in use."""
+    """Removes the remains of killed builds; the lock is held, so none of it is in use."""
     for folder in home.glob(f"{_UNFINISHED}*"):
         shutil.rmtree(folder, ignore_errors=True)
 

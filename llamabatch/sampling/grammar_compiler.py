@@ -95,7 +95,7 @@ class Grammars:
         return self._asked(self._tried, structure, self._try_out)
 
     def _asked(self, known: _Known[T], structure: Structure, make: Callable[[Structure], T]) -> Future[T]:
-        """What is known of a structure, or is being made; made anew where that is stale."""
+        """The grammar of a structure, made or under way; begun anew where it is stale."""
         structure = structure._replace(in_reasoning=False)  # the same grammar
         with self._lock:
             if self._closed:

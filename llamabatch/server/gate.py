@@ -1,4 +1,4 @@
-"""What requests must pass before they queue, beside the checks of every front: size of the call, words, grammars, and
+"""Checks of requests before they queue, beside those of every front: size of the call, words, grammars, and
 deadlines that the queue alone would miss. What is refused here has its status before anything of it runs.
 """
 

@@ -183,7 +183,7 @@ class Serving:
 
     @property
     def outage(self) -> Outage | None:
-        """Why the engine is gone; None while it is there, is being loaded or replaced, or this server ends it."""
+        """The engine is gone, and why; None while it is there, is loaded or replaced, or this server ends it."""
         client = self._client
         return client.outage if client is not None and self._state == "ready" else None
 

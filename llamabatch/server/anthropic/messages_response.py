@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class MessageHead:
-    """What the response and the first event of a stream have in common.
+    """The id and model of a response, and of the first event of a stream.
 
     Attributes:
         model: the name that the caller asked for.

@@ -114,7 +114,7 @@ class SlotEvents:
             leaving.cancel()
 
     async def _event(self) -> str:
-        """What there is to see; before the model is loaded, and once the engine is gone, the state alone."""
+        """The slots as an event; before the model is loaded, and once the engine is gone, the state alone."""
         try:
             document = await live_of(self._serving).document()
         except (ApiError, EngineClosedError) as error:

@@ -51,7 +51,7 @@ def _is_flat(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Head:
-    """What all chunks of a response, and the response itself, have in common.
+    """The part that a response and all its chunks have in common.
 
     Attributes:
         id: with OpenAI's prefix; model: the name that the caller asked for.

@@ -53,7 +53,7 @@ EMBEDDING: Fields = {
 
 @dataclass(frozen=True)
 class PooledBody(ABC):
-    """What the bodies of embeddings, ranks and classes have in common.
+    """The part that bodies of embeddings, ranks and classes have in common.
 
     Attributes:
         model, adapters, lora: as in Generation.

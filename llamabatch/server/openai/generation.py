@@ -202,7 +202,7 @@ GENERATION: Fields = {
 
 @dataclass(frozen=True)
 class Generation:
-    """What a body asks for besides its prompt.
+    """The wishes of a body besides its prompt.
 
     Attributes:
         params: tier and deadline included.

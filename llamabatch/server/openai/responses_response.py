@@ -22,7 +22,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class ResponseHead:
-    """What the response and all its events have in common.
+    """The part that a response and all its events have in common.
 
     Attributes:
         number: the part of each id that is of this response.

@@ -193,7 +193,7 @@ def detokenize_response(serving: Serving, body: DetokenizeBody) -> Json:
 
 
 def tokenizer_info(model: Model) -> Json:
-    """What vLLM tells of a tokenizer: names of special tokens and the chat template."""
+    """vLLM's description of a tokenizer: names of special tokens and the chat template."""
     metadata = model.metadata
     eos = model.special_token("eos")
     return {

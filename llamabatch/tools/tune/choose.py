@@ -129,10 +129,8 @@ class Latency:
 def gap_of(stair: Stair, prompt_ms: float) -> Gap:
     """The p95 of the time between two tokens of one row, while all of `stair.rows` decode all the time."""
     step = stair.step_ms if stair.p95_ms is None else stair.p95_ms
-    prompt = SHORT * prompt_ms
-    # with the default prefill_share, a step has prompt tokens for as long as it takes without them
-    beside_prompts = math.ceil(prompt / step) * stair.rows / OUTPUT if step > 0 else 1.0
-    return Gap(stair.rows, step + (min(step, prompt) if beside_prompts > _P95 else 0.0))
+    # each request brings a prompt, and a short one is computed in one step
+    return Gap(stair.rows, step + (SHORT * prompt_ms if stair.rows / OUTPUT > _P95 else 0.0))
 
 
 def choose_rows(stairs: Iterable[Stair], prompt_ms: float, limit_ms: float) -> Latency:
