@@ -6,6 +6,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from llamabatch.server.errors import ApiError, note
 from llamabatch.server.serving import serving_of
 
 
@@ -18,8 +19,16 @@ async def livez(request: HttpRequest) -> JSONResponse:
 
 
 async def readyz(request: HttpRequest) -> JSONResponse:
-    """200 where requests are taken."""
-    serving_of(request).check_ready()  # raises the 503, whose message says why
+    """200 where an engine takes requests; else 503, with the state and the reason. While an engine that died is being
+    replaced a request is better sent elsewhere, though one that comes is taken, and waits."""
+    serving = serving_of(request)
+    try:
+        serving.check_ready()
+        if serving.state == "restarting":
+            raise serving.unavailable()
+    except ApiError as error:
+        note(request.scope, error)
+        return JSONResponse({"status": serving.state, **error.to_openai()}, error.status, error.headers)
     return JSONResponse({"status": "ok"})
 
 

@@ -118,7 +118,7 @@ def _look(client: Any) -> tuple[EngineStats, list[EngineState]]:
 
 
 def _pids(serving: Serving | None) -> list[int]:
-    if serving is None or serving.state not in ("ready", "draining"):
+    if serving is None or serving.state not in ("ready", "restarting", "draining"):
         return []
     try:
         return serving.client.pids

@@ -47,7 +47,7 @@ _LLAMA_GAUGES = {
 _LONGEST = "Tokens of prompt and output of the longest continuation."
 _SERVER = {
     "num_open_requests": "Calls of HTTP under way.",
-    "ready": "1 while requests are taken, else 0.",
+    "ready": "1 while an engine takes requests, else 0.",
 }
 
 

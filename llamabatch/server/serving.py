@@ -43,15 +43,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-State = Literal["loading", "ready", "draining", "failed"]
+State = Literal["loading", "ready", "restarting", "draining", "failed"]
 Prepare = Callable[[InputProcessor], Submission]
 Connect = Callable[[EngineConfig], CountingClient]
 
 _LOOK_S = 0.02  # between two looks whether the last stream has ended
 _AFTER_ABORT_S = 10.0  # for aborted requests to end: a step that is under way may take so long
 _RETRY_AFTER_S = {"loading": 5, "draining": 10, "failed": 30}
+_LONGEST_RETRY_S = 60  # of a server that restarts its engine
 _MESSAGES = {
     "loading": "the model is being loaded; try again in a moment",
+    "restarting": "the engine's process ended and another one is being started; requests that come now wait for it",
     "draining": "the server is shutting down and takes no new work; send the request to another one",
     "failed": "the engine is gone",
 }
@@ -102,6 +104,7 @@ class Serving:
         self._fingerprint: str | None = None
         self._loaded: Future[None] | None = None
         self._n_loading = 0
+        self._load_s = 0.0  # that the load took
         self._hubs: dict[asyncio.AbstractEventLoop, Hub] = {}
         self._open: set[object] = set()  # calls under way, from before their prompts are read
         self._lock = threading.Lock()
@@ -164,7 +167,8 @@ class Serving:
         if state == "failed" and error is not None:
             message = f"{message}: {error}"
         outage = self.outage
-        retry_s = _RETRY_AFTER_S.get(state, 1)
+        usual_s = min(_LONGEST_RETRY_S, max(1, math.ceil(self._load_s)))  # another engine takes no longer
+        retry_s = _RETRY_AFTER_S.get(state, usual_s)
         if outage is not None and outage.retry_in_s is not None:
             retry_s = max(1, math.ceil(outage.retry_in_s))
         headers = {"Retry-After": str(retry_s)}
@@ -172,8 +176,15 @@ class Serving:
 
     @property
     def state(self) -> State:
-        """ "loading", "ready", "draining" (no new work), or "failed": the load raised, or the engine is gone."""
-        return "failed" if self._state == "ready" and self.outage is not None else self._state
+        """ "loading", "ready", "restarting" (engines that died are being replaced, and requests wait for them),
+        "draining" (no new work), or "failed": the load raised, or the engine is gone."""
+        client = self._client
+        if self._state != "ready" or client is None:
+            return self._state
+        if client.outage is not None:
+            return "failed"
+        beats = client.heartbeats
+        return "restarting" if beats and not any(beat.up for beat in beats) else "ready"
 
     @property
     def error(self) -> BaseException | None:
@@ -195,11 +206,11 @@ class Serving:
         return self._admission
 
     def check_ready(self) -> None:
-        """Raises ApiError (503) unless the model is ready. Starts the load where no lifespan has: of an app that is
-        mounted in another one."""
+        """Raises ApiError (503) unless requests are taken, be it to wait for an engine that restarts. Starts the load
+        where no lifespan has: of an app that is mounted in another one."""
         if self._loaded is None:
             self.start()
-        if self.state == "ready":
+        if self.state in ("ready", "restarting"):
             return
         outage = self.outage
         if outage is None or outage.retry_in_s != 0:  # else this call lets the engine be started once more
@@ -226,10 +237,12 @@ class Serving:
             self._n_loading -= 1
 
     def _load_now(self, loaded: Future[None]) -> None:
+        began_s = time.monotonic()
         try:
             for part in self.parts:
                 part.open()
             client = self._connect(self.config)
+            self._load_s = time.monotonic() - began_s
         except BaseException as error:
             self._stop_parts()
             if not isinstance(error, LlamaBatchError):

@@ -114,6 +114,17 @@ def test_all_are_answered_once_the_engine_is_given_up_and_a_later_call_starts_it
         server.check_idle()
 
 
+def test_the_server_says_that_it_is_not_ready_while_the_engine_is_replaced_and_takes_requests():
+    with CrashingServer(ENGINE) as server:
+        os.kill(server.pid, signal.SIGKILL)
+        until(lambda: server.get("/health").status_code == 503, 10, "the server says that it is ready")
+        assert server.get("/livez").status_code == 200
+        assert asyncio.run(text_of(server.port, {**LONG, "max_tokens": 4}, stream=False))
+        assert server.get("/health").json() == {"status": "ok"}
+        restarts = [line for line in server.get("/metrics").text.splitlines() if "engine_restarts_total{" in line]
+        assert restarts[0].endswith(" 1.0")
+
+
 def kill_all(server):
     """Kills each child until no other one follows."""
     deadline = time.monotonic() + 30

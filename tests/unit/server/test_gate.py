@@ -8,7 +8,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from llamabatch.client.base import Outage
+from llamabatch.client.base import Heartbeat, Outage
 from llamabatch.errors import EngineClosedError, SamplingError
 from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams
@@ -192,6 +192,23 @@ def test_without_an_engine_the_server_has_failed_and_says_when_to_come_again(gon
     state["outage"] = None  # another one has started
     assert client.get("/livez").status_code == 200
     assert client.post(PATH, json={"prompt": "a"}).status_code == 200
+
+
+def test_while_an_engine_is_replaced_others_are_to_be_asked_and_requests_that_come_are_answered(client, monkeypatch):
+    serving = client.app.state.serving
+    beats = [Heartbeat(None, False, None, None, 0)] * 2
+    monkeypatch.setattr(type(serving.client), "heartbeats", property(lambda self: beats))
+    for path in ("/readyz", "/health", "/v1/health"):
+        response = client.get(path)
+        assert response.status_code == 503
+        assert 1 <= int(response.headers["retry-after"]) <= 60
+        assert (response.json()["status"], response.json()["error"]["code"]) == ("restarting", "model_restarting")
+    assert client.get("/livez").json() == {"status": "ok", "state": "restarting"}
+    assert "llamabatch:ready{" in (text := client.get("/metrics").text)
+    assert next(line for line in text.splitlines() if line.startswith("llamabatch:ready{")).endswith(" 0.0")
+    assert client.post(PATH, json={"prompt": "a"}).status_code == 200
+    beats = [beats[0], Heartbeat(7, True, 0.1, None, 1)]  # one of two is enough
+    assert client.get("/readyz").json() == {"status": "ok"}
 
 
 def test_the_call_that_may_start_another_engine_goes_through(gone):

@@ -6,8 +6,14 @@ import { ChatView } from "./chat.js";
 import { CompareView } from "./compare.js";
 import { LiveView } from "./live.js";
 
-const POLL_MS = { loading: 1000, ready: 15_000 };
-const STATE_TITLES = { loading: "loading the model", ready: "ready", draining: "shutting down", failed: "failed" };
+const POLL_MS = { loading: 1000, ready: 15_000, restarting: 1000 };
+const STATE_TITLES = {
+  loading: "loading the model",
+  ready: "ready",
+  restarting: "restarting the engine",
+  draining: "shutting down",
+  failed: "failed",
+};
 
 const byId = (id) => document.getElementById(id);
 
