@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 from llamabatch.columns import Generate
 from llamabatch.columns.prompts import PromptFunction
 from llamabatch.config import EngineConfig, with_paths
-from llamabatch.engine.resolve_config import plan
 from llamabatch.entrypoints.input_processor import OneAdapters, OneParams
-from llamabatch.errors import ConfigError, MemoryPlanError, SetupError
-from llamabatch.gguf.resolve import resolve
+from llamabatch.errors import ConfigError, MemoryPlanError
 from llamabatch.integrations import needs
-from llamabatch.utils.checks import counted, integer, show
+from llamabatch.integrations.ray_cluster import PYTHON_BYTES, Node, ask_plan
+from llamabatch.utils.checks import integer, show
 
 with needs("ray", "ray"):
     import ray
@@ -34,8 +33,6 @@ _MOST_ACTORS = 100_000
 _MOST_ROWS = 1_000_000  # of a batch
 _BATCHES_AT_ONCE = 2  # in an actor: one fills the slots that the other leaves at its end
 _SLOTS_IN_A_BATCH = 8  # times n_slots are a batch
-_PLAN_S = 300.0
-_PYTHON_BYTES = 512 * 2**20  # an actor with its batches, and the child process of its engine, without the plan's bytes
 
 
 def generate(
@@ -101,7 +98,7 @@ def generate(
     if not ray.is_initialized():
         ray.init()
     paths = with_paths({**given, "model": model})
-    actor = _Size.of(_Node.all(), paths.pop("model"), paths, most)
+    actor = _Size.of(Node.all(), paths.pop("model"), paths, most)
     size = actor.n_actors if most is None else most
     pool = ActorPoolStrategy(
         min_size=size if fewest is None else fewest,
@@ -141,27 +138,6 @@ class _Actor:
 
 
 @dataclass(frozen=True)
-class _Node:
-    """The resources of a node, as Ray counts them: CPUs, GPUs, and bytes of memory."""
-
-    cpus: float
-    gpus: float
-    memory: float
-
-    @classmethod
-    def all(cls) -> list[_Node]:
-        """Those that can run an actor. Raises SetupError: there is none."""
-        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        nodes = [cls(has.get("CPU", 0), has.get("GPU", 0), has.get("memory", 0)) for has in alive]
-        found = [node for node in nodes if node.cpus > 0]
-        if not found:
-            raise SetupError(
-                f"none of {counted(len(nodes), 'node')} of the cluster has a CPU for Ray; add a node with num_cpus > 0"
-            )
-        return found
-
-
-@dataclass(frozen=True)
 class _Size:
     """The size of a pool, and of its actors.
 
@@ -176,7 +152,7 @@ class _Size:
     resources: Mapping[str, float]
 
     @classmethod
-    def of(cls, nodes: Sequence[_Node], model: str, options: Mapping[str, Any], asked: int | None) -> _Size:
+    def of(cls, nodes: Sequence[Node], model: str, options: Mapping[str, Any], asked: int | None) -> _Size:
         """For `asked` actors, or else one for each GPU or node; the plan is made in a task.
 
         Raises:
@@ -185,7 +161,7 @@ class _Size:
         """
         config = EngineConfig.from_options(model, options)
         n_gpus = 0 if config.n_gpu_layers == 0 else int(sum(node.gpus for node in nodes))
-        planned = _ask(model, options, gpus=min(1, n_gpus))
+        planned = ask_plan(model, options, gpus=min(1, n_gpus))
         n_actors = asked or n_gpus or len(nodes)
         in_node = -(-n_actors // len(nodes))
         n_cpus = min(node.cpus for node in nodes)
@@ -193,7 +169,7 @@ class _Size:
         threads = {name: min(planned[name], share) for name in ("n_threads", "n_threads_batch")}
         left = (n_cpus - 1) / in_node  # Ray takes fractions below 1 only
         free = int(left) if left >= 1 else int(max(0.0, left) * 100) / 100
-        memory = planned["bytes"] + _PYTHON_BYTES
+        memory = planned["bytes"] + PYTHON_BYTES
         most = max(node.memory for node in nodes)
         if memory > most:
             raise MemoryPlanError(
@@ -209,30 +185,6 @@ class _Size:
         if "n_threads" not in kept:
             kept.pop("n_threads_batch", None)  # which follows n_threads
         return cls(n_actors, planned["n_slots"], kept, resources)
-
-
-def _ask(model: str, options: Mapping[str, Any], gpus: int) -> dict[str, int]:
-    """The figures of the plan on a node of the cluster."""
-    task = ray.remote(_plan).options(num_cpus=0, num_gpus=gpus).remote(model, dict(options))
-    try:
-        found: dict[str, int] = ray.get(task, timeout=_PLAN_S)
-    except ray.exceptions.GetTimeoutError as error:
-        ray.cancel(task, force=True)
-        raise SetupError(
-            f"no node of the cluster has made the plan of {model} within {_PLAN_S:.0f} s; wait for free nodes, or look "
-            "at `ray status`"
-        ) from error
-    except ray.exceptions.RayTaskError as error:
-        raise (error.cause if isinstance(error.cause, Exception) else error) from error
-    return found
-
-
-def _plan(model: str, options: Mapping[str, Any]) -> dict[str, int]:
-    """Runs in a task."""
-    made = plan(EngineConfig.from_options(model, options), resolve(model))
-    config = made.config
-    names = ("n_slots", "n_ctx", "n_threads", "n_threads_batch", "instances")
-    return {**{name: getattr(config, name) for name in names}, "bytes": made.total_bytes}
 
 
 def _pool(concurrency: object) -> tuple[int | None, int | None]:
