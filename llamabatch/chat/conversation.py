@@ -210,6 +210,11 @@ def check_template(source: str) -> None:
     _compile(source)
 
 
+def template_variables(source: str) -> frozenset[str]:
+    """Names of the variables that a template reads. Raises ConfigError for one that cannot be compiled."""
+    return _compile(source).variables
+
+
 def render(
     template: str | None,
     conversation: Conversation,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from llamabatch.chat.conversation import template_variables
+from llamabatch.chat.formats import reasoning_of
+from llamabatch.errors import ConfigError
 from llamabatch.server.bodies import Json, Rules, ignored_headers, log_ignored, read_json, timeout_of
 from llamabatch.server.errors import model_not_found
 from llamabatch.server.serving import Serving
@@ -42,7 +46,8 @@ async def read_body(request: HttpRequest, serving: Serving, read: Callable[[Json
 
 def rules_of(serving: Serving, timeout_s: float | None = None) -> Rules:
     """The rules of a server by which its bodies are read."""
-    options = serving.options
+    options, config = serving.options, serving.plan.config
+    template = options.chat_template or serving.model.chat_template
     return Rules(
         strict=options.strict,
         trust_templates=options.trust_request_chat_template,
@@ -52,7 +57,18 @@ def rules_of(serving: Serving, timeout_s: float | None = None) -> Rules:
         enable_thinking=options.enable_thinking,
         verbose=options.log_level == "debug",
         timeout_s=timeout_s,
+        variables=_variables_of(template),
+        thinks=reasoning_of(template, config.reasoning_tags, config.reasoning_format) is not None,
     )
+
+
+@functools.lru_cache(4)
+def _variables_of(template: str | None) -> frozenset[str] | None:
+    """Names that a template reads; None: there is none, or it cannot be compiled, which each chat is told."""
+    try:
+        return None if template is None else template_variables(template)
+    except ConfigError:
+        return None
 
 
 def with_model(body: G, serving: Serving) -> G:

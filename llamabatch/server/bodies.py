@@ -57,6 +57,8 @@ class Rules:
         verbose: whole answers have __verbose.
         enable_thinking: of a template that reads it, likewise; None: as the template has it.
         timeout_s: seconds that the headers of the request allow.
+        variables: names that the server's chat template reads; None: they are not known.
+        thinks: the model marks its thinking, in a way that is known.
     """
 
     strict: bool = False
@@ -67,6 +69,12 @@ class Rules:
     enable_thinking: bool | None = None
     verbose: bool = False
     timeout_s: float | None = None
+    variables: frozenset[str] | None = None
+    thinks: bool = True
+
+    def reads(self, name: str) -> bool:
+        """True if the chat template reads a variable, or may do so."""
+        return self.variables is None or name in self.variables
 
 
 RULES = Rules()
@@ -252,6 +260,7 @@ class Body:
                 400, f"there is no field {show(name)}{nearest(name, fields)}", code="unknown_parameter", param=name
             )
         self.ignored = unknown
+        self._strict = rules.strict
         self._fields = fields
         self._values = {name: value for name, value in body.items() if value is not None and name in fields}
         for name in [name for name in self._values if fields[name].only is not None]:
@@ -266,6 +275,17 @@ class Body:
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
+
+    def ignore(self, name: str, value: object, why: str) -> None:
+        """Adds a known field to `ignored`, as this model has no use for its value. Raises ApiError: rules.strict.
+
+        Args:
+            name: with points before the names of nested fields.
+        """
+        if self._strict:
+            message = f"{name} is {show(value)}, which would change nothing: {why}; leave it out"
+            raise ApiError(400, message, code="unsupported_parameter", param=name.partition(".")[0])
+        self.ignored.append(name)
 
     def take(self, name: str) -> Any:
         """The value of a field, once; None: it has none."""

@@ -10,7 +10,14 @@ from typing import Any
 from llamabatch.errors import PromptError
 from llamabatch.server.bodies import RULES, Body, Field, Fields, Json, Rules, reads
 from llamabatch.server.errors import ApiError
-from llamabatch.server.openai.chat_body import EFFORTS, ChatBody, read_chat
+from llamabatch.server.openai.chat_body import (
+    EFFORTS,
+    ChatBody,
+    effort_kwargs,
+    read_chat,
+    template_kwargs,
+    thinking_kwargs,
+)
 from llamabatch.server.openai.generation import GENERATION
 from llamabatch.utils.checks import boolean, choice, integer, show
 
@@ -63,6 +70,7 @@ _OWN: Fields = {
     "output_config": Field({"type": ["object", "null"]}, "effort, and format: a JSON schema that the text holds"),
     "output_format": Field({"type": ["object", "null"]}, "a JSON schema that the text holds"),
     "service_tier": Field({"enum": [*TIERS, None]}, "auto or standard_only"),
+    "chat_template_kwargs": Field({"type": ["object", "null"]}, "variables of the chat template"),
     "container": Field({}, "", (), "there are no containers"),
     "mcp_servers": Field({}, "", ([],), "call tools from your program"),
     "context_management": Field({}, "", ({}, {"edits": []}), "send the messages that the model should read"),
@@ -90,7 +98,9 @@ def read_messages(body: Mapping[str, Any], rules: Rules = RULES) -> ChatBody:
     conversation = [*_system(given.take("system"))]
     for index, message in enumerate(messages):
         conversation += _messages(f"messages[{index}]", message)
-    chat: Json = {"messages": conversation, **_tools(given), **_thinking(given), **_form(given)}
+    config = given.nested("output_config", ("effort", "format"))
+    chat: Json = {"messages": conversation, **_tools(given), **_form(given, config)}
+    chat |= _thinking(given, rules, config.get("effort"))
     if (stops := given.take("stop_sequences")) is not None:
         if not isinstance(stops, list):
             raise PromptError(f"stop_sequences is {show(stops)}; give a list of texts")
@@ -254,37 +264,45 @@ def _tool(where: str, tool: object) -> Json:
     return {"type": "function", "function": function}
 
 
-def _thinking(given: Body) -> Json:
-    """Fields of a chat that turn thinking on or off and bound it."""
+def _thinking(given: Body, rules: Rules, effort: object) -> Json:
+    """Fields of a chat that turn thinking on or off and bound it, as far as the model thinks.
+
+    Args:
+        effort: of output_config.
+    """
+    kwargs, found = {}, {}
+    if effort is not None:
+        known = choice(PromptError, "output_config.effort", effort, (*EFFORTS[1:], "max"))
+        kwargs = effort_kwargs(given, rules, "output_config.effort", "xhigh" if known == "max" else known)
     asked = given.nested("thinking", ("type", "budget_tokens", "display"))
-    if not asked:
-        return {}
-    kind = choice(PromptError, "thinking.type", asked.get("type"), ("enabled", "disabled", "adaptive"))
-    kwargs = given.take("chat_template_kwargs") or {}
-    if kind == "adaptive":
-        return {"chat_template_kwargs": kwargs}
-    found: Json = {"chat_template_kwargs": {"enable_thinking": kind == "enabled", **kwargs}}
-    budget = asked.get("budget_tokens")
-    if kind == "enabled" and budget is not None:
-        found["thinking_token_budget"] = integer(PromptError, "thinking.budget_tokens", budget, MIN_BUDGET, 2**31 - 1)
-    return found
+    if asked:
+        kind = choice(PromptError, "thinking.type", asked.get("type"), ("enabled", "disabled", "adaptive"))
+        if kind != "adaptive":
+            kwargs |= thinking_kwargs(given, rules, "thinking", kind)
+        budget = asked.get("budget_tokens")
+        if kind == "enabled" and budget is not None:
+            budget = integer(PromptError, "thinking.budget_tokens", budget, MIN_BUDGET, 2**31 - 1)
+            if rules.thinks:
+                found["thinking_token_budget"] = budget
+            elif "thinking" not in given.ignored:
+                given.ignore("thinking.budget_tokens", budget, "it is not known how the model marks its thinking")
+    return found | {"chat_template_kwargs": kwargs | template_kwargs(given)}
 
 
-def _form(given: Body) -> Json:
-    """response_format and reasoning_effort of a chat."""
-    config = given.nested("output_config", ("effort", "format"))
-    found: Json = {}
+def _form(given: Body, config: Json) -> Json:
+    """response_format of a chat.
+
+    Args:
+        config: output_config.
+    """
     format_ = given.take("output_format")
     if config.get("format") is not None:
         if format_ is not None:
             raise PromptError("output_format and output_config.format are both given; give the latter")
         format_ = config["format"]
-    if format_ is not None:
-        if not isinstance(format_, Mapping) or format_.get("type") != "json_schema":
-            raise PromptError(f'output_format is {show(format_)}; give {{"type": "json_schema", "schema": …}}')
-        named = {"name": "output", "schema": format_.get("schema")}
-        found["response_format"] = {"type": "json_schema", "json_schema": named}
-    if config.get("effort") is not None:
-        effort = choice(PromptError, "output_config.effort", config["effort"], (*EFFORTS[1:], "max"))
-        found["reasoning_effort"] = "xhigh" if effort == "max" else effort
-    return found
+    if format_ is None:
+        return {}
+    if not isinstance(format_, Mapping) or format_.get("type") != "json_schema":
+        raise PromptError(f'output_format is {show(format_)}; give {{"type": "json_schema", "schema": …}}')
+    named = {"name": "output", "schema": format_.get("schema")}
+    return {"response_format": {"type": "json_schema", "json_schema": named}}

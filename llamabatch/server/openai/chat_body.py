@@ -154,15 +154,11 @@ def _options(body: Body, rules: Rules) -> tuple[ChatOptions, bool]:
             code="unsupported_parameter",
             param="chat_template",
         )
-    kwargs = body.take("chat_template_kwargs")
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise PromptError(f"chat_template_kwargs is {show(kwargs)}; give an object")
-    kwargs = {**rules.template_kwargs, **(kwargs or {})}
+    if template is not None:
+        rules = replace(rules, variables=None)  # those that the body's own template reads show when it is rendered
     effort = body.choice("reasoning_effort", EFFORTS)
-    if effort == "none":
-        kwargs.setdefault("enable_thinking", False)
-    elif effort is not None:
-        kwargs["reasoning_effort"] = effort
+    wished = effort_kwargs(body, rules, "reasoning_effort", effort)
+    kwargs = {**rules.template_kwargs, **wished, **template_kwargs(body)}
     tools, choice = body.take("tools"), body.take("tool_choice")
     functions, call = body.take("functions"), body.take("function_call")
     if functions is not None or call is not None:
@@ -182,6 +178,50 @@ def _options(body: Body, rules: Rules) -> tuple[ChatOptions, bool]:
         parallel_tool_calls=body.boolean("parallel_tool_calls", True),
     )
     return options, functions is not None
+
+
+def template_kwargs(body: Body) -> Json:
+    """chat_template_kwargs of a body. Raises PromptError."""
+    kwargs = body.take("chat_template_kwargs")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise PromptError(f"chat_template_kwargs is {show(kwargs)}; give an object")
+    return dict(kwargs or {})
+
+
+def effort_kwargs(body: Body, rules: Rules, name: str, effort: str | None) -> Json:
+    """The variables of the chat template that an effort of thinking becomes, if the template reads them.
+
+    Programs send such wishes to each model, so that one without thinking ignores them, by the name of the field.
+
+    Args:
+        name: of the field. effort: one of EFFORTS; None: no wish.
+
+    Raises:
+        ApiError: rules.strict, and the wish would change nothing.
+    """
+    if effort is None:
+        return {}
+    if effort == "none":
+        return thinking_kwargs(body, rules, name, effort)
+    if rules.reads("reasoning_effort"):
+        return {"reasoning_effort": effort}
+    body.ignore(name, effort, "the chat template does not read reasoning_effort")
+    return {}
+
+
+def thinking_kwargs(body: Body, rules: Rules, name: str, value: str) -> Json:
+    """The same for a wish to think or not to, which a model may fulfil in any case. Raises as effort_kwargs.
+
+    Args:
+        value: "enabled"; anything else: the model shall not think.
+    """
+    wanted = value == "enabled"
+    if rules.reads("enable_thinking"):
+        return {"enable_thinking": wanted}
+    if wanted != rules.thinks:
+        what = "the model always thinks" if rules.thinks else "the model does not think"
+        body.ignore(name, value, f"{what}, and its chat template does not read enable_thinking")
+    return {}
 
 
 def _usual(rules: Rules) -> dict[str, Any]:

@@ -9,11 +9,12 @@ from typing import Any
 from llamabatch.errors import PromptError
 from llamabatch.server.bodies import RULES, Body, Field, Fields, Json, Rules, reads
 from llamabatch.server.errors import ApiError
-from llamabatch.server.openai.chat_body import ChatBody, read_chat
+from llamabatch.server.openai.chat_body import EFFORTS, ChatBody, effort_kwargs, read_chat, template_kwargs
 from llamabatch.server.openai.generation import GENERATION
 from llamabatch.utils.checks import choice, show
 
 LOGPROBS = "message.output_text.logprobs"
+_EFFORT = "reasoning.effort"
 _INCLUDED = (
     *(LOGPROBS, "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results"),
     *("web_search_call.action.sources", "message.input_image.image_url"),
@@ -107,7 +108,7 @@ def read_responses(body: Mapping[str, Any], rules: Rules = RULES) -> ResponsesBo
     messages += _conversation(items)
     included = _included(given.take("include"))
     top = given.integer("top_logprobs", 0, 1024)
-    chat: Json = {"messages": messages, **_tools(given), **_form(given), **_reasoning(given)}
+    chat: Json = {"messages": messages, **_tools(given), **_form(given), **_reasoning(given, rules)}
     wants_logprobs = LOGPROBS in included or bool(top)
     if wants_logprobs:
         chat |= {"logprobs": True, "top_logprobs": top or 0}
@@ -128,7 +129,8 @@ def _repeated(body: Mapping[str, Any], chat: ChatBody) -> Json:
     found = {name: usual if body.get(name) is None else body[name] for name, usual in _REPEATED.items()}
     text, reasoning = body.get("text") or {}, body.get("reasoning") or {}
     found["text"] = {"format": text.get("format") or {"type": "text"}}
-    found["reasoning"] = {"effort": reasoning.get("effort"), "summary": None}
+    effort = None if _EFFORT in chat.ignored else reasoning.get("effort")
+    found["reasoning"] = {"effort": effort, "summary": None}
     if isinstance(found["tools"], list):  # each with all of a tool's fields, as clients that check types expect
         found["tools"] = [{"description": None, "parameters": None, "strict": False} | tool for tool in found["tools"]]
     params = chat.params
@@ -297,6 +299,9 @@ def _form(given: Body) -> Json:
     return found | {"response_format": dict(asked)}
 
 
-def _reasoning(given: Body) -> Json:
+def _reasoning(given: Body, rules: Rules) -> Json:
     asked = given.nested("reasoning", ("effort", "summary", "generate_summary"))
-    return {} if asked.get("effort") is None else {"reasoning_effort": asked["effort"]}
+    effort = asked.get("effort")
+    if effort is not None:
+        effort = choice(PromptError, _EFFORT, effort, EFFORTS)
+    return {"chat_template_kwargs": effort_kwargs(given, rules, _EFFORT, effort) | template_kwargs(given)}

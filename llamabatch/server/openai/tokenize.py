@@ -95,8 +95,9 @@ def read_tokenize(body: Mapping[str, Any], rules: Rules = RULES) -> TokenizeBody
     names = {"add_special": special, "add_special_tokens": given.take("add_special_tokens")}
     add_special = _one_of(names, llama_server is False and kinds != ["messages"])
     parse_special = given.boolean("parse_special", True)
-    strs, ignored = given.boolean("return_token_strs"), tuple(given.ignored)
+    strs = given.boolean("return_token_strs")
     chat = _chat(body, rules) if kinds == ["messages"] else None
+    ignored = (*given.ignored, *(chat.ignored if chat is not None else ()))
     parts: tuple[str | int, ...] = ()
     if chat is None:
         parts = _parts(kinds[0], given.take(kinds[0]))

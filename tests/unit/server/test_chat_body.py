@@ -1,6 +1,7 @@
 """The body of a chat completion as a ChatBody."""
 
 import datetime
+from dataclasses import replace
 
 import pytest
 
@@ -329,3 +330,22 @@ def test_echo_asks_for_the_logprobs_of_the_prompt():
     assert completion(n_predict=0).no_output
     assert not completion(max_tokens=1).no_output
     assert refused(completion, max_tokens=0, n=2).param == "n"
+
+
+def test_thinking_that_the_model_has_no_use_for_is_ignored_by_name():
+    silent = Rules(variables=frozenset({"messages"}), thinks=False)
+    for effort, ignored in (("high", ("reasoning_effort",)), ("none", ()), (None, ())):
+        body = chat(silent, reasoning_effort=effort)
+        assert (dict(body.options.kwargs), body.ignored) == ({}, ignored)
+    always = Rules(variables=frozenset(), thinks=True)
+    assert chat(always, reasoning_effort="none").ignored == ("reasoning_effort",)
+    switched = Rules(variables=frozenset({"enable_thinking"}), thinks=True)
+    body = chat(switched, reasoning_effort="none")
+    assert (dict(body.options.kwargs), body.ignored) == ({"enable_thinking": False}, ())
+    # a variable by its own name is meant for this template
+    assert chat(silent, chat_template_kwargs={"reasoning_effort": "low"}).options.kwargs == {"reasoning_effort": "low"}
+    own = Rules(trust_templates=True, variables=frozenset())
+    body = chat(own, chat_template="{{ reasoning_effort }}", reasoning_effort="low")
+    assert (dict(body.options.kwargs), body.ignored) == ({"reasoning_effort": "low"}, ())
+    with pytest.raises(ApiError, match="reasoning_effort is 'high', which would change nothing: the chat template"):
+        chat(replace(silent, strict=True), reasoning_effort="high")

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 from starlette.testclient import TestClient
@@ -123,6 +124,60 @@ def test_what_cannot_be_honoured_is_a_400_that_names_it(fields, words):
     with pytest.raises(ApiError, match=words) as caught:
         read(**fields)
     assert caught.value.status == 400
+
+
+SILENT = Rules(variables=frozenset(), thinks=False)
+
+
+@pytest.mark.parametrize(
+    ("rules", "fields", "kwargs", "budget", "ignored"),
+    [
+        (SILENT, {"thinking": {"type": "enabled", "budget_tokens": 50}}, {}, None, ("thinking",)),
+        (
+            SILENT, {"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}},
+            {}, None, ("output_config.effort",),
+        ),
+        (SILENT, {"thinking": {"type": "disabled"}}, {}, None, ()),
+        (
+            Rules(variables=frozenset({"enable_thinking"}), thinks=False),
+            {"thinking": {"type": "enabled", "budget_tokens": 50}},
+            {"enable_thinking": True}, None, ("thinking.budget_tokens",),
+        ),
+        (Rules(variables=frozenset()), {"thinking": {"type": "enabled", "budget_tokens": 50}}, {}, 50, ()),
+        (Rules(variables=frozenset()), {"thinking": {"type": "disabled"}}, {}, None, ("thinking",)),
+        (
+            SILENT, {"thinking": {"type": "adaptive"}, "chat_template_kwargs": {"x": 1}},
+            {"x": 1}, None, (),
+        ),
+    ],
+)  # fmt: skip
+def test_thinking_is_a_wish_that_a_model_may_have_no_use_for(rules, fields, kwargs, budget, ignored):
+    body = read(rules, **fields)
+    assert (dict(body.options.kwargs), body.params.thinking_token_budget, body.ignored) == (kwargs, budget, ignored)
+    if ignored:
+        with pytest.raises(ApiError, match=f"{ignored[0]} is .*, which would change nothing") as caught:
+            read(replace(rules, strict=True), **fields)
+        assert (caught.value.status, caught.value.param) == (400, ignored[0].partition(".")[0])
+
+
+def test_programs_that_always_ask_for_thinking_are_answered_by_a_model_without():
+    thinking = {"thinking": {"type": "enabled", "budget_tokens": 2000}, "max_tokens": 4000, "messages": HELLO}
+    asked = {
+        "/v1/messages": (thinking, "thinking"),
+        "/v1/messages/count_tokens": (thinking, "thinking"),
+        "/v1/responses": ({"input": "one", "reasoning": {"effort": "medium"}}, "reasoning.effort"),
+        "/v1/chat/completions": ({"messages": HELLO, "reasoning_effort": "low"}, "reasoning_effort"),
+        "/tokenize": ({"messages": HELLO, "reasoning_effort": "low"}, "reasoning_effort"),
+    }
+    for strict in (False, True):
+        with TestClient(fake_app(server={"chat_template": "chatml", "strict": strict})) as client:
+            ready(client)
+            for path, (body, name) in asked.items():
+                response = client.post(path, json=body)
+                assert response.status_code == (400 if strict else 200), (path, response.text)
+                assert strict or response.headers["x-llamabatch-ignored"] == name
+                assert not strict or name in response.json()["error"]["message"]
+                assert strict or path != "/v1/responses" or response.json()["reasoning"]["effort"] is None
 
 
 def test_unknown_fields_are_refused_where_the_server_is_strict():
