@@ -1,6 +1,7 @@
 """Builds llama-cpp-python from its source package with our patches and this CPU's instructions, once.
 
-    python -m llamabatch.native_patches.build [--backend auto|cpu|cuda|...] [--force] [--print-wheel] [--programs]
+    python -m llamabatch.native_patches.build [--backend auto|cpu|cuda|...] [--force] [--print-wheel]
+    python -m llamabatch.native_patches.build --programs [--stock] [--force]
 
 The wheel goes to the user's cache, in a folder named by everything that shapes it: the source, the patches, the
 flags, the compiler, what the compiler knows about this CPU, and the backend.
@@ -24,6 +25,7 @@ from pathlib import Path
 from llamabatch.native_patches import source
 from llamabatch.native_patches.plan import MARKER, Plan, jobs
 from llamabatch.native_patches.programs import programs
+from llamabatch.native_patches.stock import stock_programs
 from llamabatch.native_patches.tools import (
     COMPILER_CURE,
     SetupFailure,
@@ -268,9 +270,13 @@ def main() -> None:
     parser.add_argument("--force", action="store_true", help="build even where the cache has the wheel")
     parser.add_argument("--print-wheel", action="store_true", help="print the path of the wheel to standard output")
     parser.add_argument("--programs", action="store_true", help="build llama-server and llama-batched-bench instead")
+    parser.add_argument("--stock", action="store_true", help="with --programs: without the patches that make it faster")
     options = parser.parse_args()
+    if options.stock and not options.programs:
+        parser.error("--stock is for the programs alone: add --programs")
     if options.programs:
-        print(programs(make_plan(options.backend), options.force))
+        chosen = stock_programs if options.stock else programs
+        print(chosen(make_plan(options.backend), options.force))
         return
     built = wheel(make_plan(options.backend), options.force)
     if options.print_wheel:

@@ -1,9 +1,9 @@
 """Builds llama-server and llama-batched-bench from the same patched source and with the same flags as the wheel.
 
-    python -m llamabatch.native_patches.build --programs [--backend auto|cpu|cuda|metal] [--force]
+    python -m llamabatch.native_patches.build --programs [--stock] [--backend auto|cpu|cuda|metal] [--force]
 
-The benchmarks compare with these programs. They go to the user's cache, under the key of the wheel; they are linked
-statically, so that they run from there.
+The benchmarks compare with these programs. They go to the user's cache, under the key of the plan; they are linked
+statically, so that they run from there. Those without our patches (`--stock`) have a plan of their own, see stock.py.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from llamabatch.native_patches import source
@@ -50,6 +51,9 @@ _FLAGS = (
 )
 _TARGETS_OF_THE_WHEEL = ("-DLLAMA_BUILD_", "-DLLAVA_BUILD=")
 
+Unpack = Callable[[Path, Path], Path]
+"""(log, folder) -> the top folder of the source, unpacked into `folder`, with the patches of a plan."""
+
 
 def folder(key: str) -> Path:
     """Folder of the programs of a plan with this key."""
@@ -75,31 +79,35 @@ def is_current(plan: Plan) -> bool:
     )
 
 
-def programs(plan: Plan, force: bool = False) -> Path:
-    """The folder with the programs: from the cache, or built now. Raises SetupFailure."""
+def programs(plan: Plan, force: bool = False, unpack: Unpack = source.patched_tree) -> Path:
+    """The folder with the programs: from the cache, or built now. Raises SetupFailure.
+
+    Args:
+        unpack: gives the source with those patches that `plan` names.
+    """
     if not force and is_current(plan):
         return folder(plan.key)
     make_folder(cache_dir() / "programs")
     with lock(cache_dir() / "programs" / "lock"):
         if force or not is_current(plan):  # another build may have made them while we waited
-            _build(plan)
+            _build(plan, unpack)
     return folder(plan.key)
 
 
-def _build(plan: Plan) -> None:
+def _build(plan: Plan, unpack: Unpack) -> None:
     home = cache_dir() / "programs"
     require_space(home, GIGABYTES)
     log = make_folder(cache_dir() / "logs") / f"programs-{plan.key}.log"
     log.write_text(marker(plan), encoding="utf-8")
     start = time.monotonic()
-    say(f"Building {' and '.join(PROGRAMS)} ({plan.backend}), once; this takes some minutes. Log: {log}")
+    kind = f"{plan.backend}, {len(plan.patches)} patches"
+    say(f"Building {' and '.join(PROGRAMS)} ({kind}), once; this takes some minutes. Log: {log}")
     with tempfile.TemporaryDirectory(dir=home, prefix="build-", ignore_cleanup_errors=True) as temporary:
         place = Path(temporary)
-        tree = source.patched_tree(log, place)
-        _compile(plan, tree / "vendor" / "llama.cpp", place, log)
+        made = compile_targets(unpack(log, place), place, log, flags(plan), PROGRAMS)
         ready = make_folder(place / "ready")
         for name in PROGRAMS:
-            shutil.copy2(place / "build" / "bin" / name, ready / name)
+            shutil.copy2(made / name, ready / name)
         (ready / MARKER).write_text(marker(plan), encoding="utf-8")
         target = folder(plan.key)
         if target.exists():
@@ -110,19 +118,25 @@ def _build(plan: Plan) -> None:
     say(f"Built in {minutes}:{seconds:02d}, kept in {folder(plan.key)}")
 
 
-def _compile(plan: Plan, tree: Path, place: Path, log: Path) -> None:
+def compile_targets(tree: Path, place: Path, log: Path, flags: Sequence[str], targets: Sequence[str]) -> Path:
+    """Build targets of the llama.cpp in `tree`, in `place`. Raises SetupFailure.
+
+    Returns:
+        The folder with programs and libraries, within `place`.
+    """
     environment = with_cmake(place, log)
-    target = place / "build"
+    build = place / "build"
     generator = ("-G", "Ninja") if shutil.which("ninja", path=environment["PATH"]) else ()
     n_jobs = environment.get("CMAKE_BUILD_PARALLEL_LEVEL", str(jobs()))
     commands: tuple[list[str | Path], ...] = (
-        ["cmake", "-S", tree, "-B", target, *generator, *flags(plan)],
-        ["cmake", "--build", target, "--config", "Release", "--parallel", n_jobs, "--target", *PROGRAMS],
+        ["cmake", "-S", tree / "vendor" / "llama.cpp", "-B", build, *generator, *flags],
+        ["cmake", "--build", build, "--config", "Release", "--parallel", n_jobs, "--target", *targets],
     )
     for command in commands:
-        if run_logged(command, log, "building llama.cpp's programs", environment) != 0:
+        if run_logged(command, log, f"building {targets[0]}", environment) != 0:
             reason = explain(log, "the compiler or cmake stopped, see the end of the log")
-            raise SetupFailure(f"The build of llama.cpp's programs failed: {reason} (log: {log}).")
+            raise SetupFailure(f"The build of {' and '.join(targets)} failed: {reason} (log: {log}).")
+    return build / "bin"
 
 
 def with_cmake(place: Path, log: Path, python: str = sys.executable) -> dict[str, str]:
