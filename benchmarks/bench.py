@@ -5,11 +5,9 @@ python -m benchmarks.bench [--quick] [--workload NAME]... [--peer NAME]... [--ro
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
-import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,24 +17,26 @@ from rich.console import Console
 
 from benchmarks import facts, grid, idle, places, report, rounds
 from benchmarks.limit import Limit
-from benchmarks.peers.base import Peer, Result, Setup
+from benchmarks.peers.base import Peer, Setup
 from benchmarks.peers.child import LlamaLoop, Ours
-from benchmarks.peers.servers import LcpServer, LlamaServer, XLlamaCpp
+from benchmarks.peers.servers import LcpServer, LlamaServer, XLlamaCpp, remembered, search_flags
 from benchmarks.process import ended_by_signals, environment
 from benchmarks.workloads import WORKLOADS, Workload
 from llamabatch.planning.machine import Machine
 
-PEERS = (report.OURS, report.BEST, report.DEFAULTS, "xllamacpp", "llama-cpp-python server", report.LOOP, report.LIMIT)
-QUICK_PEERS = (report.OURS, report.BEST, report.LOOP)
+PEERS = (report.OURS, *report.SERVERS, "xllamacpp", "llama-cpp-python server", report.LOOP, report.LIMIT)
+QUICK_PEERS = (report.OURS, report.STOCK_BEST, report.PATCHED_BEST, report.LOOP)
 RESULTS = Path(__file__).resolve().parent / "results"
 _WIDTH = 120  # of a table that goes to a file
 
 
-def make_peers(names: Sequence[str], best: grid.Remembered, quick: bool) -> list[Peer]:
+def make_peers(names: Sequence[str], best: Mapping[str, grid.Remembered], quick: bool) -> list[Peer]:
     known: dict[str, Peer] = {
         report.OURS: Ours(),
-        report.BEST: LlamaServer(report.BEST, best),
-        report.DEFAULTS: LlamaServer(report.DEFAULTS),
+        report.STOCK: LlamaServer(report.STOCK, stock=True),
+        report.STOCK_BEST: LlamaServer(report.STOCK_BEST, best[report.STOCK_BEST], stock=True),
+        report.PATCHED: LlamaServer(report.PATCHED),
+        report.PATCHED_BEST: LlamaServer(report.PATCHED_BEST, best[report.PATCHED_BEST]),
         "xllamacpp": XLlamaCpp(),
         "llama-cpp-python server": LcpServer(),
         report.LOOP: LlamaLoop(more=4 if quick else 1),
@@ -54,7 +54,8 @@ def make_setup(
 ) -> Setup:
     """Makes the missing models, programs and environments of the peers. A peer without its own fails in its rounds."""
     others = {"xllamacpp", "llama-cpp-python server"} & set(peers)
-    native = {report.BEST, report.DEFAULTS, report.LIMIT} & set(peers)
+    native = {report.PATCHED, report.PATCHED_BEST, report.LIMIT} & set(peers)
+    stock = {report.STOCK, report.STOCK_BEST} & set(peers)
     return Setup(
         models=places.models({workload.model for workload in workloads} | {"synth"}, say),
         env=env,
@@ -65,19 +66,8 @@ def make_setup(
         logs=places.log_folder(),
         threads=threads,
         timeout_s=timeout_s,
+        stock=places.stock_programs(say) if stock else None,
     )
-
-
-def search_flags(setup: Setup, workloads: Sequence[Workload], best: grid.Remembered, again: bool) -> None:
-    """Run the grid of llama-server's flags for the workloads that it has not been run for."""
-
-    def one(flags: grid.Flags, workload: Workload, timeout_s: float) -> Result:
-        hasty = dataclasses.replace(setup, timeout_s=min(timeout_s, setup.timeout_s))
-        return LlamaServer("llama-server, grid", flags=flags).measure(hasty, workload, random.Random(repr(flags)))
-
-    for workload in workloads:
-        if again or workload.name not in best.found:
-            best.search(workload, one, say)
 
 
 def say(text: str) -> None:
@@ -111,16 +101,20 @@ def main(
     plot_file = plot_file or json_file.with_suffix(".png")
     with ended_by_signals():
         setup = make_setup(env, workloads, peers, threads or Machine.here().cores, timeout)
-        best = remembered(setup)
-        if report.BEST in peers and (again or not quick):
-            search_flags(setup, workloads, best, again)
+        best = {
+            report.STOCK_BEST: remembered(setup, stock=True),
+            report.PATCHED_BEST: remembered(setup, stock=False),
+        }
+        for peer, found in best.items():
+            if peer in peers and (again or not quick):
+                search_flags(setup, workloads, found, say, stock=peer == report.STOCK_BEST, again=again)
         about = facts.facts(facts.command_line("python -m benchmarks.bench"))
         about["peer_versions"] = places.peer_versions(setup.bench_python)
         options = {
             "quick": quick, "cut": cut, "rounds": n_rounds, "threads": setup.threads, "seed": seed,
             "timeout_s": timeout, "workloads": {workload.name: workload.outline() for workload in workloads},
         }  # fmt: skip
-        more: dict[str, Any] = {"llama_server_grid": best.found}
+        more: dict[str, Any] = {"llama_server_grid": {peer: each.found for peer, each in best.items() if peer in peers}}
         write = partial(_write, json_file, about, options, more)
         series = rounds.run(
             setup, workloads, make_peers(peers, best, quick), n_rounds, say=say, after_round=write, seed=seed
@@ -135,12 +129,6 @@ def main(
     title = f"{machine['cpu']}, {machine['cores']} cores\nllamabatch {about['revision']}, {about['created'][:10]}"
     draw(series, title, plot_file)
     say(f"Figures: {json_file}, picture: {plot_file}")
-
-
-def remembered(setup: Setup) -> grid.Remembered:
-    """Best flags hold for a build of the programs, a number of threads, and the workloads' models."""
-    key = f"{setup.programs.parent.name if setup.programs else 'none'}-{setup.threads}-{places.SHAPE}-{places.QUANT}"
-    return grid.Remembered(places.log_folder().parents[1] / "bench" / "llama-server-flags.json", key)
 
 
 def _write(

@@ -13,7 +13,7 @@ from benchmarks.peers.base import Model
 from llamabatch.gguf.resolve import resolve
 from llamabatch.llama import library
 from llamabatch.llama.model import Model as LoadedModel
-from llamabatch.native_patches import build, source
+from llamabatch.native_patches import build, source, stock
 from llamabatch.native_patches.programs import PROGRAMS, folder, programs
 from llamabatch.native_patches.tools import SetupFailure, lock, make_folder, run_logged
 from llamabatch.planning import binding_choice
@@ -86,7 +86,16 @@ def built_programs(say: Say) -> Path | None:
     try:
         return _programs()
     except SetupFailure as failure:
-        say(f"llama-server and the limit are left out: {failure}")
+        say(f"llama-server, patched and the limit are left out: {failure}")
+        return None
+
+
+def stock_programs(say: Say) -> Path | None:
+    """The same two without our patches, with the flags of the sources' plan; None, with the reason said: not built."""
+    try:
+        return stock.stock_programs(build.make_plan("auto"))
+    except SetupFailure as failure:
+        say(f"llama-server, stock is left out: {failure}")
         return None
 
 

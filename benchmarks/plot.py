@@ -9,7 +9,17 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from benchmarks.report import BEST, DEFAULTS, LIMIT, LOOP, OURS, median_gap, median_tps
+from benchmarks.report import (
+    LIMIT,
+    LOOP,
+    OURS,
+    PATCHED,
+    PATCHED_BEST,
+    STOCK,
+    STOCK_BEST,
+    median_gap,
+    median_tps,
+)
 from benchmarks.rounds import Series
 from llamabatch.utils.format import seconds, significant
 from llamabatch.utils.plotting import INK
@@ -20,7 +30,10 @@ STYLE = {
     "svg.fonttype": "none",
 }  # fmt: skip
 # Okabe and Ito's palette, as in llamabatch/tools/compare/plot.py
-_COLORS = {OURS: "#D55E00", BEST: "#0072B2", DEFAULTS: "#56B4E9", LOOP: "#777777", LIMIT: "#DDDDDD"}
+_COLORS = {
+    OURS: "#D55E00", STOCK_BEST: "#0072B2", STOCK: "#56B4E9", PATCHED_BEST: "#009E73", PATCHED: "#8CCFBB",
+    LOOP: "#777777", LIMIT: "#DDDDDD",
+}  # fmt: skip
 _OTHER = "#CC79A7"
 _COLUMNS = 3
 

@@ -29,10 +29,11 @@ import click
 import psutil
 
 from benchmarks import facts, places, report, rounds
+from benchmarks.grid import Remembered
 from benchmarks.peers.base import LOAD_TIMEOUT_S, SAMPLING, Peer, Setup
 from benchmarks.peers.child import PROGRAMS, ChildSession, Ours
 from benchmarks.peers.client import wait_until_up
-from benchmarks.peers.servers import HOST, LlamaServer, OurServer, free_port
+from benchmarks.peers.servers import HOST, LlamaServer, OurServer, free_port, remembered, search_flags
 from benchmarks.process import PeerFailure, Program, ended_by_signals, environment
 from benchmarks.programs.cpu import cpu_s
 from benchmarks.workloads import N_SLOTS, WORKLOADS, Job, Shape, Workload
@@ -353,14 +354,28 @@ def measure_idle(setup: Setup, seconds: float, say: Callable[[str], None]) -> di
     }  # fmt: skip
 
 
-def measure_peers(setup: Setup, workloads: Sequence[Workload], n_rounds: int, say: Callable[[str], None]) -> Any:
-    """Library, server and llama-server with its defaults on the same workloads, not streamed, in turn."""
+def measure_peers(
+    setup: Setup, workloads: Sequence[Workload], best: Remembered, n_rounds: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Library, server and llama-server on the same workloads, not streamed, in turn.
+
+    Args:
+        best: flags of the stock llama-server, which also runs with its defaults.
+    """
     peers: list[Peer] = [
         Ours(options={"isolate": True}),
         OurServer(),
-        LlamaServer(report.DEFAULTS),
+        LlamaServer(report.STOCK, stock=True),
+        LlamaServer(report.STOCK_BEST, best, stock=True),
+        LlamaServer(report.PATCHED),
     ]
-    series = rounds.run(setup, workloads, peers, n_rounds, say=say, after_round=lambda _: None)
+    return beside_llama_server(
+        workloads, rounds.run(setup, workloads, peers, n_rounds, say=say, after_round=lambda _: None)
+    )
+
+
+def beside_llama_server(workloads: Sequence[Workload], series: Sequence[rounds.Series]) -> dict[str, Any]:
+    """Speeds, and those of our server over the stock llama-server's beside what the library reaches there."""
     found: dict[str, Any] = {}
     for workload in workloads:
         rows = {row.peer: row for row in series if row.workload == workload.name}
@@ -370,13 +385,16 @@ def measure_peers(setup: Setup, workloads: Sequence[Workload], n_rounds: int, sa
             "tokens_per_s": {name: statistics.median(values) for name, values in speeds.items() if values},
             "rounds": speeds,
             "failures": {name: row.failure for name, row in rows.items() if row.failure},
+            "flags": {name: row.results[-1].facts.get("flags") for name, row in rows.items() if row.results},
+            "targets": {},
         }
-        ours, library, theirs = (speeds[peer.name] for peer in (peers[1], peers[0], peers[2]))
-        if ours and library and theirs and not entry["failures"]:
-            over_theirs = _median_ratio(ours, theirs)
-            entry["targets"] = {
-                "serve / llama-server": target(over_theirs, at_least=LEAST_OF_LIBRARY * _median_ratio(library, theirs)),
-            }
+        measured = {name: values for name, values in speeds.items() if rows[name].failure is None}
+        for theirs in (report.STOCK, report.STOCK_BEST):
+            if {theirs, report.OURS, OurServer.name} <= measured.keys():
+                reached = _median_ratio(measured[report.OURS], measured[theirs])
+                over_theirs = _median_ratio(measured[OurServer.name], measured[theirs])
+                goal = target(over_theirs, at_least=LEAST_OF_LIBRARY * reached)
+                entry["targets"][f"serve / {theirs}"] = goal
         found[workload.name] = entry
     return found
 
@@ -392,6 +410,7 @@ def make_setup(env: dict[str, str], threads: int, with_peers: bool, say: Callabl
         python=Path(sys.executable),
         bench_python=None,
         programs=places.built_programs(say) if with_peers else None,
+        stock=places.stock_programs(say) if with_peers else None,
         lcp_server=None,
         logs=places.log_folder(),
         threads=threads,
@@ -437,7 +456,10 @@ def main(quick: bool, parts: tuple[str, ...], n_rounds: int | None, threads: int
             run("idle", lambda: measure_idle(setup, 2.0 if quick else 5.0, say))
         if "llama-server" in parts:
             workloads = [WORKLOADS["burst"], WORKLOADS["ragged"].cut(), WORKLOADS["shared prefix"].cut()]
-            run("llama-server", lambda: measure_peers(setup, workloads, min(n_rounds, 3), say))
+            best = remembered(setup, stock=True)
+            if not quick:
+                search_flags(setup, [WORKLOADS[workload.name] for workload in workloads], best, say, stock=True)
+            run("llama-server", lambda: measure_peers(setup, workloads, best, min(n_rounds, 3), say))
     for line in lines(found):
         click.echo(line)
     say(f"Figures: {json_file}")

@@ -39,6 +39,7 @@ class Setup:
         python: the interpreter with llamabatch; its llama-cpp-python is also the loop's.
         bench_python: the interpreter with the peers' packages; None: they are not installed.
         programs: folder of llama-server and llama-batched-bench; None: not built.
+        stock: folder of the same two without our patches; None: not built.
         lcp_server: examples/server/server.py of llama-cpp-python; None: not unpacked.
         logs: folder for the standard error of programs.
         threads: of every peer, for single rows and for batches.
@@ -54,11 +55,13 @@ class Setup:
     logs: Path
     threads: int
     timeout_s: float
+    stock: Path | None = None
 
-    def program(self, name: str) -> Path:
-        if self.programs is None:
-            raise PeerFailure(f"{name} is not built")
-        return self.programs / name
+    def program(self, name: str, *, stock: bool = False) -> Path:
+        folder = self.stock if stock else self.programs
+        if folder is None:
+            raise PeerFailure(f"{name} is not built" + (" without our patches" if stock else ""))
+        return folder / name
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,26 @@
-"""Servers, driven over HTTP: llama-server of the same build, xllamacpp, llama-cpp-python's example server."""
+"""Servers, driven over HTTP: llama-server, patched and stock, xllamacpp, llama-cpp-python's example server."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import grid
+from benchmarks import grid, places
 from benchmarks.peers.base import LOAD_TIMEOUT_S, SAMPLING, Result, Setup, measure
 from benchmarks.peers.child import PROGRAMS
 from benchmarks.peers.client import HttpSession, wait_until_up
 from benchmarks.process import PeerFailure, Program
 from benchmarks.workloads import N_SLOTS, Job, Workload
+from llamabatch.native_patches.stock import NEEDED
+from llamabatch.native_patches.tools import make_folder
 from llamabatch.planning.machine import Machine
+from llamabatch.utils.paths import cache_dir
 
 HOST = "127.0.0.1"
 
@@ -33,11 +37,13 @@ class LlamaServer:
 
     Attributes:
         best: for each workload, the flags that grid.py found; None: the defaults.
+        stock: the one without our patches, but for those without which it does not build or crashes.
     """
 
     name: str
     best: grid.Remembered | None = None
     flags: tuple[str, ...] = ()
+    stock: bool = False
 
     def applies(self, workload: Workload) -> bool:
         return True
@@ -52,14 +58,38 @@ class LlamaServer:
             *self.flags_for(workload),
         ]  # fmt: skip
         command: list[str | Path] = [
-            setup.program("llama-server"), "-m", setup.models[workload.model].path,
+            setup.program("llama-server", stock=self.stock), "-m", setup.models[workload.model].path,
             "--host", HOST, "--port", str(port), *flags,
         ]  # fmt: skip
         program = Program(self.name, command, setup.env, setup.logs / f"{self.name}.log", lines=False)
-        return _up(program, port, "/health", {"flags": flags})
+        patches = {"patches": list(NEEDED)} if self.stock else {}
+        return _up(program, port, "/health", {"flags": flags, **patches})
 
     def measure(self, setup: Setup, workload: Workload, rng: random.Random) -> Result:
         return measure(self, setup, workload, rng)
+
+
+def remembered(setup: Setup, *, stock: bool) -> grid.Remembered:
+    """Best flags hold for a build of the programs, a number of threads, and the workloads' models."""
+    programs = setup.stock if stock else setup.programs
+    key = f"{programs.parent.name if programs else 'none'}-{setup.threads}-{places.SHAPE}-{places.QUANT}"
+    return grid.Remembered(make_folder(cache_dir() / "bench") / "llama-server-flags.json", key)
+
+
+def search_flags(
+    setup: Setup, workloads: Sequence[Workload], best: grid.Remembered, say: Callable[[str], None], *, stock: bool,
+    again: bool = False,
+) -> None:  # fmt: skip
+    """Run the grid of llama-server's flags for the workloads that it has not been run for; `again`: for all."""
+
+    def one(flags: grid.Flags, workload: Workload, timeout_s: float) -> Result:
+        hasty = dataclasses.replace(setup, timeout_s=min(timeout_s, setup.timeout_s))
+        server = LlamaServer("llama-server, grid", flags=flags, stock=stock)
+        return server.measure(hasty, workload, random.Random(repr(flags)))
+
+    for workload in workloads:
+        if again or workload.name not in best.found:
+            best.search(workload, one, say)
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,25 @@
 """The benchmark without running it: workloads, best flags, limit, ratios, intervals, reports. Figures are invented."""
 
+import dataclasses
 import json
+import os
 import random
 import statistics
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from benchmarks import ab, facts, grid, idle, limit, pairs, places, report, rounds
+from benchmarks.bench import make_peers
+from benchmarks.peers import servers
 from benchmarks.peers.base import Model, Result, Setup, check_tokens, gaps
 from benchmarks.peers.child import LlamaLoop
 from benchmarks.process import PeerFailure, environment
 from benchmarks.workloads import WORKLOADS, Job, Shape, Workload
 from llamabatch.llama import library
-from llamabatch.native_patches import build, programs
+from llamabatch.native_patches import build, programs, source, stock
 from llamabatch.native_patches.plan import MARKER, Plan
 from llamabatch.native_patches.tools import SetupFailure
 from llamabatch.planning import binding_choice
@@ -262,7 +267,8 @@ def test_the_limit_leaves_out_what_it_cannot_say():
 
 ROWS = [
     series(report.OURS, "burst", [230, 240, 250], memory=900),
-    series(report.BEST, "burst", [190, 200, 210], memory=1000),
+    series(report.STOCK, "burst", [90, 100, 110], memory=1000),
+    series(report.PATCHED_BEST, "burst", [190, 200, 210], memory=1000),
     series(report.LOOP, "burst", [60, 60, 60]),
     rounds.Series("xllamacpp", "burst", failure="it ended with SIGILL"),
 ]
@@ -270,11 +276,13 @@ ROWS = [
 
 def test_ratios_are_of_medians_and_carry_their_targets():
     found = {(c.peer, c.figure): c for c in report.compare(ROWS)}
-    best = found[report.BEST, "tokens/s"]
+    best = found[report.PATCHED_BEST, "tokens/s"]
     assert (best.ratio, best.target, best.met) == (1.2, 1.15, True)
+    stock = found[report.STOCK, "tokens/s"]
+    assert (stock.ratio, stock.target, stock.met) == (2.4, 2.5, False)
     loop = found[report.LOOP, "tokens/s"]
     assert (loop.ratio, loop.target, loop.met) == (4.0, 4.5, False)
-    memory = found[report.BEST, "memory"]
+    memory = found[report.STOCK, "memory"]
     assert (memory.ratio, memory.met) == (0.9, True)
     assert ("xllamacpp", "tokens/s") not in found
 
@@ -283,16 +291,16 @@ def test_a_gap_must_be_at_most_half():
     name = "long prompt among talkers"
     rows = [
         series(report.OURS, name, [100], gaps_s=[0.2] * 9),
-        series(report.BEST, name, [100], gaps_s=[0.3] * 9),
-        series(report.DEFAULTS, name, [100], gaps_s=[0.5] * 9),
+        series(report.STOCK_BEST, name, [100], gaps_s=[0.3] * 9),
+        series(report.STOCK, name, [100], gaps_s=[0.5] * 9),
     ]
     met = {c.peer: c.met for c in report.compare(rows) if c.figure == "p95 gap"}
-    assert met == {report.BEST: False, report.DEFAULTS: True}
+    assert met == {report.STOCK_BEST: False, report.STOCK: True}
 
 
 def test_every_target_names_a_workload_and_a_peer():
     assert set(report.TARGETS) == set(WORKLOADS)
-    assert {p for t in report.TARGETS.values() for p in t} <= {report.BEST, report.DEFAULTS, report.LOOP, report.LIMIT}
+    assert {p for t in report.TARGETS.values() for p in t} <= {*report.SERVERS, report.LOOP, report.LIMIT}
 
 
 def test_the_table_shows_medians_ratios_and_failures():
@@ -302,6 +310,8 @@ def test_the_table_shows_medians_ratios_and_failures():
     console.file.close()
     assert "1.20×" in text
     assert "1.15 ✓" in text
+    assert "llama-server, stock" in text
+    assert "2.50 ✗" in text
     assert "4.50 ✗" in text
     assert "SIGILL" in text
 
@@ -324,7 +334,7 @@ def test_the_picture_has_a_panel_a_workload(tmp_path):
     rows = [*ROWS, series(report.OURS, "tiny", [1000.0])]
     fig = plot.figure(rows, "an invented machine")
     assert [axes.get_title(loc="left") for axes in fig.axes] == ["burst", "tiny"]
-    assert len(fig.axes[0].patches) == 3  # who failed has no bar
+    assert len(fig.axes[0].patches) == 4  # no bar for a failure
     plot.draw(rows, "an invented machine", tmp_path / "bench.png")
     assert (tmp_path / "bench.png").stat().st_size > 10_000
 
@@ -415,3 +425,87 @@ def test_programs_of_another_recipe_are_built_again(tmp_path, monkeypatch):
     assert programs.programs(plan) == folder
     (folder / MARKER).write_text("older flags\n", encoding="utf-8")
     assert not programs.is_current(plan)
+
+
+def all_patches() -> Plan:
+    patches = {patch.name: "a hash" for patch in source.patches()}
+    return Plan("cpu", build._FLAGS, patches, {"fattn-block.h": "a hash"}, "a compiler", "a cpu", {})
+
+
+def test_the_stock_programs_are_built_from_the_source_with_the_needed_patches_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path / "cache"))
+    applied, commands = [], []
+
+    def run_logged(command, log, title, environment=None):
+        commands.append([str(part) for part in command])
+        if "--build" in command:
+            made = Path(command[command.index("--build") + 1]) / "bin"
+            made.mkdir(parents=True)
+            for name in programs.PROGRAMS:
+                (made / name).write_text(" ".join(applied))
+        return 0
+
+    monkeypatch.setattr(programs, "run_logged", run_logged)
+    monkeypatch.setattr(programs, "with_cmake", lambda place, log: dict(os.environ))
+    monkeypatch.setattr(source, "fetch", lambda log: tmp_path)
+    monkeypatch.setattr(source, "unpack", lambda package, folder: folder)
+    monkeypatch.setattr(source, "apply", lambda patch, tree: applied.append(patch.name))
+    monkeypatch.setattr(source, "copy_kernels", lambda tree: applied.append("kernels"))
+    folder = stock.stock_programs(all_patches())
+    assert applied == list(stock.NEEDED)
+    assert (folder / "llama-server").read_text() == " ".join(stock.NEEDED)
+    assert {"-DLLAMA_BUILD_SERVER=ON", "-DBUILD_SHARED_LIBS=OFF"} <= set(commands[0])
+    assert commands[1][-3:] == ["--target", *programs.PROGRAMS]
+    assert json.loads((folder / MARKER).read_text().split("\n-D")[0])["patches"].keys() == set(stock.NEEDED)
+    assert stock.stock_programs(all_patches()) == folder  # from the cache
+    assert len(commands) == 2
+    assert folder != programs.folder(all_patches().key)  # both are kept
+
+
+def test_a_failed_build_of_the_stock_programs_names_its_log_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(programs, "with_cmake", lambda place, log: dict(os.environ))
+    monkeypatch.setattr(programs, "run_logged", lambda command, log, title, environment=None: 1)
+    monkeypatch.setattr(stock, "tree", lambda log, folder: folder)
+    with pytest.raises(SetupFailure, match=r"llama-server and llama-batched-bench failed: .* \(log: .*programs-"):
+        stock.stock_programs(all_patches())
+    assert not programs.folder(stock.plan_of(all_patches()).key).exists()
+
+
+def test_the_stock_server_is_that_of_its_folder_and_says_its_patches(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(servers, "Program", lambda name, command, *_, **__: started.append((name, command)))
+    monkeypatch.setattr(servers, "_up", lambda program, port, health, facts: facts)
+    setup = Setup(
+        {"synth": Model(tmp_path, 9, ())}, {}, tmp_path, None, tmp_path / "ours", None, tmp_path, 2, 1.0,
+        stock=tmp_path / "stock",
+    )  # fmt: skip
+    best = grid.Remembered(tmp_path / "flags.json", "a build")
+    made = make_peers(report.SERVERS, {report.STOCK_BEST: best, report.PATCHED_BEST: best}, quick=False)
+    said = [peer.open(setup, WORKLOADS["burst"]) for peer in made]
+    assert [name for name, _ in started] == list(report.SERVERS)
+    assert [command[0].parent.name for _, command in started] == ["stock", "stock", "ours", "ours"]
+    assert [facts.get("patches") for facts in said] == [list(stock.NEEDED)] * 2 + [None] * 2
+    assert [grid.USUAL[0] in facts["flags"] for facts in said] == [False, True, False, True]
+    with pytest.raises(PeerFailure, match="llama-server is not built without our patches"):
+        made[0].open(dataclasses.replace(setup, stock=None), WORKLOADS["burst"])
+
+
+def test_best_flags_are_searched_once_for_each_build_of_the_server(tmp_path, monkeypatch):
+    monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path))
+    setup = Setup({}, {}, tmp_path, None, tmp_path / "a" / "bin", None, tmp_path, 2, 9.0, stock=tmp_path / "b" / "bin")
+    ran = []
+
+    def measure(self, setup, workload, rng):
+        ran.append(self.stock)
+        return result(9.0 if "2048" in self.flags else 3.0)
+
+    monkeypatch.setattr(servers.LlamaServer, "measure", measure)
+    found = servers.remembered(setup, stock=True)
+    servers.search_flags(setup, [WORKLOADS["burst"]], found, ran.append, stock=True)
+    assert ran.count(True) == len(grid.combinations())
+    assert "2048" in servers.remembered(setup, stock=True).flags("burst")
+    assert servers.remembered(setup, stock=False).found == {}
+    ran.clear()
+    servers.search_flags(setup, [WORKLOADS["burst"]], servers.remembered(setup, stock=True), ran.append, stock=True)
+    assert ran == []

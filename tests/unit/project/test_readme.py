@@ -1,38 +1,18 @@
 """README.md is short, begins with a picture, and its figures are those of the committed JSON."""
 
 import json
-import re
+from functools import partial
 from pathlib import Path
 
+import click
 import pytest
+
+pytest.importorskip("psutil")
+
+from benchmarks import report, tables
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-RESULTS = ROOT / "benchmarks" / "results"
-# the row of the table -> file, workload, figure
-ROWS = {
-    "burst: 32 x (64 + 64)": ("bench-burst-tiny", "burst", "tokens_per_s"),
-    "ragged: 96 x (16..256 + 8..256)": ("bench-ragged-shared-talkers", "ragged", "tokens_per_s"),
-    "shared prefix: 32 x (512 + 32 + 64)": ("bench-ragged-shared-talkers", "shared prefix", "tokens_per_s"),
-    "4 prompts of 2,000 tokens among 16 talkers": (
-        "bench-ragged-shared-talkers",
-        "long prompt among talkers",
-        "tokens_per_s",
-    ),
-    "the same, p95 between a talker's tokens": (
-        "bench-ragged-shared-talkers",
-        "long prompt among talkers",
-        "p95_gap_s",
-    ),
-    "tiny: 256 x (16..256 + 8..256)": ("bench-burst-tiny", "tiny", "tokens_per_s"),
-}
-PEERS = ("ours", "llama-server", "Llama loop", "limit")
-
-
-def table() -> dict[str, list[str]]:
-    body = README.split("<!-- measured:begin -->")[1].split("<!-- measured:end -->")[0]
-    lines = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in body.strip().splitlines()[2:]]
-    return {cells[0]: cells[1:] for cells in lines}
 
 
 def test_it_is_short_and_begins_with_a_picture():
@@ -41,24 +21,88 @@ def test_it_is_short_and_begins_with_a_picture():
     assert any(line.startswith("![") for line in lines[:12])
 
 
-def test_the_table_has_the_rows_of_this_test():
-    assert list(table()) == list(ROWS)
+def test_the_tables_are_those_of_the_json():
+    """`python -m benchmarks.tables` fills them."""
+    for path, text in tables.pages().items():
+        assert path.read_text(encoding="utf-8") == text, path
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_figures_are_those_of_the_json(row):
-    file, workload, figure = ROWS[row]
-    series = json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8"))["series"]
-    medians = {found["peer"]: found["median"][figure] for found in series if found["workload"] == workload}
-    scale = 1000 if figure == "p95_gap_s" else 1
-    for peer, cell in zip(PEERS, table()[row], strict=True):
-        if not cell:
-            assert medians.get(peer) is None
-            continue
-        shown, ratio = re.fullmatch(r"([\d.,]+)(?: ms)?(?: \(([\d.]+)(?: x)?\))?", cell).groups()
-        assert float(shown.replace(",", "")) == pytest.approx(medians[peer] * scale, rel=0.006)
-        if ratio:
-            assert float(ratio) == pytest.approx(medians["ours"] / medians[peer], rel=0.03)
+def write(folder, name, series, machine=("A CPU", 2), **options):
+    said = {"quick": False, "cut": False, "rounds": 3, **options}
+    rows = [
+        {
+            "workload": workload, "peer": peer, "median": {"tokens_per_s": speed, "p95_gap_s": gap},
+            "facts": {"options": {"prefill_share": 0.5}},
+        }
+        for workload, peer, speed, gap in series
+    ]  # fmt: skip
+    document = {"options": said, "machine": dict(zip(("cpu", "cores"), machine, strict=True)), "series": rows}
+    (folder / f"{name}.json").write_text(json.dumps(document))
+
+
+MEASURED = (
+    ("burst", report.OURS, 300.0, None),
+    ("burst", report.STOCK, 100.0, None),
+    ("burst", report.STOCK_BEST, 120.0, None),
+    ("burst", report.PATCHED, 280.0, None),
+    ("burst", report.LIMIT, 310.0, None),
+    ("long prompt among talkers", report.OURS, 90.0, 0.07),
+    ("long prompt among talkers", report.STOCK, None, None),
+)
+
+
+def test_a_run_fills_the_table_of_readme_with_the_stock_server(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "read", partial(tables.read, folder=tmp_path))
+    write(tmp_path, "bench", MEASURED)
+    peers = tables.PAGES["README.md"]
+    page = "Before\n<!-- measured:begin older -->\nolder\n<!-- measured:end -->\nAfter\n"
+    filled = tables.fill(page, peers, "results", ["bench"])
+    lines = filled.splitlines()
+    assert lines[:2] == ["Before", "<!-- measured:begin bench -->"]
+    assert lines[-2:] == ["<!-- measured:end -->", "After"]
+    assert [line for line in lines if line.startswith("|")] == [
+        "| workload | llamabatch | llama-server, stock | llama-server, stock, best flags | limit |",
+        "|---|---|---|---|---|",
+        "| burst: 32 x (64 + 64) | 300 | 100 (3.0 x) | 120 (2.50 x) | 310 (0.97) |",
+        "| 4 prompts of 2,000 tokens among 16 talkers | 90.0 | | | |",
+        "| the same, p95 between a talker's tokens | 70 ms | | | |",
+    ]
+    text = " ".join(lines)
+    assert "Medians of 3 rounds on 2 cores of A CPU" in text
+    assert "[1](results/bench.json)" in text
+    assert "without our patches" in text
+    assert "not measured" not in text
+    assert "before long prompts" not in text
+    assert tables.fill(filled, peers, "results") == filled
+    write(tmp_path, "bench", [row for row in MEASURED if row[1] not in (report.STOCK, report.STOCK_BEST)])
+    without = tables.fill(filled, peers, "results")
+    assert "| workload | llamabatch | llama-server, patched | limit |" in without
+    assert "stock llama-server was not measured" in " ".join(without.split())
+
+
+@pytest.mark.parametrize(
+    ("names", "complaint"),
+    [
+        (["none"], "none.json does not exist"),
+        (["cut"], "of a run with --cut"),
+        (["whole", "other"], "more than one machine: 2 cores of A CPU; 4 cores of A CPU"),
+        (["unknown"], "workload 'chess'"),
+        (["kernels"], "no file of python -m benchmarks.bench"),
+    ],
+)
+def test_files_that_are_no_whole_run_of_one_machine_are_refused(names, complaint, tmp_path):
+    write(tmp_path, "whole", MEASURED)
+    write(tmp_path, "cut", MEASURED, cut=True)
+    write(tmp_path, "other", MEASURED, machine=("A CPU", 4))
+    write(tmp_path, "unknown", [("chess", report.OURS, 1.0, None)])
+    (tmp_path / "kernels.json").write_text("{}")
+    with pytest.raises(click.ClickException, match=complaint):
+        tables.read(names, tmp_path)
+
+
+def test_a_page_without_the_lines_is_refused():
+    with pytest.raises(click.ClickException, match="no single pair of lines"):
+        tables.fill("# A page", tables.PAGES["README.md"], "results", ["bench-burst-tiny"])
 
 
 def test_the_picture_is_that_of_the_json():

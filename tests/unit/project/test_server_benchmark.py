@@ -4,8 +4,10 @@ import pytest
 
 pytest.importorskip("psutil")
 
-from benchmarks import server_http
+from benchmarks import report, rounds, server_http
+from benchmarks.peers.base import Result
 from benchmarks.process import PeerFailure
+from benchmarks.workloads import WORKLOADS
 
 
 def result(tokens, wall_s=1.0, cpu_s=0.01):
@@ -37,3 +39,29 @@ def test_wrk_that_is_missing_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(server_http.shutil, "which", lambda name: None)
     with pytest.raises(PeerFailure, match="wrk is not installed"):
         server_http.wrk(1, tmp_path / "bodies", 1.0)
+
+
+def test_the_server_is_compared_with_the_stock_llama_server():
+    workload = WORKLOADS["burst"]
+
+    def row(peer, speeds, failure=None):
+        results = [Result(1.0, [speed], facts={"flags": ["-np", "32"]}) for speed in speeds]
+        return rounds.Series(peer, workload.name, results, failure)
+
+    series = [
+        row(report.OURS, [300, 310]),
+        row("llamabatch serve", [290, 310]),
+        row(report.STOCK, [100, 100]),
+        row(report.STOCK_BEST, [90], "it ended with SIGILL"),
+        row(report.PATCHED, [280, 280]),
+    ]
+    [(name, entry)] = server_http.beside_llama_server([workload], series).items()
+    assert name == "burst"
+    assert entry["targets"] == {
+        "serve / llama-server, stock": {
+            "value": pytest.approx(3.0), "at_least": pytest.approx(0.97 * 3.05), "met": True,
+        },
+    }  # fmt: skip
+    assert entry["failures"] == {report.STOCK_BEST: "it ended with SIGILL"}
+    assert entry["tokens_per_s"][report.PATCHED] == 280
+    assert entry["flags"][report.STOCK] == ["-np", "32"]

@@ -1,0 +1,209 @@
+"""The tables of README.md and docs/benchmarks.md, filled from the JSON of `make bench`.
+
+python -m benchmarks.tables [FILE.json]...
+
+With files, which lie in benchmarks/results, the tables get their figures; without, those of the files that they name.
+README's columns are llamabatch, the stock llama-server and the loop; docs/benchmarks.md has all peers. A file without
+the stock llama-server leaves README with the patched one, and the page says so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks import report
+from benchmarks.workloads import WORKLOADS
+from llamabatch.utils.format import significant
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+_WIDTH = 120
+_BEGIN, _END = "<!-- measured:begin", "<!-- measured:end -->"
+_BLOCK = re.compile(re.escape(_BEGIN) + r"(?P<files>[^>]*)-->\n(?P<body>.*?)" + re.escape(_END), re.DOTALL)
+
+_STOCK = (report.STOCK, report.STOCK_BEST)
+_README_PEERS = (report.OURS, *_STOCK, report.LOOP, report.LIMIT)
+_ALL_PEERS = (
+    report.OURS, *report.SERVERS, "xllamacpp", "llama-cpp-python server", report.LOOP, report.LIMIT,
+)  # fmt: skip
+PAGES: Mapping[str, tuple[str, ...]] = {"README.md": _README_PEERS, "docs/benchmarks.md": _ALL_PEERS}
+
+# Label of a row -> workload, figure
+ROWS = {
+    "burst: 32 x (64 + 64)": ("burst", "tokens_per_s"),
+    "ragged: 96 x (16..256 + 8..256)": ("ragged", "tokens_per_s"),
+    "shared prefix: 32 x (512 + 32 + 64)": ("shared prefix", "tokens_per_s"),
+    "4 prompts of 2,000 tokens among 16 talkers": ("long prompt among talkers", "tokens_per_s"),
+    "the same, p95 between a talker's tokens": ("long prompt among talkers", "p95_gap_s"),
+    "burst beside a busy process": ("busy laptop", "tokens_per_s"),
+    "tiny: 256 x (16..256 + 8..256)": ("tiny", "tokens_per_s"),
+}
+_NAMES = {report.OURS: "llamabatch", report.LOOP: "loop over `llama_cpp.Llama`"}
+_MEANINGS = {
+    report.STOCK: "llama-server, stock is llama.cpp's own from the same source and with the same flags of the "
+    "compiler, without our patches but for the one without which it crashes on AMX; it has its defaults with `-np 32`.",
+    report.STOCK_BEST: "Best flags are the best of a grid of eight for each workload, and of the defaults.",
+    report.PATCHED: "llama-server, patched is built from the same tree as llamabatch, our kernels included, and has "
+    "its defaults with `-np 32`.",
+    report.LIMIT: "The limit is llama-batched-bench of the patched tree, which samples nothing.",
+}
+_NO_STOCK = "The stock llama-server was not measured."
+_OLDER = (
+    "The talkers were measured before long prompts had their even share of the time (`prefill_share`), which makes the "
+    "usual gap longer and the longest one short."
+)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures of some files.
+
+    Attributes:
+        names: of the files.
+        medians: (workload, peer) -> figure -> value.
+        rounds: the numbers of rounds, in ascending order.
+        notes: sentences about figures that are older than a change.
+    """
+
+    names: tuple[str, ...]
+    medians: Mapping[tuple[str, str], Mapping[str, float | None]]
+    rounds: tuple[int, ...]
+    machine: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def peers(self) -> set[str]:
+        return {peer for (_, peer), median in self.medians.items() if median["tokens_per_s"]}
+
+
+def read(names: Sequence[str], folder: Path = RESULTS) -> Figures:
+    """The figures of files of `make bench`.
+
+    Args:
+        names: of files in `folder`, without .json.
+
+    Raises:
+        click.ClickException: a file is missing, a cut run, or of another machine than the first.
+    """
+    medians: dict[tuple[str, str], Mapping[str, float | None]] = {}
+    rounds: set[int] = set()
+    machines: list[str] = []
+    notes: list[str] = []
+    for name in names:
+        path = folder / f"{name}.json"
+        if not path.is_file():
+            raise click.ClickException(f"{path} does not exist; the files of the tables lie in {folder}")
+        document = json.loads(path.read_text(encoding="utf-8"))
+        _check(path, document)
+        about = document["machine"]
+        machines.append(f"{about['cores']} cores of {about['cpu']}")
+        rounds.add(document["options"]["rounds"])
+        for row in document["series"]:
+            medians[row["workload"], row["peer"]] = row["median"]
+            options = row["facts"].get("options", {})
+            if row["peer"] == report.OURS and WORKLOADS[row["workload"]].streamed and "prefill_share" not in options:
+                notes = [_OLDER]
+    if len(set(machines)) > 1:
+        raise click.ClickException(f"{', '.join(names)} are of more than one machine: {'; '.join(machines)}")
+    return Figures(tuple(names), medians, tuple(sorted(rounds)), machines[0], tuple(notes))
+
+
+def _check(path: Path, document: Mapping[str, Any]) -> None:
+    options = document.get("options", {})
+    if "series" not in document or "quick" not in options:
+        raise click.ClickException(f"{path} is no file of python -m benchmarks.bench")
+    shortened = [name for name in ("quick", "cut") if options[name]]
+    if shortened:
+        raise click.ClickException(f"{path} is of a run with --{shortened[0]}; the tables hold whole runs alone")
+    unknown = {row["workload"] for row in document["series"]} - WORKLOADS.keys()
+    if unknown:
+        raise click.ClickException(f"{path} has the workload {min(unknown)!r}, of which no row is known")
+
+
+def block(figures: Figures, peers: Sequence[str], results: str) -> str:
+    """The caption and the table of those peers that have figures.
+
+    Args:
+        results: path from the page to the folder of results.
+    """
+    stock = figures.peers & {*_STOCK}
+    wanted = peers if stock or report.PATCHED in peers else (peers[0], report.PATCHED, *peers[1:])
+    columns = [peer for peer in wanted if peer in figures.peers]
+    meanings = [_MEANINGS[peer] for peer in columns if peer in _MEANINGS]
+    sentences = [*meanings, *([] if stock else [_NO_STOCK]), *figures.notes]
+    links = ", ".join(f"[{number}]({results}/{name}.json)" for number, name in enumerate(figures.names, 1))
+    counted = " to ".join(map(str, sorted({figures.rounds[0], figures.rounds[-1]})))
+    caption = (
+        f"Medians of {counted} rounds on {figures.machine}, with the factor by which llamabatch is faster in brackets "
+        f"(JSON: {links}). {' '.join(sentences)}"
+    )
+    lines = textwrap.wrap(caption, _WIDTH, break_long_words=False, break_on_hyphens=False)
+    header = ["workload", *(_NAMES.get(peer, peer) for peer in columns)]
+    table = [header, ["---"] * len(header)]
+    for label, (workload, figure) in ROWS.items():
+        values = [figures.medians.get((workload, peer), {}).get(figure) for peer in columns]
+        if any(values):
+            table.append([label, *map(_cell, [figure] * len(values), columns, values, [values[0]] * len(values))])
+    text = "\n".join(f"| {' | '.join(cells)} |".replace("|  ", "| ") for cells in table).replace("| --- ", "|---")
+    return "\n".join(lines) + "\n\n" + text.replace("--- |", "---|") + "\n"
+
+
+def _cell(figure: str, peer: str, value: float | None, ours: float | None) -> str:
+    if not value:
+        return ""
+    if figure == "p95_gap_s":
+        return f"{value * 1000:,.0f} ms"
+    if peer == report.OURS or not ours:
+        return significant(value)
+    if peer == report.LIMIT:
+        return f"{significant(value)} ({ours / value:.2f})"
+    ratio = ours / value
+    return f"{significant(value)} ({ratio:.2f} x)" if ratio < 3 else f"{significant(value)} ({ratio:.1f} x)"
+
+
+def fill(text: str, peers: Sequence[str], results: str, names: Sequence[str] = ()) -> str:
+    """A page with its table anew, from the files `names`, or else from those that its first line names."""
+    if len(_BLOCK.findall(text)) != 1:
+        raise click.ClickException(f"the page has no single pair of lines {_BEGIN} FILE... --> and {_END}")
+
+    def anew(found: re.Match[str]) -> str:
+        files = names or found["files"].split()
+        return f"{_BEGIN} {' '.join(files)} -->\n{block(read(files), peers, results)}{_END}"
+
+    return _BLOCK.sub(anew, text)
+
+
+def pages(names: Sequence[str] = ()) -> dict[Path, str]:
+    """The text of each page with its table anew."""
+    return {
+        ROOT / page: fill((ROOT / page).read_text(encoding="utf-8"), peers, _results_from(page), names)
+        for page, peers in PAGES.items()
+    }
+
+
+def _results_from(page: str) -> str:
+    return "../" * page.count("/") + "benchmarks/results"
+
+
+@click.command()
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+def main(files: tuple[Path, ...]) -> None:
+    """Fill the tables of README.md and docs/benchmarks.md from FILES of `make bench`."""
+    for file in files:
+        if file.resolve().parent != RESULTS:
+            raise click.ClickException(f"{file} does not lie in {RESULTS}, from where the pages link to it")
+    for path, text in pages([file.stem for file in files]).items():
+        path.write_text(text, encoding="utf-8")
+        click.echo(f"{path.relative_to(ROOT)}: filled", err=True)
+
+
+if __name__ == "__main__":
+    main()
