@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 p
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup compare test wheels test-native test-llama-server test-server test-browser test-long test-scale bench bench-quick bench-ab bench-isolation bench-server model clean
+.PHONY: help setup compare test wheels test-native test-llama-server test-server test-devices test-browser test-long test-scale bench bench-quick bench-ab bench-isolation bench-server model clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -42,6 +42,9 @@ test-llama-server: setup ## llama.cpp's own server tests against `llamabatch ser
 
 test-server: setup ## the server beside openai, langchain, lm_eval and schemathesis from PyPI (ARGS="tests/server/test_langchain.py")
 	@.venv/bin/python -m tests.server $(ARGS)
+
+test-devices: setup ## engines on devices without hardware: RPC servers on loopback (ARGS="tests/model/test_stops.py")
+	@.venv/bin/python -m tests.devices $(ARGS)
 
 test-browser: setup ## the page of the server in Chromium, skipped where there is none (ARGS="tests/browser/test_page.py")
 	@.venv/bin/python -m tests.browser $(ARGS)

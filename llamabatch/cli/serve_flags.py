@@ -311,7 +311,7 @@ _LLAMA: tuple[Row, ...] = (
     _row("-ctk --cache-type-k", _to("--type-k"), env="LLAMA_ARG_CACHE_TYPE_K"),
     _row("-ctv --cache-type-v", _to("--type-v"), env="LLAMA_ARG_CACHE_TYPE_V"),
     _row("-dt --defrag-thold", env="LLAMA_ARG_DEFRAG_THOLD", note="cells are never scattered", fine=_ANY),
-    _row("--rpc", env="LLAMA_ARG_RPC", cure="one machine computes; several run a server each, behind a balancer"),
+    _row("--rpc", _to("--rpc"), env="LLAMA_ARG_RPC"),
     _row("-lm --load-mode", _load_mode, env="LLAMA_ARG_LOAD_MODE"),
     _flag("--mmap", "--no-mmap", env="LLAMA_ARG_MMAP", on=("--use-mmap",), off=("--no-use-mmap",)),
     _flag("--mlock", env="LLAMA_ARG_MLOCK", on=("--use-mlock",)),
@@ -985,7 +985,7 @@ def _by_name(rows: Iterable[Row]) -> dict[str, tuple[Row, bool]]:
 BY_NAME = _by_name(ROWS)
 # one flag for both programs, of which vLLM's may have several values
 _MANY = {name: row for row in _VLLM if row.takes == MANY for name in row.names}
-_VARIABLES = {"--hf-token": "HF_TOKEN"}
+_VARIABLES = {"--hf-token": "HF_TOKEN", "--rpc": "LLAMABATCH_RPC"}
 
 
 def translate(argv: Sequence[str], own: Mapping[str, int]) -> Translated:

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from llamabatch.errors import ConfigError, EngineError, SetupError
-from llamabatch.llama import backends, log
+from llamabatch.llama import backends, log, rpc
 from llamabatch.llama.abi_check import check_layout
 from llamabatch.llama.build_info import build_marker, cpu_library, library_dir
 from llamabatch.llama.environment import NOTHING_MEASURED, OnLoad, amx_is_off, is_mapped, prepared
@@ -56,6 +56,7 @@ def load(model_bytes: int | None = None, measured: OnLoad = NOTHING_MEASURED) ->
         if _module is None:
             with prepared(model_bytes, measured):
                 module = _import_choice()
+                rpc.load_named(module)
                 module.llama_backend_init()
                 if amx_is_off():
                     names = _extra_buffers(module)

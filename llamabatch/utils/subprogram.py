@@ -40,6 +40,13 @@ def import_path() -> list[str]:
     return [*sys.path, _ROOT]
 
 
+# all that brings devices beside the CPU: numbers of GPUs, a backend in a file of its own, RPC servers
+_DEVICE_VARIABLES = (
+    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES"),
+    *("GGML_BACKEND_PATH", "LLAMABATCH_RPC"),
+)
+
+
 def run_program(
     module: str,
     *arguments: str,
@@ -55,7 +62,7 @@ def run_program(
     Raises:
         subprocess.TimeoutExpired, OSError
     """
-    hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "GGML_VK_VISIBLE_DEVICES": ""}
+    hidden = dict.fromkeys(_DEVICE_VARIABLES, "")
     return subprocess.run(
         command(module, *arguments), env={**os.environ, **(hidden if without_gpus else {}), **(environment or {})},
         timeout=timeout_s, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -59,7 +59,7 @@ def test_the_list_is_that_of_the_source_that_is_built():
 def test_a_row_says_one_thing_and_names_options_that_exist(row):
     command = cli.command_of("serve")
     flags = {flag for each in command.params for flag in (*each.opts, *each.secondary_opts)} | {
-        *("--hf-token", "--offline", "--help"),
+        *("--hf-token", "--rpc", "--offline", "--help"),
     }
     assert {arg for arg in (*row.on, *row.off) if arg.startswith("-")} <= flags
     assert meaning(row)

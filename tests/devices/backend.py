@@ -1,0 +1,71 @@
+"""The RPC backend of ggml as a plug-in: a file of its own, from the source that the build in use was made from.
+
+`LLAMABATCH_CACHE` holds it, so that it is compiled once: some 20 s of CPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from llamabatch.errors import SetupError
+from llamabatch.llama import library
+from llamabatch.native_patches import source
+from llamabatch.native_patches.plan import jobs
+from llamabatch.native_patches.programs import with_cmake
+from llamabatch.native_patches.tools import SetupFailure, cache_dir, lock, make_folder, run_logged
+from llamabatch.planning.binding_choice import choose
+
+FILE = "libggml-rpc.so"
+_FLAGS = (
+    "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=OFF", "-DGGML_BACKEND_DL=ON", "-DGGML_RPC=ON", "-DGGML_CPU=OFF",
+    *(f"-DLLAMA_BUILD_{name}=OFF" for name in ("COMMON", "TESTS", "TOOLS", "EXAMPLES", "SERVER")),
+)  # fmt: skip
+
+
+def backend() -> Path:
+    """The plug-in, from the cache or else built now.
+
+    Raises:
+        SetupFailure: it cannot be built, or does not fit the build in use; with the reason.
+    """
+    try:
+        build = choose().build
+    except SetupError as error:
+        raise SetupFailure(str(error)) from error
+    if build.is_ours or build.marker is None:
+        raise SetupFailure("the build in use is not that of `make setup`, whose libraries the plug-in needs")
+    facts = [source.SHA256, *_FLAGS, *map(source.sha256_of, (*source.patches(), *source.kernels()))]
+    folder = make_folder(cache_dir() / "devices") / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+    with lock(cache_dir() / "devices" / "lock"):
+        if not (folder / FILE).is_file():
+            _build(folder)
+    return folder / FILE
+
+
+def _build(folder: Path) -> None:
+    log = make_folder(cache_dir() / "logs") / "rpc-backend.log"
+    log.write_bytes(b"")
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="build-", ignore_cleanup_errors=True) as temporary:
+        place = Path(temporary)
+        tree = source.patched_tree(log, place) / "vendor" / "llama.cpp"
+        environment = with_cmake(place, log)
+        generator = ("-G", "Ninja") if shutil.which("ninja", path=environment["PATH"]) else ()
+        target = place / "build"
+        for command in (
+            ["cmake", "-S", tree, "-B", target, *generator, *_FLAGS],
+            ["cmake", "--build", target, "--parallel", str(jobs()), "--target", "ggml-rpc"],
+        ):
+            if run_logged(command, log, "building the RPC backend", environment) != 0:
+                raise SetupFailure(f"the RPC backend cannot be built, see {log}")
+        ready = make_folder(place / "ready")
+        shutil.copy2(target / "bin" / FILE, ready / FILE)
+        os.replace(ready, folder)
+
+
+def has_registry() -> bool:
+    """True if the build in use can load a backend from a file."""
+    return hasattr(library.load().llama_cpp._lib, "ggml_backend_load")

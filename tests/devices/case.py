@@ -1,0 +1,60 @@
+"""A program that runs prompts on the devices of its environment: python -m tests.devices.case SETTINGS
+
+SETTINGS is a JSON list of options of an LLM; for each it writes a line of JSON: the greedy texts, the plan, and what
+llama.cpp says it reserved, in bytes, by device and kind; or the error.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+
+from llamabatch import LLM, LlamaBatchError, SamplingParams
+from llamabatch.llama import library, log
+
+PROMPTS = 24
+_GREEDY = SamplingParams(max_tokens=24, temperature=0)
+_SIZE = re.compile(
+    r"(?P<device>[A-Za-z]+[0-9]*)(?:_\w+)?(?:\[[^]]*\])? +(?P<kind>model|KV|compute) buffer size = +(?P<mib>[\d.]+) MiB"
+)
+
+
+def main() -> None:
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    library.load()
+    log.llama_logger.addHandler(handler)
+    log.llama_logger.setLevel(logging.INFO)
+    for options in json.loads(sys.argv[1]):
+        lines.clear()
+        try:
+            found = run(options)
+        except LlamaBatchError as error:
+            found = {"error": str(error), "type": type(error).__name__}
+        sizes: dict[str, dict[str, int]] = {}
+        for line in lines:
+            if match := _SIZE.search(line):
+                kinds = sizes.setdefault(match["device"], {})
+                kinds[match["kind"]] = kinds.get(match["kind"], 0) + int(float(match["mib"]) * 2**20)
+        print(json.dumps({**found, "reserved": sizes, "gpus": list(library.gpu_names())}), flush=True)
+
+
+def run(options: dict[str, object]) -> dict[str, object]:
+    base = {"model": "tiny", "n_slots": 8, "n_ctx": 256, "n_threads": 1, "profile": False}
+    with LLM(**{**base, **options}) as llm:
+        prompts = [f"What is {number} and {number + 3}?" for number in range(PROMPTS)]
+        outputs = llm.chat([[{"role": "user", "content": prompt}] for prompt in prompts], _GREEDY)
+        return {
+            "texts": [output.text for output in outputs],
+            "errors": [str(output.error) for output in outputs if output.error],
+            "memory": llm.plan.memory.document(),
+            "reasons": dict(llm.plan.reasons),
+            "pids": list(getattr(llm._client, "pids", [])),
+        }
+
+
+if __name__ == "__main__":
+    main()
