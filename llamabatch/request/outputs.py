@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -318,18 +319,28 @@ def completion_logprobs(each: CompletionOutput) -> dict[str, Any] | None:
     }
 
 
-def chat_logprobs(logprobs: tuple[TokenLogprobs, ...] | None) -> dict[str, Any] | None:
-    """ "logprobs" of a choice of a chat; None: they were not asked for."""
+def chat_logprobs(
+    logprobs: tuple[TokenLogprobs, ...] | None, piece: Callable[[int], bytes] | None = None
+) -> dict[str, Any] | None:
+    """ "logprobs" of a choice of a chat; None: they were not asked for.
+
+    Args:
+        piece: the bytes of a token by its id. Without it the bytes of a token that is no whole character are None.
+    """
     if logprobs is None:
         return None
     content = []
     for given in logprobs:
-        chosen, *others = given.values()  # the sampled token stands first
-        shown = [chosen, *others] if chosen.rank <= len(given) else others
-        likeliest = sorted(shown, key=lambda t: t.rank)
-        content.append({**_token(chosen), "top_logprobs": [_token(t) for t in likeliest]})
+        (chosen_id, chosen), *others = given.items()  # the sampled token stands first
+        shown = given.items() if chosen.rank <= len(given) else others
+        likeliest = sorted(shown, key=lambda item: item[1].rank)
+        top = [_token(token_id, each, piece) for token_id, each in likeliest]
+        content.append({**_token(chosen_id, chosen, piece), "top_logprobs": top})
     return {"content": content}
 
 
-def _token(t: Logprob) -> dict[str, Any]:
-    return {"token": t.decoded_token, "logprob": t.logprob, "bytes": list(t.decoded_token.encode())}
+def _token(token_id: int, t: Logprob, piece: Callable[[int], bytes] | None) -> dict[str, Any]:
+    data: bytes | None = t.decoded_token.encode()
+    if "\N{REPLACEMENT CHARACTER}" in t.decoded_token:
+        data = None if piece is None else piece(token_id)
+    return {"token": t.decoded_token, "logprob": t.logprob, "bytes": None if data is None else list(data)}

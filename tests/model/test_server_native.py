@@ -91,6 +91,27 @@ def test_texts_are_those_of_the_library(client):
     assert [token for part in parts for token in part["tokens"]] == list(expected.token_ids)
 
 
+def test_logprobs_of_a_chat_have_the_bytes_of_each_token(client):
+    word = "日本 é"
+    asked = {"guided_choice": [word], "temperature": 0}
+    chat = asked | {"messages": [{"role": "user", "content": "Say it"}], "logprobs": True, "top_logprobs": 2}
+
+    def joined(content):
+        assert all(bytes(each["bytes"]) or each["token"] == "" for token in content for each in token["top_logprobs"])
+        assert any("\N{REPLACEMENT CHARACTER}" in token["token"] for token in content)  # parts of characters
+        return b"".join(bytes(token["bytes"]) for token in content)
+
+    whole = client.post("/v1/chat/completions", json=chat).json()["choices"][0]
+    assert whole["message"]["content"] == word
+    assert joined(whole["logprobs"]["content"]).startswith(word.encode())
+    lines = client.post("/v1/chat/completions", json=chat | {"stream": True}).text.split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line and "[DONE]" not in line]
+    parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert [token for part in parts if part for token in part["content"]] == whole["logprobs"]["content"]
+    response = client.post("/v1/responses", json=asked | {"input": "Say it", "top_logprobs": 2}).json()
+    assert joined(response["output"][0]["content"][0]["logprobs"]).startswith(word.encode())
+
+
 def test_cached_tokens_are_told_and_may_be_avoided(client):
     prompt = "The second prompt of this test, which is computed once. " * 4
     first, again, anew = (

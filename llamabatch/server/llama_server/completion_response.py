@@ -167,7 +167,7 @@ def probabilities(
 
 
 def _token(token_id: int, logprob: float, model: Model) -> Json:
-    data = model.all_bytes(token_id)
+    data = model.piece(token_id)
     return {
         "id": token_id,
         "token": data.decode("utf-8", errors="ignore"),

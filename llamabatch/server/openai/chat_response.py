@@ -40,7 +40,7 @@ def chat_response(head: Head, outputs: list[RequestOutput], body: ChatBody, n_re
     """
     [output] = outputs
     check_ends(output)
-    choices = [_choice(each, body) for each in output.outputs]
+    choices = [_choice(head, each, body) for each in output.outputs]
     usage = usage_of(outputs)
     usage.reasoning_tokens = n_reasoning
     document = head.document("chat.completion", choices) | {"usage": usage.to_openai()}
@@ -52,7 +52,7 @@ def chat_response(head: Head, outputs: list[RequestOutput], body: ChatBody, n_re
     return document
 
 
-def _choice(each: CompletionOutput, body: ChatBody) -> dict[str, Any]:
+def _choice(head: Head, each: CompletionOutput, body: ChatBody) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": each.text, "refusal": None}
     if each.reasoning is not None and body.include_reasoning:
         message["reasoning_content"] = message["reasoning"] = each.reasoning
@@ -68,7 +68,7 @@ def _choice(each: CompletionOutput, body: ChatBody) -> dict[str, Any]:
     choice: dict[str, Any] = {
         "index": each.index,
         "message": message,
-        "logprobs": logprobs_of(each.logprobs, body),
+        "logprobs": logprobs_of(each.logprobs, body, head),
         "finish_reason": reason,
         "stop_reason": each.stop_reason,
     }
@@ -79,11 +79,11 @@ def _old_form(reason: str | None) -> str | None:
     return "function_call" if reason == "tool_calls" else reason
 
 
-def logprobs_of(logprobs: tuple[TokenLogprobs, ...] | None, body: ChatBody) -> dict[str, Any] | None:
+def logprobs_of(logprobs: tuple[TokenLogprobs, ...] | None, body: ChatBody, head: Head) -> dict[str, Any] | None:
     """ "logprobs" of a choice or a piece of it; None: they were not asked for."""
     if logprobs is None or body.params.logprobs is None:
         return None
-    return chat_logprobs(logprobs)
+    return chat_logprobs(logprobs, head.piece)
 
 
 class ChatChunks:
@@ -95,6 +95,7 @@ class ChatChunks:
 
     def __init__(self, head: Head, body: ChatBody, count: Callable[[list[RequestOutput]], int] | None = None) -> None:
         self._count = count
+        self._of = head
         self._head = head.chunk("chat.completion.chunk")
         self._body = body
         self._usage = Usage()
@@ -162,7 +163,7 @@ class ChatChunks:
             delta |= _function_call(output.tool_calls)
         elif output.tool_calls:
             delta["tool_calls"] = [call.to_openai() for call in output.tool_calls]
-        logprobs = logprobs_of(output.logprobs, self._body)
+        logprobs = logprobs_of(output.logprobs, self._body, self._of)
         if not delta and not logprobs and not (self._token_ids and output.token_ids):
             return
         choice = {"index": output.index, "delta": delta, "logprobs": logprobs, "finish_reason": None}

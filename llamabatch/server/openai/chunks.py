@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import Any
@@ -57,6 +57,7 @@ class Head:
         id: with OpenAI's prefix; model: the name that the caller asked for.
         created: time.time() of the request.
         tier: service_tier of the answer; None: the caller named none.
+        piece: the bytes of a token by its id, for logprobs; None: they are not known.
     """
 
     id: str
@@ -64,13 +65,16 @@ class Head:
     fingerprint: str
     created: int
     tier: str | None = None
+    piece: Callable[[int], bytes] | None = None
 
     @classmethod
     def of(cls, serving: Serving, prefix: str, body: Generation) -> Head:
         """The head of the response to a body."""
         name = serving.names[0] if body.model is None else body.model
         number = secrets.token_hex(12) if body.request_id is None else body.request_id
-        return cls(f"{prefix}-{number}", name, serving.fingerprint, int(time.time()), tier_of(body))
+        return cls(
+            f"{prefix}-{number}", name, serving.fingerprint, int(time.time()), tier_of(body), serving.model.piece
+        )
 
     def document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         """A whole response but for its usage."""

@@ -28,6 +28,7 @@ class ResponseHead:
         number: the part of each id that is of this response.
         created: time.time() of the request, whole seconds.
         sampling: temperature and top_p in effect, which a body may leave to the model.
+        piece: the bytes of a token by its id, for logprobs; None: they are not known.
     """
 
     number: str
@@ -35,6 +36,7 @@ class ResponseHead:
     created: int
     body: ResponsesBody
     sampling: Json = field(default_factory=dict)
+    piece: Callable[[int], bytes] | None = None
 
     @classmethod
     def of(cls, serving: Serving, body: ResponsesBody) -> ResponseHead:
@@ -43,7 +45,8 @@ class ResponseHead:
         number = secrets.token_hex(12) if chat.request_id is None else chat.request_id
         full = filled(chat.params, serving.model)
         sampling = {"temperature": full.temperature, "top_p": full.top_p}
-        return cls(number, serving.names[0] if chat.model is None else chat.model, int(time.time()), body, sampling)
+        name = serving.names[0] if chat.model is None else chat.model
+        return cls(number, name, int(time.time()), body, sampling, serving.model.piece)
 
     def item_id(self, kind: str, index: int) -> str:
         """The id of an output item: a prefix of its kind, and its place."""
@@ -147,7 +150,7 @@ def logprobs_of(logprobs: tuple[TokenLogprobs, ...] | None, head: ResponseHead) 
     """Logprobs of a text or a piece of it; empty where they were not asked for."""
     if logprobs is None or not head.body.logprobs:
         return []
-    found: list[Json] = (chat_logprobs(logprobs) or {})["content"]
+    found: list[Json] = (chat_logprobs(logprobs, head.piece) or {})["content"]
     return found
 
 

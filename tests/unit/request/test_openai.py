@@ -3,7 +3,7 @@
 import pytest
 
 from llamabatch.request.logprobs import Logprob
-from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
+from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, chat_logprobs
 from llamabatch.request.request import Request
 
 LOGPROBS = (
@@ -83,3 +83,12 @@ def test_pieces_of_a_stream(chat):
     assert (piece["delta"]["content"] if chat else piece["text"]) == "Pa"
     last = SequenceOutput("r", (9,), "ris", OUTPUT, 1).to_openai(chat=chat)["choices"][0]
     assert last["finish_reason"] == "length"
+
+
+def test_bytes_of_a_part_of_a_character_are_not_those_of_its_replacement():
+    pieces = {5: b"\xe6\x97", 6: b"\xa5", 7: "\N{REPLACEMENT CHARACTER}".encode(), 8: b"a"}
+    given = tuple({i: Logprob(-0.1, 1, piece.decode(errors="replace"))} for i, piece in pieces.items())
+    known, unknown = chat_logprobs(given, pieces.__getitem__), chat_logprobs(given)
+    assert [bytes(each["bytes"]) for each in known["content"]] == list(pieces.values())
+    assert [each["bytes"] for each in unknown["content"]] == [None, None, None, [97]]
+    assert known["content"][0]["top_logprobs"][0]["bytes"] == [0xE6, 0x97]
