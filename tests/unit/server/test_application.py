@@ -1,5 +1,6 @@
 """The application: its states, its two main endpoints, and its errors."""
 
+import asyncio
 import json
 import threading
 import time
@@ -10,6 +11,7 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from llamabatch.errors import MemoryPlanError
+from llamabatch.server.application import EndsWithItsClient
 from tests.unit.server.serving_clients import fake_app
 
 CHAT = {"messages": [{"role": "user", "content": "one two three"}]}
@@ -129,6 +131,39 @@ def test_it_answers_while_it_loads():
         while client.get("/livez").status_code == 200:
             assert time.monotonic() < until
         assert "the sum" in client.get("/readyz").json()["error"]["message"]
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_cancelled_request_is_cancelled_unless_its_client_has_left(leaves):
+    """The end of a server cancels tasks and waits for them; one that swallowed that would seem to have answered."""
+    messages = [{"type": "http.request", "body": b"", "more_body": False}]
+    ended = []
+
+    async def waits(scope, receive, send):
+        try:
+            await receive()
+            await asyncio.sleep(60)
+        finally:
+            ended.append(True)
+
+    async def receive():
+        if messages:
+            return messages.pop()
+        await asyncio.sleep(0.05 if leaves else 60)
+        return {"type": "http.disconnect"}
+
+    async def run():
+        task = asyncio.create_task(EndsWithItsClient(waits)({"type": "http", "method": "POST"}, receive, None))
+        await asyncio.sleep(0.02)
+        if not leaves:
+            task.cancel()
+        await asyncio.wait([task], timeout=5)
+        return task
+
+    task = asyncio.run(run())
+    assert ended == [True]
+    assert task.done()
+    assert task.cancelled() is not leaves
 
 
 def test_mounted_in_another_application_it_loads_at_its_first_request():

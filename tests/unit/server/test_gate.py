@@ -221,6 +221,65 @@ def test_the_call_that_may_start_another_engine_goes_through(gone):
     assert (response.status_code, response.headers["retry-after"]) == (503, "30")
 
 
+def submitting(application, leave_in):
+    """Runs one call that leaves while `leave_in(serving, has_begun, has_left)` holds it up. Returns the Serving."""
+    has_begun, has_left = threading.Event(), threading.Event()
+
+    async def run():
+        serving = application.state.serving
+        serving.start().result()
+        prepare = leave_in(serving, has_begun, has_left)
+        call = asyncio.create_task(serving.submit(prepare))
+        await asyncio.to_thread(has_begun.wait, 10)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        await asyncio.to_thread(serving._aborting.submit(lambda: None).result, 10)  # behind the abort of the call
+        has_left.set()
+        await asyncio.to_thread(serving._workers.shutdown)
+        return serving
+
+    return asyncio.run(run())
+
+
+def prompts(inputs):
+    return inputs.prompts(["a"], SamplingParams(max_tokens=4), None, "raise")
+
+
+def test_a_call_that_leaves_before_its_requests_are_submitted_submits_none():
+    def leave_in(serving, has_begun, has_left):
+        def prepare(inputs):
+            submission = prompts(inputs)
+            has_begun.set()
+            assert has_left.wait(10)
+            return submission
+
+        return prepare
+
+    serving = submitting(fake_app(), leave_in)
+    assert (serving.client.stats().submitted, serving.n_open, serving.admission.n_in_flight) == (0, 0, 0)
+    serving.close()
+
+
+def test_a_call_that_leaves_while_its_requests_are_submitted_has_them_aborted_behind_that():
+    told = []
+
+    def leave_in(serving, has_begun, has_left):
+        def submit(requests, sink, *, stream):
+            has_begun.set()
+            assert has_left.wait(10)
+            told.append(("submit", [request.request_id for request in requests]))
+
+        serving.client.submit = submit
+        serving.client.abort = lambda request_ids: told.append(("abort", list(request_ids)))
+        return prompts
+
+    serving = submitting(fake_app(), leave_in)
+    [(_, ids)] = [each for each in told if each[0] == "submit"]
+    assert told[-1] == ("abort", ids)  # the one before, if it came, found nothing
+    assert all(not hub.request_ids for hub in serving._hubs.values())
+    serving.close()
+
+
 def test_calls_that_leave_while_they_wait_leave_nothing():
     held = Held()
     application = fake_app(held, n_slots=1, max_queue=8)

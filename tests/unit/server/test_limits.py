@@ -135,6 +135,20 @@ def test_a_head_that_does_not_end_is_ended(first):
         assert not first or "took more than 0.2 s" in json.loads(body)["error"]["message"]
 
 
+def test_the_head_of_a_request_behind_a_busy_one_is_bounded_too():
+    async def busy(scope, receive, send):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    with Running(busy, header_timeout_s=0.3, keep_alive_s=60) as server, server.connect() as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        time.sleep(0.1)
+        sock.sendall(b"GET / HTTP/1.1\r\nHo")
+        status, body = reply(sock)
+        assert status == 408
+        assert "head" in json.loads(body)["error"]["message"]
+
+
 def test_a_byte_now_and_then_does_not_help():
     with Running(header_timeout_s=0.3) as server, server.connect() as sock:
         start = time.monotonic()
@@ -152,6 +166,24 @@ def test_a_body_that_does_not_come_is_ended():
         assert status == 408
         assert "body" in json.loads(body)["error"]["message"]
         assert sock.recv(1) == b""
+
+
+def test_the_application_is_told_at_once_of_a_body_that_does_not_come():
+    told, over = [], threading.Event()
+
+    async def tells(scope, receive, send):
+        while not told or told[-1]["type"] != "http.disconnect":
+            told.append(await receive())
+        over.set()
+
+    with Running(tells, body_timeout_s=0.2) as server, server.connect() as sock:
+        sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nsome")
+        assert reply(sock)[0] == 408
+        assert over.wait(5)
+        # an empty part of the body between them would make it go on, and write behind the 408
+        assert [(message["type"], message.get("body")) for message in told] == [
+            ("http.request", b"some"), ("http.disconnect", None),
+        ]  # fmt: skip
 
 
 def test_a_body_that_does_not_come_holds_up_no_end_of_the_server():
