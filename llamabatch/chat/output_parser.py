@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from typing import Protocol
 
 from llamabatch.chat.formats import ChatFormat
@@ -92,9 +93,9 @@ def joined_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
     for delta in deltas:
         before = calls.get(delta.index)
         if before is None:
-            calls[delta.index] = ToolCall(delta.id or "", delta.name or "", delta.arguments)
+            calls[delta.index] = ToolCall(delta.id or "", delta.name or "", delta.arguments, delta.text_offset)
         else:
-            calls[delta.index] = ToolCall(before.id, before.name, before.arguments + delta.arguments)
+            calls[delta.index] = replace(before, arguments=before.arguments + delta.arguments)
     return tuple(calls[index] for index in sorted(calls))
 
 

@@ -43,6 +43,7 @@ class ToolParser:
         self._make_id = make_id
         self._parallel = parallel
         self._n_calls = 0
+        self._n_text = 0  # characters
         self._spaces: str | None = ""  # whitespace that a call makes vanish; None: text came since the last call
         self._text: list[str] = []
         self._deltas: list[ToolCallDelta] = []
@@ -72,12 +73,16 @@ class ToolParser:
     def text(self, text: str) -> None:
         """For readers: text outside of calls. Whitespace around calls is not emitted."""
         if self._spaces is None:
-            self._text.append(text)
+            self._add(text)
         elif text and not text.isspace():
-            self._text += self._spaces, text
+            self._add(self._spaces + text)
             self._spaces = None
         else:
             self._spaces += text
+
+    def _add(self, text: str) -> None:
+        self._text.append(text)
+        self._n_text += len(text)
 
     def begin(self, name: str, call_id: str | None = None) -> None:
         """For readers: a call."""
@@ -85,7 +90,8 @@ class ToolParser:
         self._spaces = ""
         index, self._n_calls = self._n_calls, self._n_calls + 1
         if self._counts:
-            self._deltas.append(ToolCallDelta(index, call_id or self._make_id(index, name), name))
+            call_id = call_id or self._make_id(index, name)
+            self._deltas.append(ToolCallDelta(index, call_id, name, text_offset=self._n_text))
 
     def arguments(self, text: str) -> None:
         """For readers: more of the arguments of the last call."""
@@ -94,7 +100,7 @@ class ToolParser:
         last = self._deltas[-1] if self._deltas else None
         index = self._n_calls - 1
         if last is not None and last.index == index:
-            self._deltas[-1] = ToolCallDelta(index, last.id, last.name, last.arguments + text)
+            self._deltas[-1] = ToolCallDelta(index, last.id, last.name, last.arguments + text, last.text_offset)
         else:
             self._deltas.append(ToolCallDelta(index, arguments=text))
 

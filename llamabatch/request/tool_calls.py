@@ -1,10 +1,11 @@
-"""ToolCall and ToolCallDelta: a call of a function that the model wrote, whole and as it comes."""
+"""ToolCall and ToolCallDelta: a call of a function that the model wrote, whole and as it comes, and its place."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 
 @dataclass(frozen=True)
@@ -16,11 +17,13 @@ class ToolCall:
         name: of the function.
         arguments: JSON text of an object, as the model wrote it: a part of it where the output was cut, no JSON where
             the model erred.
+        text_offset: characters of the answer's text before the call; None: all of them. Calls are equal without it.
     """
 
     id: str
     name: str
     arguments: str
+    text_offset: int | None = field(default=None, compare=False)
 
     @property
     def parsed(self) -> dict[str, Any] | None:
@@ -44,12 +47,14 @@ class ToolCallDelta:
         index: number of the call among those of its continuation.
         id, name: of the call, in its first delta; None in the others.
         arguments: the JSON text that is new. All of a call joined are its `arguments`.
+        text_offset: in the first delta, as that of the call.
     """
 
     index: int
     id: str | None = None
     name: str | None = None
     arguments: str = ""
+    text_offset: int | None = field(default=None, compare=False)
 
     def to_openai(self) -> dict[str, Any]:
         """As in a chunk of OpenAI's API."""
@@ -57,3 +62,26 @@ class ToolCallDelta:
             return {"index": self.index, "function": {"arguments": self.arguments}}
         function = {"name": self.name, "arguments": self.arguments}
         return {"index": self.index, "id": self.id, "type": "function", "function": function}
+
+
+AnyCall = TypeVar("AnyCall", ToolCall, ToolCallDelta)
+
+
+def in_order(text: str, calls: Iterable[AnyCall], start: int = 0) -> Iterator[str | AnyCall]:
+    """Text and calls as the model wrote them: each call between the text before it and the text behind it.
+
+    Args:
+        text: of the answer, or of a piece of it; no part of it is given empty.
+        calls: in their order; a delta that goes on with a call stands before any text of its piece that follows.
+        start: characters of the answer's text before this piece.
+    """
+    at = 0
+    for call in calls:
+        if isinstance(call, ToolCall) or call.id is not None:
+            cut = len(text) if call.text_offset is None else call.text_offset - start
+            if cut > at:
+                yield text[at:cut]
+                at = cut
+        yield call
+    if at < len(text):
+        yield text[at:]

@@ -80,7 +80,7 @@ def test_the_live_batch_shows_slots_and_queue(open_page, url):
     until(lambda: page.locator(".slots tbody tr.output").count() == 3)
     until(lambda: page.locator(".tile.queue dd").text_content() == "1")
     assert "all slots are taken" in page.locator(".queue li").text_content()
-    assert float(page.locator(".tile.rows dd").text_content()) > 0
+    until(lambda: float(page.locator(".tile.rows dd").text_content()) > 0)
     widths = rows.locator("rect.output").evaluate_all("found => found.map(each => Number(each.getAttribute('width')))")
     assert min(widths) > 0
     shot(page, "live")

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
-from llamabatch.request.tool_calls import ToolCall, ToolCallDelta
+from llamabatch.request.tool_calls import ToolCall, ToolCallDelta, in_order
 from llamabatch.server.errors import ApiError
 from llamabatch.server.openai.chat_body import ChatBody
 from llamabatch.server.openai.chunks import check_ends, dump, quoted
 from llamabatch.server.serving import Serving
 
 Json = dict[str, Any]
+
+# Anthropic's schema has citations as a list or null, and clients that check types differ in which of them they take
+_EMPTY_TEXT = '{"type":"text","text":"","citations":[]}'
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,12 @@ def message_response(head: MessageHead, outputs: list[RequestOutput], body: Chat
     content: list[Json] = []
     if whole.reasoning and body.include_reasoning:
         content.append({"type": "thinking", "thinking": whole.reasoning, "signature": ""})
-    if whole.text or not (content or whole.tool_calls):
-        content.append({"type": "text", "text": whole.text, "citations": None})
-    content += [_tool_use(call.id, call.name, _input(call)) for call in whole.tool_calls]
+    parts = list(in_order(whole.text, whole.tool_calls))
+    for part in parts or ([] if content else [""]):
+        if isinstance(part, str):
+            content.append({"type": "text", "text": part, "citations": []})
+        else:
+            content.append(_tool_use(part.id, part.name, _input(part)))
     reason, stop = _ended(whole.finish_reason, whole.stop_reason, bool(whole.tool_calls))
     return head.document(content, reason, stop, usage_of(output, n_thinking))
 
@@ -136,6 +142,7 @@ class MessageEvents:
         self._index = -1  # of the block that is open, or was the last
         self._open: str | tuple[str, int] | None = None  # its kind; of a call with its number
         self._has_called = False
+        self._n_text = 0  # characters of the answer so far
         self._finished: RequestOutput | None = None
 
     def feed(self, outputs: list[SequenceOutput]) -> bytes:
@@ -150,11 +157,13 @@ class MessageEvents:
             if output.reasoning and self._body.include_reasoning:
                 self._switch("thinking", '{"type":"thinking","thinking":"","signature":""}', events)
                 self._delta("thinking_delta", "thinking", output.reasoning, events)
-            if output.text:
-                self._switch("text", '{"type":"text","text":"","citations":null}', events)
-                self._delta("text_delta", "text", output.text, events)
-            for call in output.tool_calls:
-                self._call(call, events)
+            for part in in_order(output.text, output.tool_calls, self._n_text):
+                if isinstance(part, str):
+                    self._switch("text", _EMPTY_TEXT, events)
+                    self._delta("text_delta", "text", part, events)
+                else:
+                    self._call(part, events)
+            self._n_text += len(output.text)
         return "".join(events).encode(errors="replace")
 
     def end(self) -> bytes:
@@ -165,7 +174,7 @@ class MessageEvents:
         assert finished is not None
         whole: CompletionOutput = finished.outputs[0]
         if self._index < 0:  # as a whole message has it
-            self._switch("text", '{"type":"text","text":"","citations":null}', events)
+            self._switch("text", _EMPTY_TEXT, events)
         self._close(events)
         reason, stop = _ended(whole.finish_reason, whole.stop_reason, self._has_called)
         delta = {"stop_reason": reason, "stop_sequence": stop, "stop_details": None, "container": None}

@@ -10,12 +10,13 @@ from typing import Any
 
 from llamabatch.request.logprobs import TokenLogprobs
 from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutput, chat_logprobs
-from llamabatch.request.tool_calls import ToolCallDelta
+from llamabatch.request.tool_calls import ToolCallDelta, in_order
 from llamabatch.server.errors import ApiError
 from llamabatch.server.llama_server.settings import filled
 from llamabatch.server.openai.chunks import check_ends, dump, tier_of
 from llamabatch.server.openai.responses_body import ResponsesBody
 from llamabatch.server.serving import Serving
+from llamabatch.server.sse import DONE
 
 Json = dict[str, Any]
 
@@ -116,11 +117,14 @@ def response_document(head: ResponseHead, outputs: list[RequestOutput], n_reason
     items: list[Json] = []
     if whole.reasoning and head.body.chat.include_reasoning:
         items.append(reasoning_item(head.item_id("rs", len(items)), whole.reasoning))
-    if whole.text or not (items or whole.tool_calls):
-        part = text_part(whole.text, logprobs_of(whole.logprobs, head))
-        items.append(message_item(head.item_id("msg", len(items)), [part]))
-    for call in whole.tool_calls:
-        items.append(call_item(head.item_id("fc", len(items)), call.id, call.name, call.arguments))
+    logprobs = logprobs_of(whole.logprobs, head)
+    parts = list(in_order(whole.text, whole.tool_calls))
+    for part in parts or ([] if items else [""]):
+        if isinstance(part, str):
+            items.append(message_item(head.item_id("msg", len(items)), [text_part(part, logprobs)]))
+            logprobs = []  # of the first message: they do not say which of the tokens are those of calls
+        else:
+            items.append(call_item(head.item_id("fc", len(items)), part.id, part.name, part.arguments))
     return ended(head, output, items, n_reasoning)
 
 
@@ -155,7 +159,8 @@ def logprobs_of(logprobs: tuple[TokenLogprobs, ...] | None, head: ResponseHead) 
 
 
 class ResponseEvents:
-    """The events of a streamed response: items of thinking, text and calls, one after another, each numbered.
+    """The events of a streamed response: items of thinking, text and calls, one after another, each numbered. Behind
+    the last one comes [DONE], which the specification of OpenResponses demands and OpenAI's clients end at.
 
     Args:
         count: tokens of the thinking in outputs.
@@ -169,6 +174,7 @@ class ResponseEvents:
         self._item: _Item | None = None  # the open one
         self._is_begun = False
         self._finished: RequestOutput | None = None
+        self._n_text = 0  # characters of the answer so far
 
     def feed(self, outputs: list[SequenceOutput]) -> bytes:
         """The events of outputs. Raises ApiError for a request that was ended by an error."""
@@ -180,11 +186,14 @@ class ResponseEvents:
             self._begin(events)
             if output.reasoning and self._head.body.chat.include_reasoning:
                 self._open("rs", 0, events).add(output.reasoning, [], events)
-            if output.text:
-                logprobs = logprobs_of(output.logprobs, self._head)
-                self._open("msg", 0, events).add(output.text, logprobs, events)
-            for call in output.tool_calls:
-                self._open("fc", call.index, events, call).add(call.arguments, [], events)
+            logprobs = logprobs_of(output.logprobs, self._head)
+            for part in in_order(output.text, output.tool_calls, self._n_text):
+                if isinstance(part, str):
+                    self._open("msg", 0, events).add(part, logprobs, events)
+                    logprobs = []
+                else:
+                    self._open("fc", part.index, events, part).add(part.arguments, [], events)
+            self._n_text += len(output.text)
         return "".join(events).encode(errors="replace")
 
     def end(self) -> bytes:
@@ -199,13 +208,13 @@ class ResponseEvents:
         self._close(events, "incomplete" if is_cut else "completed")
         document = ended(self._head, finished, self._items, self._count([finished]))
         events.append(self.event(f"response.{document['status']}", {"response": document}))
-        return "".join(events).encode(errors="replace")
+        return "".join(events).encode(errors="replace") + DONE
 
     def error(self, error: ApiError) -> bytes:
         failure = {"code": "server_error", "message": error.message}
         items = [*self._items, *([] if self._item is None else [self._item.document("incomplete")])]
         document = self._head.document("failed", items, error=failure)
-        return self.event("response.failed", {"response": document}).encode(errors="replace")
+        return self.event("response.failed", {"response": document}).encode(errors="replace") + DONE
 
     def event(self, kind: str, more: Json) -> str:
         """An event with the next number."""

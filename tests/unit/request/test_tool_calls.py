@@ -2,7 +2,7 @@
 
 import pytest
 
-from llamabatch.request.tool_calls import ToolCall, ToolCallDelta
+from llamabatch.request.tool_calls import ToolCall, ToolCallDelta, in_order
 
 
 def test_arguments_are_parsed():
@@ -31,3 +31,18 @@ def test_only_the_first_delta_names_the_call():
         "function": {"name": "weather", "arguments": "{"},
     }
     assert later.to_openai() == {"index": 1, "function": {"arguments": "}"}}
+
+
+def test_text_and_calls_come_in_the_order_of_the_model():
+    first, second = ToolCall("a", "f", "{}", 2), ToolCall("b", "f", "{}", 5)
+    assert list(in_order("12345", [first, second])) == ["12", first, "345", second]
+    assert list(in_order("1234567", [first, second])) == ["12", first, "345", second, "67"]
+    unknown = ToolCall("c", "f", "{}")
+    assert list(in_order("text", [unknown, unknown])) == ["text", unknown, unknown]
+    assert list(in_order("", [])) == []
+
+
+def test_a_piece_has_the_rest_of_a_call_before_the_text_behind_it():
+    rest, begun = ToolCallDelta(0, arguments="}"), ToolCallDelta(1, "b", "f", "{", 13)
+    assert list(in_order("345678", [rest, begun], 10)) == [rest, "345", begun, "678"]
+    assert list(in_order("345", [ToolCallDelta(0, "a", "f", "{}", 10)], 10))[1] == "345"

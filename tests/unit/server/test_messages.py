@@ -291,7 +291,7 @@ def client():
 def test_the_endpoint(client):
     body = {"messages": HELLO, "max_tokens": 20}
     message = client.post("/v1/messages", json=body).json()
-    assert message["content"] == [{"type": "text", "text": "one two three", "citations": None}]
+    assert message["content"] == [{"type": "text", "text": "one two three", "citations": []}]
     streamed = client.post("/v1/messages", json=body | {"stream": True})
     assert rebuilt(streamed.text)["content"] == message["content"]
     count = client.post("/v1/messages/count_tokens", json={"messages": HELLO}).json()

@@ -137,7 +137,9 @@ def test_a_stream_of_any_cuts_is_the_whole_response(output, kinds):
 def rebuilt(data):
     """The response of the last event; the items that the others bring are compared with its own."""
     items, texts = [], {}
-    for number, event in enumerate(data.strip().split("\n\n")):
+    *events, last = data.strip().split("\n\n")
+    assert last == "data: [DONE]"
+    for number, event in enumerate(events):
         name, body = event.split("\n")
         body = json.loads(body.removeprefix("data: "))
         assert name == f"event: {body['type']}"
