@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 p
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup compare test wheels test-native test-llama-server test-server test-devices test-browser test-long test-scale bench bench-quick bench-ab bench-isolation bench-server model clean
+.PHONY: help setup compare test wheels test-native test-llama-server test-server test-devices test-browser test-long test-scale bench bench-quick bench-talkers bench-ab bench-isolation bench-server model clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -61,6 +61,10 @@ test-scale: setup ## llamabatch in other people's frameworks, with these install
 
 bench: setup ## ours and its peers on this machine (ARGS="..."; docs/benchmarks.md)
 	@.venv/bin/python -m benchmarks.bench $(ARGS)
+	@$(if $(ARGS),true,.venv/bin/python -m benchmarks.talkers)
+
+bench-talkers: setup ## long prompts beside talkers, ours and llama-server over their settings (ARGS="--quick")
+	@.venv/bin/python -m benchmarks.talkers $(ARGS)
 
 bench-quick: setup ## a cut of it, in under five minutes
 	@.venv/bin/python -m benchmarks.bench --quick $(ARGS)

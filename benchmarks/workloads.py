@@ -22,6 +22,11 @@ class Shape:
     arrival_s: float = 0.0
     talker: bool = True
     """The gaps between its tokens count."""
+    endless: bool = False
+    """It is aborted when the last request that is not endless has ended; `generated` is the most that it can take.
+
+    `arrival_s` of the others then counts from the moment when each endless one has had a token.
+    """
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,7 @@ class Job:
     generate: int
     arrival_s: float
     talker: bool
+    endless: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,7 @@ class Workload:
         """The requests with fresh random token ids."""
         common = _ids(rng, n_vocab, self.shared)
         return [
-            Job([*common, *_ids(rng, n_vocab, s.prompt - self.shared)], s.generated, s.arrival_s, s.talker)
+            Job([*common, *_ids(rng, n_vocab, s.prompt - self.shared)], s.generated, s.arrival_s, s.talker, s.endless)
             for s in self.shapes
         ]
 

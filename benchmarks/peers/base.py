@@ -7,7 +7,7 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -75,6 +75,8 @@ class Result:
         peak_memory_bytes: resident, largest, of the peer's processes together; its load and warm-up included.
         client_cpu_s: processor time of the benchmark itself while it waited.
         facts: the peer's own: options, load time, counts.
+        times_s: of each job's tokens since the start, where tokens were delivered one by one.
+        began_s: of each job's request since the start, there.
     """
 
     wall_s: float
@@ -83,6 +85,8 @@ class Result:
     peak_memory_bytes: int | None = None
     client_cpu_s: float = 0.0
     facts: dict[str, Any] = field(default_factory=dict)
+    times_s: list[list[float]] = field(default_factory=list)
+    began_s: list[float] = field(default_factory=list)
 
     @property
     def tokens_per_s(self) -> float:
@@ -90,9 +94,13 @@ class Result:
 
     @property
     def p95_gap_s(self) -> float | None:
-        """The gap that 95 % of the gaps do not exceed (nearest rank)."""
-        ordered = sorted(self.gaps_s)
-        return ordered[math.ceil(0.95 * len(ordered)) - 1] if ordered else None
+        """The gap that 95 % of the gaps do not exceed."""
+        return percentile(self.gaps_s, 0.95) if self.gaps_s else None
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that a share of the values does not exceed (nearest rank)."""
+    return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
 class Session(Protocol):
@@ -149,10 +157,11 @@ def measure(peer: Opens, setup: Setup, workload: Workload, rng: random.Random, *
 
 
 def check_tokens(tokens: list[int], jobs: list[Job]) -> None:
-    """Raises PeerFailure if a peer generated less than its jobs want."""
-    wanted = sum(job.generate for job in jobs)
-    if sum(tokens) < _LEAST_TOKENS * wanted:
-        raise PeerFailure(f"it generated {sum(tokens)} of {wanted} tokens")
+    """Raises PeerFailure if a peer generated less than its jobs want; those without an end want nothing."""
+    wanted = sum(job.generate for job in jobs if not job.endless)
+    found = sum(n for n, job in zip(tokens, jobs, strict=True) if not job.endless)
+    if found < _LEAST_TOKENS * wanted:
+        raise PeerFailure(f"it generated {found} of {wanted} tokens")
 
 
 def gaps(times: list[list[float]], jobs: list[Job]) -> list[float]:

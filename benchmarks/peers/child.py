@@ -44,7 +44,8 @@ class ChildSession:
         facts = {"counts": answer["counts"]} if "counts" in answer else {}
         if "times" in answer:
             facts["first_token_s"] = [times[0] for times in answer["times"] if times]
-        return Result(answer["wall_s"], answer["tokens"], seen, facts=facts)
+        times, began = answer.get("times", []), answer.get("began", [])
+        return Result(answer["wall_s"], answer["tokens"], seen, facts=facts, times_s=times, began_s=began)
 
     def close(self) -> None:
         self._program.close()

@@ -8,10 +8,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.peers.base import Result, gaps
 from benchmarks.process import PeerFailure, Program
+from benchmarks.programs.countdown import Countdown
 from benchmarks.workloads import Job
 
 # More than the slots, so that requests always wait in the server, and few enough for its thread pool and backlog.
@@ -22,14 +24,44 @@ Payload = Callable[[Job, bool], dict[str, Any]]
 Count = Callable[[dict[str, Any], Job], int]
 
 
+@dataclass
+class _Stream:
+    """The pieces of an answer: the time of each since the start, and its line; and the time of its request."""
+
+    endless: bool
+    seen: list[tuple[float, bytes]] = field(default_factory=list)
+    began_s: float = 0.0
+
+    def last(self) -> dict[str, Any]:
+        """Raises ValueError: nothing came."""
+        answer: dict[str, Any] = json.loads(self.seen[-1][1].removeprefix(b"data: ") if self.seen else b"")
+        return answer
+
+    def token_times(self) -> list[float]:
+        """A time for each token.
+
+        llama.cpp's server sends nothing for a token that ends within a character, and counts it in the next piece: its
+        time is then spread evenly over that piece's tokens.
+        """
+        times: list[float] = []
+        counted = 0
+        for seen_s, line in self.seen:
+            count = json.loads(line.removeprefix(b"data: ")).get("tokens_predicted", counted + 1)
+            n_new = max(1, count - counted)
+            before = times[-1] if times else seen_s
+            times += [before + (seen_s - before) * (at + 1) / n_new for at in range(n_new)]
+            counted = count
+        return times
+
+
 class HttpSession:
     """A server that is up.
 
     Args:
         program: the server; it is ended with the session.
         payload: the body of a request for a job; with True, of one that streams.
-        count: the generated tokens, from an answer or from the summary of a stream. Its pieces are no measure: bytes
-            of half a character are held back.
+        count: the generated tokens, from an answer or from the summary of a stream. The number of its pieces is no
+            measure: bytes of half a character are held back.
     """
 
     def __init__(
@@ -46,17 +78,29 @@ class HttpSession:
 
     def run(self, jobs: list[Job], *, streamed: bool, timeout_s: float) -> Result:
         bodies = [json.dumps(self._payload(job, streamed)).encode() for job in jobs]
-        times: list[list[float]] = [[] for _ in jobs]
+        streams = [_Stream(job.endless) for job in jobs]
         begin = time.perf_counter()
+        ended = Countdown(sum(not job.endless for job in jobs))
+        talking = Countdown(sum(job.endless for job in jobs))
 
-        def one(job: Job, body: bytes, seen: list[float]) -> int:
+        def one(job: Job, body: bytes, stream: _Stream) -> int:
+            if not job.endless and any(other.endless for other in jobs):
+                talking.done.wait(timeout_s)
+                time.sleep(job.arrival_s)
             time.sleep(max(0.0, begin + job.arrival_s - time.perf_counter()))
-            answer = self._request(body, seen, begin, streamed, timeout_s)
+            stream.began_s = time.perf_counter() - begin
+            try:
+                answer = self._request(body, stream, begin, streamed, timeout_s, talking.less, ended.done)
+            finally:
+                if not job.endless:
+                    ended.less()
+                elif not stream.seen:
+                    talking.less()
             return self._count(answer, job)
 
         with self._program.limit(timeout_s), ThreadPoolExecutor(min(len(jobs), _MOST_CONNECTIONS)) as pool:
             try:
-                tokens = list(pool.map(one, jobs, bodies, times))
+                tokens = list(pool.map(one, jobs, bodies, streams))
             except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
                 pool.shutdown(wait=False, cancel_futures=True)
                 self._program.close()  # frees the threads that still wait for it
@@ -70,27 +114,35 @@ class HttpSession:
         if self._program.ended:  # killed or crashed: streams then end like good ones
             raise self._program.failure()
         wall_s = time.perf_counter() - begin
-        return Result(wall_s, tokens, gaps(times, jobs) if streamed else [])
+        if not streamed:
+            return Result(wall_s, tokens)
+        times = [stream.token_times() for stream in streams]
+        return Result(wall_s, tokens, gaps(times, jobs), times_s=times, began_s=[stream.began_s for stream in streams])
 
     def _request(
-        self, body: bytes, seen: list[float], begin: float, streamed: bool, timeout_s: float
-    ) -> dict[str, Any]:
-        """The answer, or the summary that ends a stream."""
+        self, body: bytes, stream: _Stream, begin: float, streamed: bool, timeout_s: float,
+        talks: Callable[[], None], over: threading.Event,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The answer, or the summary that ends a stream; of an endless one that is left, its last piece."""
         connection = http.client.HTTPConnection(*self._address, timeout=timeout_s)
         try:
             connection.request("POST", self._path, body, {"Content-Type": "application/json", "Connection": "close"})
             response = connection.getresponse()
             if response.status != 200:
                 raise PeerFailure(f"HTTP {response.status}: {response.read(300).decode('utf-8', 'replace')}")
-            last = b"" if streamed else response.read()
-            for line in response if streamed else ():
+            if not streamed:
+                answer: dict[str, Any] = json.loads(response.read())
+                return answer
+            for line in response:
                 if line.startswith(b"data: {"):  # a token each; not parsed while others wait
-                    seen.append(time.perf_counter() - begin)
-                    last = line
-            if streamed and seen:
-                seen.pop()  # the last one is the summary
-            answer: dict[str, Any] = json.loads(last.removeprefix(b"data: "))
-            return answer
+                    stream.seen.append((time.perf_counter() - begin, line))
+                    if stream.endless and len(stream.seen) == 1:
+                        talks()
+                    if stream.endless and over.is_set():
+                        return stream.last()
+            summary = stream.last()
+            del stream.seen[-1:]
+            return summary
         finally:
             connection.close()
 

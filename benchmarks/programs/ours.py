@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import Any
 
-from lines import Handler, serve  # type: ignore[import-not-found]  # beside this file
+from countdown import Countdown  # type: ignore[import-not-found]  # beside this file
+from lines import Handler, serve  # type: ignore[import-not-found]
 
 
 def start(options: dict[str, Any]) -> tuple[dict[str, Any], Handler]:
@@ -37,19 +39,41 @@ def start(options: dict[str, Any]) -> tuple[dict[str, Any], Handler]:
     def streamed(jobs: list[dict[str, Any]]) -> dict[str, Any]:
         times: list[list[float]] = [[] for _ in jobs]
         errors: list[str] = []
+        began = [0.0 for _ in jobs]
+        endless = [bool(job.get("endless")) for job in jobs]
+        ended, talking = Countdown(endless.count(False)), Countdown(endless.count(True))
         begin = time.perf_counter()
 
-        def one(job: dict[str, Any], seen: list[float]) -> None:
+        def one(at: int, job: dict[str, Any], seen: list[float]) -> None:
+            if any(endless) and not endless[at]:
+                talking.done.wait()
+                time.sleep(job["arrival_s"])
             time.sleep(max(0.0, begin + job["arrival_s"] - time.perf_counter()))
+            began[at] = time.perf_counter() - begin
             try:
-                for event in llm.stream(job["prompt"], params(job)):
-                    seen += [time.perf_counter() - begin] * len(event.token_ids)
-                    if event.finished is not None and event.finished.error:
-                        errors.append(event.finished.error)
+                stream: Any = llm.stream(job["prompt"], params(job))
+                with contextlib.closing(stream) as events:
+                    for event in events:
+                        first = not seen and bool(event.token_ids)
+                        seen += [time.perf_counter() - begin] * len(event.token_ids)
+                        if event.finished is not None and event.finished.error:
+                            errors.append(event.finished.error)
+                        if endless[at] and first:
+                            talking.less()
+                        if endless[at] and ended.done.is_set():
+                            break
             except Exception as error:
                 errors.append(f"{type(error).__name__}: {error}")
+            finally:
+                if not endless[at]:
+                    ended.less()
+                elif not seen:
+                    talking.less()
 
-        threads = [threading.Thread(target=one, args=pair) for pair in zip(jobs, times)]  # noqa: B905
+        threads = [
+            threading.Thread(target=one, args=(at, *pair))
+            for at, pair in enumerate(zip(jobs, times))  # noqa: B905
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -57,7 +81,7 @@ def start(options: dict[str, Any]) -> tuple[dict[str, Any], Handler]:
         wall_s = time.perf_counter() - begin
         if errors:
             raise RuntimeError(errors[0])
-        return {"wall_s": wall_s, "tokens": [len(seen) for seen in times], "times": times}
+        return {"wall_s": wall_s, "tokens": [len(seen) for seen in times], "times": times, "began": began}
 
     def handle(message: dict[str, Any]) -> dict[str, Any]:
         jobs = message["jobs"]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import random
 import sys
 from pathlib import Path
 
@@ -42,6 +43,16 @@ def test_ours_and_the_loop_are_measured(setup):
     assert talk.results[0].tokens == [6, 6, 4]
     assert {(c.workload, c.peer) for c in report.compare(found) if c.figure == "tokens/s"} == {("tiny", report.LOOP)}
     assert started() == []
+
+
+def test_endless_requests_are_aborted_when_the_others_have_ended(setup):
+    shapes = (*[Shape(8, 1900, endless=True)] * 2, Shape(64, 4, 0.05, talker=False))
+    talk = Workload("endless", "tiny", shapes, n_ctx=2048, streamed=True)
+    result = Ours(options={"n_slots": 4}).measure(setup, talk, random.Random(1))
+    assert result.tokens[2] == 4
+    assert all(4 < n < 1900 for n in result.tokens[:2])
+    assert [len(times) for times in result.times_s] == result.tokens
+    assert max(times[0] for times in result.times_s[:2]) + 0.05 <= result.began_s[2] < result.times_s[2][0]
 
 
 def test_a_refused_option_is_a_failure_with_its_reason(setup):

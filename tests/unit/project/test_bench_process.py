@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import psutil
 import pytest
 
-from benchmarks.peers.client import HttpSession
+from benchmarks.peers.client import HttpSession, _Stream
 from benchmarks.process import PeerFailure, Program, neighbour
 from benchmarks.workloads import Job
 from tests.processes import Started
@@ -79,9 +79,12 @@ class Handler(BaseHTTPRequestHandler):
         if not body["stream"]:
             self.wfile.write(json.dumps({"tokens_predicted": body["n"]}).encode())
             return
-        for _ in range(body["n"]):
-            self.wfile.write(b'data: {"content": "x"}\n\n')
-            self.wfile.flush()
+        for at in range(body["n"]):
+            try:
+                self.wfile.write(b'data: {"content": "x", "tokens_predicted": %d}\n\n' % (at + 1))
+                self.wfile.flush()
+            except OSError:  # the client has left
+                return
             time.sleep(0.02)
         self.wfile.write(b'data: {"stop": true, "tokens_predicted": %d}\n\ndata: [DONE]\n\n' % body["n"])
 
@@ -129,3 +132,27 @@ def test_a_server_that_dies_in_a_stream_is_a_failure(session):
 def test_the_client_passes_refusals_on(session):
     with pytest.raises(PeerFailure, match="HTTP 500"):
         session.run([Job([13], 1, 0.0, True)], streamed=False, timeout_s=20)
+
+
+def test_endless_requests_are_left_when_the_others_have_ended(session):
+    jobs = [Job([1], 2000, 0.0, True, endless=True), Job([1], 5, 0.2, False)]
+    result = session.run(jobs, streamed=True, timeout_s=30)
+    assert 5 < result.tokens[0] < 1000
+    assert result.tokens[1] == 5
+    endless, other = result.times_s
+    assert len(endless) == result.tokens[0]
+    assert 0 <= result.began_s[0] <= endless[0] < endless[0] + 0.2 <= result.began_s[1] < other[0]
+    assert endless[-1] > other[-1]
+
+
+def test_an_endless_request_that_is_refused_holds_up_no_other(session):
+    jobs = [Job([13], 2000, 0.0, True, endless=True), Job([1], 5, 0.0, False)]
+    with pytest.raises(PeerFailure, match="HTTP 500"):
+        session.run(jobs, streamed=True, timeout_s=30)
+
+
+def test_tokens_whose_bytes_were_held_back_have_a_time_of_their_own():
+    pieces = [(1.0, 1), (1.2, 2), (1.8, 5), (2.0, 6)]
+    lines = [(seen_s, b'data: {"content": "x", "tokens_predicted": %d}\n' % count) for seen_s, count in pieces]
+    assert _Stream(False, lines).token_times() == pytest.approx([1.0, 1.2, 1.4, 1.6, 1.8, 2.0])
+    assert _Stream(False, [(1.0, b"data: {}"), (1.5, b"data: {}")]).token_times() == [1.0, 1.5]
