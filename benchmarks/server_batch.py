@@ -1,203 +1,305 @@
-"""The growth of the gaps between streamed tokens of a server's clients while a batch runs beside them.
+"""The gaps between streamed tokens of a server's clients while a batch runs beside them: `make bench-server`, too.
 
-    python -m benchmarks.server_batch --model MODEL.gguf
+    python -m benchmarks.server_batch [--shape 0.5b|tiny] [--quick] [--rounds N] [--json FILE]
 
-Prints the 99th percentile of the time between two tokens, as clients see it over HTTP, without and with a batch, in
-turns, and their ratio; the claim is at most 1.2. Beside that: what the batch gets done meanwhile, and alone.
+Rounds without and with a batch take turns. Each has the gaps between two tokens as clients see them over HTTP (median,
+p95, p99 and the longest), and the tokens a second of the clients and of the batch; before them the batch runs alone.
 """
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
+import http.client
 import itertools
 import json
+import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import click
+import psutil
 
+from benchmarks import facts
+from benchmarks.peers.base import SAMPLING, Setup
+from benchmarks.peers.servers import HOST
+from benchmarks.process import PeerFailure, ended_by_signals, environment
+from benchmarks.serving import Server, engine_options, lines, make_setup, open_server, target
 from llamabatch.engine.stats import percentile
+from llamabatch.planning.machine import Machine
 
-LIMIT = 1.2
+RESULTS = Path(__file__).resolve().parent / "results" / "server-batch.json"
+MOST_RATIO = 1.2
+"""Of the 99th percentile of the gaps beside a batch over that without one."""
+_PERCENTILES = {"p50": 50, "p95": 95, "p99": 99, "max": 100}
 _PATIENCE_S = 600.0
-_SERVER = """
-import sys, json
-from llamabatch.server.application import engine_config
-from llamabatch.server.options import ServerOptions
-from llamabatch.server.run import serve
-model, folder, engine = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-serve(engine_config(model, engine), ServerOptions(port=0, data_dir=folder), lambda urls: print(urls[0], flush=True))
-"""
 
 
 @dataclass(frozen=True)
-class Round:
-    """p99 of the gaps in seconds, gaps, and lines of the batch a second."""
+class Beside:
+    """Clients that ask again as soon as they have their answer, and a batch that is larger than all rounds.
 
-    p99_s: float
-    n_gaps: int
-    lines_per_s: float
+    Attributes:
+        model: its name in the setup.
+        people: clients; turns: requests of each in a round; tokens: of each answer.
+        lines: of the batch; words: of each of its prompts; batch_tokens: of each of its answers.
+        alone_s: seconds of the batch alone.
+    """
+
+    model: str
+    n_slots: int = 16
+    n_ctx: int = 1024
+    people: int = 2
+    turns: int = 6
+    tokens: int = 128
+    lines: int = 20_000
+    words: int = 60
+    batch_tokens: int = 100
+    alone_s: float = 10.0
+
+    def shorter(self) -> Beside:
+        return dataclasses.replace(self, turns=2, tokens=self.tokens // 2, alone_s=4.0)
 
 
-def gaps_of(client: httpx.Client, number: int, max_tokens: int) -> list[float]:
+BESIDE = {"0.5b": Beside("synth"), "tiny": Beside("tiny")}
+
+
+def ask(port: int, method: str, path: str, body: bytes = b"", kind: str = "application/json") -> dict[str, Any]:
+    """The JSON of an answer. Raises PeerFailure for any status but 200."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=_PATIENCE_S)
+    try:
+        connection.request(method, path, body, {"Content-Type": kind} if body else {})
+        response = connection.getresponse()
+        data = response.read()
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise PeerFailure(f"{method} {path}: HTTP {response.status}: {data[:300].decode('utf-8', 'replace')}")
+    found: dict[str, Any] = json.loads(data)
+    return found
+
+
+def gaps_of(connection: http.client.HTTPConnection, prompt: str, tokens: int) -> list[float]:
     """Seconds between the pieces of one streamed answer, the first one aside."""
-    body = {
-        "messages": [{"role": "user", "content": f"Question {number}: tell me a long story."}],
-        "max_tokens": max_tokens,
-        "ignore_eos": True,
-        "stream": True,
-    }
+    messages = [{"role": "user", "content": prompt}]
+    body = {"messages": messages, "max_tokens": tokens, "ignore_eos": True, "stream": True, **SAMPLING}
+    body["return_token_ids"] = True  # an event for each step, also where its text waits for the rest of a character
+    connection.request("POST", "/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    if response.status != 200:
+        raise PeerFailure(f"HTTP {response.status}: {response.read(300).decode('utf-8', 'replace')}")
     times: list[float] = []
-    with client.stream("POST", "/v1/chat/completions", json=body, timeout=_PATIENCE_S) as response:
-        response.raise_for_status()
-        for line in response.iter_lines():
-            if line.startswith("data: {"):
-                times.append(time.perf_counter())
+    while line := response.readline():
+        if line.startswith(b"data: {") and b'"token_ids":[' in line:
+            times.append(time.perf_counter())
     return [late - early for early, late in itertools.pairwise(times[1:])]
 
 
-def interactive(url: str, people: int, turns: int, max_tokens: int, round_number: int) -> list[float]:
-    """Gaps of callers that ask again as soon as they have their answer."""
+def interactive(port: int, beside: Beside, turns: int, name: str) -> list[float]:
+    """Gaps of all clients. Raises PeerFailure where one of them failed."""
     gaps: list[float] = []
+    failures: list[BaseException] = []
 
     def one(person: int) -> None:
-        with httpx.Client(base_url=url) as client:
+        connection = http.client.HTTPConnection(HOST, port, timeout=_PATIENCE_S)
+        try:
             for turn in range(turns):
-                gaps.extend(gaps_of(client, 10_000 * round_number + 100 * person + turn, max_tokens))
+                prompt = f"Question {name}-{person}-{turn}: tell me a long story."
+                gaps.extend(gaps_of(connection, prompt, beside.tokens))
+        except (PeerFailure, OSError, http.client.HTTPException) as failure:
+            failures.append(failure)
+        finally:
+            connection.close()
 
-    threads = [threading.Thread(target=one, args=(person,)) for person in range(people)]
+    threads = [threading.Thread(target=one, args=(person,)) for person in range(beside.people)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    if failures:
+        raise PeerFailure(f"a client failed: {failures[0]}")
     return gaps
 
 
 class Batch:
-    """A batch that is larger than the round; a context manager, which cancels it."""
+    """A batch that runs; a context manager, which cancels it."""
 
-    def __init__(self, client: httpx.Client, n_lines: int, prompt_words: int, max_tokens: int) -> None:
-        self._client = client
-        story = " ".join(f"word{i}" for i in range(prompt_words))
-        lines = [
-            {
-                "custom_id": str(i),
-                "method": "POST",
-                "url": "/v1/completions",
-                "body": {"prompt": f"{i} {story}", "max_tokens": max_tokens, "ignore_eos": True},
-            }
-            for i in range(n_lines)
+    def __init__(self, port: int, beside: Beside) -> None:
+        self._port = port
+        story = " ".join(f"word{i}" for i in range(beside.words))
+        body = {"max_tokens": beside.batch_tokens, "ignore_eos": True, **SAMPLING}
+        common = {"method": "POST", "url": "/v1/completions"}
+        self._lines = [
+            json.dumps({"custom_id": str(i), **common, "body": {"prompt": f"{i} {story}", **body}})
+            for i in range(beside.lines)
         ]
-        self._content = "\n".join(map(json.dumps, lines)).encode()
+        self._id = ""
 
     def __enter__(self) -> Batch:
-        files = {"file": ("in.jsonl", self._content)}
-        file = self._client.post("/v1/files", files=files, data={"purpose": "batch"}).raise_for_status().json()
+        edge = "edge-of-a-part"
+        parts = (
+            f'--{edge}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n',
+            f'--{edge}\r\nContent-Disposition: form-data; name="file"; filename="in.jsonl"\r\n\r\n',
+            "\n".join(self._lines),
+            f"\r\n--{edge}--\r\n",
+        )
+        file = ask(self._port, "POST", "/v1/files", "".join(parts).encode(), f"multipart/form-data; boundary={edge}")
         asked = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
-        self._id = self._client.post("/v1/batches", json=asked).raise_for_status().json()["id"]
-        until = time.monotonic() + _PATIENCE_S
-        while self.state()["status"] == "validating" and time.monotonic() < until:
-            time.sleep(0.05)
+        self._id = ask(self._port, "POST", "/v1/batches", json.dumps(asked).encode())["id"]
+        self._wait_while("validating")
+        if (status := self._status()) != "in_progress":
+            raise PeerFailure(f"the batch is {status}")
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._client.post(f"/v1/batches/{self._id}/cancel")
-        until = time.monotonic() + _PATIENCE_S
-        while self.state()["status"] in ("cancelling", "finalizing") and time.monotonic() < until:
-            time.sleep(0.05)
-
-    def state(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._client.get(f"/v1/batches/{self._id}").raise_for_status().json()
-        return found
+        ask(self._port, "POST", f"/v1/batches/{self._id}/cancel")
+        self._wait_while("cancelling", "finalizing")
 
     @property
     def done(self) -> int:
-        return int(self.state()["request_counts"]["completed"])
+        """Lines that have their answer."""
+        return int(ask(self._port, "GET", f"/v1/batches/{self._id}")["request_counts"]["completed"])
 
+    def _status(self) -> str:
+        return str(ask(self._port, "GET", f"/v1/batches/{self._id}")["status"])
 
-def measure(url: str, client: httpx.Client, args: argparse.Namespace, number: int, *, with_batch: bool) -> Round:
-    """One round."""
-    if not with_batch:
-        gaps = interactive(url, args.people, args.turns, args.tokens, number)
-        return Round(percentile(gaps, 99) or 0.0, len(gaps), 0.0)
-    with Batch(client, args.lines, args.prompt, args.batch_tokens) as batch:
-        interactive(url, args.people, 1, args.tokens, number)  # the cost of the batch's rows is learnt
-        before, start = batch.done, time.monotonic()
-        gaps = interactive(url, args.people, args.turns, args.tokens, number)
-        lines_per_s = (batch.done - before) / (time.monotonic() - start)
-    return Round(percentile(gaps, 99) or 0.0, len(gaps), lines_per_s)
-
-
-def alone(client: httpx.Client, args: argparse.Namespace) -> float:
-    """Lines a second of a batch with nothing beside it, over a few seconds."""
-    with Batch(client, args.lines, args.prompt, args.batch_tokens) as batch:
-        while not batch.done:
+    def _wait_while(self, *statuses: str) -> None:
+        until = time.monotonic() + _PATIENCE_S
+        while self._status() in statuses:
+            if time.monotonic() > until:
+                raise PeerFailure(f"the batch is {' or '.join(statuses)} for {_PATIENCE_S:g} s")
             time.sleep(0.05)
-        before, start = batch.done, time.monotonic()
-        time.sleep(args.alone_s)
-        return (batch.done - before) / (time.monotonic() - start)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model", default="tiny")
-    parser.add_argument("--people", type=int, default=2)
-    parser.add_argument("--turns", type=int, default=6, help="requests of each in a round")
-    parser.add_argument("--tokens", type=int, default=128, help="tokens of each answer")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--slots", type=int, default=16)
-    parser.add_argument("--threads", type=int, help="of the engine; the default is the engine's own")
-    parser.add_argument("--ctx", type=int, default=1024)
-    parser.add_argument("--lines", type=int, default=20_000, help="of the batch")
-    parser.add_argument("--prompt", type=int, default=60, help="words of each of its prompts")
-    parser.add_argument("--batch-tokens", type=int, default=100, help="tokens of each of its answers")
-    parser.add_argument("--alone-s", type=float, default=10.0, help="seconds of the batch alone")
-    args = parser.parse_args()
-    options = {"n_slots": args.slots, "n_ctx": args.ctx, "instances": 1}
-    engine = json.dumps(options if args.threads is None else options | {"n_threads": args.threads})
-    found: dict[bool, list[Round]] = {False: [], True: []}
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", _SERVER, args.model, str(Path(folder) / "data"), engine]
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=folder)
+def one_round(server: Server, beside: Beside, name: str, *, with_batch: bool) -> dict[str, Any]:
+    """Gaps in milliseconds, and tokens a second of the clients and of the batch."""
+    if not with_batch:
+        return _counted(server, beside, name, None)
+    with Batch(server.port, beside) as batch:
+        interactive(server.port, beside, 1, f"{name}-first")  # the cost of the batch's rows is learnt
+        return _counted(server, beside, name, batch)
+
+
+def _counted(server: Server, beside: Beside, name: str, batch: Batch | None) -> dict[str, Any]:
+    before, lines_before, began = server.generated(), batch.done if batch else 0, time.perf_counter()
+    gaps = interactive(server.port, beside, beside.turns, name)
+    wall_s = time.perf_counter() - began
+    mine = beside.people * beside.turns * beside.tokens
+    found = {
+        "gaps_ms": percentiles_ms(gaps),
+        "gaps": len(gaps),
+        "wall_s": wall_s,
+        "client_tokens_per_s": mine / wall_s,
+        "batch_tokens_per_s": max(0, server.generated() - before - mine) / wall_s if batch else 0.0,
+    }
+    return found | ({"batch_lines_per_s": (batch.done - lines_before) / wall_s} if batch else {})
+
+
+def percentiles_ms(gaps: Sequence[float]) -> dict[str, float]:
+    """Median, p95, p99 and the longest of gaps in seconds, as milliseconds. Raises PeerFailure for none."""
+    if not gaps:
+        raise PeerFailure("a round has brought no two tokens")
+    return {name: 1000 * (percentile(gaps, percent) or 0.0) for name, percent in _PERCENTILES.items()}
+
+
+def alone(server: Server, beside: Beside) -> dict[str, float]:
+    """Lines and tokens a second of a batch with nothing beside it, over some seconds."""
+    with Batch(server.port, beside) as batch:
+        until = time.monotonic() + _PATIENCE_S
+        while not batch.done:
+            if time.monotonic() > until:
+                raise PeerFailure(f"the batch has no line after {_PATIENCE_S:g} s")
+            time.sleep(0.05)
+        before, lines_before, began = server.generated(), batch.done, time.perf_counter()
+        time.sleep(beside.alone_s)
+        tokens, n_lines, wall_s = server.generated() - before, batch.done - lines_before, time.perf_counter() - began
+    return {"tokens_per_s": tokens / wall_s, "lines_per_s": n_lines / wall_s}
+
+
+def measure(setup: Setup, beside: Beside, n_rounds: int, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """The batch alone, then rounds without and with it in turn, each first in turn.
+
+    Args:
+        folder: for the data of the server.
+    """
+    engine = engine_options(setup, beside.n_ctx, beside.n_slots) | {"instances": 1}
+    found: dict[str, list[dict[str, Any]]] = {"alone": [], "beside a batch": []}
+    loads: list[float] = []
+    with open_server(setup, beside.model, engine, ("--data-dir", str(folder / "batches"))) as server:
+        batch_alone = alone(server, beside)
+        say(f"the batch alone: {batch_alone['tokens_per_s']:,.0f} tokens/s")
+        interactive(server.port, beside, 1, "warm-up")
+        for number in range(n_rounds):
+            loads.append(psutil.getloadavg()[0])
+            for way in found if number % 2 == 0 else reversed(found):
+                result = one_round(server, beside, f"{number}-{way}", with_batch=way != "alone")
+                found[way].append(result)
+                say(f"batch, round {number + 1}, clients {way}: p99 {result['gaps_ms']['p99']:,.2f} ms")
+    about = {"shape": dataclasses.asdict(beside), "options": engine, "load_averages": loads}
+    return summary(found) | {"batch_alone": batch_alone} | about | {"rounds": found}
+
+
+def summary(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Medians over rounds, and the ratios of each round with the one without a batch beside it."""
+    gaps = {
+        way: {name: statistics.median(each["gaps_ms"][name] for each in results) for name in _PERCENTILES}
+        for way, results in found.items()
+    }
+    ratios = {
+        name: [
+            after["gaps_ms"][name] / before["gaps_ms"][name]
+            for before, after in zip(found["alone"], found["beside a batch"], strict=True)
+        ]
+        for name in _PERCENTILES
+    }
+    medians = {name: statistics.median(values) for name, values in ratios.items()}
+    speeds = {
+        way: {
+            name: statistics.median(each[name] for each in results)
+            for name in ("client_tokens_per_s", "batch_tokens_per_s")
+        }
+        for way, results in found.items()
+    }
+    return {
+        "gaps_ms": gaps,
+        "ratios": medians,
+        "round_ratios": ratios,
+        "tokens_per_s": speeds,
+        "targets": {"p99 of the gaps, beside a batch / alone": target(medians["p99"], at_most=MOST_RATIO)},
+    }
+
+
+@click.command()
+@click.option("--shape", type=click.Choice(list(BESIDE)), default="0.5b", show_default=True)
+@click.option("--quick", is_flag=True, help="Shorter and fewer rounds: about a minute.")
+@click.option("--rounds", "n_rounds", type=click.IntRange(min=1), help="Default: 5, quick 2.")
+@click.option("--threads", type=click.IntRange(min=1), help="Of the engine; default: the cores of this machine.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), default=RESULTS)
+def main(shape: str, quick: bool, n_rounds: int | None, threads: int | None, json_file: Path) -> None:
+    """Measure the gaps of a server's clients without and with a batch beside them, alternating."""
+    n_rounds = n_rounds or (2 if quick else 5)
+
+    def say(text: str) -> None:
+        click.echo(text, err=True)
+
+    beside = BESIDE[shape].shorter() if quick else BESIDE[shape]
+    with ended_by_signals(), tempfile.TemporaryDirectory() as name:
+        setup = make_setup(environment(os.environ), {beside.model}, threads or Machine.here().cores, say)
+        about = facts.facts(facts.command_line("python -m benchmarks.server_batch"))
+        about["options"] = {"rounds": n_rounds, "quick": quick, "threads": setup.threads}
         try:
-            assert server.stdout is not None
-            url = server.stdout.readline().strip()
-            with httpx.Client(base_url=url, timeout=_PATIENCE_S) as client:
-                while client.get("/readyz").status_code != 200 and server.poll() is None:
-                    time.sleep(0.1)
-                lines_alone = alone(client, args)
-                for number in range(args.rounds):
-                    for with_batch in (False, True):
-                        found[with_batch].append(measure(url, client, args, number, with_batch=with_batch))
-        finally:
-            server.terminate()
-            server.wait()
-    ratios = [b.p99_s / a.p99_s for a, b in zip(found[False], found[True], strict=True)]
-    print(
-        json.dumps(
-            {
-                "p99_ms": {
-                    "alone": round(1000 * statistics.median(each.p99_s for each in found[False]), 3),
-                    "with a batch": round(1000 * statistics.median(each.p99_s for each in found[True]), 3),
-                },
-                "ratio": round(statistics.median(ratios), 3),
-                "ratios": [round(each, 3) for each in ratios],
-                "limit": LIMIT,
-                "gaps": found[True][0].n_gaps,
-                "batch_lines_per_s": {
-                    "alone": round(lines_alone, 2),
-                    "beside": round(statistics.median(each.lines_per_s for each in found[True]), 3),
-                },
-            }
-        )
-    )
+            found = measure(setup, beside, n_rounds, Path(name), say)
+        except PeerFailure as failure:
+            raise click.ClickException(f"{shape}: {failure}") from None
+    json_file.write_text(json.dumps(about | {"parts": {shape: found}}, indent=1) + "\n", encoding="utf-8")
+    for line in lines({shape: found}):
+        click.echo(line)
+    say(f"Figures: {json_file}")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ import shutil
 import socket
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,19 +27,19 @@ from typing import Any
 import click
 import psutil
 
-from benchmarks import facts, places, report, rounds
+from benchmarks import facts, report, rounds, server_batch
 from benchmarks.grid import Remembered
 from benchmarks.peers.base import LOAD_TIMEOUT_S, SAMPLING, Peer, Setup
 from benchmarks.peers.child import PROGRAMS, ChildSession, Ours
-from benchmarks.peers.client import wait_until_up
-from benchmarks.peers.servers import HOST, LlamaServer, OurServer, free_port, remembered, search_flags
-from benchmarks.process import PeerFailure, Program, ended_by_signals, environment
+from benchmarks.peers.servers import HOST, LlamaServer, OurServer, remembered, search_flags
+from benchmarks.process import PeerFailure, ended_by_signals, environment
 from benchmarks.programs.cpu import cpu_s
+from benchmarks.serving import Server, engine_options, lines, make_setup, open_server, target
 from benchmarks.workloads import N_SLOTS, WORKLOADS, Job, Shape, Workload
 from llamabatch.planning.machine import Machine
 
 RESULTS = Path(__file__).resolve().parent / "results" / "server-http.json"
-PARTS = ("tiny", "0.5b", "first token", "idle", "llama-server")
+PARTS = ("tiny", "0.5b", "first token", "idle", "batch", "llama-server")
 MOST_CPU_US = 25.0  # of the server's process for a token, the engine's child aside
 MOST_FIRST_MS = 2.0  # later than the library's first token, at one stream
 LEAST_OF_LIBRARY = 0.97  # of the library's speed, where llama-server is measured, too
@@ -82,70 +81,22 @@ SINGLE = Workload("one stream", "tiny", (Shape(32, 8),), n_ctx=512)
 _N_FIRST = 15
 
 
-@dataclass
-class Server:
-    """`llamabatch serve` in a process of its own, with a child for its engine."""
-
-    program: Program
-    port: int
-
-    @property
-    def process(self) -> psutil.Process:
-        return psutil.Process(self.program.pids[0])
-
-    @property
-    def children(self) -> list[psutil.Process]:
-        found: list[psutil.Process] = self.process.children(recursive=True)
-        return found
-
-    def generated(self) -> int:
-        """Tokens generated since its start."""
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=30)
-        try:
-            connection.request("GET", "/metrics")
-            text = connection.getresponse().read().decode()
-        finally:
-            connection.close()
-        line = next(line for line in text.splitlines() if line.startswith("llamacpp:tokens_predicted_total"))
-        return round(float(line.rsplit(" ", 1)[1]))
-
-
-@contextlib.contextmanager
-def open_server(setup: Setup, workload: Workload) -> Iterator[Server]:
-    """The server, ready; it ends with the body."""
-    port = free_port()
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in _engine(workload, setup).items()]
-    command: list[str | Path] = [
-        setup.python, "-m", "llamabatch", "serve", "-m", setup.models[workload.model].path,
-        "--host", HOST, "--port", str(port), *flags,
-    ]  # fmt: skip
-    program = Program("llamabatch serve", command, setup.env, setup.logs / "server-http.log", lines=False)
-    try:
-        wait_until_up(program, (HOST, port), "/readyz", LOAD_TIMEOUT_S)
-        yield Server(program, port)
-    finally:
-        program.close()
+def _open_server(setup: Setup, workload: Workload) -> contextlib.AbstractContextManager[Server]:
+    return open_server(setup, workload.model, engine_options(setup, workload.n_ctx))
 
 
 @contextlib.contextmanager
 def open_library(setup: Setup, workload: Workload) -> Iterator[ChildSession]:
     """LLM(isolate=True) with the same options."""
     start = {
-        "model": str(setup.models[workload.model].path), "engine": _engine(workload, setup), "sampling": SAMPLING,
+        "model": str(setup.models[workload.model].path), "engine": engine_options(setup, workload.n_ctx),
+        "sampling": SAMPLING,
     }  # fmt: skip
     session = ChildSession("library", PROGRAMS / "ladder.py", start, setup)
     try:
         yield session
     finally:
         session.close()
-
-
-def _engine(workload: Workload, setup: Setup) -> dict[str, Any]:
-    """As the peers of benchmarks/bench.py: slots and context are given, the rest is its own choice."""
-    engine: dict[str, Any] = {"n_slots": N_SLOTS, "n_ctx": workload.n_ctx}
-    if setup.threads != Machine.here().cores:  # as many as are given, in one engine
-        engine |= {"n_threads": setup.threads, "n_threads_batch": setup.threads, "strategy": "batched"}
-    return engine
 
 
 def wrk(port: int, bodies: Path, seconds: float) -> tuple[float, float, int]:
@@ -225,7 +176,7 @@ def measure_load(setup: Setup, load: Load, n_rounds: int, folder: Path, say: Cal
     many = dataclasses.replace(load.workload, shapes=load.workload.shapes * load.n_list)
     found: dict[str, list[dict[str, Any]]] = {way: [] for way in _WAYS}
     loads: list[float] = []
-    with open_library(setup, load.workload) as library, open_server(setup, load.workload) as server:
+    with open_library(setup, load.workload) as library, _open_server(setup, load.workload) as server:
         options = library.facts["options"]
         in_library(library, "list", many.jobs(random.Random(-1), n_vocab)[:N_SLOTS], load.seconds)
         over_http(server, many.jobs(random.Random(-2), n_vocab), 1.0, folder)
@@ -272,14 +223,6 @@ def summary(load: Load, found: dict[str, list[dict[str, Any]]]) -> dict[str, Any
     }
 
 
-def target(value: float, *, at_least: float | None = None, at_most: float | None = None) -> dict[str, Any]:
-    """A figure beside its target."""
-    if at_least is not None:
-        return {"value": value, "at_least": at_least, "met": value >= at_least}
-    assert at_most is not None
-    return {"value": value, "at_most": at_most, "met": value <= at_most}
-
-
 def first_token_s(connection: http.client.HTTPConnection, job: Job) -> float:
     """Seconds from the request to its first event with a text."""
     body = json.dumps(body_of(job)).encode()
@@ -301,7 +244,7 @@ def measure_first(setup: Setup, n_rounds: int, say: Callable[[str], None]) -> di
     n_vocab = setup.models[SINGLE.model].n_vocab
     many = dataclasses.replace(SINGLE, shapes=SINGLE.shapes * _N_FIRST)
     found: dict[str, list[float]] = {"library": [], "http": []}
-    with open_library(setup, SINGLE) as library, open_server(setup, SINGLE) as server:
+    with open_library(setup, SINGLE) as library, _open_server(setup, SINGLE) as server:
         connection = http.client.HTTPConnection(HOST, server.port, timeout=60)
         for number in range(-1, n_rounds):  # the first round is not counted
             for way in ("library", "http") if number % 2 else ("http", "library"):
@@ -325,7 +268,7 @@ def measure_idle(setup: Setup, seconds: float, say: Callable[[str], None]) -> di
     wanted = _IDLE_CONNECTIONS + 100
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
-    with open_server(setup, SINGLE) as server, contextlib.ExitStack() as stack:
+    with _open_server(setup, SINGLE) as server, contextlib.ExitStack() as stack:
         process = server.process
 
         def look() -> dict[str, float]:
@@ -403,21 +346,6 @@ def _median_ratio(mine: Sequence[float], theirs: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
 
 
-def make_setup(env: dict[str, str], threads: int, with_peers: bool, say: Callable[[str], None]) -> Setup:
-    return Setup(
-        models=places.models({"tiny", "synth"}, say),
-        env=env | {"PYTHONPATH": str(places.ROOT)},  # this checkout, whatever is installed
-        python=Path(sys.executable),
-        bench_python=None,
-        programs=places.built_programs(say) if with_peers else None,
-        stock=places.stock_programs(say) if with_peers else None,
-        lcp_server=None,
-        logs=places.log_folder(),
-        threads=threads,
-        timeout_s=300.0,
-    )
-
-
 @click.command()
 @click.option("--quick", is_flag=True, help="Shorter and fewer rounds: about three minutes.")
 @click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), help="Only this; repeatable.")
@@ -434,7 +362,8 @@ def main(quick: bool, parts: tuple[str, ...], n_rounds: int | None, threads: int
 
     found: dict[str, Any] = {}
     with ended_by_signals(), tempfile.TemporaryDirectory() as name:
-        setup = make_setup(env, threads or Machine.here().cores, "llama-server" in parts, say)
+        cores = threads or Machine.here().cores
+        setup = make_setup(env, {"tiny", "synth"}, cores, say, with_peers="llama-server" in parts)
         about = facts.facts(facts.command_line("python -m benchmarks.server_http"))
         about["options"] = {"rounds": n_rounds, "quick": quick, "threads": setup.threads, "streams": N_SLOTS}
 
@@ -454,6 +383,9 @@ def main(quick: bool, parts: tuple[str, ...], n_rounds: int | None, threads: int
             run("first token", lambda: measure_first(setup, n_rounds, say))
         if "idle" in parts:
             run("idle", lambda: measure_idle(setup, 2.0 if quick else 5.0, say))
+        if "batch" in parts:
+            beside = server_batch.BESIDE["0.5b"].shorter() if quick else server_batch.BESIDE["0.5b"]
+            run("batch", lambda: server_batch.measure(setup, beside, n_rounds, Path(name), say))
         if "llama-server" in parts:
             workloads = [WORKLOADS["burst"], WORKLOADS["ragged"].cut(), WORKLOADS["shared prefix"].cut()]
             best = remembered(setup, stock=True)
@@ -463,19 +395,6 @@ def main(quick: bool, parts: tuple[str, ...], n_rounds: int | None, threads: int
     for line in lines(found):
         click.echo(line)
     say(f"Figures: {json_file}")
-
-
-def lines(found: dict[str, Any]) -> Iterator[str]:
-    """Each target of a result, with whether it was met."""
-    for part, entry in found.items():
-        if "failure" in entry:
-            yield f"{part}: {entry['failure']}"
-        nested = {"": entry} if "targets" in entry else {k: v for k, v in entry.items() if isinstance(v, dict)}
-        for name, each in nested.items():
-            for what, goal in each.get("targets", {}).items():
-                limit = f">= {goal['at_least']:.3f}" if "at_least" in goal else f"<= {goal['at_most']:g}"
-                where = f"{part}, {name}" if name else part
-                yield f"{where}: {what} {goal['value']:.3f} ({limit}: {'met' if goal['met'] else 'MISSED'})"
 
 
 if __name__ == "__main__":
