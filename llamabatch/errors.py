@@ -5,7 +5,8 @@
     LlamaBatchError
     ├── InputError (ValueError)        a value from the caller is refused: the message names value and allowed range
     │   ├── ConfigError                an option of the engine
-    │   │   └── UnknownOptionError (TypeError)     no option has this name
+    │   │   ├── UnknownOptionError (TypeError)     no option has this name
+    │   │   └── OutputBusyError                    another process is writing the output of a job
     │   ├── SamplingError              a field of SamplingParams
     │   │   └── UnknownParameterError (TypeError)  no field has this name
     │   ├── AdapterError               an adapter: unknown, in use, or its name is taken
@@ -49,6 +50,10 @@ class ConfigError(InputError):
 
 class UnknownOptionError(ConfigError, TypeError):
     """No engine option has this name. Also a TypeError, which Python raises for an unknown keyword."""
+
+
+class OutputBusyError(ConfigError):
+    """Another process is writing the output of a job."""
 
 
 class SamplingError(InputError):

@@ -71,6 +71,11 @@ FORMS = ("structured_outputs", "response_format", "guided_json", "guided_regex",
 )  # fmt: skip
 @click.option("--token-ids", is_flag=True, help="Write the ids of the generated tokens.")
 @click.option("--times", is_flag=True, help="Write the times at which each row waited, began and ended.")
+@click.option(
+    "--ray", "address", metavar="ADDRESS",
+    help="Run --shards on the nodes of a Ray cluster: auto, HOST:PORT, local. Needs llamabatch[ray].",
+)  # fmt: skip
+@click.option("--shards", type=int, metavar="N", help="With --ray: the number of parts, the same at each start.")
 @click.option("--limit", type=int, help="Only the first so many rows of the inputs.")
 @click.option("--shard", type=Shard(), default="1/1", show_default=True, help="The i-th of n equal parts of the rows.")
 @click.option("--retry-errors", is_flag=True, help="Run the rows again that ended in OUT with an error.")
@@ -88,7 +93,8 @@ FORMS = ("structured_outputs", "response_format", "guided_json", "guided_regex",
 @engine_options(exclude=("isolate", "max_queue", "max_wait_ms"))
 def run(
     inputs: tuple[str, ...], output: str, dry_run: bool, sample: int, json_file: Path | None, plot_file: Path | None,
-    chat: bool, embed: bool, sampling: dict[str, Any], loras: tuple[tuple[str, float], ...], **given: Any,
+    chat: bool, embed: bool, sampling: dict[str, Any], loras: tuple[tuple[str, float], ...],
+    address: str | None, shards: int | None, **given: Any,
 ) -> None:  # fmt: skip
     """Run the rows of IN, several files, globs or '-', and write the result of each to OUT, a file or '-'.
 
@@ -102,6 +108,10 @@ def run(
         raise click.UsageError("--sample goes with --dry-run; --limit runs the first rows of a job")
     if str(json_file) == "-" and output == "-":
         raise click.UsageError("--json - and OUT - would both go to stdout; give one of them a file")
+    if (address is None) != (shards is None):
+        raise click.UsageError("--ray and --shards go together: --ray auto --shards 4")
+    if address is not None and plot_file is not None:
+        raise click.UsageError("--plot draws the run of one engine; leave it out with --ray, --json has the figures")
     check_targets(json_file, plot_file)
     seed = sampling.pop("seed", None)
     if (form := _form(given.pop("json_schema"), given.pop("choice"), given.pop("regex"))) is not None:
@@ -128,7 +138,12 @@ def run(
         context.exit(found.exit_code)
     with StderrProgress() as progress:
         try:
-            summary = run_job(settings, progress)
+            if address is not None and shards is not None:
+                from llamabatch.integrations import ray_jobs  # with ray, which takes a second to import
+
+                summary = ray_jobs.run(settings, address, shards, progress)
+            else:
+                summary = run_job(settings, progress)
         except JobInterrupted as interruption:
             summary = interruption.summary
             interrupts.acknowledge()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from llamabatch.request.outputs import FinishReason, RequestOutput
 from llamabatch.utils.histogram import Quantiles
@@ -52,6 +52,19 @@ class Counts:
     def rows(self) -> int:
         """Rows in the output now."""
         return self.done_before + self.ok + self.failed
+
+    def include(self, other: Counts) -> None:
+        """Counts the rows of another run, too."""
+        for each in fields(self):
+            mine, theirs = getattr(self, each.name), getattr(other, each.name)
+            if isinstance(mine, int):
+                setattr(self, each.name, mine + theirs)
+            elif isinstance(mine, list):
+                mine.extend(theirs[: _MOST_ERRORS - len(mine)])
+            elif isinstance(mine, Counter):
+                mine.update(theirs)
+            else:
+                mine.include(theirs)
 
     def add_error(self, error: str) -> None:
         """Counts a row that ended with an error."""

@@ -128,6 +128,13 @@ class Quantiles:
             self.n += 1
         self.total += total
 
+    def include(self, other: Quantiles) -> None:
+        """Counts the figures of another one, too."""
+        for at, n in other._counts.items():
+            self._counts[at] = self._counts.get(at, 0) + n
+        self.n += other.n
+        self.total += other.total
+
     def at(self, percent: float) -> float | None:
         """The percentile within 1 %, the lower figure if it lies between two; None if there are no figures.
 

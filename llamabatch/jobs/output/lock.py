@@ -13,7 +13,7 @@ import stat
 import sys
 from pathlib import Path
 
-from llamabatch.errors import ConfigError, OutputError
+from llamabatch.errors import ConfigError, OutputBusyError, OutputError
 from llamabatch.jobs.output.files import NO_FOLLOW, AppendFile, Files
 from llamabatch.jobs.output.own_files import foreign
 from llamabatch.utils.checks import show
@@ -37,8 +37,8 @@ class Lock:
         is_of_format_1: it was left by the first version.
 
     Raises:
-        ConfigError: another process holds it, with its pid in the message; something else has its name; the folder
-            takes no file.
+        OutputBusyError: another process holds it; the message has its pid.
+        ConfigError: something else has its name; the folder takes no file.
         OutputError: the disk fails.
     """
 
@@ -53,7 +53,7 @@ class Lock:
             try:
                 content = self._content()
                 if not _locked(self._fd):
-                    raise ConfigError(
+                    raise OutputBusyError(
                         f"another process{_holder(content)} is writing {owned} and has locked {path.name}; wait for "
                         "it, or give another name"
                     )
@@ -134,11 +134,28 @@ class Lock:
 
 
 def lock_file(file: AppendFile, out: Path) -> None:
-    """Locks an output itself until it is closed. Raises ConfigError: another process holds the lock."""
+    """Locks an output itself until it is closed. Raises OutputBusyError: another process holds the lock."""
     if not _locked(file.fd, _FAR):
-        raise ConfigError(
+        raise OutputBusyError(
             f"another process is writing {out} under another name of the same file; wait for it, or give another name"
         )
+
+
+def is_held(path: Path, job_id: str) -> bool:
+    """True where another process holds the lock of this name with this id, as seen from here.
+
+    Raises:
+        OSError: there is no such file, or it cannot be read.
+        ConfigError: it names another job.
+    """
+    fd = os.open(path, os.O_RDWR | NO_FOLLOW | getattr(os, "O_CLOEXEC", 0))
+    try:
+        match = _CONTENT.match(os.read(fd, 100))
+        if match is None or match[1].decode() != job_id:
+            raise ConfigError(f"{path} is not the lock of job {job_id}")
+        return not _locked(fd)
+    finally:
+        os.close(fd)
 
 
 def _locked(fd: int, byte: int = 0) -> bool:

@@ -212,7 +212,12 @@ class Output:
             OutputError: it cannot be written. Nothing else is written by this object, and the next run goes on.
             ValueError: the row is there already, or of another shard, or the record is of another row.
         """
-        index, line = self._shard.index(number), to_line(record)
+        self.copy(number, to_line(record))
+
+    @_guarded
+    def copy(self, number: int, line: bytes) -> None:
+        """Writes the line of a row, as another output of the job has it. Raises as write."""
+        index = self._shard.index(number)
         if self._journal is None or index is None or self._journal.is_done(index) or number_of(line) != number:
             raise ValueError(f"row {number} is not due")
         self._journal.write(index, line)

@@ -1,0 +1,669 @@
+"""Ray: the shards of a job as tasks of a cluster, each with an output and a journal of its own on shared storage.
+
+A shard is `run --shard k/N`, so that a task that dies is followed by one that goes on where it was. This file starts
+tasks, shows their progress, and joins the parts in the order of the input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from llamabatch.errors import (
+    ConfigError,
+    EngineClosedError,
+    LlamaBatchError,
+    MemoryPlanError,
+    OutputBusyError,
+    OutputError,
+    SetupError,
+    describe,
+)
+from llamabatch.integrations import needs
+from llamabatch.integrations.ray_cluster import PYTHON_BYTES, Node, ask_plan
+from llamabatch.jobs.input import sources
+from llamabatch.jobs.input.sources import Source
+from llamabatch.jobs.input.total import Seen, Total
+from llamabatch.jobs.job import JobInterrupted
+from llamabatch.jobs.job import run as run_job
+from llamabatch.jobs.loop import Stop
+from llamabatch.jobs.output import manifest
+from llamabatch.jobs.output.files import Files
+from llamabatch.jobs.output.lock import Lock, is_held
+from llamabatch.jobs.output.manifest import plain
+from llamabatch.jobs.output.output import Output
+from llamabatch.jobs.output.own_files import ahead_of, all_names, lock_of, manifest_of, part_of
+from llamabatch.jobs.output.parquet import COMPRESSIONS
+from llamabatch.jobs.output.records import lines_of
+from llamabatch.jobs.output.stream import STDOUT
+from llamabatch.jobs.progress import JobSnapshot, Progress, Silent
+from llamabatch.jobs.settings import Settings, identity
+from llamabatch.jobs.stats import Counts, Timeline
+from llamabatch.jobs.summary import Summary
+from llamabatch.utils.checks import counted, integer, show
+from llamabatch.utils.paths import shown
+from llamabatch.utils.version import __version__
+
+with needs("ray", "ray"):
+    import ray
+
+PLACE = "{shard}"
+"""In the name of an output: the parts stay, under names with "1-of-4" in this place."""
+
+MOST_SHARDS = 10_000
+
+_FOLDER = ".shards"  # behind the name of the output: of the parts that are joined
+_LOOK_S = 0.5
+_TELL_S = 1.0
+_BOARD_S = 5.0
+_END_S = 20.0  # for the tasks of a job that is stopped
+_LOCK_S = 600.0  # the wait of a task for the lock of its output: its predecessor may end later than Ray believes
+_ROOM_S = 60.0  # without any shard at work, after which the wait for room is said
+_TRIES = 5  # of a shard in a row, without a new row
+_LONGEST_PAUSE_S = 30.0
+
+
+def run(
+    settings: Settings,
+    address: str | None,
+    n_shards: int,
+    progress: Progress | None = None,
+    *,
+    stop: Stop | None = None,
+) -> Summary:
+    """Runs a job as `n_shards` tasks on a Ray cluster, or goes on with one that was ended before.
+
+    All nodes, and the machine of this call, must see inputs, outputs and model under the same paths, on storage with
+    locks that hold for all of them. Each shard has an output of its own with its journal, in the folder OUT.shards;
+    they are joined in OUT when the last one is done, and stay. Where "{shard}" is in the name of OUT, each shard
+    writes the file with "1-of-4" in its place, and nothing is joined.
+
+    A task that dies with its worker or its node is followed by one that goes on. The call itself may be killed, too:
+    the same call goes on from there. Rows come exactly once. They draw as in one process: their seeds follow from the
+    job's seed and their numbers.
+
+    Args:
+        settings: as of jobs.run, without a shard, stdin, stdout and metrics_file.
+        address: of the cluster, as of ray.init: "auto", "host:6379", or "local" for one of this call's own. None: the
+            one to which the program is connected.
+        n_shards: 1 to 10,000; the same for the whole life of the job.
+        progress, stop: as of jobs.run.
+
+    Raises:
+        ConfigError: n_shards is out of range, or is another number than before; a setting does not go with shards; the
+            output, or that of a shard, is of another job; another process is writing it.
+        SetupError: no cluster is at the address; a node does not share the storage, or has another version or
+            other files; Ray does not run a task.
+        MemoryPlanError: no node has room for a shard.
+        EngineClosedError: a shard has ended five times in a row without a new row. Finished rows are written, and the
+            same job goes on from there.
+        JobInterrupted, and the other errors of jobs.run: as there.
+    """
+    _check(settings, n_shards)
+    stop = Stop() if stop is None else stop
+    with contextlib.ExitStack() as stack:
+        job = _Job(settings, n_shards, progress or Silent(), stop)
+        if job.open(stack):
+            return job.summary()
+        stack.enter_context(_connected(address))  # before the handlers of signals, as Ray has one, too
+        with stop.listening():
+            try:
+                job.run()
+            except KeyboardInterrupt:
+                if not stop:
+                    raise
+    if stop:
+        raise JobInterrupted(job.summary())
+    return job.summary()
+
+
+def part_of_shard(output: str | os.PathLike[str], shard: int, n_shards: int) -> Path:
+    """The output of shard 1 .. n_shards of a job with this output."""
+    out = Path(output)
+    number = f"{shard:0{len(str(n_shards))}}-of-{n_shards}"
+    if PLACE in out.name:
+        return out.with_name(out.name.replace(PLACE, number))
+    return out.with_name(out.name + _FOLDER) / f"{number}.jsonl"
+
+
+def _check(settings: Settings, n_shards: int) -> None:
+    """Raises ConfigError: the settings do not go with shards."""
+    integer(ConfigError, "shards", n_shards, 1, MOST_SHARDS)
+    if settings.output == STDOUT:
+        raise ConfigError("the output of a job on Ray is '-'; give a file on storage that the nodes share")
+    if sources.STDIN in settings.inputs:
+        raise ConfigError("an input of a job on Ray is '-'; give files on storage that the nodes share")
+    if settings.reading.shard != (1, 1):
+        i, n = settings.reading.shard
+        raise ConfigError(f"shard is {i}/{n}; on Ray give the number of all shards alone: shards={n}")
+    if settings.metrics_file is not None:
+        raise ConfigError("metrics_file is of one process; on Ray look at its dashboard, or leave it out")
+
+
+@contextlib.contextmanager
+def _connected(address: str | None) -> Iterator[None]:
+    """A connection to the cluster, which ends with the block unless it was there before."""
+    if address is None or ray.is_initialized():
+        if not ray.is_initialized():
+            raise SetupError("the program is connected to no Ray cluster; give its address, or call ray.init first")
+        yield
+        return
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        raise SetupError(
+            f"no Ray cluster is reached at {show(address)}: {_first_line(error)}; give auto on one of its nodes, "
+            "HOST:PORT of its head (6379, unless `ray start --head` was given another port), or local"
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A shard, as it is sent to a node.
+
+    Attributes:
+        settings: those of the job, with the shard and its output.
+        identity: of the job, as the driver sees its files.
+        lock, job_id: the lock that the driver holds on the storage, and the id in it.
+        version: of the driver's llamabatch.
+    """
+
+    settings: Settings
+    identity: Mapping[str, Any]
+    lock: Path
+    job_id: str
+    version: str = __version__
+
+
+def _run_shard(task: _Task, board: Any) -> Summary | None:
+    """Runs in a task: a shard; None: a signal has ended it. Raises as jobs.run, SetupError."""
+    settings = task.settings
+    shard = settings.reading.shard[0]
+    if task.version != __version__:
+        raise SetupError(f"{_here()} has llamabatch {__version__}, and the driver {task.version}; install the same")
+    _check_storage(task)
+    found = sources.find(settings.inputs)
+    differing = manifest.differences(task.identity, identity(settings, found))
+    if differing:
+        raise SetupError(
+            f"{_here()} sees other files under the paths of the job than the driver ({'; '.join(differing[:3])}); "
+            "keep inputs and model on storage that the nodes share, or in equal copies"
+        )
+    told = _ToBoard(board, shard)
+    until = time.monotonic() + _LOCK_S
+    waits = False
+    while True:
+        try:
+            return run_job(settings, told)
+        except OutputBusyError as error:
+            # the task before this one, on a node that is cut off from the cluster and not yet from the storage: it
+            # ends when its node notices, and until then it alone writes
+            if time.monotonic() > until:
+                raise
+            if not waits:
+                told.say(f"{error}; up to {_LOCK_S:.0f} s")
+            waits = True
+            time.sleep(_TELL_S)
+        except JobInterrupted:
+            return None
+
+
+def _check_storage(task: _Task) -> None:
+    """Raises SetupError: this node does not see the driver's files, or not its locks."""
+    folder = task.lock.parent
+    try:
+        if is_held(task.lock, task.job_id):
+            return
+    except (OSError, ConfigError) as error:
+        raise SetupError(
+            f"{_here()} does not share the folder {folder} with the driver, whose lock {task.lock.name} it does not "
+            f"see there ({getattr(error, 'strerror', None) or error}); give an output on storage that all nodes share"
+        ) from error
+    raise SetupError(
+        f"{_here()} does not see the driver's lock on {task.lock}: the locks of this file system hold for one node "
+        "only, and two tasks could write one output; mount it with locks for all nodes (NFS 4 without local_lock, "
+        "CephFS, Lustre with flock)"
+    )
+
+
+def _here() -> str:
+    return f"node {ray.util.get_node_ip_address()}"
+
+
+class _ToBoard:
+    """The Progress of a shard: what it shows goes to the board, once a second."""
+
+    def __init__(self, board: Any, shard: int) -> None:
+        self._board, self._shard = board, shard
+        self._next = 0.0
+
+    def say(self, text: str) -> None:
+        self._board.say.remote(self._shard, text)
+
+    def show(self, snapshot: Callable[[], JobSnapshot]) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _TELL_S
+            self._board.show.remote(self._shard, snapshot())
+
+
+class _Board:
+    """An actor: what the shards have to tell since the driver has looked last."""
+
+    def __init__(self) -> None:
+        self._messages: list[tuple[int, str]] = []
+        self._snapshots: dict[int, JobSnapshot] = {}
+
+    def say(self, shard: int, text: str) -> None:
+        self._messages.append((shard, text))
+
+    def show(self, shard: int, snapshot: JobSnapshot) -> None:
+        self._snapshots[shard] = snapshot
+
+    def look(self) -> tuple[list[tuple[int, str]], dict[int, JobSnapshot]]:
+        news = self._messages, self._snapshots
+        self._messages, self._snapshots = [], {}
+        return news
+
+
+@dataclass
+class _Attempts:
+    """The tries of a shard in a row that have brought no new row."""
+
+    n: int = 0
+    due: float = 0.0  # the next one, by the monotonic clock
+    size: tuple[int, int] = (0, 0)  # bytes of its lines, and of those that wait
+
+
+class _Job:
+    """One run; see `run`."""
+
+    def __init__(self, settings: Settings, n_shards: int, progress: Progress, stop: Stop) -> None:
+        self._settings = settings
+        self._n_shards = n_shards
+        self._progress = progress
+        self._stop = stop
+        self._out = Path(os.path.realpath(settings.output))
+        self._joins = PLACE not in self._out.name
+        self._parts = {k: part_of_shard(self._out, k, n_shards) for k in range(1, n_shards + 1)}
+        self._start = time.perf_counter()
+        self._summaries: dict[int, Summary] = {}
+        self._snapshots: dict[int, JobSnapshot] = {}
+        self._first_rows: dict[int, int] = {}
+        self._attempts = {k: _Attempts() for k in self._parts}
+        self._running: dict[Any, int] = {}  # by the reference to the task's result
+        self._joined: Output | None = None
+        self._task: _Task  # of all shards, once the job is open
+        self._done_before: tuple[int, int] | None = None  # rows and errors of an output that is complete
+        self._total: int | None = None
+        self._estimated = False
+        self._most_slots = self._most_engines = self._n_again = 0
+        self._idle_since = time.monotonic()
+        self._says_idle = True
+
+    def open(self, stack: contextlib.ExitStack) -> bool:
+        """Finds the inputs and locks the output, until `stack` ends; true: all rows are there, and it is done."""
+        self._check_number()
+        inputs = self._find_inputs()
+        paths = tuple(str(source.path) for source in inputs)  # a glob might match a part
+        settings = replace(self._settings, inputs=paths)
+        files = Files(self._progress.say, stopped=lambda: self._stop)
+        if self._joins:
+            self._joined = joined = Output(self._out, identity(settings, inputs), settings.writing, files)
+            stack.enter_context(contextlib.closing(joined))
+            if joined.finished:
+                self._done_before = joined.n_before, joined.n_errors_before
+                self._progress.say(f"{shown(self._out)} is complete: {counted(joined.n_before, 'row')}")
+                return True
+            # the parts are lines of JSON with the same records, and draw with the job's seed
+            writing = replace(joined.options, compression=COMPRESSIONS[0])
+            seed = joined.seed if settings.seed is None else settings.seed
+            settings, job_id = replace(settings, writing=writing, seed=seed), manifest.id_of(joined.seed)
+            self._make_folder()
+            self._check_seeds(settings)
+        else:
+            lock = Lock(files, lock_of(self._out), self._out)
+            stack.callback(lock.release)
+            lock.note(job_id := secrets.token_hex(8))
+        self._task = _Task(settings, plain(identity(settings, inputs)), lock_of(self._out), job_id)
+        total = Total(inputs, settings.reading).rows(Seen())
+        if total is not None:
+            self._total, self._estimated = total.n, total.estimated
+        return False
+
+    def run(self) -> None:
+        """Runs all shards, and joins them. Raises KeyboardInterrupt after a stop; else as the function `run`."""
+        size = _size(self._task.settings)
+        with self._stop.noted(_do_nothing):
+            try:
+                self._compute(size)
+            finally:
+                self._cancel()
+            if self._joined is not None:
+                self._join(self._joined)
+            else:
+                first, last = (shown(self._parts[k]) for k in (1, self._n_shards))
+                self._progress.say(f"the parts are in {first} to {Path(last).name}")
+
+    def _check_number(self) -> None:
+        """Raises ConfigError: there are parts of another number of shards."""
+        sample = part_of_shard(self._out, 1, 1)
+        before, after = manifest_of(sample).name.split("1-of-1", 1)
+        name = re.compile(re.escape(before) + r"\d+-of-(\d+)" + re.escape(after))
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for each in sorted(os.listdir(sample.parent)):
+                match = name.fullmatch(each)
+                if match and int(match[1]) != self._n_shards:
+                    raise ConfigError(
+                        f"shards is {self._n_shards}, and {sample.parent / each} is of a job in {match[1]} shards; go "
+                        f"on with shards={match[1]}, or give another output"
+                    )
+
+    def _find_inputs(self) -> list[Source]:
+        own = {name for out in (self._out, *self._parts.values()) for name in all_names(out)}
+        return sources.find(self._settings.inputs, without=own)
+
+    def _make_folder(self) -> None:
+        folder = self._parts[1].parent
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{folder}, for the parts of the output, cannot be made: {error.strerror}") from error
+
+    def _task_of(self, k: int, engine: Mapping[str, int]) -> _Task:
+        settings = self._task.settings
+        reading = replace(settings.reading, shard=(k, self._n_shards))
+        engine = {**settings.engine, **engine}
+        return replace(
+            self._task, settings=replace(settings, reading=reading, output=str(self._parts[k]), engine=engine)
+        )
+
+    def _check_seeds(self, settings: Settings) -> None:
+        """Raises ConfigError: the parts are of an output that is no longer there."""
+        if settings.writing.force:
+            return
+        for part in self._parts.values():
+            found = manifest.read(manifest_of(part))
+            if found is not None and found.manifest and found.manifest.settings.get("seed") != settings.seed:
+                raise ConfigError(
+                    f"{part.parent} has parts of another job with the same output, or of one whose {self._out.name} "
+                    "was removed; move the folder away, or give another output"
+                )
+
+    def _compute(self, size: _TaskSize) -> None:
+        """Runs all shards to their ends."""
+        # an actor that dies with its node comes back elsewhere, and knows nothing: the shards tell it all again
+        board = ray.remote(_Board).options(num_cpus=0, max_restarts=-1).remote()
+        # Ray retries a task without looking at what it has done, and without end where memory runs out; a shard that
+        # gets no further must end instead, so that the tries are counted here
+        remote = ray.remote(_run_shard)
+        options = {"max_retries": 0, "scheduling_strategy": "SPREAD", **size.options}
+        left = list(self._parts)
+        while left or self._running:
+            if self._stop:
+                raise KeyboardInterrupt
+            now = time.monotonic()
+            for k in [k for k in left if self._attempts[k].due <= now]:
+                left.remove(k)
+                self._attempts[k].size = self._bytes(k)
+                name = f"llamabatch shard {k}/{self._n_shards}"
+                self._running[remote.options(name=name, **options).remote(self._task_of(k, size.engine), board)] = k
+            done: list[Any] = []
+            if self._running:
+                done, _ = ray.wait(list(self._running), timeout=_LOOK_S)
+            else:
+                time.sleep(_LOOK_S)
+            for reference in done:
+                k = self._running.pop(reference)
+                if (reason := self._ended(k, reference)) is not None:
+                    self._again(k, reason)
+                    left.append(k)
+            self._look(board)
+            self._say_if_idle(size)
+            self._progress.show(self._snapshot)
+
+    def _ended(self, k: int, reference: Any) -> str | None:
+        """Takes the summary of a task; returns the reason why the shard must be tried again. Raises as `run`."""
+        name = f"shard {k}/{self._n_shards}"
+        try:
+            summary = ray.get(reference)
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, (OutputError, EngineClosedError)):
+                return str(cause)
+            if isinstance(cause, LlamaBatchError):
+                self._progress.say(f"{name} has ended with an error, which ends the job")
+                raise cause from None
+            raise SetupError(f"{name}: {describe(cause) if cause else _last_line(error)}") from error
+        except ray.exceptions.RayError as error:  # its worker or its node died, or Ray killed it for memory
+            return f"{type(error).__name__}: {_first_line(error)}"
+        if summary is None:
+            return "a signal ended its process"
+        self._summaries[k] = summary
+        self._snapshots.pop(k, None)
+        return None
+
+    def _again(self, k: int, reason: str) -> None:
+        """Prepares another try of a shard. Raises EngineClosedError: too many have brought nothing."""
+        attempts = self._attempts[k]
+        before, now = attempts.size, self._bytes(k)
+        attempts.n = 1 if now[0] > before[0] or now[1] > before[1] else attempts.n + 1
+        self._n_again += 1
+        name = f"shard {k}/{self._n_shards}"
+        if attempts.n >= _TRIES:
+            raise EngineClosedError(
+                f"{name} has ended {attempts.n} times in a row without a new row, the last time by: {reason}. "
+                "Finished rows are written, and the same command goes on from there"
+            )
+        attempts.due = time.monotonic() + min(_LONGEST_PAUSE_S, 2.0 ** (attempts.n - 1) - 1.0)
+        self._progress.say(f"{name} has ended before its time ({reason}), and is started again")
+        if k in self._snapshots:
+            self._snapshots[k] = replace(self._snapshots[k], tokens_per_s=0.0, running=0, slots=0)
+
+    def _bytes(self, k: int) -> tuple[int, int]:
+        part = self._parts[k]
+        kept = [lines for lines in (part, part_of(part)) if lines.exists()]
+        return sum(map(_size_of, kept)), sum(_size_of(ahead_of(lines)) for lines in kept)
+
+    def _look(self, board: Any) -> None:
+        """Takes the news from the board; none come while it is on its way to another node."""
+        try:
+            messages, snapshots = ray.get(board.look.remote(), timeout=_BOARD_S)
+        except ray.exceptions.RayError:
+            return
+        for k, text in messages:
+            self._progress.say(f"shard {k}/{self._n_shards}: {text}")
+        for k, snapshot in snapshots.items():
+            if k not in self._summaries:
+                self._snapshots[k] = snapshot
+                self._first_rows.setdefault(k, snapshot.rows)
+        at_work = [each for each in self._snapshots.values() if each.slots]
+        self._most_engines = max(self._most_engines, len(at_work))
+        self._most_slots = max(self._most_slots, sum(each.slots for each in at_work))
+        if at_work or self._summaries:
+            self._idle_since, self._says_idle = time.monotonic(), True
+
+    def _say_if_idle(self, size: _TaskSize) -> None:
+        if self._says_idle and time.monotonic() - self._idle_since > _ROOM_S:
+            self._says_idle = False
+            self._progress.say(
+                f"no shard has begun within {_ROOM_S:.0f} s, each of which takes {size}; `ray status` shows what the "
+                "nodes have free. The job waits"
+            )
+
+    def _snapshot(self) -> JobSnapshot:
+        begun = list(self._snapshots.values())
+        ended = [summary.counts for summary in self._summaries.values()]
+        rows = sum(each.rows for each in begun) + sum(counts.rows for counts in ended)
+        new = rows - sum(self._first_rows.get(k, 0) for k in self._snapshots)
+        new -= sum(summary.counts.done_before for summary in self._summaries.values())
+        total = None if self._total is None else max(self._total, rows)
+        elapsed = time.perf_counter() - self._start
+        return JobSnapshot(
+            rows,
+            total,
+            sum(each.failed for each in begun) + sum(counts.failed for counts in ended),
+            sum(each.tokens_per_s for each in begun),
+            sum(each.running for each in begun),
+            sum(each.slots for each in begun),
+            None if total is None or new <= 0 else (total - rows) * elapsed / new,
+            estimated=self._estimated,
+        )
+
+    def _cancel(self) -> None:
+        """Ends the tasks that are left, and waits for them, so that their locks are free."""
+        for reference in self._running:
+            with contextlib.suppress(ray.exceptions.RayError, ValueError):
+                ray.cancel(reference, force=True)
+        if self._running:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.wait(list(self._running), num_returns=len(self._running), timeout=_END_S)
+
+    def _join(self, output: Output) -> None:
+        """Writes the lines of all parts to the output. Raises OutputError, KeyboardInterrupt."""
+        self._progress.say(f"all shards are done; {counted(self._n_shards, 'part')} are joined in {shown(self._out)}")
+        order = output.options.order
+        for number, line in (_in_turn if order == "input" else _in_a_row)(list(self._parts.values())):
+            if self._stop:
+                raise KeyboardInterrupt
+            if not output.is_done(number):
+                output.copy(number, line)
+        try:
+            output.finish()
+        except ValueError as error:
+            raise OutputError(f"rows are missing in {self._parts[1].parent}: {error}") from error
+        self._progress.say(f"the parts stay in {shown(self._parts[1].parent)}")
+
+    def summary(self) -> Summary:
+        """The summary of the rows so far."""
+        counts = Counts()
+        for each in self._summaries.values():
+            counts.include(each.counts)
+        if self._done_before is not None:
+            counts.done_before, counts.failed_before = self._done_before
+        config = self._settings.config
+        return Summary(
+            shown(self._out),
+            counts,
+            Timeline(1),
+            max((each.load_s for each in self._summaries.values()), default=0.0),
+            time.perf_counter() - self._start,
+            os.path.basename(config.model),
+            next((each.strategy for each in self._summaries.values()), config.strategy),
+            self._most_slots,
+            max(1, self._most_engines),
+            restarts=self._n_again + sum(each.restarts for each in self._summaries.values()),
+            price_per_hour=self._settings.price_per_hour,
+            signum=self._stop.signum,
+        )
+
+
+def _in_turn(parts: Sequence[Path]) -> Iterator[tuple[int, bytes]]:
+    """All rows in the order of the input: row n is in part n % N. Raises OutputError: one is missing."""
+    with contextlib.ExitStack() as stack:
+        lines = [stack.enter_context(contextlib.closing(_lines(part))) for part in parts]
+        number = 0
+        while (line := next(lines[number % len(parts)], None)) is not None:
+            if line[0] != number:
+                break
+            yield line
+            number += 1
+        for part, rest in zip(parts, lines, strict=True):
+            if line is not None or next(rest, None) is not None:
+                raise OutputError(f"row {number} is not in {parts[number % len(parts)]}, and {part} has later ones")
+
+
+def _in_a_row(parts: Sequence[Path]) -> Iterator[tuple[int, bytes]]:
+    for part in parts:
+        yield from _lines(part)
+
+
+def _lines(part: Path) -> Generator[tuple[int, bytes], None, None]:
+    """The rows of a part with their numbers. Raises OutputError: it cannot be read."""
+    try:
+        for line in lines_of(part):
+            if line.number is None:
+                raise OutputError(f"{part} has a line that no job has written, at byte {line.offset:,}")
+            yield line.number, line.content
+    except OSError as error:
+        raise OutputError(f"{part}: {error.strerror or error}") from error
+
+
+@dataclass(frozen=True)
+class _TaskSize:
+    """What a shard takes of a node, as Ray counts it.
+
+    Attributes:
+        engine: options that the plan has chosen, in place of "auto".
+    """
+
+    num_cpus: float
+    memory: int
+    num_gpus: int
+    engine: Mapping[str, int]
+
+    @property
+    def options(self) -> dict[str, float]:
+        """Of a task."""
+        found: dict[str, float] = {"num_cpus": self.num_cpus, "memory": self.memory}
+        return {**found, "num_gpus": self.num_gpus} if self.num_gpus else found
+
+    def __str__(self) -> str:
+        gpus = f", {counted(self.num_gpus, 'GPU')}" if self.num_gpus else ""
+        return f"{self.num_cpus:g} CPUs, {self.memory / 2**20:,.0f} MiB{gpus}"
+
+
+def _size(settings: Settings) -> _TaskSize:
+    """From the plan of the model on one of the nodes. Raises MemoryPlanError: no node has room; and as ask_plan."""
+    nodes = Node.all()
+    config = settings.config
+    n_gpus = 0 if config.n_gpu_layers == 0 else int(sum(node.gpus for node in nodes))
+    options = {name: value for name, value in settings.engine.items() if name != "model"}
+    planned = ask_plan(str(settings.model), {**options, "isolate": True}, gpus=min(1, n_gpus))
+    smallest = min(node.cpus for node in nodes)
+    share = max(1, int(smallest) // planned["instances"])
+    chosen = {name: min(planned[name], share) for name in ("n_threads", "n_threads_batch")}
+    engine = {**chosen, "n_slots": planned["n_slots"]}
+    engine = {name: value for name, value in engine.items() if getattr(config, name) == "auto"}
+    if config.n_threads != "auto":
+        engine.pop("n_threads_batch", None)  # which follows it
+    cpus = min(max(chosen.values()) * planned["instances"], smallest if smallest < 1 else int(smallest))
+    size = _TaskSize(cpus, planned["bytes"] + PYTHON_BYTES, min(1, n_gpus), engine)
+    most = max(node.memory for node in nodes)
+    if size.memory > most:
+        raise MemoryPlanError(
+            f"a shard takes {size.memory / 2**20:,.0f} MiB, and no node has more than {most / 2**20:,.0f} MiB for Ray; "
+            f"give a smaller n_slots or n_ctx than {planned['n_slots']} and {planned['n_ctx']:,}, or start Ray with "
+            "more memory"
+        )
+    return size
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def _last_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1].rstrip(".")
+
+
+def _do_nothing() -> None: ...
