@@ -561,7 +561,7 @@ class _Job:
             max((each.load_s for each in self._summaries.values()), default=0.0),
             time.perf_counter() - self._start,
             os.path.basename(config.model),
-            next((each.strategy for each in self._summaries.values()), config.strategy),
+            next((each.strategy for each in self._summaries.values() if each.slots), config.strategy),
             self._most_slots,
             max(1, self._most_engines),
             restarts=self._n_again + sum(each.restarts for each in self._summaries.values()),
@@ -659,7 +659,8 @@ def _size_of(path: Path) -> int:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    """The first sentence: Ray's errors are long."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0].rstrip(".")
 
 
 def _last_line(error: BaseException) -> str:

@@ -88,6 +88,12 @@ def main(only: tuple[str, ...], again: bool, jobs: int, listing: bool, state_fil
             failed = sum(outcome.error is not None for outcome in outcomes.values())
             click.echo(f"{figure.name}: {len(outcomes)} of {figure.total} run, {failed} failed. {figure.holds}")
         return
+    for figure in chosen:
+        if not figure.can_run:
+            click.echo(
+                f"{figure.name} is left out: it needs {figure.needs}, which is not in this environment", err=True
+            )
+    chosen = [figure for figure in chosen if figure.can_run]
     if again:
         state.forget(chosen)
     try:

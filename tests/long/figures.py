@@ -29,6 +29,7 @@ class Figure:
         total: number of cases, counted from 0.
         quick: cases of the test suite.
         timeout_s: limit of one case, seconds.
+        needs: a package that not each environment has; None: it runs anywhere.
         digest: of the module and those of this folder that it imports: whether its cases are still the same.
     """
 
@@ -38,6 +39,11 @@ class Figure:
     quick: int
     timeout_s: float
     digest: str
+    needs: str | None = None
+
+    @property
+    def can_run(self) -> bool:
+        return self.needs is None or importlib.util.find_spec(self.needs) is not None
 
 
 def find(folder: Path = HERE, package: str = PACKAGE) -> list[Figure]:
@@ -68,7 +74,8 @@ def _figure(folder: Path, module: ModuleType, name: str) -> Figure:
     if not callable(case) or not 0 <= quick <= total or total < 1 or not str(module.HOLDS).strip():
         raise ValueError(f"{name}: HOLDS, TOTAL, QUICK and case do not go together")
     timeout_s = float(getattr(module, "TIMEOUT_S", DEFAULT_TIMEOUT_S))
-    return Figure(name, " ".join(str(module.HOLDS).split()), total, quick, timeout_s, digest(folder, name))
+    needs = getattr(module, "NEEDS", None)
+    return Figure(name, " ".join(str(module.HOLDS).split()), total, quick, timeout_s, digest(folder, name), needs)
 
 
 def digest(folder: Path, name: str) -> str:

@@ -212,6 +212,18 @@ def test_the_command(tmp_path, monkeypatch):
     assert set(json.loads((tmp_path / "r.json").read_text())["figures"]) == {"fake", "worse"}
 
 
+def test_a_figure_without_its_package_is_left_out(tmp_path, monkeypatch):
+    figure_of(tmp_path, text=PLAIN.replace("TIMEOUT_S = 60", "TIMEOUT_S = 60\nNEEDS = 'no_such_package'"))
+    figure_of(tmp_path, "other", text=PLAIN.replace("TIMEOUT_S = 60", "TIMEOUT_S = 60\nNEEDS = 'json'"))
+    monkeypatch.setattr(program.figures, "find", lambda find=figures.find: find(tmp_path))
+    monkeypatch.setattr(program, "_publish", lambda results, chosen, state: publish(results, chosen, state, {}))
+    monkeypatch.setattr(program.run, "__kwdefaults__", {**program.run.__kwdefaults__, "folder": tmp_path})
+    done = CliRunner().invoke(program.main, ["--state", str(tmp_path / "s"), "--results", str(tmp_path / "r.json")])
+    assert done.exit_code == 0
+    assert "fake is left out: it needs no_such_package" in done.output
+    assert list(json.loads((tmp_path / "r.json").read_text())["figures"]) == ["other"]
+
+
 def test_every_figure_of_the_project_says_what_holds():
     found = {figure.name: figure for figure in figures.find()}
     assert {"bad_lines", "many_rows", "soak"} <= set(found)
