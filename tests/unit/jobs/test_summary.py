@@ -236,3 +236,24 @@ def test_the_picture_shows_tokens_a_second_of_each_span():
     at, speeds = rates(summary().timeline.points)
     assert at == [1.0, 2.0, 4.0]
     assert speeds == [5.0, 5.0, 2.5]
+
+
+def test_counts_of_two_runs_add_up():
+    def counted_of(numbers):
+        counts = Counts()
+        for n in numbers:
+            counts.ok += 1
+            counts.prompt_tokens += n
+            counts.reasons["stop" if n % 2 else "length"] += 1
+            counts.total_s.add(n / 10)
+        for n in numbers[:4]:
+            counts.add_error(f"row {n}: no")
+        return counts
+
+    whole, one, other = counted_of(range(1, 101)), counted_of(range(1, 41)), counted_of(range(41, 101))
+    one.include(other)
+    assert (one.ok, one.failed, one.prompt_tokens, one.reasons) == (100, 8, whole.prompt_tokens, whole.reasons)
+    assert one.total_s.classes() == whole.total_s.classes()
+    assert (one.total_s.n, one.total_s.mean) == (100, pytest.approx(whole.total_s.mean))
+    assert one.errors == [f"row {n}: no" for n in (1, 2, 3, 4, 41)]
+    assert other.ok == 60

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from llamabatch.errors import ConfigError, OutputError
 from llamabatch.jobs.output import journal
 from llamabatch.jobs.output.files import Files
+from llamabatch.jobs.output.lock import is_held
 from llamabatch.jobs.output.output import ORDERS, Output, OutputOptions
 from llamabatch.jobs.output.own_files import OwnFiles
 from llamabatch.jobs.output.survey import Bits
@@ -407,3 +408,46 @@ def test_a_disk_that_fails_when_all_is_closed_is_reported_once(tmp_path):
         output.close()
     output.close()
     assert not (tmp_path / "out.jsonl.lock").exists()
+
+
+def test_a_lock_is_seen_as_held_by_another_process_with_its_id(tmp_path):
+    path = tmp_path / "out.jsonl.lock"
+    code = (
+        "import sys, time; from pathlib import Path; from llamabatch.jobs.output.files import Files\n"
+        "from llamabatch.jobs.output.lock import Lock\n"
+        "lock = Lock(Files(), Path(sys.argv[1]), Path('out')); lock.note('0' * 15 + '7'); print('', flush=True)\n"
+        "time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"\n"
+        assert is_held(path, "0" * 15 + "7")
+        with pytest.raises(ConfigError, match="is not the lock of job 0000000000000008"):
+            is_held(path, "0" * 15 + "8")
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+    assert not is_held(path, "0" * 15 + "7")
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        is_held(path, "0" * 15 + "7")
+
+
+def test_lines_are_copied_from_another_output_of_the_job(tmp_path):
+    one, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
+    run(one, range(20), error=lambda n: "no" if n == 3 else None)
+    lines = one.read_bytes().splitlines(keepends=True)
+    with Output(other, {}) as output:
+        for n in shuffled(20):
+            output.copy(n, lines[n])
+        with pytest.raises(ValueError, match="row 3 is not due"):
+            output.copy(3, lines[3])
+    with Output(other, {}) as output:
+        assert (output.n_before, output.n_errors_before) == (20, 1)
+        with pytest.raises(ValueError, match="row 20 is not due"):
+            output.copy(20, lines[3])
+    with Output(other, {}) as output:
+        output.finish()
+    assert other.read_bytes() == one.read_bytes()
