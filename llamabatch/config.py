@@ -31,18 +31,21 @@ from llamabatch.utils.paths import absolute, model_name
 
 Auto = Literal["auto"]
 
-# KV cache types that llama.cpp's CPU, CUDA and Metal attention all read (common/arg.cpp, kv_cache_types).
+# KV cache types of llama.cpp (common/arg.cpp, kv_cache_types). CPUs read all of them, in any pair; for CUDA see
+# planning/capacity.py.
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 KV_LAYOUTS = ("auto", "split", "unified")
 MIN_CTX = 32  # n_ctx = 1 aborts llama.cpp, and fewer than these serve no request
 MAX_CTX = 2**24
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ; seq ids beyond it abort the process
 MAX_BATCH = 2**17
+SPLIT_MODES = ("none", "layer", "row")  # enum llama_split_mode
 SPECULATION = ("off", "lookup", "draft")
 MAX_DRAFT = 64
 NUMA = ("off", "distribute", "isolate", "numactl")
 _DIGEST = re.compile("[0-9a-fA-F]{64}")
 _MOST_SHARES = 16  # GPUs
+_NAME_LENGTH = 128  # of a device
 # Logits of a call that checks guesses: with 152k tokens, 8 guesses for each of 32 slots take 175 MB.
 _MOST_GUESS_BYTES = 256 * 2**20
 # Rows inside prompts that one call reads for logprobs; with 152k tokens each takes 0.6 MB of logits.
@@ -93,11 +96,13 @@ _AUTO_NUMBERS = (
 )
 _BOOLEANS = (
     *("cache_prefix", "preempt", "use_mmap", "use_mlock", "cpu_moe", "isolate", "profile", "speculate_always"),
+    *("offload_kqv", "op_offload"),
 )
 CHOICES = (
     ("strategy", STRATEGIES),
     ("instance_strategy", POLICIES),
     ("flash_attn", ("auto", "on", "off")),
+    ("split_mode", SPLIT_MODES),
     ("extra_bufts", ("auto", "on", "off")),
     ("trial", ("auto", "on", "off")),
     ("kv", KV_LAYOUTS),
@@ -123,6 +128,8 @@ ALIASES = {
     "threads_batch": "n_threads_batch",
     "gpu_layers": "n_gpu_layers",
     "ngl": "n_gpu_layers",
+    "device": "devices",
+    "kv_offload": "offload_kqv",
     "cache_type_k": "type_k",
     "cache_type_v": "type_v",
     "enable_prefix_caching": "cache_prefix",
@@ -150,7 +157,6 @@ _AS_HERE: dict[str, tuple[tuple[object, ...], str]] = {
     "tensor_parallel_size": ((1, None), "give tensor_split=(1, 1), layers over GPUs, or strategy='multi-instance'"),
     "pipeline_parallel_size": ((1, None), "give tensor_split=(1, 1), which gives each GPU a part of the layers"),
     "data_parallel_size": ((1, None), "give strategy='multi-instance' and instances=…"),
-    "split_mode": ((1, None), "layers are split over GPUs; give tensor_split for their shares"),
     "dtype": (("auto", None), "the file has its type; choose another file, as hf:owner/repo:Q8_0"),
     "quantization": ((None, "gguf"), "the file has its quantisation; choose another file, as hf:owner/repo:Q4_K_M"),
     "load_format": (("auto", "gguf", None), "models are GGUF files"),
@@ -180,7 +186,6 @@ _AS_HERE: dict[str, tuple[tuple[object, ...], str]] = {
     "embeddings": ((True, False, None), "embed() needs no option"),
     "logits_all": ((True, False, None), "logprobs need no option"),
     "vocab_only": ((False, None), "a model is loaded whole"),
-    "offload_kqv": ((True, None), "the KV cache lies where its layers are; give n_gpu_layers"),
     "last_n_tokens_size": ((None,), "penalties look at the whole prompt and the whole output"),
     "runner": (("auto", "generate", "pooling"), "any engine generates, and embeds as `pooling` says"),
     "convert": (("auto", "none"), "give pooling, or LLM.rerank and LLM.classify"),
@@ -243,13 +248,22 @@ class EngineConfig:
     )
     instance_strategy: str = _option("batched", "strategy inside each instance of multi-instance")
     n_gpu_layers: int = _option(-1, "layers on the GPU; -1: all, 0: none")
-    main_gpu: int = _option(0, "index of the GPU for tensors that are not split")
+    main_gpu: int = _option(0, "index of the GPU that holds all layers with split_mode=none")
+    split_mode: str = _option(
+        "layer",
+        "several GPUs: layer (each holds some layers), row (each holds rows of matrices; CUDA), or none: one GPU",
+    )
+    devices: tuple[str, ...] | None = _option(
+        None, "GPUs to use, by the names of `llamabatch doctor`: CUDA0,CUDA2; none: the CPU alone (not given: all)"
+    )
     tensor_split: tuple[float, ...] | None = _option(None, "share of the model for each GPU, as 3,1")
     override_tensor: tuple[tuple[str, str], ...] = _option(
         (), "places of tensors by patterns of their names, the first that fits, as exps=CPU: CPU or a device"
     )
     n_cpu_moe: int = _option(0, "first layers with a mixture of experts that keep the experts in main memory")
     cpu_moe: bool = _option(False, "keep the experts of all layers in main memory")
+    offload_kqv: bool = _option(True, "keep the KV cache, and compute attention, on the GPUs of the layers")
+    op_offload: bool = _option(True, "compute large batches of layers in main memory on a GPU")
     flash_attn: str = _option("auto", "flash attention: on, off, or auto: on where it is fast")
     kv: str = _option("auto", "KV cache: split (cells for each slot), unified (shared by all), or auto: what fits")
     kv_cells: int | Auto = _option("auto", "cells of a unified KV cache, at least n_ctx; auto: what fits")
@@ -357,6 +371,7 @@ class EngineConfig:
                 raise ConfigError(f"tensor_split is {show(self.tensor_split)}; give 1 to {_MOST_SHARES} shares")
             found = tuple(float(number(ConfigError, "tensor_split", share, 0.0, 1e6)) for share in shares)
             self._keep("tensor_split", found)
+        self._check_devices()
         if self.reasoning_tags is not None:
             self._keep("reasoning_tags", check_tags(self.reasoning_tags))
         adapters = _checked_adapters(self.adapters)
@@ -389,6 +404,28 @@ class EngineConfig:
             raise ConfigError(f"draft_model is {show(draft)}; it is for speculate='draft', not {self.speculate!r}")
         if self.speculate_always and self.speculate == "off":
             raise ConfigError("speculate_always is on, but speculate is 'off'; give 'lookup' or 'draft'")
+
+    def _check_devices(self) -> None:
+        if self.devices is not None:
+            given = string(self.devices)
+            names = given.split(",") if given is not None else items(self.devices, _MOST_SHARES + 1)
+            texts = [(string(name) or "").strip() for name in names or ()]
+            if not 1 <= len(texts) <= _MOST_SHARES or not all(0 < len(text) <= _NAME_LENGTH for text in texts):
+                what = f"1 to {_MOST_SHARES} names of GPUs, or 'none' for the CPU alone"
+                raise ConfigError(f"devices is {show(self.devices)}; give {what}")
+            if len(set(texts)) < len(texts):
+                raise ConfigError(f"devices is {show(self.devices)}; give each name once")
+            if "none" in texts and len(texts) > 1:
+                raise ConfigError(f"devices is {show(self.devices)}; 'none' stands alone")
+            self._keep("devices", tuple(texts))
+        if self.main_gpu > 0 and self.split_mode != "none":
+            raise ConfigError(
+                f"main_gpu is {self.main_gpu}; it is for split_mode='none', and {self.split_mode!r} uses all GPUs"
+            )
+        if self.tensor_split is not None and self.split_mode == "none":
+            raise ConfigError(
+                f"tensor_split is {show(self.tensor_split)}; it is for several GPUs, and split_mode is 'none'"
+            )
 
     def _check_rope(self) -> None:
         for name, low, high in _ROPE_NUMBERS:
@@ -430,6 +467,10 @@ class EngineConfig:
         """Options that change what a step computes, or where, as JSON; "" without any."""
         names = ("override_tensor", "n_cpu_moe", "cpu_moe", "kv_overrides", "numa")
         given = {name: value for name in names if (value := getattr(self, name))}
+        given |= {name: False for name in ("offload_kqv", "op_offload") if not getattr(self, name)}
+        given |= {
+            name: getattr(self, name) for name in ("split_mode", "devices") if getattr(self, name) != _USUAL[name]
+        }
         return json.dumps(given) if given else ""
 
     def asked(self) -> EngineConfig:
@@ -481,6 +522,8 @@ def _in_form(name: str, value: Any) -> Any:
         return _checked_adapters(value)
     if type(value) is not int:
         return value
+    if name == "split_mode":
+        return dict(enumerate(SPLIT_MODES)).get(value, value)
     if name in ("type_k", "type_v"):
         return _GGML_TYPES.get(value, value)
     if name == "pooling":  # llama.h: enum llama_pooling_type, -1: as the file says
@@ -492,6 +535,7 @@ def _in_form(name: str, value: Any) -> Any:
 
 # a dataclass writes its __init__ itself, so the decorator comes behind it; type checkers see the fields alone
 _FIELDS = tuple(f.name for f in fields(EngineConfig))
+_USUAL = {f.name: f.default for f in fields(EngineConfig)}
 setattr(EngineConfig, "__init__", takes_names(_named)(EngineConfig.__init__))  # noqa: B010
 
 
@@ -609,10 +653,14 @@ class EngineOptions(TypedDict, total=False):
     instance_strategy: str
     n_gpu_layers: int
     main_gpu: int
+    split_mode: str | int
+    devices: tuple[str, ...] | list[str] | str | None
     tensor_split: tuple[float, ...] | list[float] | None
     override_tensor: Mapping[str, str] | str
     n_cpu_moe: int
     cpu_moe: bool
+    offload_kqv: bool
+    op_offload: bool
     flash_attn: str | bool
     kv: str
     kv_cells: int | Auto

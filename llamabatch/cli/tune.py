@@ -20,7 +20,7 @@ from llamabatch.utils.console import check_targets, console, write_json
 
 # options that tuning does not choose and that decide its figures
 _GIVEN = (
-    *("n_gpu_layers", "main_gpu", "tensor_split", "type_k", "type_v"),
+    *("n_gpu_layers", "main_gpu", "split_mode", "devices", "tensor_split", "type_k", "type_v"),
     *("override_tensor", "n_cpu_moe", "cpu_moe", "kv_overrides", "use_mmap", "use_mlock", "numa"),
 )
 

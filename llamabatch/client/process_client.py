@@ -23,7 +23,7 @@ from llamabatch.engine.resolve_config import plan
 from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import LlamaBatchError
 from llamabatch.gguf.resolve import resolve as resolve_path
-from llamabatch.llama.library import gpu_count
+from llamabatch.llama import devices, library
 from llamabatch.llama.model import Model
 from llamabatch.request.adapters import adapter_path, check_known
 from llamabatch.request.request import Request
@@ -56,7 +56,7 @@ class _ProcessClient:
         self.model = Model(resolve_path(config.model), config, vocab_only=True)
         children = _Children(self.model)
         try:
-            self.plan = plan(config, self.model.path)
+            self.plan = plan(config, self.model.path, computes_here=False)
             for asked, environment in instances(self.plan.config):
                 children.add(Supervisor(asked, environment, program, policy))
             for child in children.list:  # they load at the same time
@@ -143,21 +143,11 @@ class RouterClient(_ProcessClient):
 
 def _instances(config: ResolvedConfig) -> list[Instance]:
     one = replace(config.asked(), strategy=config.instance_strategy, instances=1)
-    count, gpus = config.instances, _visible_gpus(one)
-    if not gpus:
+    count, names = config.instances, [device.name for device in devices.used(one, library.load())]
+    if len(names) < 2 or one.n_gpu_layers == 0:
         return [(one, {})] * count
-    # each instance sees one GPU only; untested where there are several
-    one = replace(one, main_gpu=0, tensor_split=None)
-    return [(one, {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]}) for number in range(count)]
-
-
-def _visible_gpus(config: EngineConfig) -> list[str]:
-    """The names of the GPUs to deal out; none where one or no GPU is to be used."""
-    n_gpus = gpu_count()
-    if n_gpus < 2 or config.n_gpu_layers == 0:
-        return []
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return chosen.split(",") if chosen else [str(number) for number in range(n_gpus)]
+    one = replace(one, split_mode="layer")
+    return [(replace(one, devices=(names[number % len(names)],)), {}) for number in range(count)]
 
 
 def _router(children: list[Supervisor], config: ResolvedConfig) -> Router:

@@ -25,9 +25,6 @@ _LOOKUP = "LlamaPromptLookupDecoding"
 
 # Accepted with one warning, since no text depends on them.
 IGNORED = {
-    "split_mode": "weights are split by layer over the GPUs",
-    "offload_kqv": "the KV cache lies where its layer does",
-    "op_offload": "llama.cpp decides",
     "swa_full": "llama.cpp's default holds",
     "no_perf": "stats() counts, with no option",
     "lora_base": "the adapter is applied to the model as it is",
@@ -62,9 +59,15 @@ def engine_options(given: Mapping[str, Any], defaults: Mapping[str, Any], header
         "n_gpu_layers": given["n_gpu_layers"],
         "pooling": _pooling(given["pooling_type"], header),
     }
-    options |= {
-        name: changed[name] for name in ("main_gpu", "use_mmap", "use_mlock", "kv_overrides") if name in changed
-    }
+    passed = ("split_mode", "offload_kqv", "use_mmap", "use_mlock", "kv_overrides")
+    options |= {name: changed[name] for name in passed if name in changed}
+    if given["op_offload"] is not None:
+        options["op_offload"] = given["op_offload"]
+    if "main_gpu" in changed:
+        if given["split_mode"] == 0:
+            options["main_gpu"] = given["main_gpu"]
+        else:  # llama.cpp reads it of one GPU alone
+            warn_once(["main_gpu (several GPUs share the layers unless split_mode is 0)"])
     options |= {name: value for name in ("n_threads", "n_threads_batch", "tensor_split") if (value := given[name])}
     options |= {name: value for name in ("n_batch", "n_ubatch") if (value := given[name]) > 2048}
     for name in ("rope_freq_base", "rope_freq_scale", "yarn_orig_ctx"):

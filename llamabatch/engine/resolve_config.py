@@ -14,7 +14,7 @@ from llamabatch.gguf.overrides import KvOverrides, check_place, expert_overrides
 from llamabatch.gguf.reader import TensorInfo
 from llamabatch.gguf.resolve import file_bytes
 from llamabatch.gguf.resolve import resolve as resolve_path
-from llamabatch.llama import library
+from llamabatch.llama import devices, library
 from llamabatch.llama.tuned_load import profile_for
 from llamabatch.llama.vetting import FileIdentity, ensure_sound
 from llamabatch.planning.capacity import Plan, resolve, scaled_ctx
@@ -30,11 +30,12 @@ _LIBRARY_SPACE = 96 * MIB  # address space of llama.cpp's libraries for CPUs
 _UNLIMITED = 2**62
 
 
-def plan(config: EngineConfig, path: Path, *, loaded: bool = False) -> Plan:
+def plan(config: EngineConfig, path: Path, *, loaded: bool = False, computes_here: bool = True) -> Plan:
     """Fills in "auto" for this model, and its draft model, on this machine. Loads llama.cpp's library, and no model.
 
     Args:
         loaded: another engine of this process has the weights already and has made room for this one.
+        computes_here: False: child processes will compute, and this one makes no context on a GPU.
 
     Raises:
         ModelFileError: the header of a file is damaged.
@@ -43,7 +44,7 @@ def plan(config: EngineConfig, path: Path, *, loaded: bool = False) -> Plan:
     facts = read_facts(config, path)
     _check_library_fits(config, facts)
     profile = profile_for(path, config)
-    machine = machine_here(config)
+    machine = machine_here(config, computes_here=computes_here)
     if loaded:
         # the memory is in use by now, partly by the other engines
         machine = replace(machine, available_bytes=_UNLIMITED, address_space=None, data_bytes=None, gpus=())
@@ -84,16 +85,28 @@ def _placed(config: EngineConfig, facts: ModelFacts) -> Places:
     if not config.tensor_overrides:
         return ()
     names = [tensor.name for tensor in facts.tensors]
-    known = library.buffer_types()
+    module = library.load()
+    known = devices.buffer_types(module)
+    chosen = [device.name for device in devices.used(config, module)]
+    apart = config.strategy == "multi-instance" and len(chosen) > 1 and config.n_gpu_layers != 0
     for pattern, place in config.override_tensor:
         check_place(place, known)
+        device = known[place].device
+        if device is not None and (device not in chosen or apart):
+            why = "multi-instance gives each engine one GPU of its own" if apart else "the engine does not use it"
+            raise ConfigError(
+                f"override_tensor puts tensors on {show(place)}, but {why}; give 'CPU'"
+                + ("" if apart or not chosen else f", or one of {', '.join(chosen)}")
+            )
         if not places(names, ((pattern, place),)):
             what = f"override_tensor has the pattern {show(pattern)}"
             raise ConfigError(f"{what}, which fits none of the {counted(len(names), 'tensor')} of {facts.name}")
     if (config.cpu_moe or config.n_cpu_moe) and not places(names, expert_overrides(None)):
         option = "cpu_moe is True" if config.cpu_moe else f"n_cpu_moe is {config.n_cpu_moe}"
         raise ConfigError(f"{option}, but {facts.name} is no mixture of experts")
-    return tuple((name, known[place].gpu) for name, place in places(names, config.tensor_overrides).items())
+    found = places(names, config.tensor_overrides).items()
+    numbers = {name: number for number, name in enumerate(chosen)}
+    return tuple((name, numbers.get(known[place].device or "")) for name, place in found)
 
 
 def _adapter_bytes(path: str) -> int:
@@ -103,11 +116,24 @@ def _adapter_bytes(path: str) -> int:
         raise ModelFileError(f"the adapter {path} cannot be read: {error.strerror}") from error
 
 
-def machine_here(config: EngineConfig) -> Machine:
-    """This machine, with the abilities that llama.cpp has on it."""
+def machine_here(config: EngineConfig, *, computes_here: bool = True) -> Machine:
+    """This machine, with the abilities that llama.cpp has on it, and the GPUs that the config chooses.
+
+    Raises:
+        ConfigError: it chooses some that are not here.
+    """
+    module = library.load()
+    chosen = devices.used(config, module)
     repacks = config.extra_bufts == "on" or (config.extra_bufts == "auto" and library.extra_bufts_safe())
     features = library.repack_features() if repacks else frozenset[str]()
-    return Machine.here(library.gpu_count(), library.has_fast_attention(), features, library.has_lazy_cells())
+    return Machine.here(
+        len(chosen),
+        library.has_fast_attention(),
+        features,
+        library.has_lazy_cells(),
+        devices.memory(module, chosen, computes_here=computes_here),
+        bool(chosen) and all(device.kind == devices.INTEGRATED for device in chosen),
+    )
 
 
 def _check_library_fits(config: EngineConfig, facts: ModelFacts) -> None:

@@ -17,11 +17,12 @@ _FIELDS = {
     "llama_batch": ("n_tokens", "token", "embd", "pos", "n_seq_id", "seq_id", "logits"),
     "llama_model_params": (
         "n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "progress_callback", "vocab_only", "check_tensors",
-        "use_extra_bufts", "load_mode",
+        "use_extra_bufts", "load_mode", "devices",
     ),
     "llama_context_params": (
         "n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_outputs_max", "n_threads", "n_threads_batch",
         "flash_attn_type", "type_k", "type_v", "abort_callback", "embeddings", "offload_kqv", "no_perf", "kv_unified",
+        "op_offload",
     ),
 }  # fmt: skip
 _FUNCTIONS = (

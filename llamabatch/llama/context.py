@@ -68,6 +68,8 @@ class Context:
         params.type_k = kv_state.type_number(lib, config.type_k)
         params.type_v = kv_state.type_number(lib, config.type_v)
         params.kv_unified = self._unified
+        params.offload_kqv = config.offload_kqv
+        params.op_offload = config.op_offload
         params.no_perf = True
         scale_rope(lib, params, config)
         log.recent_complaints()

@@ -98,6 +98,8 @@ class Embedder:
         params.n_threads = config.n_threads
         params.n_threads_batch = config.n_threads_batch
         params.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[config.flash_attn]
+        params.offload_kqv = config.offload_kqv
+        params.op_offload = config.op_offload
         params.no_perf = True
         scale_rope(lib, params, config)
         log.recent_complaints()

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from llamabatch.errors import ConfigError, EngineError, SetupError
-from llamabatch.llama import backends, log, rpc
+from llamabatch.llama import backends, devices, log, rpc
 from llamabatch.llama.abi_check import check_layout
 from llamabatch.llama.build_info import build_marker, cpu_library, library_dir
 from llamabatch.llama.environment import NOTHING_MEASURED, OnLoad, amx_is_off, is_mapped, prepared
@@ -33,8 +33,6 @@ ROWS_PATCH = "0006-repack-any-rows.patch"
 AMX_PATCH = "0007-amx-can-be-off.patch"
 SPLITTING_PATCH = "0008-split-without-recursion.patch"
 CELLS_PATCH = "0009-cells-cost-nothing-until-used.patch"
-
-_GPUS = ("gpu", "integrated gpu")
 
 _lock = threading.Lock()
 _module: ModuleType | None = None
@@ -175,7 +173,7 @@ def _forget_modules(package: str) -> None:
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceInfo:
     """A device that ggml can compute on. Memory in bytes; for a CPU that of the machine."""
 
     name: str
@@ -202,7 +200,7 @@ class LibraryInfo:
     marker: Mapping[str, Any] | None
     cpu_variant: str | None
     system_info: str
-    devices: tuple[Device, ...]
+    devices: tuple[DeviceInfo, ...]
     supports_gpu_offload: bool
     max_parallel_sequences: int
 
@@ -220,61 +218,13 @@ def library_info() -> LibraryInfo:
         marker=build_marker(module),
         cpu_variant=backends.variant_name(cpu_library(module)),
         system_info=_text(module.llama_print_system_info()).strip(" |"),
-        devices=_devices(module),
+        devices=tuple(
+            DeviceInfo(each.name, each.description, each.kind, *devices.memory_here(module, each))
+            for each in devices.devices(module)
+        ),
         supports_gpu_offload=bool(module.llama_supports_gpu_offload()),
         max_parallel_sequences=int(module.llama_max_parallel_sequences()),
     )
-
-
-def _devices(module: ModuleType) -> tuple[Device, ...]:
-    """ggml's devices. Its functions are called through libllama, which links to them; empty where that fails."""
-    library = module.llama_cpp._lib
-    try:
-        count = ctypes.CFUNCTYPE(ctypes.c_size_t)(("ggml_backend_dev_count", library))
-        get = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(("ggml_backend_dev_get", library))
-        text = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)
-        name, description = text(("ggml_backend_dev_name", library)), text(("ggml_backend_dev_description", library))
-        kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(("ggml_backend_dev_type", library))
-        size_p = ctypes.POINTER(ctypes.c_size_t)
-        memory = ctypes.CFUNCTYPE(None, ctypes.c_void_p, size_p, size_p)(("ggml_backend_dev_memory", library))
-    except (AttributeError, ValueError):
-        return ()
-    found: list[Device] = []
-    for device in map(get, range(count())):
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        memory(device, ctypes.byref(free), ctypes.byref(total))
-        kind_name = {0: "cpu", 1: "gpu", 2: "integrated gpu", 3: "accelerator"}.get(kind(device), "other")
-        found.append(Device(_text(name(device)), _text(description(device)), kind_name, free.value, total.value))
-    return tuple(found)
-
-
-@dataclass(frozen=True)
-class BufferType:
-    """A place for tensors: `address` of the ggml_backend_buffer_type; `gpu` is its index among gpu_names(), or None."""
-
-    address: int
-    gpu: int | None
-
-
-def buffer_types() -> dict[str, BufferType]:
-    """The places for tensors by the names of the buffer types of all devices, as "CPU", and of the devices."""
-    library, pointer = load().llama_cpp._lib, ctypes.c_void_p
-    found: dict[str, BufferType] = {}
-    try:
-        get = ctypes.CFUNCTYPE(pointer, ctypes.c_size_t)(("ggml_backend_dev_get", library))
-        type_of = ctypes.CFUNCTYPE(pointer, pointer)(("ggml_backend_dev_buffer_type", library))
-        name = ctypes.CFUNCTYPE(ctypes.c_char_p, pointer)(("ggml_backend_buft_name", library))
-    except (AttributeError, ValueError):
-        return found
-    n_gpus = 0
-    for number, device in enumerate(_devices(load())):
-        is_gpu = device.kind in _GPUS
-        address = type_of(get(number))
-        if address:
-            for each in (_text(name(address)), device.name):
-                found.setdefault(each, BufferType(address, n_gpus if is_gpu else None))
-        n_gpus += is_gpu
-    return found
 
 
 def _extra_buffers(module: ModuleType) -> tuple[str, ...] | None:
@@ -366,15 +316,9 @@ def _cpu_has_amx() -> bool:
     return "amx_int8" in cpu_flags()
 
 
-def gpu_count() -> int:
-    """Number of devices that layers can be offloaded to."""
-    return len(gpu_names())
-
-
 def gpu_names() -> tuple[str, ...]:
-    """Names of the devices that layers can be offloaded to."""
-    gpus = (device for device in _devices(load()) if device.kind in _GPUS)
-    return tuple(device.description or device.name for device in gpus)
+    """Names of the devices that layers are offloaded to by default."""
+    return tuple(device.shown for device in devices.gpus(load()))
 
 
 def uses_libgomp() -> bool:

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llamabatch.config import ROPE_OPTIONS, EngineConfig
+from llamabatch.config import ROPE_OPTIONS, SPLIT_MODES, EngineConfig
 from llamabatch.errors import ConfigError, EngineClosedError, ModelFileError, PromptError
 from llamabatch.gguf.header import as_text, read_header, read_start, read_tensors
 from llamabatch.gguf.overrides import KvOverrides, overridden
 from llamabatch.gguf.pooling import NO_DENSE_LAYER, RANK, default_pooling, lacks_dense_layer, read_labels
 from llamabatch.gguf.reader import TensorInfo, Value
 from llamabatch.gguf.resolve import file_bytes
-from llamabatch.llama import library, log, overrides
+from llamabatch.llama import devices, library, log, overrides
 from llamabatch.llama.adapters import Adapters
 from llamabatch.llama.long_words import needed_stack, on_larger_stack, recursive_pre_tokenizer
 from llamabatch.llama.tuned_load import profile_for
@@ -91,6 +91,8 @@ class Model:
         params = self._lib.llama_model_default_params()
         if config is None:
             params.vocab_only = True
+            # else llama.cpp asks each GPU for its memory, which makes a context on it
+            self._native_arrays = [_use_devices(params, ())]
         else:
             if profile is not None:
                 config, _ = profile.fill(config)
@@ -502,7 +504,13 @@ def _place(lib: Any, params: Any, config: EngineConfig) -> list[Any]:
     """Sets the placement of the weights; returns the arrays that must live as long as the model. Raises ConfigError."""
     arrays: list[Any] = []
     params.n_gpu_layers = config.n_gpu_layers if config.n_gpu_layers >= 0 else 0x7FFFFFFF
+    chosen = devices.used(config, lib)
     params.main_gpu = config.main_gpu
+    params.split_mode = SPLIT_MODES.index(config.split_mode)
+    if config.devices is not None:
+        # llama.cpp applies main_gpu to this list once more
+        arrays.append(_use_devices(params, chosen))
+        params.main_gpu = 0
     params.use_extra_bufts = config.extra_bufts == "on" or (config.extra_bufts == "auto" and library.extra_bufts_safe())
     if config.use_mlock:
         if not lib.llama_supports_mlock():
@@ -519,6 +527,13 @@ def _place(lib: Any, params: Any, config: EngineConfig) -> list[Any]:
         params.tensor_buft_overrides = ctypes.addressof(rules)
         arrays.append(rules)
     return arrays
+
+
+def _use_devices(params: Any, chosen: tuple[devices.Device, ...]) -> Any:
+    """Sets the devices of a load, in place of all GPUs; returns the array, which must live until then."""
+    array = devices.pointers(chosen)
+    params.devices = ctypes.addressof(array)
+    return array
 
 
 def _string(read: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from llamabatch.errors import ConfigError
 from llamabatch.gguf.overrides import KvOverrides, TensorOverrides, check_place
-from llamabatch.llama import library
+from llamabatch.llama import devices, library
 from llamabatch.utils.checks import nearest, show
 
 # llama-model-loader.cpp, validate_override
@@ -47,7 +47,7 @@ def tensor_array(rules: TensorOverrides) -> Any:
     Raises:
         ConfigError: this build of llama.cpp has no such place; the message lists those that it has.
     """
-    known = library.buffer_types()
+    known = devices.buffer_types(library.load())
     array = (_TensorOverride * (len(rules) + 1))()
     for entry, (pattern, place) in zip(array, rules, strict=False):
         check_place(place, known)

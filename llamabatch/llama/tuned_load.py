@@ -6,7 +6,7 @@ from pathlib import Path
 
 from llamabatch.config import EngineConfig
 from llamabatch.gguf.resolve import file_bytes
-from llamabatch.llama import library
+from llamabatch.llama import devices, library
 from llamabatch.llama.environment import NOTHING_MEASURED, OnLoad
 from llamabatch.planning import profile_store
 from llamabatch.planning.profile import Profile
@@ -27,4 +27,6 @@ def profile_for(path: Path, config: EngineConfig) -> Profile | None:
 
 def used_gpus(config: EngineConfig) -> tuple[str, ...]:
     """Names of the devices that would hold layers."""
-    return library.gpu_names() if config.n_gpu_layers != 0 else ()
+    if config.n_gpu_layers == 0:
+        return ()
+    return tuple(device.shown for device in devices.used(config, library.load()))

@@ -12,7 +12,7 @@ from llamabatch.config import MAX_CTX, MAX_SLOTS, MIN_CTX, EngineConfig, Resolve
 from llamabatch.errors import ConfigError, MemoryPlanError
 from llamabatch.gguf.pooling import NO_DENSE_LAYER, POOLINGS, RANK
 from llamabatch.planning.machine import Machine
-from llamabatch.planning.memory import CELL_PADDING, MIB, Memory, memory, mib, padded
+from llamabatch.planning.memory import CELL_PADDING, MIB, GpuNeed, Memory, memory, mib, padded
 from llamabatch.planning.model_facts import MOST_CTX, ModelFacts
 from llamabatch.planning.profile import Profile
 from llamabatch.scheduler.policies import POLICIES
@@ -158,7 +158,14 @@ def planned(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> Plan
     if config.strategy in POLICIES and POLICIES[config.strategy].one_slot:
         one = replace(one, n_slots=1)
     shares = machine.gpu_shares(config.tensor_split) if config.n_gpu_layers else ()
+    if _has_gpu_each(config, len(shares)):
+        shares = (1.0,)
     return Plan(config, memory(facts, one, shares), {})
+
+
+def _has_gpu_each(config: ResolvedConfig, n_gpus: int) -> bool:
+    """True if each engine lies whole on one of several GPUs."""
+    return config.strategy == "multi-instance" and n_gpus > 1 and config.n_gpu_layers != 0
 
 
 def check_fits(plan: Plan, machine: Machine, share: float = 1.0) -> None:
@@ -186,13 +193,23 @@ def check_fits(plan: Plan, machine: Machine, share: float = 1.0) -> None:
             f"use_mlock is True and {mib(need.locked)} of weights are to be locked, but RLIMIT_MEMLOCK leaves "
             f"{mib(machine.lockable_bytes)}; raise the limit (ulimit -l), or leave use_mlock out"
         )
-    for gpu, there in zip(need.gpus, machine.gpus, strict=False):
-        if gpu.total > there.free_bytes * share:
+    for (gpu, engines), there in zip(_on_gpus(plan, len(machine.gpus)), machine.gpus, strict=False):
+        total = engines * gpu.total if plan.in_children else gpu.weights + engines * (gpu.kv_cache + gpu.compute)
+        if total > there.free_bytes * share:
+            each = f"{engines} engines of " if engines > 1 else ""
             raise MemoryPlanError(
-                f"on {there.name}: {mib(gpu.weights)} weights + {mib(gpu.kv_cache)} KV cache + {mib(gpu.compute)} "
-                f"buffers = {mib(gpu.total)}, but {mib(there.free_bytes)} are free there; lower n_gpu_layers, n_ctx or "
-                "n_slots"
+                f"on {there.name}: {each}{mib(gpu.weights)} weights + {mib(gpu.kv_cache)} KV cache + "
+                f"{mib(gpu.compute)} buffers = {mib(total)}, but {mib(there.free_bytes)} are free there; lower "
+                f"n_gpu_layers, n_ctx{', n_slots or instances' if engines > 1 else ' or n_slots'}"
             )
+
+
+def _on_gpus(plan: Plan, n_gpus: int) -> list[tuple[GpuNeed, int]]:
+    """For each GPU the need of one engine there, and the number of engines there."""
+    need, n = plan.memory.gpus, plan.config.instances
+    if need and _has_gpu_each(plan.config, n_gpus):
+        return [(need[0], -(-(n - number) // n_gpus)) for number in range(n_gpus)]
+    return [(gpu, n) for gpu in need]
 
 
 def fits(facts: ModelFacts, config: ResolvedConfig, machine: Machine, share: float = 1.0) -> bool:
@@ -314,11 +331,16 @@ def _flash_attn(config: EngineConfig, on_gpu: bool, small: bool, machine: Machin
 
 
 def _instances(config: EngineConfig, machine: Machine, small_on_cpu: bool, reasons: dict[str, str]) -> int:
+    apart = config.strategy == "multi-instance" and machine.n_gpus > 1 and config.n_gpu_layers != 0
+    if apart and config.tensor_split is not None:
+        raise ConfigError(
+            f"tensor_split is {config.tensor_split}, but multi-instance puts each engine on one GPU; leave it out"
+        )
     if config.instances != "auto":
         return config.instances
     if config.strategy != "multi-instance":
         return _engines_here(config, machine, reasons) if small_on_cpu and config.strategy == "auto" else 1
-    if machine.n_gpus > 1 and config.n_gpu_layers != 0:
+    if apart:
         reasons["instances"] = f"one for each of {machine.n_gpus} GPUs"
         return machine.n_gpus
     instances = max(2, machine.cores // 4)
@@ -356,6 +378,8 @@ def _kv_cache(
     most = min(measured, asked.n_batch)
     budget = int(machine.available_bytes * MEMORY_SHARE)
     share = f"{mib(budget)} (half of what is free{f', for {instances} engines' if instances > 1 else ''})"
+    if one_slot.n_gpu_layers != 0 and machine.gpus and not machine.unified_memory:
+        share += f" and half of the {' and '.join(mib(gpu.free_bytes) for gpu in machine.gpus)} of GPUs"
     fitting = most_slots(facts, one_slot, machine, most)
     if _wants_unified(facts, asked, one_slot, fitting, most, machine, reasons):
         n_slots = most if asked.n_slots == "auto" else asked.n_slots

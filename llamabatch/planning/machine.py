@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from llamabatch.planning.nvml import Gpu, gpus
+from llamabatch.planning.nvml import Gpu
 
 try:
     import resource
@@ -30,14 +30,14 @@ class Machine:
     Attributes:
         cores: the least of affinity, cgroup quota and physical cores.
         available_bytes: free memory without swap, within the cgroups.
-        n_gpus: devices to which llama.cpp can offload.
+        n_gpus: devices to which llama.cpp will offload.
         fast_attention: the llama.cpp in use has our flash attention for CPUs (native_patches/0003).
         lazy_cells: cells of a KV cache take memory, and time, at their first use (native_patches/0009).
         features: repacked formats of the llama.cpp in use; see memory.weights.
         address_space, data_bytes: bytes left of RLIMIT_AS and RLIMIT_DATA; None where they are not set.
         lockable_bytes: bytes left of RLIMIT_MEMLOCK; None: no limit holds for this process.
-        gpus: memory of the GPUs, if NVML lists as many as llama.cpp uses; else empty.
-        unified_memory: GPUs use the machine's own memory: Metal.
+        gpus: memory of these devices; empty if one of them does not tell.
+        unified_memory: they use the machine's own memory: Metal, integrated GPUs.
     """
 
     cores: int
@@ -59,9 +59,10 @@ class Machine:
         fast_attention: bool = False,
         features: frozenset[str] = frozenset(),
         lazy_cells: bool = False,
+        gpus: tuple[Gpu, ...] = (),
+        unified_memory: bool = False,
     ) -> Machine:
         """This machine, as the operating system shows it now; the arguments are what llama.cpp's library knows."""
-        known = gpus() if n_gpus else ()
         return cls(
             _cores(),
             _available_bytes(),
@@ -70,8 +71,8 @@ class Machine:
             features,
             address_space_left(),
             data_bytes_left(),
-            known if len(known) == n_gpus else (),
-            sys.platform == "darwin",
+            gpus if len(gpus) == n_gpus and all(gpu.total_bytes for gpu in gpus) else (),
+            unified_memory or sys.platform == "darwin",
             lazy_cells,
             lockable_bytes(),
         )
@@ -83,7 +84,7 @@ class Machine:
         """
         if self.unified_memory:
             return ()
-        if tensor_split is not None:
+        if tensor_split is not None and any(tensor_split):
             return (*tensor_split, *[0.0] * self.n_gpus)[: self.n_gpus]
         return tuple(float(gpu.free_bytes) for gpu in self.gpus) or (1.0,) * self.n_gpus
 

@@ -1,6 +1,6 @@
 """Memory of NVIDIA's GPUs, from their driver (NVML) through the optional package nvidia-ml-py.
 
-Untested on a real GPU: the tests replace NVML. Metal's GPUs use main memory, and are counted there.
+Untested on a real GPU: the tests replace NVML. llama/devices.py asks ggml for all others.
 """
 
 from __future__ import annotations

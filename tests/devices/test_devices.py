@@ -38,3 +38,53 @@ def test_layers_on_two_devices(run, on_cpu):
 def test_texts_are_those_of_the_cpu(run, on_cpu, number, options):
     [found] = run(number, options)
     same(found, on_cpu)
+
+
+ONE_ALONE = [
+    ({"split_mode": "none", "main_gpu": 1}, {"RPC1"}),
+    ({"split_mode": "none"}, {"RPC0"}),
+    ({"devices": ["RPC1"]}, {"RPC1"}),
+    ({"devices": "RPC1,RPC0", "tensor_split": [1, 0]}, {"RPC1"}),
+    ({"devices": "RPC1,RPC0", "split_mode": "none", "main_gpu": 1}, {"RPC0"}),
+    ({"devices": "none"}, set()),
+    ({"offload_kqv": False, "op_offload": False}, {"RPC0", "RPC1"}),
+]
+
+
+def test_one_of_two_devices(run, on_cpu):
+    settings = [options for options, _ in ONE_ALONE]
+    for found, (options, holders) in zip(run(2, *settings), ONE_ALONE, strict=True):
+        same(found, on_cpu)
+        assert {name for name in found["reserved"] if name.startswith("RPC")} == holders, options
+        in_cpu = found["reserved"]["CPU"].get("KV", 0) > 0
+        assert in_cpu == (options.get("offload_kqv") is False or options.get("devices") == "none"), options
+
+
+REFUSED = [
+    ({"split_mode": "none", "main_gpu": 2}, "main_gpu is 2; allowed are 0 to 1 (RPC0, RPC1)"),
+    ({"main_gpu": 1}, "main_gpu is 1; it is for split_mode='none'"),
+    ({"devices": "CUDA0"}, "devices names 'CUDA0', which is no GPU of this machine; here are RPC0, RPC1"),
+    ({"tensor_split": [1, 1, 1]}, "tensor_split has 3 shares; it may have 1 to 2"),
+    ({"split_mode": "row"}, "split_mode is 'row', which RPC0 (RPC) cannot"),
+    ({"devices": "RPC0", "override_tensor": "output=RPC1"}, "override_tensor puts tensors on 'RPC1'"),
+    ({"strategy": "multi-instance", "tensor_split": [1, 1]}, "multi-instance puts each engine on one GPU"),
+    ({"strategy": "multi-instance", "override_tensor": "output=RPC1"}, "one GPU of its own"),
+]
+
+
+def test_what_the_devices_cannot_do_is_refused(run):
+    settings = [options for options, _ in REFUSED]
+    for found, (options, message) in zip(run(2, *settings), REFUSED, strict=True):
+        assert found.get("type") == "ConfigError", (options, found)
+        assert message in found["error"], options
+
+
+@pytest.mark.devices
+def test_multi_instance_has_a_device_each(run, on_cpu):
+    options = {"strategy": "multi-instance", "instances": 3, "n_slots": 4}
+    apart, alone = run(2, options, {**options, "devices": "RPC1"})
+    for found in (apart, alone):
+        same(found, on_cpu)
+        assert len(found["pids"]) == 3
+        [need] = found["memory"]["gpus"]
+        assert need["weights"] > 0  # of the whole model

@@ -100,7 +100,15 @@ def test_each_option_is_used_or_said_to_change_nothing():
         model._open(model.llm, given)
     # these three need nothing here, see the docstring; the changed ones are looked up by another way
     open_anyway = {"logits_all", "embedding", "tokenizer", "vocab_only", "attention_type"}
-    looked_up = {"main_gpu", "use_mmap", "use_mlock", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow"}
+    looked_up = {
+        "main_gpu",
+        "offload_kqv",
+        "use_mmap",
+        "use_mlock",
+        "yarn_attn_factor",
+        "yarn_beta_fast",
+        "yarn_beta_slow",
+    }
     assert names - seen - open_anyway - looked_up - set(options.IGNORED) - {"kwargs", "rope_scaling_type"} == set()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from llamabatch import LLM, ConfigError, InputError, ModelFileError, SamplingParams
 from llamabatch.jobs.settings import Settings, identity
-from llamabatch.llama import library, log
+from llamabatch.llama import devices, library, log
 from tests.model.architectures import write
 
 llama_cpp = pytest.importorskip("llama_cpp")
@@ -311,6 +311,6 @@ def test_the_first_model_of_a_process_decides_on_numa():
 
 
 def test_places_are_those_of_the_devices():
-    types = library.buffer_types()
-    assert types["CPU"].gpu is None
+    types = devices.buffer_types(library.load())
+    assert types["CPU"].device is None
     assert set(types) >= {device.name for device in library.library_info().devices if device.kind == "cpu"}

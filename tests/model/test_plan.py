@@ -170,7 +170,7 @@ def test_nothing_is_loaded(monkeypatch):
 
 
 def _little(monkeypatch):
-    monkeypatch.setattr(resolve_config, "machine_here", lambda config: Machine(2, 64 * MIB))
+    monkeypatch.setattr(resolve_config, "machine_here", lambda config, **_: Machine(2, 64 * MIB))
     return {"profile": False}
 
 
@@ -184,7 +184,7 @@ def test_a_closed_stdout_ends_the_command_in_silence(arguments):
 
 
 def test_auto_takes_what_fits(monkeypatch):
-    monkeypatch.setattr(resolve_config, "machine_here", lambda config: Machine(1, 64 * MIB, fast_attention=True))
+    monkeypatch.setattr(resolve_config, "machine_here", lambda config, **_: Machine(1, 64 * MIB, fast_attention=True))
     with LLM("tiny", n_slots="auto", profile=False, kv="split") as llm:
         assert 1 <= llm.plan.config.n_slots < 8
         assert llm.plan.total_bytes <= 32 * MIB
@@ -192,7 +192,7 @@ def test_auto_takes_what_fits(monkeypatch):
     from llamabatch.planning.capacity import planned
 
     assert planned(ModelFacts.read(resolve("tiny")), one_more, Machine(1, 64 * MIB)).total_bytes > 32 * MIB
-    monkeypatch.setattr(resolve_config, "machine_here", lambda config: Machine(1, 16 * MIB))
+    monkeypatch.setattr(resolve_config, "machine_here", lambda config, **_: Machine(1, 16 * MIB))
     with pytest.raises(MemoryPlanError, match="= "):
         LLM("tiny", n_slots="auto", profile=False)
 

@@ -19,11 +19,11 @@ from typing import Any
 
 from llamabatch.client.parent_link import ParentLink
 from llamabatch.client.wire import pack_output, unpack_config, unpack_request
-from llamabatch.config import ROPE_OPTIONS, EngineConfig
+from llamabatch.config import ROPE_OPTIONS, SPLIT_MODES, EngineConfig
 from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import ModelFileError
 from llamabatch.gguf.resolve import file_bytes, resolve
-from llamabatch.llama import library
+from llamabatch.llama import devices, library
 from llamabatch.llama.overrides import tensor_array
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, Timings
 from llamabatch.request.request import Request
@@ -48,7 +48,10 @@ class Loop:
                 n_threads=config.n_threads_batch,  # one row at a time, it gains from all cores
                 n_threads_batch=config.n_threads_batch,
                 n_gpu_layers=config.n_gpu_layers,
-                main_gpu=config.main_gpu,
+                main_gpu=config.main_gpu if config.devices is None else 0,
+                split_mode=SPLIT_MODES.index(config.split_mode),
+                offload_kqv=config.offload_kqv,
+                op_offload=config.op_offload,
                 tensor_split=list(config.tensor_split) if config.tensor_split else None,
                 use_mmap=config.use_mmap,
                 use_mlock=config.use_mlock,
@@ -113,12 +116,16 @@ class Loop:
         """Turns the extra buffers off where they crash, and places tensors: llama_cpp.Llama has no option for it."""
         repacks = config.extra_bufts == "on" or (config.extra_bufts == "auto" and library.extra_bufts_safe())
         self._rules = tensor_array(config.tensor_overrides)
+        chosen = None if config.devices is None else devices.used(config, self._module)
+        self._devices = None if chosen is None else devices.pointers(chosen)
         binding = self._module.llama_cpp
         defaults = binding.llama_model_default_params
 
         def changed() -> Any:
             params = defaults()
             params.use_extra_bufts = repacks
+            if self._devices is not None:
+                params.devices = ctypes.addressof(self._devices)
             if config.tensor_overrides:
                 params.tensor_buft_overrides = ctypes.addressof(self._rules)
             return params

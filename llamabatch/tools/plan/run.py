@@ -86,7 +86,7 @@ def answer(question: Question) -> Report:
     path = resolve_path(question.model)
     facts = read_facts(config, path)
     profile = profile_for(path, config)
-    machine = machine_here(config)
+    machine = machine_here(config, computes_here=False)
     if question.memory_bytes is not None:
         free = max(0, question.memory_bytes - PROCESS_BYTES)  # free memory here excludes this process, too
         machine = replace(machine, available_bytes=free, address_space=None, data_bytes=None, gpus=())

@@ -456,6 +456,9 @@ def test_default_options_are_those_of_llama_cpp():
         ({"pooling_type": 1}, {"pooling": "mean"}),
         ({"lora_path": "a.gguf"}, {"adapters": {"lora": "a.gguf"}}),
         ({"tensor_split": [1.0, 2.0]}, {"tensor_split": [1.0, 2.0]}),
+        ({"split_mode": 0, "main_gpu": 1}, {"split_mode": 0, "main_gpu": 1}),
+        ({"split_mode": 2, "op_offload": False}, {"split_mode": 2, "op_offload": False}),
+        ({"offload_kqv": False}, {"offload_kqv": False}),
         ({"use_mmap": False, "use_mlock": True}, {"use_mmap": False, "use_mlock": True}),
         ({"kv_overrides": {"a": True}}, {"kv_overrides": {"a": True}}),
     ],
@@ -486,11 +489,12 @@ def test_options_that_would_change_a_text_are_refused(given, message):
 
 def test_options_without_effect_warn_once_in_a_process(monkeypatch):
     monkeypatch.setattr(options, "_warned", set())
-    changed = {"split_mode": 2, "offload_kqv": False, "op_offload": True, "swa_full": True, "no_perf": True}
+    changed = {"swa_full": True, "no_perf": True, "main_gpu": 1}
     with pytest.warns(UserWarning, match="without effect here") as caught:
         engine_options(**changed, lora_base="x")
-    assert len(caught) == 1
+    assert len(caught) == 2
     assert all(name in str(caught[0].message) for name in options.IGNORED)
+    assert "main_gpu" in str(caught[1].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         engine_options(**changed)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from llamabatch.config import EngineConfig
-from llamabatch.errors import MemoryPlanError
+from llamabatch.errors import ConfigError, MemoryPlanError
 from llamabatch.gguf.reader import TensorInfo
 from llamabatch.planning import machine as limits
 from llamabatch.planning.capacity import resolve
@@ -340,3 +340,45 @@ def test_without_nvml_nothing_is_known(nvml, monkeypatch):
     assert gpus() == ()
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert gpus() == ()
+
+
+def test_multi_instance_has_the_whole_model_on_each_gpu():
+    machine = replace(MACHINE, n_gpus=2, gpus=TWO)
+    options = {"strategy": "multi-instance", "n_slots": 2, "n_ctx": 1024}
+    [need] = resolve(EngineConfig("m", **options), FACTS, machine).memory.gpus
+    whole = resolve(EngineConfig("m", n_slots=2, n_ctx=1024), FACTS, replace(MACHINE, n_gpus=1, gpus=TWO[:1]))
+    assert need == whole.memory.gpus[0]
+    with pytest.raises(ConfigError, match="multi-instance puts each engine on one GPU"):
+        resolve(EngineConfig("m", tensor_split=(1, 1), instances=2, **options), FACTS, machine)
+
+
+def test_engines_that_share_a_gpu_are_counted_together():
+    options = {"n_slots": 2, "n_ctx": 1024, "kv": "split"}
+    one = resolve(EngineConfig("m", **options), FACTS, replace(MACHINE, n_gpus=1, gpus=TWO[:1])).memory.gpus[0]
+
+    def accepted(free, **more):
+        cards = (Gpu("A", free, 8 * GIB), Gpu("B", 8 * GIB, 8 * GIB))[: more.pop("n_gpus", 2)]
+        machine = replace(MACHINE, n_gpus=len(cards), gpus=cards)
+        try:
+            resolve(EngineConfig("m", **{**options, **more}), FACTS, machine)
+        except MemoryPlanError:
+            return False
+        return True
+
+    apart = {"strategy": "multi-instance"}
+    assert accepted(2 * one.total, instances=3, **apart)  # two on A, one on B
+    assert not accepted(2 * one.total - 1, instances=3, **apart)
+    assert not accepted(2 * one.total - 1, instances=2, n_gpus=1, **apart)
+    little = replace(MACHINE, n_gpus=1, gpus=(Gpu("A", one.total, GIB),))
+    with pytest.raises(MemoryPlanError, match=r"on A: 2 engines of .* n_slots or instances"):
+        resolve(EngineConfig("m", instances=2, **options, **apart), FACTS, little)
+    options["n_slots"] = 4  # of both engines, in one process
+    shared = one.weights + 2 * (one.kv_cache + one.compute)
+    assert accepted(shared, instances=2, n_gpus=1)
+    assert not accepted(shared - 1, instances=2, n_gpus=1)
+
+
+def test_zeros_are_no_shares():
+    """llama.cpp deals layers out by free memory then."""
+    machine = replace(MACHINE, n_gpus=2, gpus=TWO)
+    assert machine.gpu_shares((0.0, 0.0)) == machine.gpu_shares(None) == (8.0 * GIB, 8.0 * GIB)

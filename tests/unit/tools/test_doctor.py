@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from llamabatch.cli import cli
 from llamabatch.errors import SetupError
 from llamabatch.llama import library
-from llamabatch.llama.library import Device, LibraryInfo
+from llamabatch.llama.library import DeviceInfo, LibraryInfo
 from llamabatch.native_patches import source
 from llamabatch.planning.binding_choice import Build, Choice, Origin, PassedOver
 from llamabatch.tools import doctor
@@ -37,7 +37,7 @@ def info(**changed):
         "marker": MARKER,
         "cpu_variant": None,
         "system_info": "CPU : AVX2 = 1 | FMA = 1 | AVX512 = 1 | AMX_INT8 = 1",
-        "devices": (Device("CPU", "a CPU", "cpu", 8 << 30, 8 << 30),),
+        "devices": (DeviceInfo("CPU", "a CPU", "cpu", 8 << 30, 8 << 30),),
         "supports_gpu_offload": False,
         "max_parallel_sequences": 256,
     }
