@@ -26,11 +26,17 @@ def rendered(name):
         [operations] = documents(folder / patch["path"])
         apply(operations, found[f"{patch['target']['kind']}/{patch['target']['name']}"])
     for image in kustomization.get("images", ()):
-        for each in found.values():
-            for container in pod(each)["containers"] if "template" in each.get("spec", {}) else ():
-                if container["image"] == image["name"]:
-                    container["image"] = f"{image['newName']}:{image['newTag']}"
+        for container in containers(list(found.values())):
+            if container["image"] == image["name"]:
+                container["image"] = f"{image['newName']}:{image['newTag']}"
     return found
+
+
+def containers(document):
+    """All containers, at any depth."""
+    inner = list(document.values()) if isinstance(document, dict) else document if isinstance(document, list) else []
+    found = [each for value in inner for each in containers(value)]
+    return found + (document.get("containers", []) if isinstance(document, dict) else [])
 
 
 def pod(workload):

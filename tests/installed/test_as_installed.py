@@ -163,6 +163,9 @@ COMMANDS = {
         says="row,id,text,stars,said,finish_reason,label,error",
         makes=("labels.csv",),
     ),
+    "llamabatch run prompts.jsonl results.jsonl -m model.gguf --ray auto --shards 8": Short(
+        "llamabatch run prompts.jsonl results.jsonl -m model.gguf --ray auto --shards 8", 3, "llamabatch[ray]"
+    ),
     "llamabatch run in.jsonl - | head": Short("llamabatch run -m model.gguf in.jsonl - -n 4 | head", says='"text"'),
     "llamabatch run --metrics-file FILE": Short(
         "llamabatch run --metrics-file m.prom -m model.gguf -n 4 'in.*' out.jsonl", makes=("m.prom", "out.jsonl")

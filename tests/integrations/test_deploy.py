@@ -1,5 +1,7 @@
 """deploy/ against the schemas of Kubernetes, and the Dockerfile against hadolint, where these are installed."""
 
+import copy
+import os
 import shutil
 import subprocess
 import sys
@@ -7,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.manifests import DEPLOY, FOLDERS, rendered, yaml
+from tests.manifests import DEPLOY, FOLDERS, documents, rendered, yaml
 
-FOREIGN = "monitoring.coreos.com/"  # resources of the Prometheus operator, which have no schema there
+FOREIGN = ("monitoring.coreos.com/", "ray.io/")  # of the Prometheus operator and KubeRay: they have no schema there
 
 
 def check(document):
@@ -22,6 +24,54 @@ def test_the_manifests_with_their_patches_have_the_schema(name):
     for each in rendered(name).values():
         if not each["apiVersion"].startswith(FOREIGN):
             check(each)
+
+
+def pods_of_ray(made):
+    """The pod templates of a RayJob or a RayService, as pods."""
+    cluster = made["spec"].get("rayClusterSpec") or made["spec"]["rayClusterConfig"]
+    templates = [cluster["headGroupSpec"]["template"], *(each["template"] for each in cluster["workerGroupSpecs"])]
+    for number, each in enumerate(templates):
+        yield {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"pod-{number}"}, "spec": each["spec"]}
+
+
+def ray_objects():
+    return [each for name in FOLDERS for each in rendered(name).values() if each["apiVersion"].startswith("ray.io/")]
+
+
+def test_the_pods_of_ray_have_the_schema():
+    assert ray_objects()
+    for made in ray_objects():
+        for each in pods_of_ray(made):
+            check(each)
+
+
+def test_the_objects_of_ray_have_the_schema_of_kuberay():
+    """LLAMABATCH_KUBERAY is a folder of KubeRay's CRDs: helm-chart/kuberay-operator/crds of its repository."""
+    folder = os.environ.get("LLAMABATCH_KUBERAY")
+    if not folder:
+        pytest.skip("LLAMABATCH_KUBERAY names no folder of KubeRay's CRDs")
+    jsonschema = pytest.importorskip("jsonschema")
+    for made in ray_objects():
+        [crd] = documents(Path(folder) / f"ray.io_{made['kind'].lower()}s.yaml")
+        [schema] = [each["schema"]["openAPIV3Schema"] for each in crd["spec"]["versions"] if each["name"] == "v1"]
+        closed(schema)
+        jsonschema.validate(made, schema)
+        wrong = copy.deepcopy(made)
+        wrong["spec"]["nothing"] = 1
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, schema)
+
+
+def closed(schema):
+    """Refuses fields that the schema does not name, as `kubectl apply` with strict validation does."""
+    if isinstance(schema, dict):
+        if "properties" in schema and schema.get("type") == "object" and "apiVersion" not in schema["properties"]:
+            schema.setdefault("additionalProperties", False)
+        for each in schema.values():
+            closed(each)
+    elif isinstance(schema, list):
+        for each in schema:
+            closed(each)
 
 
 def test_a_wrong_manifest_is_noticed():

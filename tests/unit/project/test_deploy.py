@@ -48,6 +48,35 @@ def test_each_file_of_a_folder_is_used_and_each_name_is_there(name):
     assert {each["newTag"] for each in kustomization.get("images", ())} <= {__version__}
 
 
+def test_the_ray_job_has_the_pods_of_the_job_and_a_command_that_is_understood():
+    pytest.importorskip("psutil")
+    from llamabatch.cli.run import run
+
+    ray = rendered("rayjob")["RayJob/llamabatch"]["spec"]
+    head, [workers] = ray["rayClusterSpec"]["headGroupSpec"], ray["rayClusterSpec"]["workerGroupSpecs"]
+    wanted = pod(rendered("job")["Job/llamabatch"])
+    for group in (head, workers):
+        spec = group["template"]["spec"]
+        for name in ("automountServiceAccountToken", "enableServiceLinks", "securityContext"):
+            assert spec[name] == wanted[name]
+        [container], [other] = spec["containers"], wanted["containers"]
+        assert container["securityContext"] == other["securityContext"]
+        assert container["volumeMounts"] == other["volumeMounts"]
+        assert container["image"] == f"registry.example.com/llamabatch-ray:{__version__}"
+        assert {each["name"] for each in spec["volumes"]} == {each["name"] for each in container["volumeMounts"]}
+        assert container["resources"]["requests"] == container["resources"]["limits"]
+        claims = [each["persistentVolumeClaim"] for each in spec["volumes"] if "persistentVolumeClaim" in each]
+        assert claims == [
+            each["persistentVolumeClaim"] for each in wanted["volumes"] if "persistentVolumeClaim" in each
+        ]
+    assert head["rayStartParams"]["num-cpus"] == "0"
+    words = ray["entrypoint"].split()
+    assert words[:2] == ["llamabatch", "run"]
+    given = run.make_context("run", words[2:]).params
+    assert (given["address"], given["output"]) == ("auto", "/work/results.jsonl")
+    assert given["shards"] >= workers["maxReplicas"]
+
+
 @pytest.mark.parametrize("name", ["serve", "job"])
 def test_a_pod_needs_no_root_and_writes_to_volumes_alone(name):
     kind = {"serve": "Deployment", "job": "Job"}[name]
