@@ -110,21 +110,29 @@ def check_prompt(token_ids: tuple[int, ...], n_vocab: int, n_ctx: int) -> None:
     """
     if not token_ids:
         raise PromptError("the prompt is empty; give at least one token")
-    if len(token_ids) > n_ctx:
-        raise _too_long(
-            token_ids,
-            n_ctx,
-            f"the prompt has {len(token_ids)} tokens; n_ctx allows 1 to {n_ctx} (overflow='truncate' would cut it)",
-        )
+    check_length(len(token_ids), n_ctx)
     low, high = min(token_ids), max(token_ids)
     if low < 0 or high >= n_vocab:
         bad = low if low < 0 else high
         raise PromptError(f"token id {show(bad)} is outside the vocabulary; allowed are 0 to {n_vocab - 1}")
 
 
-def _too_long(token_ids: tuple[int, ...], n_allowed: int, message: str) -> ContextLengthError:
+def check_length(n_tokens: int, n_ctx: int, place: str = "") -> None:
+    """Raises ContextLengthError for a prompt of more tokens than a request may use.
+
+    Args:
+        place: of the prompt in a list, before the message.
+    """
+    if n_tokens > n_ctx:
+        message = (
+            f"{place}the prompt has {n_tokens} tokens; n_ctx allows 1 to {n_ctx} (overflow='truncate' would cut it)"
+        )
+        raise _too_long(n_tokens, n_ctx, message)
+
+
+def _too_long(n_tokens: int, n_allowed: int, message: str) -> ContextLengthError:
     error = ContextLengthError(message)
-    error.n_tokens, error.n_allowed = len(token_ids), n_allowed
+    error.n_tokens, error.n_allowed = n_tokens, n_allowed
     return error
 
 
@@ -132,7 +140,7 @@ def check_text(token_ids: tuple[int, ...], n_vocab: int, longest: int, what: str
     """As check_prompt, for a text that goes through an embedding model in one pass."""
     if len(token_ids) > longest:
         raise _too_long(
-            token_ids,
+            len(token_ids),
             longest,
             f"the text has {len(token_ids)} tokens; {what} takes 1 to {longest}, the smaller of n_ctx and n_batch",
         )

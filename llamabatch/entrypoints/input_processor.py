@@ -16,7 +16,7 @@ from llamabatch.chat.conversation import ChatOptions, Conversation, to_text, to_
 from llamabatch.engine.validation import RequestLimits, check_kind, validate
 from llamabatch.entrypoints.answer_format import AnswerFormat
 from llamabatch.entrypoints.classification import pair_tokenizer, relevance_index
-from llamabatch.entrypoints.prompts import FORMS, is_prompt_mapping, is_table, is_token_ids, read_mapping
+from llamabatch.entrypoints.prompts import FORMS, is_prompt_mapping, is_table, is_token_ids, plain_ids, read_mapping
 from llamabatch.entrypoints.submission import ErrorPolicy, Refused, Submission
 from llamabatch.errors import AdapterError, ConfigError, InputError, PromptError, SamplingError
 from llamabatch.gguf.pooling import POOLINGS
@@ -218,7 +218,7 @@ class InputProcessor:
         if isinstance(prompt, str):
             return prompt, tuple(self._model.tokenize(prompt) if prompt else ())
         if is_token_ids(prompt):
-            return None, tuple(map(int, prompt))
+            return None, plain_ids(prompt)
         if isinstance(prompt, (list, tuple)) and not prompt:
             return None, ()  # refused below, as an empty prompt
         if is_prompt_mapping(prompt):

@@ -52,7 +52,15 @@ def is_token_ids(prompt: object) -> TypeGuard[Sequence[int]]:
     if isinstance(prompt, Iterator) or is_table(prompt):
         return False
     tokens = items(prompt, sys.maxsize)
-    return bool(tokens) and all(isinstance(t, Integral) and not isinstance(t, bool) for t in tokens or ())
+    return bool(tokens) and all(
+        type(t) is int or (isinstance(t, Integral) and not isinstance(t, bool)) for t in tokens or ()
+    )
+
+
+def plain_ids(token_ids: Sequence[int]) -> tuple[int, ...]:
+    """Token ids as Python's own numbers. One by one: map would let no other thread run before the last of a million."""
+    plain = [int(token_id) for token_id in token_ids]
+    return tuple(plain)
 
 
 def is_table(values: object) -> bool:
@@ -85,7 +93,7 @@ def read_mapping(prompt: Mapping[str, Any]) -> tuple[str | None, tuple[int, ...]
     if "prompt_token_ids" not in prompt:
         return text, None
     if is_token_ids(ids):
-        return text, tuple(map(int, ids))
+        return text, plain_ids(ids)
     if isinstance(ids, (list, tuple)) and not ids:
         return text, ()  # refused later, as an empty prompt
     raise PromptError(f"prompt_token_ids is {show(ids)}; give a list of token ids")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from llamabatch.engine.validation import check_length
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.submission import Submission
 from llamabatch.errors import PromptError, SamplingError
@@ -71,11 +72,14 @@ class CompletionBody(Generation):
         Args:
             loaded: names of the adapters in the order of llama-server's ids.
         """
-        given = as_prompts(processor, self.prompts, add_special=self.add_special)
+        longest = None if self.params.overflow == "truncate" else processor.n_ctx
+        given = as_prompts(processor, self.prompts, add_special=self.add_special, longest=longest)
         return processor.prompts(given, with_text_biases(self, processor), self.adapter_scales(loaded), "raise")
 
 
-def as_prompts(processor: InputProcessor, prompts: Sequence[Prompt], *, add_special: bool = True) -> Any:
+def as_prompts(
+    processor: InputProcessor, prompts: Sequence[Prompt], *, add_special: bool = True, longest: int | None = None
+) -> Any:
     """Prompts in the form of InputProcessor.prompts: alone, or a list of several.
 
     <|im_end|> and its like in a text are the tokens that they name, as in vLLM and llama-server: callers of both write
@@ -83,12 +87,19 @@ def as_prompts(processor: InputProcessor, prompts: Sequence[Prompt], *, add_spec
 
     Args:
         add_special: put BOS in front where the model wants it.
+        longest: tokens that a text may have; None: any number.
+
+    Raises:
+        ContextLengthError: a text has more. A look at each of a million tokens would hold other requests up.
     """
     bos, found = processor.bos_text, []
-    for prompt in prompts:
+    for place, prompt in enumerate(prompts):
         if isinstance(prompt, str):
             wants = add_special and not (bos and prompt.startswith(bos))
-            found.append({"prompt": prompt, "prompt_token_ids": processor.tokenize(prompt, wants, True)})
+            ids = processor.tokenize(prompt, wants, True)
+            if longest is not None:
+                check_length(len(ids), longest, f"prompts[{place}]: " if len(prompts) > 1 else "")
+            found.append({"prompt": prompt, "prompt_token_ids": ids})
         else:
             found.append({"prompt_token_ids": list(prompt)})
     return found if len(found) > 1 else found[0]

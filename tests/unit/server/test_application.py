@@ -77,6 +77,24 @@ def test_completions_of_a_list(client):
     assert texts == ["a b", "a b", "c d", "c d"]
 
 
+def test_a_text_that_is_too_long_is_refused_before_its_tokens_are_looked_at(client, monkeypatch):
+    def look(*_):
+        raise AssertionError("a look at each of a million tokens holds up all other requests")
+
+    monkeypatch.setattr("llamabatch.entrypoints.prompts.is_token_ids", look)
+    monkeypatch.setattr("llamabatch.entrypoints.input_processor.is_token_ids", look)
+    long = "a " * 6000
+    response = client.post("/v1/completions", json={"prompt": long})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["code"], error["n_ctx"]) == ("context_length_exceeded", 4096)
+    assert f"the prompt has {error['n_prompt_tokens']} tokens; n_ctx allows 1 to 4096" in error["message"]
+    monkeypatch.undo()
+    error = client.post("/v1/completions", json={"prompt": ["a", long]}).json()["error"]
+    assert "prompts[1]: the prompt has" in error["message"]
+    assert client.post("/v1/completions", json={"prompt": long, "overflow": "truncate"}).status_code == 200
+
+
 def test_what_is_refused_is_a_400_of_openais_shape(client):
     response = client.post("/v1/chat/completions", json=CHAT | {"temperature": -1})
     assert response.status_code == 400

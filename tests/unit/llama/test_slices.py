@@ -1,0 +1,28 @@
+"""Token ids from llama.cpp become Python's in slices, between which other threads run."""
+
+import ctypes
+
+import pytest
+
+from llamabatch.llama import model
+
+
+class Recorded:
+    """A ctypes array that writes down how many of its values are read at once."""
+
+    def __init__(self, values):
+        self._values = (ctypes.c_int32 * len(values))(*values)
+        self.sizes = []
+
+    def __getitem__(self, place):
+        found = self._values[place]
+        self.sizes.append(len(found))
+        return found
+
+
+@pytest.mark.parametrize("n", [0, 1, 99, 100, 101, 250])
+def test_ids_are_read_in_slices(monkeypatch, n):
+    monkeypatch.setattr(model, "_SLICE", 100)
+    array = Recorded(range(300))
+    assert model._in_slices(array, n) == list(range(n))
+    assert all(0 < size <= 100 for size in array.sizes)
