@@ -22,7 +22,7 @@ from llamabatch.utils.checks import integer, number, show
 from llamabatch.utils.paths import absolute
 
 # Manifests of earlier versions have no such fields; a job that leaves them at None or False is the same job.
-_LATER_PARAMS = ("logprob_token_ids", "thinking_token_budget", "skip_reading_prefix_cache")
+_LATER_PARAMS = ("logprob_token_ids", "thinking_token_budget", "skip_reading_prefix_cache", "post_sampling_probs")
 _LATER_READING = ("prompt", "keep")
 
 

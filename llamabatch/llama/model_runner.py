@@ -308,7 +308,7 @@ class ModelRunner:
         for span, state in zip(spans, states, strict=True):
             state.advance(span.num_output, span.token_ids)
         accepted = accepted_tokens(logits, spans, states, n_threads)
-        logprobs = accepted_logprobs(logits, spans, accepted, n_threads)
+        logprobs = accepted_logprobs(logits, spans, states, accepted, n_threads)
         results = []
         for span, state, tokens, asked in zip(spans, states, accepted, logprobs, strict=True):
             if not tokens:

@@ -9,7 +9,7 @@ from llamabatch.request.sampling_params import SamplingParams
 
 
 class Logprob(NamedTuple):
-    """Probability of one token at its place, for the model alone.
+    """Probability of one token at its place, for the model alone, unless SamplingParams.post_sampling_probs is True.
 
     Attributes:
         logprob: natural logarithm of its probability: log softmax of the model's own logits, before logit_bias,
@@ -60,6 +60,7 @@ class LogprobRecord:
         top: the same for output tokens; CUMULATIVE: the sum of their logprobs alone; None: nothing.
         others: further tokens whose logprobs come with each output token.
         first: index of the first token of the prompt with a logprob.
+        post_sampling: those of output tokens are of the distribution that they are drawn from.
     """
 
     CUMULATIVE = -1
@@ -73,9 +74,11 @@ class LogprobRecord:
         top: int | None,
         first: int = 1,
         others: tuple[int, ...] = (),
+        post_sampling: bool = False,
     ) -> None:
         self.top = top
         self.others = others
+        self.post_sampling = post_sampling
         self.prompt_top = prompt_top or 0
         self._prompt = prompt
         self._token_bytes = token_bytes
@@ -112,7 +115,14 @@ class LogprobRecord:
             top = cls.CUMULATIVE
         if top is None and prompt_top is None:
             return None
-        return cls(prompt, token_bytes, prompt_top=prompt_top, top=top, others=params.logprob_ids)
+        return cls(
+            prompt,
+            token_bytes,
+            prompt_top=prompt_top,
+            top=top,
+            others=params.logprob_ids,
+            post_sampling=params.post_sampling_probs,
+        )
 
     @property
     def next_row(self) -> int:

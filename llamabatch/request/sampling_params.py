@@ -141,6 +141,7 @@ OPTIONAL_INTEGERS = {
 _WHOLE = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 BOOLEANS = (
     *("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "background", "skip_reading_prefix_cache"),
+    "post_sampling_probs",
 )
 
 
@@ -219,6 +220,10 @@ class SamplingParams:
             (LLM.plan.reasoning), or with reasoning_tags.
         skip_reading_prefix_cache: compute the whole prompt, also where other requests have computed its beginning. The
             continuations of one request share it all the same.
+        post_sampling_probs: logprobs of output tokens are those of the distribution that a token is drawn from, behind
+            logit_bias, penalties, masks, temperature and all samplers, in place of the model's own. Tokens that cannot
+            be drawn are not among the likeliest; one asked for by id, or written to end the thinking, has -9999. Such
+            requests take no part in speculation.
     """
 
     n: int = 1
@@ -266,6 +271,7 @@ class SamplingParams:
     overflow: str = "refuse"
     thinking_token_budget: int | None = None
     skip_reading_prefix_cache: bool = False
+    post_sampling_probs: bool = False
 
     def __post_init__(self) -> None:
         # a default holds, and to check all of them takes longer than the rest of a request that names few

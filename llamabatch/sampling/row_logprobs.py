@@ -15,11 +15,12 @@ from llamabatch.request.logprobs import RowLogprobs
 from llamabatch.request.sampling_params import MAX_LOGPROBS
 from llamabatch.sampling import native
 from llamabatch.sampling.numpy_sampler import top_of
-from llamabatch.sampling.sampler import NO_TOKEN, SamplerState, sample_rows
+from llamabatch.sampling.sampler import NO_TOKEN, SamplerState, distribution, sample_rows
 from llamabatch.scheduler.output import ScheduledSpan
 
 Floats = npt.NDArray[np.float32]
 
+NEVER = -9999.0  # the logprob of a token that could not be drawn, as in OpenAI's API: JSON has no -inf
 _MANY = 64  # tokens, for whose ranks one sort of the row is faster than a comparison with all of it for each
 
 
@@ -49,11 +50,17 @@ def sample_with_logprobs(
             asked[row] = target, record.prompt_top
         if token is not None and token != NO_TOKEN and record.top is not None:
             asked[end - 1] = token, record.top
+    drawn = {
+        end - 1: drawn_logprobs(logits[end - 1], state, *asked.pop(end - 1), span.logprobs.others)
+        for end, span, state in zip(ends, spans, states, strict=True)
+        if span.logprobs is not None and span.logprobs.post_sampling and end - 1 in asked and span.output
+    }
     of_tokens, tops = [token for token, _ in asked.values()], [top for _, top in asked.values()]
     logprobs = dict(zip(asked, row_logprobs(logits, list(asked), of_tokens, tops, n_threads), strict=True))
     for end, span in zip(ends, spans, strict=True):
         if span.logprobs is not None and span.logprobs.others and span.output and end - 1 in logprobs:
             logprobs[end - 1] = _with_others(logprobs[end - 1], logits[end - 1], span.logprobs.others)
+    logprobs |= drawn
     results = []
     for end, span in zip(ends, spans, strict=True):
         rows = range(end - span.output - span.prompt_rows, end)
@@ -62,19 +69,26 @@ def sample_with_logprobs(
 
 
 def accepted_logprobs(
-    logits: Floats, spans: Sequence[ScheduledSpan], accepted: Sequence[tuple[int, ...]], n_threads: int
+    logits: Floats,
+    spans: Sequence[ScheduledSpan],
+    states: Sequence[SamplerState],
+    accepted: Sequence[tuple[int, ...]],
+    n_threads: int,
 ) -> list[tuple[RowLogprobs, ...]]:
     """The logprobs of the accepted tokens of each span of a call with guesses; () where its request asks for none.
 
     Args:
         logits: the rows of each span one after another: that of its known token, then those of its guesses.
+        states: one for each span, at the first of its tokens.
     """
     found: list[tuple[RowLogprobs, ...]] = []
     first = 0
-    for span, tokens in zip(spans, accepted, strict=True):
+    for span, state, tokens in zip(spans, states, accepted, strict=True):
         record = span.logprobs
         if record is None or record.top is None:
             found.append(())
+        elif record.post_sampling:  # without guesses, it has one token at most
+            found.append(tuple(drawn_logprobs(logits[first], state, t, record.top, record.others) for t in tokens))
         else:
             rows = range(first, first + len(tokens))
             of_tokens = row_logprobs(logits, rows, tokens, [record.top] * len(tokens), n_threads)
@@ -120,6 +134,32 @@ def row_logprobs(
             ]
         return [RowLogprobs(*found) for found in native.row_logprobs(logits, rows, tokens, tops, n_threads)]
     return [_row_logprobs(logits[row], token, top) for row, token, top in zip(rows, tokens, tops, strict=True)]
+
+
+def drawn_logprobs(row: Floats, state: SamplerState, token: int, top: int, others: tuple[int, ...] = ()) -> RowLogprobs:
+    """The logprobs of one token, of the likeliest ones and of others in the distribution that a row is drawn from.
+
+    Args:
+        state: at the token that the row is sampled for.
+        token, top: as in row_logprobs. others: ids of further tokens.
+    """
+    ids, probabilities = distribution(row, state)
+    order = np.lexsort((ids, -probabilities))
+    order = order[probabilities[order] > 0.0]
+    likeliest, values = ids[order], np.log(probabilities[order])
+
+    def of(token_id: int) -> tuple[float, int]:
+        places = np.flatnonzero(likeliest == token_id)
+        return (float(values[places[0]]), int(places[0]) + 1) if len(places) else (NEVER, len(likeliest) + 1)
+
+    logprob, rank = of(token)
+    shown = max(0, top)
+    return RowLogprobs(
+        [token, *likeliest[:shown].tolist()],
+        [logprob, *values[:shown].tolist()],
+        rank if top >= 0 else 0,
+        tuple((other, *of(other)) for other in others),
+    )
 
 
 def _row_logprobs(row: Floats, token: int, top: int) -> RowLogprobs:

@@ -272,6 +272,7 @@ def can_draft(params: SamplingParams) -> bool:
         params.mirostat
         or params.overflow == "shift"  # guesses must not cross the end of its slot
         or params.logits_processors
+        or params.post_sampling_probs  # those of a guess that was wrong would be drawn in vain
         or params.dry_multiplier
         or params.structured_outputs is not None
     )

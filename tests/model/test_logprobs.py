@@ -242,3 +242,26 @@ def test_too_many_are_that_requests_error(reference):
         fine, refused = llm.generate(["a b"] * 2, [ASKS, huge], errors="return")
     assert fine.error is None
     assert "a request may have 0 to 4194304" in refused.error, n_ctx
+
+
+def test_those_behind_the_samplers_are_of_the_distribution_that_is_drawn_from():
+    asked = {"max_tokens": 12, "logprobs": 4, "seed": 3, "ignore_eos": True, "top_k": 3, "temperature": 0.7}
+    for speculate in ("off", "lookup"):
+        with LLM("tiny", n_slots=2, n_threads=1, instances=1, speculate=speculate, isolate=speculate == "off") as llm:
+            own, drawn = llm.generate(
+                ["The fox the fox the fox"] * 2,
+                [SamplingParams(**asked), SamplingParams(**asked, post_sampling_probs=True)],
+            )
+        assert drawn.token_ids == own.token_ids
+        for token, before, behind in zip(
+            drawn.token_ids, own.outputs[0].logprobs, drawn.outputs[0].logprobs, strict=True
+        ):
+            assert len(behind) <= 3
+            assert math.fsum(math.exp(one.logprob) for one in behind.values()) == pytest.approx(1)
+            # of what is left the order is the same, and the temperature parts them further
+            likeliest = sorted(before, key=lambda i: before[i].rank)[: len(behind)]
+            assert sorted(behind, key=lambda i: behind[i].rank) == likeliest
+            first, last = likeliest[0], likeliest[-1]
+            wanted = (before[first].logprob - before[last].logprob) / 0.7
+            assert behind[first].logprob - behind[last].logprob == pytest.approx(wanted, abs=1e-3)
+            assert next(iter(behind)) == token

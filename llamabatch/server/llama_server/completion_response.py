@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from llamabatch.engine.engine_state import EngineState
 from llamabatch.llama.model import Model
 from llamabatch.request.logprobs import TokenLogprobs
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
+from llamabatch.sampling.row_logprobs import NEVER
 from llamabatch.server.errors import ApiError
 from llamabatch.server.llama_server.completion_body import LlamaCompletionBody
 from llamabatch.server.llama_server.settings import generation_settings
@@ -81,7 +83,7 @@ class Context:
         }
         if not stream and each.logprobs is not None and not is_empty:
             document["completion_probabilities"] = probabilities(
-                each.token_ids, each.logprobs, self.n_probs, self.model
+                each.token_ids, each.logprobs, self.n_probs, self.model, post_sampling=body.params.post_sampling_probs
             )
         return only_fields(document, body.fields)
 
@@ -151,28 +153,37 @@ def timings(output: RequestOutput, n_output: int) -> Json:
 
 
 def probabilities(
-    token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], n_probs: int, model: Model
+    token_ids: Sequence[int],
+    logprobs: Sequence[TokenLogprobs],
+    n_probs: int,
+    model: Model,
+    *,
+    post_sampling: bool = False,
 ) -> list[Json]:
-    """completion_probabilities: for each token its logprob, and those of the likeliest at its place."""
+    """completion_probabilities: for each token its logprob, and those of the likeliest at its place; with
+    post_sampling_probs the probabilities themselves."""
     found = []
+    top = "top_probs" if post_sampling else "top_logprobs"
     for token_id, given in zip(token_ids, logprobs, strict=True):
         likeliest = sorted(given.items(), key=lambda item: item[1].rank)[:n_probs]
+        if post_sampling:  # a token that was written, and not drawn, is none of them
+            likeliest = [(other, one) for other, one in likeliest if one.logprob > NEVER]
         found.append(
             {
-                **_token(token_id, given[token_id].logprob, model),
-                "top_logprobs": [_token(other, one.logprob, model) for other, one in likeliest],
+                **_token(token_id, given[token_id].logprob, model, post_sampling),
+                top: [_token(other, one.logprob, model, post_sampling) for other, one in likeliest],
             }
         )
     return found
 
 
-def _token(token_id: int, logprob: float, model: Model) -> Json:
+def _token(token_id: int, logprob: float, model: Model, post_sampling: bool) -> Json:
     data = model.piece(token_id)
     return {
         "id": token_id,
         "token": data.decode("utf-8", errors="ignore"),
         "bytes": list(data),
-        "logprob": max(_LOWEST, logprob),
+        **({"prob": math.exp(logprob)} if post_sampling else {"logprob": max(_LOWEST, logprob)}),
     }
 
 
@@ -308,7 +319,8 @@ class LlamaCompletionChunks:
             if output.text or output.finish_reason is None:
                 self._tell(index, output, output.text, tokens, None, events)
             return
-        found = probabilities(tokens, logprobs, self._context.n_probs, self._context.model)
+        post_sampling = self._body.params.post_sampling_probs
+        found = probabilities(tokens, logprobs, self._context.n_probs, self._context.model, post_sampling=post_sampling)
         for place, (token, given) in enumerate(zip(tokens, found, strict=True)):
             text = output.text if place == len(tokens) - 1 else ""
             self._tell(index, output, text, (token,), [given], events)

@@ -91,7 +91,7 @@ def generation_settings(
         "preserved_tokens": [],
         "samplers": list(SAMPLERS),
         "timings_per_token": timings_per_token,
-        "post_sampling_probs": False,
+        "post_sampling_probs": full.post_sampling_probs,
         "backend_sampling": False,
         "lora": [{"id": place, "scale": float((lora or {}).get(name, 0.0))} for place, name in enumerate(adapters)],
     }

@@ -89,6 +89,7 @@ _DOCS = {
     "structured_outputs": "the form of the text: one of json, regex, choice, grammar, json_object, structural_tag",
     "deadline_s": "seconds after which the request ends as an error; the header X-Request-Timeout says the same",
     "priority": "a waiting request with a lower number enters first",
+    "post_sampling_probs": "logprobs are those of the distribution that a token is drawn from, and not the model's own",
     "background": "take only rows that other requests leave free, as service_tier flex does",
 }
 
@@ -177,7 +178,6 @@ GENERATION: Fields = {
     "t_max_predict_ms": Field(_ANY, "", (0, -1), "give deadline_s, in seconds, or max_tokens"),
     "adaptive_target": Field(_ANY, "", (-1, -1.0), "there is no adaptive-p sampler; give min_p"),
     "backend_sampling": Field(_BOOLEAN, "without effect: llamabatch's own sampler draws the same tokens"),
-    "post_sampling_probs": Field(_ANY, "", (False,), "logprobs are those of the model, before sampling"),
     "grammar_lazy": Field(_ANY, "", (False,), "give structural_tag for free text with such parts"),
     "grammar_triggers": Field(_ANY, "", ([],), "give structural_tag for free text with such parts"),
     "preserved_tokens": Field(_ANY, "", ([],), "give skip_special_tokens=false"),

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamabatch.request.logprobs import Logprob, RowLogprobs
+from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.sampling import native
 from llamabatch.sampling import row_logprobs as module
-from llamabatch.sampling.row_logprobs import row_logprobs
+from llamabatch.sampling.row_logprobs import NEVER, drawn_logprobs, row_logprobs
+from llamabatch.sampling.sampler import SamplerState
 from tests.unit.sampling.test_sampler_compiled import KINDS, SIZES, logits, needs_helper
 
 
@@ -136,3 +138,20 @@ def test_other_tokens_come_last_and_none_comes_twice():
     assert list(row.named(lambda token: b"t%d" % token).items()) == [
         (5, Logprob(-1.0, 2, "t5")), (4, Logprob(-0.5, 1, "t4")), (9, Logprob(-3.0, 8, "t9")),
     ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("more", [{}, {"xtc_probability": 1e-9}])  # the second by the chain of uncommon samplers
+def test_those_behind_the_samplers_are_of_the_tokens_that_can_be_drawn(more):
+    row = np.log(np.array([0.1, 0.4, 0.05, 0.25, 0.2], np.float32))
+    params = SamplingParams(temperature=0.5, top_k=3, top_p=1.0, min_p=0.0, logit_bias={4: -100}, **more)
+    found = drawn_logprobs(row, SamplerState(params, seed=1), 3, 9, (1, 2))
+    weights = {1: 0.4**2, 3: 0.25**2, 0: 0.1**2}  # temperature 0.5 squares them
+    wanted = {token: math.log(weight / sum(weights.values())) for token, weight in weights.items()}
+    assert list(found.token_ids) == [3, 1, 3, 0]
+    assert found.logprobs == pytest.approx([wanted[token] for token in found.token_ids], abs=1e-5)
+    assert found.rank == 2
+    assert found.others == ((1, pytest.approx(wanted[1], abs=1e-5), 1), (2, NEVER, 4))
+    greedy = drawn_logprobs(row, SamplerState(SamplingParams(temperature=0, **more), seed=1), 1, 5)
+    assert (list(greedy.token_ids), list(greedy.logprobs), greedy.rank) == ([1, 1], [0.0, 0.0], 1)
+    assert drawn_logprobs(row, SamplerState(params, seed=1), 4, 0)[:3] == ([4], [NEVER], 4)  # written, not drawn

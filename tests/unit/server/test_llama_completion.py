@@ -195,7 +195,7 @@ def processor(client):
         ({"prompt": "x", "response_fields": "content"}, "response_fields"),
         ({"prompt": "x", "t_max_predict_ms": "1"}, "t_max_predict_ms"),
         ({"prompt": "x", "lora": [{"id": 7, "scale": 1}]}, "lora"),
-        ({"prompt": "x", "post_sampling_probs": True}, "post_sampling_probs"),
+        ({"prompt": "x", "post_sampling_probs": 2}, "post_sampling_probs"),
         ({"prompt": "x", "id_slot": -2}, "id_slot"),
         ({"prompt": {"content": "x"}}, "content"),
         ({"prompt": {"content": [{"type": "image_url"}]}}, "image_url"),
