@@ -254,6 +254,7 @@ def test_watchers_see_an_engine_that_is_killed_come_back(client):
     counts = [event["totals"]["restarts"] for event in events if "totals" in event]
     assert counts[-1] == counts[0] + 1
     assert len(events[-1]["slots"]) == 2
-    assert {event["state"] for event in events} == {"ready"}
+    assert {event["state"] for event in events} == {"ready", "restarting"}
+    assert events[-1]["state"] == "ready"
     assert client.post("/completion", json={"prompt": "x", "n_predict": 2}).json()["tokens_predicted"] == 2
     assert "llamabatch:engine_restarts_total" in client.get("/metrics").text
