@@ -28,6 +28,7 @@ from llamabatch.server.openai.chunks import (
     prompt_logprobs_of,
     quoted,
     usage_of,
+    usage_part,
 )
 from llamabatch.server.sse import DONE
 
@@ -100,11 +101,9 @@ class ChatChunks:
         self._body = body
         self._usage = Usage()
         self._finished: list[RequestOutput] = []
-        self._wants_usage = body.include_usage
-        self._counts = body.continuous_usage
         self._token_ids = body.return_token_ids
         # so that a choice of them is more than its text
-        self._is_rich = self._counts or self._token_ids or body.params.wants_logprobs
+        self._is_rich = body.continuous_usage or self._token_ids or body.params.wants_logprobs
         self._begun: set[int] = set()
         # a chunk of plain text is these, with the choice's index and the text between them
         self._text_head = ',"delta":{"content":'
@@ -130,9 +129,7 @@ class ChatChunks:
         return error_event(error)
 
     def _usage_part(self) -> str:
-        if self._counts:
-            return f',"usage":{dump(self._usage.to_openai())}'
-        return ',"usage":null' if self._wants_usage else ""
+        return usage_part(self._usage, self._body)
 
     def _begin(self, index: int, events: list[str]) -> None:
         self._begun.add(index)
@@ -184,7 +181,8 @@ class ChatChunks:
             self._finished.append(finished)
             usage = usage_of([finished])
             usage.reasoning_tokens = self._usage.reasoning_tokens
-            if usage.reasoning_tokens and self._count is not None and (self._wants_usage or self._counts):
+            is_told = self._body.include_usage or self._body.continuous_usage
+            if usage.reasoning_tokens and self._count is not None and is_told:
                 usage.reasoning_tokens = self._count([finished])  # a piece may hold thinking and text
             self._usage = usage
 

@@ -160,6 +160,13 @@ def error_event(error: ApiError) -> bytes:
     return f"data: {dump(error.to_openai())}\n\n".encode()
 
 
+def usage_part(usage: Usage, body: Generation) -> str:
+    """The entry "usage" of a chunk, with the comma before it; "" where the body asks for none."""
+    if body.continuous_usage:
+        return f',"usage":{dump(usage.to_openai())}'
+    return ',"usage":null' if body.include_usage else ""
+
+
 def last_event(head: str, usage: Usage, outputs: Sequence[RequestOutput], body: Generation) -> bytes:
     """The event behind the last piece of a stream, without choices; empty where nothing of it was asked for."""
     more: dict[str, Any] = {"usage": usage.to_openai()} if body.include_usage else {}

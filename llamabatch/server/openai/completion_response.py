@@ -19,6 +19,7 @@ from llamabatch.server.openai.chunks import (
     prompt_logprobs_of,
     quoted,
     usage_of,
+    usage_part,
 )
 from llamabatch.server.openai.completion_body import CompletionBody
 from llamabatch.server.sse import DONE
@@ -134,10 +135,8 @@ class CompletionChunks:
         self._n = body.params.n
         self._texts = texts
         self._top = body.params.logprobs
-        self._wants_usage = body.include_usage
-        self._counts = body.continuous_usage
         self._token_ids = body.return_token_ids
-        self._is_rich = self._counts or self._token_ids or self._top is not None or body.no_output
+        self._is_rich = body.continuous_usage or self._token_ids or self._top is not None or body.no_output
         # logprobs of a prompt are known when its request ends, and they stand before all others
         self._held: dict[int, list[SequenceOutput]] | None = {} if body.echo and self._top is not None else None
         self._usage = Usage()  # of what has come
@@ -175,9 +174,7 @@ class CompletionChunks:
         return error_event(error)
 
     def _usage_part(self) -> str:
-        if self._counts:
-            return f',"usage":{dump(self._usage.to_openai())}'
-        return ',"usage":null' if self._wants_usage else ""
+        return usage_part(self._usage, self._body)
 
     def _released(
         self, outputs: list[SequenceOutput], held: dict[int, list[SequenceOutput]]
