@@ -33,7 +33,8 @@ class Limit:
     name: str = "limit"
 
     def applies(self, workload: Workload) -> bool:
-        return not workload.streamed and not workload.neighbour
+        """No other row of llama-batched-bench is like a single request, a busy machine or a warm cache."""
+        return not (workload.streamed or workload.neighbour or workload.warm or len(workload.shapes) == 1)
 
     def measure(self, setup: Setup, workload: Workload, rng: random.Random) -> Result:
         """The faster of the two attentions. Its tokens are the workload's; its wall time is computed."""

@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv-bench"
 REQUIREMENTS = Path(__file__).resolve().parent / "requirements.txt"
 SHAPE, QUANT = "qwen2.5-0.5b", "Q8_0"
+LARGER = ("Q4_K_M", "llama-3.2-1b")
 _SERVER = "examples/server/server.py"
 
 Say = Callable[[str], None]
@@ -33,14 +34,14 @@ def log_folder() -> Path:
     return make_folder(cache_dir() / "logs" / "bench")
 
 
-def synth_model(say: Say, quant: str = QUANT) -> Path:
+def synth_model(say: Say, quant: str = QUANT, shape: str = SHAPE) -> Path:
     """The model with random weights, from the cache or written now."""
     folder = make_folder(cache_dir() / "models")
-    path = folder / f"{SHAPE}-{quant}-seed0.gguf"
+    path = folder / f"{shape}-{quant}-seed0.gguf"
     with lock(folder / "lock"):
         if not path.is_file():
             say(f"Writing {path.name}, once")
-            synth.write_model(synth.find_shape(SHAPE), path, quant)
+            synth.write_model(synth.find_shape(shape), path, quant)
     return path
 
 
@@ -55,8 +56,12 @@ def describe_model(path: Path) -> Model:
 
 
 def models(names: set[str], say: Say) -> dict[str, Model]:
-    """The models that workloads name: "synth" and "tiny"."""
-    paths = {"synth": lambda: synth_model(say), "tiny": lambda: resolve("tiny")}
+    """The models that workloads name: "synth", "synth 1B" and "tiny"."""
+    paths = {
+        "synth": lambda: synth_model(say),
+        "synth 1B": lambda: synth_model(say, *LARGER),
+        "tiny": lambda: resolve("tiny"),
+    }
     return {name: describe_model(paths[name]()) for name in sorted(names)}
 
 

@@ -21,7 +21,7 @@ import click
 
 from benchmarks import report
 from benchmarks.workloads import WORKLOADS
-from llamabatch.utils.format import significant
+from llamabatch.utils.format import seconds, significant
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -39,8 +39,12 @@ PAGES: Mapping[str, tuple[str, ...]] = {"README.md": _README_PEERS, "docs/benchm
 # Label of a row -> workload, figure
 ROWS = {
     "burst: 32 x (64 + 64)": ("burst", "tokens_per_s"),
+    "burst, 1B at Q4_K_M": ("burst, 1B Q4_K_M", "tokens_per_s"),
     "ragged: 96 x (16..256 + 8..256)": ("ragged", "tokens_per_s"),
     "shared prefix: 32 x (512 + 32 + 64)": ("shared prefix", "tokens_per_s"),
+    "the same, prefix in the cache": ("shared prefix, warm", "tokens_per_s"),
+    "one request: 64 + 128": ("one request", "tokens_per_s"),
+    "one request, first token of 1,500": ("one long prompt", "first_token_s"),
     "4 prompts of 2,000 tokens among 16 talkers": ("long prompt among talkers", "tokens_per_s"),
     "the same, p95 between a talker's tokens": ("long prompt among talkers", "p95_gap_s"),
     "burst beside a busy process": ("busy laptop", "tokens_per_s"),
@@ -109,7 +113,7 @@ def read(names: Sequence[str], folder: Path = RESULTS) -> Figures:
         for row in document["series"]:
             medians[row["workload"], row["peer"]] = row["median"]
             options = row["facts"].get("options", {})
-            if row["peer"] == report.OURS and WORKLOADS[row["workload"]].streamed and "prefill_share" not in options:
+            if row["peer"] == report.OURS and row["workload"] in report.GAPS and "prefill_share" not in options:
                 notes = [_OLDER]
     if len(set(machines)) > 1:
         raise click.ClickException(f"{', '.join(names)} are of more than one machine: {'; '.join(machines)}")
@@ -161,6 +165,8 @@ def _cell(figure: str, peer: str, value: float | None, ours: float | None) -> st
         return ""
     if figure == "p95_gap_s":
         return f"{value * 1000:,.0f} ms"
+    if figure == "first_token_s":
+        return seconds(value) if peer == report.OURS or not ours else f"{seconds(value)} ({value / ours:.2f} x)"
     if peer == report.OURS or not ours:
         return significant(value)
     if peer == report.LIMIT:

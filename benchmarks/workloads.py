@@ -45,9 +45,10 @@ class Workload:
     """A row of the table in docs/benchmarks.md.
 
     Attributes:
-        model: "synth" or "tiny".
+        model: "synth", "synth 1B" or "tiny".
         n_ctx: tokens that one request may use; a multiple of 256, to which llama.cpp rounds.
         shared: tokens at the front of every prompt that are the same in all of them.
+        warm: the same number of requests with the same shared part went before, with other ids behind it.
         neighbour: one other process uses a whole core meanwhile.
         streamed: tokens are delivered one by one, and the gaps between them are measured.
         loop_every: the loop over llama_cpp.Llama runs only every n-th request, by length: its speed depends on the
@@ -62,6 +63,7 @@ class Workload:
     neighbour: bool = False
     streamed: bool = False
     loop_every: int = 4
+    warm: bool = False
 
     @property
     def n_generated(self) -> int:
@@ -81,6 +83,14 @@ class Workload:
             Job([*common, *_ids(rng, n_vocab, s.prompt - self.shared)], s.generated, s.arrival_s, s.talker, s.endless)
             for s in self.shapes
         ]
+
+    def earlier(self, jobs: list[Job], rng: random.Random, n_vocab: int) -> list[Job]:
+        """Requests that leave the shared part of `jobs` in caches; none where these are to be cold."""
+        if not self.warm:
+            return []
+        n = self.shared
+        prompts = [[*job.prompt[:n], *_ids(rng, n_vocab, len(job.prompt) - n)] for job in jobs]
+        return [dataclasses.replace(job, prompt=prompt) for job, prompt in zip(jobs, prompts, strict=True)]
 
     def warm_up(self, rng: random.Random, n_vocab: int, n: int = N_SLOTS) -> list[Job]:
         """Requests that touch the weights and every slot, with ids that nothing measured shares."""
@@ -135,8 +145,12 @@ WORKLOADS = {
     workload.name: workload
     for workload in (
         Workload("burst", "synth", _BURST, n_ctx=256),
+        Workload("burst, 1B Q4_K_M", "synth 1B", _BURST, n_ctx=256),
         Workload("ragged", "synth", _ragged(96, (16, 256), (8, 256)), n_ctx=512, loop_every=8),
         Workload("shared prefix", "synth", tuple([Shape(544, 64)] * 32), n_ctx=768, shared=512),
+        Workload("shared prefix, warm", "synth", tuple([Shape(544, 64)] * 32), n_ctx=768, shared=512, warm=True),
+        Workload("one request", "synth", (Shape(64, 128),), n_ctx=256, loop_every=1),
+        Workload("one long prompt", "synth", (Shape(1500, 16),), n_ctx=2048, streamed=True),
         Workload("long prompt among talkers", "synth", _TALK, n_ctx=2048, streamed=True),
         Workload("busy laptop", "synth", _BURST, n_ctx=256, neighbour=True, loop_every=16),
         Workload("tiny", "tiny", _ragged(256, (16, 256), (8, 256)), n_ctx=512, loop_every=8),

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 import random
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -77,6 +78,7 @@ class Result:
         facts: the peer's own: options, load time, counts.
         times_s: of each job's tokens since the start, where tokens were delivered one by one.
         began_s: of each job's request since the start, there.
+        first_token_s: from the request to its first token, the mean of those that are not talkers, or of all, there.
     """
 
     wall_s: float
@@ -87,6 +89,7 @@ class Result:
     facts: dict[str, Any] = field(default_factory=dict)
     times_s: list[list[float]] = field(default_factory=list)
     began_s: list[float] = field(default_factory=list)
+    first_token_s: float | None = None
 
     @property
     def tokens_per_s(self) -> float:
@@ -144,6 +147,8 @@ def measure(peer: Opens, setup: Setup, workload: Workload, rng: random.Random, *
         warm_up = workload.warm_up(rng, model.n_vocab, n_warm_up)
         session.run(warm_up, streamed=False, timeout_s=LOAD_TIMEOUT_S)
         jobs = workload.jobs(rng, model.n_vocab)
+        if earlier := workload.earlier(jobs, rng, model.n_vocab):
+            session.run(earlier, streamed=False, timeout_s=setup.timeout_s)
         with neighbour(workload.neighbour, setup.env), PeakMemory(session.pids) as memory:
             cpu = time.process_time()
             result = session.run(jobs, streamed=workload.streamed, timeout_s=setup.timeout_s)
@@ -151,7 +156,8 @@ def measure(peer: Opens, setup: Setup, workload: Workload, rng: random.Random, *
             peak = memory.read()
         check_tokens(result.tokens, jobs)
         facts = {**session.facts, **result.facts}
-        return dataclasses.replace(result, peak_memory_bytes=peak, client_cpu_s=cpu, facts=facts)
+        first = first_token_s(result, jobs)
+        return dataclasses.replace(result, peak_memory_bytes=peak, client_cpu_s=cpu, facts=facts, first_token_s=first)
     finally:
         session.close()
 
@@ -162,6 +168,17 @@ def check_tokens(tokens: list[int], jobs: list[Job]) -> None:
     found = sum(n for n, job in zip(tokens, jobs, strict=True) if not job.endless)
     if found < _LEAST_TOKENS * wanted:
         raise PeerFailure(f"it generated {found} of {wanted} tokens")
+
+
+def first_token_s(result: Result, jobs: list[Job]) -> float | None:
+    """Of the requests that are not talkers, or else of all: the mean time from the request to its first token.
+
+    None where tokens were not delivered one by one.
+    """
+    chosen = [not job.talker for job in jobs] if any(not job.talker for job in jobs) else [True] * len(jobs)
+    pairs = zip(result.times_s, result.began_s, chosen, strict=False)
+    found = [times[0] - began for times, began, wanted in pairs if wanted and times]
+    return statistics.mean(found) if found else None
 
 
 def gaps(times: list[list[float]], jobs: list[Job]) -> list[float]:

@@ -41,8 +41,15 @@ def test_ours_and_the_loop_are_measured(setup):
     assert 2**20 < ours.results[0].peak_memory_bytes < 2**32
     assert len(talk.results[0].gaps_s) == 10
     assert talk.results[0].tokens == [6, 6, 4]
+    assert 0 < talk.results[0].first_token_s < talk.results[0].wall_s
     assert {(c.workload, c.peer) for c in report.compare(found) if c.figure == "tokens/s"} == {("tiny", report.LOOP)}
     assert started() == []
+
+
+def test_a_warm_cache_is_that_of_the_shared_part(setup):
+    shared = Workload("warm", "tiny", (Shape(96, 4),) * 4, n_ctx=256, shared=80, warm=True)
+    result = Ours(options={"n_slots": 4}).measure(setup, shared, random.Random(1))
+    assert 4 * 16 <= result.facts["counts"]["prefill_tokens"] < 80 + 4 * 16  # the least with a cold cache
 
 
 def test_endless_requests_are_aborted_when_the_others_have_ended(setup):

@@ -14,7 +14,7 @@ from rich.console import Console
 from benchmarks import ab, facts, grid, idle, limit, pairs, places, report, rounds
 from benchmarks.bench import make_peers
 from benchmarks.peers import servers
-from benchmarks.peers.base import Model, Result, Setup, check_tokens, gaps
+from benchmarks.peers.base import Model, Result, Setup, check_tokens, first_token_s, gaps
 from benchmarks.peers.child import LlamaLoop
 from benchmarks.process import PeerFailure, environment
 from benchmarks.workloads import WORKLOADS, Job, Shape, Workload
@@ -100,6 +100,26 @@ def test_a_shared_prefix_is_shared_and_nothing_else():
     jobs = WORKLOADS["shared prefix"].jobs(random.Random(1), N_VOCAB)
     assert len({tuple(job.prompt[:512]) for job in jobs}) == 1
     assert len({tuple(job.prompt[512:]) for job in jobs}) == 32
+
+
+def test_warm_caches_hold_the_shared_part_and_nothing_else():
+    for name, n in (("shared prefix", 0), ("shared prefix, warm", 32)):
+        workload = WORKLOADS[name]
+        jobs = workload.jobs(random.Random(1), N_VOCAB)
+        earlier = workload.earlier(jobs, random.Random(2), N_VOCAB)
+        assert len(earlier) == n
+        for before, job in zip(earlier, jobs, strict=False):
+            assert before.prompt[:512] == job.prompt[:512]
+            assert before.prompt[512:] != job.prompt[512:]
+            assert len(before.prompt) == len(job.prompt)
+
+
+def test_first_tokens_are_those_of_the_long_prompts_or_of_all():
+    jobs = [Job([1], 3, 0.0, True), Job([1], 2, 0.0, False), Job([1], 2, 0.0, False)]
+    found = Result(9.0, [], times_s=[[0.5, 1.0], [3.0, 4.0], [6.0]], began_s=[0.1, 1.0, 2.0])
+    assert first_token_s(found, jobs) == 3.0
+    assert first_token_s(found, [dataclasses.replace(job, talker=True) for job in jobs]) == pytest.approx(6.4 / 3)
+    assert first_token_s(Result(9.0, [1, 1, 1]), jobs) is None
 
 
 def test_a_cut_workload_is_shorter_and_of_the_same_kind():
@@ -260,7 +280,7 @@ def test_the_staircase_adds_prefill_and_steps():
 
 def test_the_limit_leaves_out_what_it_cannot_say():
     applies = [name for name, workload in WORKLOADS.items() if limit.Limit().applies(workload)]
-    assert applies == ["burst", "ragged", "shared prefix", "tiny"]
+    assert applies == ["burst", "burst, 1B Q4_K_M", "ragged", "shared prefix", "tiny"]
 
 
 # --- the report ---------------------------------------------------------------------------------------------------
@@ -298,8 +318,21 @@ def test_a_gap_must_be_at_most_half():
     assert met == {report.STOCK_BEST: False, report.STOCK: True}
 
 
+def test_an_early_first_token_has_its_target():
+    name = "one long prompt"
+    rows = [
+        rounds.Series(peer, name, [dataclasses.replace(result(10, gaps_s=[0.1]), first_token_s=first)])
+        for peer, first in ((report.OURS, 3.0), (report.STOCK, 4.5), (report.STOCK_BEST, 3.6), (report.PATCHED, 2.0))
+    ]
+    met = {c.peer: c.met for c in report.compare(rows) if c.figure == "first token"}
+    assert met == {report.STOCK: True, report.STOCK_BEST: False, report.PATCHED: None}
+    assert {c.met for c in report.compare(rows) if c.figure == "p95 gap"} == {None}
+    assert report.document({}, {}, rows, {})["series"][1]["median"]["first_token_s"] == 4.5
+
+
 def test_every_target_names_a_workload_and_a_peer():
     assert set(report.TARGETS) == set(WORKLOADS)
+    assert {*report.FIRST_TOKENS, *report.GAPS} <= set(WORKLOADS)
     assert {p for t in report.TARGETS.values() for p in t} <= {*report.SERVERS, report.LOOP, report.LIMIT}
 
 
