@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.server.__main__ import ROOT, environment
+from tests.server.__main__ import ROOT, arguments, environment
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 BROWSER = "LLAMABATCH_TEST_BROWSER"
@@ -29,12 +29,8 @@ def main() -> int:
     named = {BROWSER: program, "PYTHONPATH": str(ROOT), "LLAMABATCH_SERVER_PYTHON": sys.executable}
     command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml")]
-    chosen = sys.argv[1:] or [str(ROOT / "tests" / "browser")]
-    given = [str((ROOT / each).resolve()) if (ROOT / each.split("::")[0]).exists() else each for each in chosen]
     with tempfile.TemporaryDirectory(prefix="llamabatch-browser-") as folder:
-        return subprocess.call(
-            [*command, "-c", str(ROOT / "pyproject.toml"), *given], cwd=folder, env=os.environ | named
-        )
+        return subprocess.call([*command, *arguments("browser")], cwd=folder, env=os.environ | named)
 
 
 if __name__ == "__main__":

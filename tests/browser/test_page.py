@@ -181,6 +181,29 @@ def test_the_key_is_asked_for_once_and_gone_with_the_tab(open_page, tmp_path):
         assert page.evaluate("[localStorage.length, sessionStorage['llamabatch.key']]") == [0, "secret"]
 
 
+def test_a_server_that_is_gone_is_told_in_each_view(open_page, tmp_path):
+    with running(tmp_path, model="tiny", n_slots=2) as url:
+        page = open_page(f"{url}/#live")
+        until(lambda: page.locator(".slots tbody tr").count() == 2)
+        assert page.locator("#view-live.stale").count() == 0
+        until(lambda: page.get_by_role("tab", name="Batches").is_visible())
+    until(lambda: page.locator("#view-live.stale .notice").is_visible())
+    shot(page, "gone-live")
+    page.get_by_role("tab", name="Batches").click()
+    until(lambda: page.locator("#view-batches [role=alert]").is_visible())
+    assert page.locator("#server-state").get_attribute("data-state") == "gone"
+    until(lambda: page.locator("#server-state").text_content() == "no answer")
+    shot(page, "gone-batches")
+    page.route("**/v1/batches?*", lambda route: route.fulfill(json={"data": []}))
+    until(lambda: not page.locator("#view-batches [role=alert]").is_visible())
+    page.get_by_role("tab", name="Alone or in company").click()
+    page.locator("#view-compare summary", has_text="Prompts").click()
+    page.locator("#compare-prompts").fill("One\nTwo")
+    page.get_by_role("button", name="Compare", exact=True).click()
+    until(lambda: page.locator("#view-compare [role=alert]").is_visible())
+    shot(page, "gone-compare")
+
+
 def test_tabs_by_the_keyboard(open_page, url):
     page = open_page(url)
     page.keyboard.press("Tab")
@@ -203,6 +226,12 @@ def test_nothing_is_cut_off_and_all_controls_have_names(open_page, url, name, sc
     options = {"viewport": {"width": width, "height": 800}, "color_scheme": scheme, "device_scale_factor": scale}
     page = open_page(f"{url}/#{name}", **options, reduced_motion="reduce")
     until(lambda: page.locator(f"#view-{name}").is_visible())
+    if name == "live":
+        until(lambda: page.locator(".slots tbody tr").count() == 3)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    if width == 1280:
+        assert page.evaluate("document.documentElement.scrollHeight") <= 800
+    if width == 390:  # the tabs have one line
+        assert page.locator(".tabs").evaluate("each => each.offsetHeight") < 60
     assert page.evaluate(UNNAMED) == []
     shot(page, f"{name}-{scheme}-{width}")

@@ -34,11 +34,16 @@ def main() -> int:
     python = environment()
     named = {CLIENTS: "1", "PYTHONPATH": str(ROOT), "LLAMABATCH_SERVER_PYTHON": sys.executable}
     command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *SETTINGS]
-    chosen = sys.argv[1:] or [str(ROOT / "tests" / "server")]
     with tempfile.TemporaryDirectory(prefix="llamabatch-clients-") as folder:
-        given = [str((ROOT / each).resolve()) if (ROOT / each.split("::")[0]).exists() else each for each in chosen]
         rooted = ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml")]
-        return subprocess.call([*command, *rooted, *given], cwd=folder, env=os.environ | named)
+        return subprocess.call([*command, *rooted, *arguments("server")], cwd=folder, env=os.environ | named)
+
+
+def arguments(folder: str) -> list[str]:
+    """Arguments of pytest: those of this program, with whole paths, and the folder of tests where none is named."""
+    given = sys.argv[1:]
+    paths = {each: str((ROOT / each).resolve()) for each in given if (ROOT / each.split("::")[0]).exists()}
+    return [*(paths.get(each, each) for each in given), *([] if paths else [str(ROOT / "tests" / folder)])]
 
 
 def environment(requirements: Path = REQUIREMENTS, name: str = "test-server") -> Path:

@@ -31,7 +31,9 @@ def running(folder: Path, **options: Any) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     python = os.environ.get("LLAMABATCH_SERVER_PYTHON", sys.executable)
-    options = {"data_dir": str(folder / f"data-{port}")} | options
+    # one thread: two that wait for each other on a busy machine are ten times slower
+    given = {"data_dir": str(folder / f"data-{port}"), "n_threads": 1, "n_threads_batch": 1}
+    options = given | options
     program = [python, str(Path(__file__).with_name("start.py")), str(port), json.dumps(options)]
     url, log = f"http://127.0.0.1:{port}", folder / f"server-{port}.log"
     with log.open("wb") as file:

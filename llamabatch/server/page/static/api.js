@@ -46,6 +46,7 @@ async function send(address, options) {
     return await fetch(address, options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
+    dispatchEvent(new Event("unanswered"));
     throw new ApiError("The server does not answer. It may have ended, or the network is gone.");
   }
 }

@@ -11,6 +11,7 @@ export class BatchesView {
   #error = html("p", { class: "error", role: "alert", hidden: true });
   #timer = 0;
   #isShown = false;
+  #hasFailedLook = false; // the error that is shown is that of the last look
   #open = new Set(); // ids of batches that ran at the last look
 
   constructor(section) {
@@ -65,12 +66,11 @@ export class BatchesView {
 
   /** Runs an action of the user; where it fails the user is told. */
   async #trying(action) {
-    this.#error.hidden = true;
+    this.#tell("");
     try {
       await action();
     } catch (error) {
-      this.#error.textContent = error.message;
-      this.#error.hidden = false;
+      this.#tell(error.message);
     }
   }
 
@@ -81,11 +81,18 @@ export class BatchesView {
       for (const each of data) if (this.#open.has(each.id) && !OPEN.includes(each.status)) announce(`${nameOf(each)}: ${each.status}`);
       this.#open = new Set(data.filter((each) => OPEN.includes(each.status)).map((each) => each.id));
       this.#draw(data);
+      if (this.#hasFailedLook) this.#tell("");
     } catch (error) {
-      this.#error.textContent = error.message;
-      this.#error.hidden = false;
+      this.#tell(error.message);
+      this.#hasFailedLook = true;
     }
     if (this.#isShown) this.#timer = setTimeout(() => this.#look(), POLL_MS);
+  }
+
+  #tell(message) {
+    this.#hasFailedLook = false;
+    this.#error.hidden = !message;
+    if (this.#error.textContent !== message) this.#error.textContent = message;
   }
 
   #draw(batches) {

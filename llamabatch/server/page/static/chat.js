@@ -234,7 +234,7 @@ function footer(message) {
   const facts = [
     message.note,
     message.nTokens === undefined ? null : `${message.nTokens} tokens`,
-    message.tokensPerS === undefined ? null : `${message.tokensPerS.toFixed(1)} tokens/s`,
+    message.tokensPerS === undefined ? null : `${message.tokensPerS.toLocaleString("en", { maximumFractionDigits: message.tokensPerS < 100 ? 1 : 0 })} tokens/s`,
     message.firstS === undefined ? null : `first after ${(message.firstS * 1000).toFixed(0)} ms`,
   ].filter(Boolean);
   const button = html("button", { type: "button", class: "quiet", "aria-label": "Copy the answer" }, "Copy");

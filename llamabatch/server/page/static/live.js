@@ -39,8 +39,10 @@ export class LiveView {
   #speed = new Sparkline("Tokens/s");
   #filled = new Sparkline("Rows per step");
   #drawnAt = 0;
+  #section;
 
   constructor(section) {
+    this.#section = section;
     const tiles = TILES.map(([name, label]) => {
       const value = html("dd", {}, "–");
       this.#tiles.set(name, value);
@@ -95,8 +97,10 @@ export class LiveView {
     }
   }
 
+  /** Shows why there are no new figures, and the old ones as such; "" for new ones. */
   #tell(message) {
     this.#notice.hidden = !message;
+    this.#section.classList.toggle("stale", Boolean(message));
     if (this.#notice.textContent !== message) this.#notice.textContent = message;
   }
 

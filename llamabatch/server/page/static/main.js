@@ -92,6 +92,8 @@ onKeyNeeded((wasRefused) => {
 
 let isTold = false; // the model's name is there, or the user has no key: then the page does not ask again by itself
 
+let watching = 0; // the timer of the next look
+
 async function watchServer() {
   let state = "gone";
   try {
@@ -103,7 +105,8 @@ async function watchServer() {
   badge.textContent = STATE_TITLES[state] ?? "no answer";
   badge.dataset.state = state;
   if (state === "ready" && !isTold) tellModel();
-  setTimeout(watchServer, POLL_MS[state] ?? 3000);
+  clearTimeout(watching);
+  watching = setTimeout(watchServer, POLL_MS[state] ?? 3000);
 }
 
 async function tellModel() {
@@ -119,6 +122,14 @@ async function tellModel() {
     // no key yet, or a server without batches: the tab stays away
   }
 }
+
+// a call of a view has failed: the state is looked at now, not with the next poll
+addEventListener("unanswered", () => {
+  if (byId("server-state").dataset.state === "ready") {
+    byId("server-state").dataset.state = "gone";
+    watchServer();
+  }
+});
 
 show(openTabs().includes(wanted) ? wanted : "chat");
 watchServer();
