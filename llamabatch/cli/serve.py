@@ -205,7 +205,9 @@ def serve(
     except MemoryPlanError as error:
         echo_wrapped(f"Error: {error}")
         click.get_current_context().exit(1)
-    echo_wrapped(f"memory: {plan.memory.describe()}; {mib(plan.total_bytes)} with the processes")
+    n_engines = plan.config.instances
+    of_each = f" for each of {n_engines} engines" if n_engines > 1 else ""
+    echo_wrapped(f"memory: {plan.memory.describe()}{of_each}; {mib(plan.total_bytes)} with the processes")
 
     def started(urls: list[str]) -> None:
         slots = f"{plan.config.n_slots} slots of {plan.config.n_ctx:,} tokens"

@@ -20,7 +20,7 @@ from llamabatch.errors import ConfigError, UnknownOptionError
 from llamabatch.request.adapters import adapter_set
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils.checks import boolean, integer, items, mapping, nearest, number, show, string
-from llamabatch.utils.paths import absolute
+from llamabatch.utils.paths import absolute, shown
 
 LOOPBACK = "127.0.0.1"
 LOG_LEVELS = ("error", "warning", "info", "debug")
@@ -319,16 +319,16 @@ def read_keys(path: str) -> tuple[str, ...]:
         with open(path, "rb") as file:
             data = file.read(_LARGEST_KEY_FILE + 1)
         if len(data) > _LARGEST_KEY_FILE:
-            raise ConfigError(f"api_key_file {show(path)} is larger than {_LARGEST_KEY_FILE} bytes")
+            raise ConfigError(f"api_key_file {shown(path)!r} is larger than {_LARGEST_KEY_FILE} bytes")
         lines = [line.strip() for line in data.decode().removeprefix("\ufeff").splitlines()]
     except (OSError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
         why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
-        raise ConfigError(f"api_key_file {show(path)} cannot be read: {why}") from error
+        raise ConfigError(f"api_key_file {shown(path)!r} cannot be read: {why}") from error
     keys = tuple(line for line in lines if line and not line.startswith("#"))
     if not keys:
-        raise ConfigError(f"api_key_file {show(path)} holds no key; give one a line")
+        raise ConfigError(f"api_key_file {shown(path)!r} holds no key; give one a line")
     return keys
 
 

@@ -45,15 +45,15 @@ OPENRESPONSES = {"image-input": IMAGE, "tool-calling": OWN_WILL} | dict.fromkeys
     ),
     STATELESS,
 )
-PROBED = {"models", "chat", "responses", "messages", "count-tokens", "embeddings", "completions"}
-NOT_SHOWN = {  # the bundled model says nothing that they could look at
-    "chat-parallel-tools",
-    "responses-parallel-tools",
-    "messages-parallel-tools",
-    "chat-assistant-prefill",
-    "messages-assistant-prefill",
-    "messages-stop-sequence-echo",
-    "messages-system-blocks",
+# Surfaces, and assertions that each has at least. Others need what the bundled model does not say at each start.
+PROBED = {
+    "models": 4,
+    "chat": 45,
+    "responses": 45,
+    "messages": 40,
+    "count-tokens": 3,
+    "embeddings": 3,
+    "completions": 3,
 }
 
 
@@ -118,6 +118,5 @@ def test_llmprobe(url, node, tmp_path):
     command = ["node", str(node / "llmprobe" / "bin" / "dist" / "llmprobe.mjs"), url, "-m", "tiny"]
     found = report([*command, "--no-bench", "--no-save", "--json"], tmp_path)["conformance"]
     surfaces = {each["surface"]: (each["passed"], each["total"]) for each in found["bySurface"]}
-    assert set(surfaces) >= PROBED
-    assert [name for name, (passed, total) in surfaces.items() if passed != total] == []
-    assert {each["id"] for each in found["inconclusive"]} <= NOT_SHOWN
+    assert [name for name, (passed, total) in surfaces.items() if passed != total] == [], found["results"]
+    assert [name for name, least in PROBED.items() if surfaces.get(name, (0, 0))[1] < least] == []

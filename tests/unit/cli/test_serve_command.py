@@ -53,7 +53,7 @@ class Plan:
             return "2 MiB weights = 2 MiB"
 
     class config:
-        n_slots, n_ctx = 4, 1024
+        n_slots, n_ctx, instances = 4, 1024, 1
 
     total_bytes = 2**21
 
@@ -172,6 +172,12 @@ def test_one_line_with_url_slots_context_and_key(invoke):
     assert "is served at http://127.0.0.1:8080: 4 slots of 1,024 tokens, with a key" in result.stderr
     assert "memory: 2 MiB weights" in result.stderr
     assert "secret" not in result.output
+
+
+def test_the_memory_of_several_engines_is_that_of_each(invoke, monkeypatch):
+    assert "2 MiB weights = 2 MiB; 2 MiB with the processes" in invoke()[0].stderr
+    monkeypatch.setattr(Plan.config, "instances", 2)
+    assert "2 MiB weights = 2 MiB for each of 2 engines; 2 MiB with the processes" in invoke()[0].stderr
 
 
 def test_too_little_memory_is_a_1_with_the_sum(invoke, monkeypatch):

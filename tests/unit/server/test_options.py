@@ -77,6 +77,14 @@ def test_a_key_file_without_keys(tmp_path):
         read_keys(str(tmp_path / "keys"))
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         ServerOptions(api_key_file=tmp_path / "missing")
+
+
+def test_a_key_file_below_the_working_folder_is_named_as_it_was_given(tmp_path, monkeypatch):
+    folder = tmp_path / ("a folder with a long name, " * 3)
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with pytest.raises(ConfigError, match=r"api_key_file 'keys\.txt' cannot be read: No such file"):
+        ServerOptions(api_key_file="keys.txt")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="no text in UTF-8"):
         read_keys(str(tmp_path / "bytes"))
