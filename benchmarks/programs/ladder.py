@@ -1,12 +1,11 @@
-"""An engine in a child process, driven without HTTP in three ways: a child program of benchmarks/server_http.py.
+"""An engine in a child process, driven without HTTP in two ways: a child program of benchmarks/server_http.py.
 
-"list" is LLM.generate. In "staggered" each request that ends is followed by the next one, as behind clients with
-one connection each. "streamed" is the same with each token handed over.
+"list" is LLM.generate. "streamed" hands each token over, and each request that ends is followed by the next one, as
+behind clients with one connection each.
 """
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Sequence
@@ -35,40 +34,29 @@ def start(options: dict[str, Any]) -> tuple[dict[str, Any], Handler]:
             raise RuntimeError(failed[0])
         return sum(len(output.token_ids) for output in outputs)
 
-    def in_turn(jobs: list[dict[str, Any]], n_at_once: int, seconds: float, stream: bool) -> int:
-        """Tokens that came within so many seconds."""
-        turns = itertools.cycle(jobs)
+    def in_turn(jobs: list[dict[str, Any]], n_at_once: int) -> int:
+        """Tokens of all jobs, so many of them at once."""
         ended = threading.Semaphore(0)
         tokens = 0
-        until = time.perf_counter() + seconds
         errors: list[str] = []
 
         def sink(outputs: Sequence[Any]) -> None:
             nonlocal tokens
             for output in outputs:
-                finished = output.finished
-                tokens += len(output.token_ids) if stream else len(finished.token_ids)
-                if finished is not None:
-                    errors.extend([finished.error] if finished.error else [])
+                tokens += len(output.token_ids)
+                if output.finished is not None:
+                    errors.extend([output.finished.error] if output.finished.error else [])
                     ended.release()
 
-        def submit() -> str:
-            job = next(turns)
-            submission = processor.prompts([job["prompt"]], params(job))
-            client.submit(submission.requests, sink, stream=stream)
-            return submission.requests[0].request_id
-
-        ids = [submit() for _ in range(n_at_once)]
-        while not errors and time.perf_counter() < until:
-            if ended.acquire(timeout=0.1):
-                ids.append(submit())
-        counted = tokens
-        client.abort(ids)
-        for _ in range(n_at_once):
+        for number, job in enumerate(jobs):
+            if number >= n_at_once:
+                ended.acquire()
+            client.submit(processor.prompts([job["prompt"]], params(job)).requests, sink, stream=True)
+        for _ in jobs[:n_at_once]:
             ended.acquire()
         if errors:
             raise RuntimeError(errors[0])
-        return counted
+        return tokens
 
     def first_tokens(jobs: list[dict[str, Any]]) -> list[float]:
         seconds = []
@@ -88,13 +76,13 @@ def start(options: dict[str, Any]) -> tuple[dict[str, Any], Handler]:
         stats = vars(llm.stats()).copy()
         before, began = cpu_s(own), time.perf_counter()
         engine_before = sum(map(cpu_s, engine))
-        tokens = as_list(jobs) if way == "list" else in_turn(jobs, message["at_once"], message["s"], way == "streamed")
+        tokens = as_list(jobs) if way == "list" else in_turn(jobs, message["at_once"])
         wall_s = time.perf_counter() - began
         counts = {name: n - stats[name] for name, n in vars(llm.stats()).items() if isinstance(n, int)}
         return {
             "counts": counts,
             "tokens": tokens,
-            "wall_s": wall_s if way == "list" else message["s"],
+            "wall_s": wall_s,
             "cpu_s": cpu_s(own) - before,
             "engine_cpu_s": sum(map(cpu_s, engine)) - engine_before,
         }
