@@ -29,7 +29,7 @@ import psutil
 
 from benchmarks import facts, report, rounds, server_batch
 from benchmarks.grid import Remembered
-from benchmarks.peers.base import LOAD_TIMEOUT_S, SAMPLING, Peer, Setup
+from benchmarks.peers.base import SAMPLING, Peer, Setup
 from benchmarks.peers.child import PROGRAMS, ChildSession, Ours
 from benchmarks.peers.servers import HOST, LlamaServer, OurServer, remembered, search_flags
 from benchmarks.process import PeerFailure, ended_by_signals, environment

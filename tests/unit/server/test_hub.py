@@ -3,6 +3,8 @@
 import asyncio
 import time
 
+import pytest
+
 from llamabatch.entrypoints.submission import Submission
 from llamabatch.request.logprobs import Logprob
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
@@ -35,18 +37,22 @@ def run(story):
     asyncio.run(told())
 
 
-def test_pieces_of_fast_steps_come_together_and_those_of_slow_steps_at_once():
+def test_pieces_of_fast_steps_come_together_and_those_of_slow_steps_at_once(monkeypatch):
+    monkeypatch.setattr("llamabatch.server.hub._REST_PER_STREAM_S", 0.1)
+    monkeypatch.setattr("llamabatch.server.hub._MOST_REST_S", 1.0)
+
     async def story(hub, a, b):
-        hub.sink([piece("one ")])
+        hub.sink([piece("one "), piece("one ", "b")])
         begun = time.monotonic()
         assert [each.text for each in await anext(a)] == ["one "]
-        assert time.monotonic() - begun < 0.5
+        assert time.monotonic() - begun < 0.1  # at once
         for word in ("two ", "three "):
             hub.sink([piece(word), piece(word, "b")])
         assert hub.n_wakeups == 1  # the hub rests
         assert [each.text for each in await anext(a)] == ["two three "]
-        assert [each.text for each in await anext(b)] == ["two three "]
-        await asyncio.sleep(0.02)
+        assert time.monotonic() - begun >= 0.19  # 0.1 s for each of the two
+        assert [each.text for each in await anext(b)] == ["one two three "]
+        await asyncio.sleep(0.3)
         hub.sink([piece("four")])
         assert hub.n_wakeups == 2
         assert [each.text for each in await anext(a)] == ["four"]
@@ -54,16 +60,44 @@ def test_pieces_of_fast_steps_come_together_and_those_of_slow_steps_at_once():
     run(story)
 
 
-def test_the_end_of_a_request_waits_for_nothing(monkeypatch):
-    monkeypatch.setattr("llamabatch.server.hub._REST_S", 60.0)
+def test_first_tokens_and_ends_wait_for_nothing_and_leave_the_others_where_they_are(monkeypatch):
+    monkeypatch.setattr("llamabatch.server.hub._REST_PER_STREAM_S", 60.0)
+    monkeypatch.setattr("llamabatch.server.hub._MOST_REST_S", 60.0)
 
     async def story(hub, a, b):
         hub.sink([piece("one ")])
         assert [each.text for each in await anext(a)] == ["one "]
-        hub.sink([piece("two ")])
+        hub.sink([piece("two "), piece("first ", "b")])
+        assert [each.text for each in await asyncio.wait_for(anext(b), 10)] == ["first "]
+        hub.sink([piece("three "), piece("second", "b")])
         hub.sink([last("b")])
-        assert [each.text for each in await asyncio.wait_for(anext(a), 10)] == ["two "]
         assert [output.text for output in await asyncio.wait_for(b.outputs(), 10)] == ["whole"]
+        waiting = asyncio.ensure_future(anext(a))
+        await asyncio.sleep(0.02)
+        assert not waiting.done()
+        hub.sink([last("a", "four")])
+        assert "".join(each.text for each in await asyncio.wait_for(waiting, 10)) == "two three four"
+
+    run(story)
+
+
+def test_an_exception_before_outputs_are_given_leaves_them_for_the_next_look(monkeypatch):
+    async def story(hub, a, b):
+        raises = [RuntimeError("once")]
+        later = hub._loop.call_later
+
+        class Loop:
+            def call_later(self, *args):
+                if raises:
+                    raise raises.pop()
+                return later(*args)
+
+        monkeypatch.setattr(hub, "_loop", Loop())
+        hub._outputs.append([piece("one ")])
+        with pytest.raises(RuntimeError):
+            hub._drain()
+        hub._drain()
+        assert [each.text for each in await asyncio.wait_for(anext(a), 10)] == ["one "]
 
     run(story)
 
