@@ -28,12 +28,16 @@ void ggml_compute_forward_fattn_block(const ggml_compute_params *, ggml_tensor *
 // Work is split into units of (stream, some KV heads, some query heads of each, some query rows, KV range). A unit
 // gathers the keys that its mask lets through in blocks and goes through its KV heads block by block: a few queries are
 // multiplied with K and V as they are, for more a block of each is converted to F32 once; the scores have the same bits.
-// The softmax is the usual online one, a block at a time.
+// The softmax is the usual online one, a block at a time within a range of FA_RANGE keys; the ranges of a query are merged
+// in order, by their unit or, where units are few and share the ranges, after all of them. So a query's result is the same
+// bits whatever the number of threads, of other queries, and of keys that others have, if its own keys lie side by side.
 
 static constexpr int64_t FA_KV_BLOCK = 64; // most keys in a block
 static constexpr int64_t FA_KV_PAD = 16;   // blocks are padded to a multiple of this: the widest F32 vector
 static constexpr int64_t FA_MAX_Q = 64;    // most queries (rows x heads) in a unit
-static constexpr int64_t FA_MIN_KV = 256;  // fewest keys in a KV range
+static constexpr int64_t FA_RANGE = 256;   // keys in a KV range: whole blocks
+static constexpr int64_t FA_RANGE_BLOCKS = FA_RANGE / FA_KV_BLOCK;
+static constexpr int64_t FA_MAX_PARTIALS = 32 * 1024 * 1024; // bytes of ranges that wait for being merged
 
 static constexpr int64_t FA_MAX_BYTES = 512 * 1024; // of K and V in two blocks, the one at hand and the next
 
@@ -46,7 +50,8 @@ struct fa_plan {
     int64_t n_heads;  // units along the query heads of a KV head
     int64_t n_kv;     // units along the KV heads
     int64_t n_rows;   // units along the query rows
-    int64_t n_splits; // KV ranges
+    int64_t n_ranges; // KV ranges
+    int64_t n_splits; // units along the KV ranges
     int64_t n_units;
 };
 
@@ -76,9 +81,12 @@ static fa_plan fa_make_plan(const ggml_tensor * dst, int nth) {
     p.n_kv = ceil_div(k->ne[2], p.kv_heads);
     p.kv_heads = ceil_div(k->ne[2], p.n_kv);
     p.n_units = rest * p.n_kv;
+    p.n_ranges = std::max<int64_t>(1, ceil_div(k->ne[1], FA_RANGE));
     p.n_splits = 1;
     if (nth > 1 && p.n_units < 4 * nth) {
-        p.n_splits = std::max<int64_t>(1, std::min(ceil_div(4 * nth, p.n_units), k->ne[1] / FA_MIN_KV));
+        const int64_t bytes_of_range = ggml_nrows(q) * (2 + v->ne[0]) * sizeof(float);
+        p.n_splits =
+            p.n_ranges * bytes_of_range <= FA_MAX_PARTIALS ? std::min(ceil_div(4 * nth, p.n_units), p.n_ranges) : 1;
     }
     p.n_units *= p.n_splits;
     return p;
@@ -92,7 +100,7 @@ static int64_t fa_scratch_size(const ggml_tensor * dst) {
     const int64_t DK = fa_padded(dst->src[1]->ne[0]);
     const int64_t DV = dst->src[2]->ne[0];
 
-    const int64_t queries = FA_MAX_Q * (DK + FA_KV_BLOCK + DV);
+    const int64_t queries = FA_MAX_Q * (DK + FA_KV_BLOCK + 2 * DV);
     const int64_t block = FA_KV_BLOCK * std::max(DK, DV);
     return GGML_PAD(queries + block, (int64_t) CACHE_LINE_SIZE_F32) + CACHE_LINE_SIZE_F32;
 }
@@ -102,7 +110,7 @@ size_t ggml_fattn_block_work_size(const ggml_tensor * dst, int n_threads) {
 
     int64_t n = n_threads * fa_scratch_size(dst);
     if (p.n_splits > 1) {
-        n += p.n_splits * ggml_nrows(dst->src[0]) * (2 + dst->src[2]->ne[0]);
+        n += p.n_ranges * ggml_nrows(dst->src[0]) * (2 + dst->src[2]->ne[0]);
     }
     return n * sizeof(float) + CACHE_LINE_SIZE;
 }
@@ -175,7 +183,7 @@ struct fa_context {
     float max_bias;
     float logit_softcap;
 
-    float * partials; // [queries][n_splits][2 + DV]: maximum, sum, weighted sum of V
+    float * partials; // [queries][n_ranges][2 + DV]: maximum, sum, weighted sum of V
 };
 
 // a block of keys
@@ -194,12 +202,15 @@ struct fa_unit {
     int64_t k0, nk; // KV heads
     int64_t h0, nh; // query heads, from the first of a KV head on
     int64_t r0, nr; // query rows
-    int64_t c0, c1; // KV range
-    int64_t split;
+    int64_t c0, c1; // keys
+    int64_t range;  // the range at hand
+    int64_t ranges; // end of those of the unit
+    bool finite;    // no sum is infinite or not a number
 
     float * Q;     // [nk*nr*nh][DK], scaled
     float * KQ;    // [nr*nh][width]
-    float * VKQ;   // [nk*nr*nh][DV]
+    float * VKQ;   // [nk*nr*nh][DV], of the range at hand
+    float * total; // [nk*nr*nh][DV], of the ranges before it
     float * block; // K: [width][DK], then V: [width][DV]
 
     fa_keys blocks[2];
@@ -208,6 +219,8 @@ struct fa_unit {
 
     float M[FA_MAX_Q];
     float S[FA_MAX_Q];
+    float total_M[FA_MAX_Q];
+    float total_S[FA_MAX_Q];
 };
 
 static const uint16_t * fa_mask_row(const fa_context & c, int64_t i1, int64_t i3) {
@@ -372,9 +385,31 @@ static void fa_store(const fa_context & c, int64_t i1, int64_t i2, int64_t i3, f
     memcpy((char *) c.dst->data + i2 * c.dst->nb[1] + i1 * c.dst->nb[2] + i3 * c.dst->nb[3], vkq, c.DV * sizeof(float));
 }
 
-static float * fa_partial(const fa_context & c, int64_t i1, int64_t i2, int64_t i3, int64_t split) {
+static float * fa_partial(const fa_context & c, int64_t i1, int64_t i2, int64_t i3, int64_t range) {
     const int64_t query = (i3 * c.q->ne[1] + i1) * c.q->ne[2] + i2;
-    return c.partials + (query * c.plan.n_splits + split) * (2 + c.DV);
+    return c.partials + (query * c.plan.n_ranges + range) * (2 + c.DV);
+}
+
+// adds a range to those before it: maximum, sum of weights, weighted sum of V
+static void fa_add_range(int64_t DV, float & M, float & S, float * V, float m, float s, const float * v) {
+    if (s == 0.0f) { // no keys; a sum that is not a number goes on
+        return;
+    }
+    if (S == 0.0f) {
+        M = m;
+        S = s;
+        memcpy(V, v, DV * sizeof(float));
+    } else if (m > M) {
+        const float w = expf(M - m);
+        ggml_vec_scale_f32(DV, V, w);
+        ggml_vec_add_f32(DV, V, V, v);
+        S = S * w + s;
+        M = m;
+    } else {
+        const float w = expf(m - M);
+        ggml_vec_mad_f32(DV, V, v, w);
+        S += s * w;
+    }
 }
 
 // the scores of nq queries of a KV head
@@ -419,6 +454,27 @@ static bool fa_all_finite(const float * x, int64_t n) {
     return std::all_of(x, x + n, [](float y) { return std::isfinite(y); });
 }
 
+// closes the range at hand and begins the next
+static void fa_end_range(const fa_context & c, fa_unit & u) {
+    const int64_t n = u.nk * u.nr * u.nh;
+    u.finite = u.finite && fa_all_finite(u.S, n) && fa_all_finite(u.VKQ, n * c.DV);
+    fa_each_query(c, u, [&](int64_t m, int64_t i1, int64_t i2) {
+        const float * vkq = u.VKQ + m * c.DV;
+        if (c.plan.n_splits > 1) {
+            float * p = fa_partial(c, i1, i2, u.i3, u.range);
+            p[0] = u.M[m];
+            p[1] = u.S[m];
+            memcpy(p + 2, vkq, c.DV * sizeof(float));
+        } else {
+            fa_add_range(c.DV, u.total_M[m], u.total_S[m], u.total + m * c.DV, u.M[m], u.S[m], vkq);
+        }
+        u.M[m] = -INFINITY;
+        u.S[m] = 0.0f;
+    });
+    memset(u.VKQ, 0, n * c.DV * sizeof(float));
+    ++u.range;
+}
+
 // Returns false, without a result, where several rows are handled together and a sum is not finite.
 static bool fa_run_rows(const fa_context & c, fa_unit & u) {
     const int64_t nq = u.nr * u.nh; // of a KV head
@@ -430,18 +486,24 @@ static bool fa_run_rows(const fa_context & c, fa_unit & u) {
         for (int64_t i = 0; i < c.DK; ++i) {
             u.Q[m * c.DK + i] = i < c.k->ne[0] ? q[i] * c.scale : 0.0f;
         }
-        u.M[m] = -INFINITY;
-        u.S[m] = 0.0f;
+        u.M[m] = u.total_M[m] = -INFINITY;
+        u.S[m] = u.total_S[m] = 0.0f;
         slope[m] = fa_slope(c, i2);
     });
     memset(u.VKQ, 0, u.nk * nq * c.DV * sizeof(float));
+    memset(u.total, 0, u.nk * nq * c.DV * sizeof(float));
+    u.range = u.c0 / FA_RANGE;
+    u.finite = true;
 
     u.now = &u.blocks[0];
     u.next = &u.blocks[1];
     int64_t ic = fa_next_block(c, u, u.c0, *u.next);
     fa_ahead(u, c.k, u.next->k, 0).ask_for(0, u.next->n * u.nk);
     fa_ahead(u, c.v, u.next->v, 0).ask_for(0, u.next->n * u.nk);
-    while (u.next->n > 0) {
+    for (int64_t n_blocks = 0; u.next->n > 0; ++n_blocks) {
+        if (n_blocks > 0 && n_blocks % FA_RANGE_BLOCKS == 0) {
+            fa_end_range(c, u);
+        }
         std::swap(u.now, u.next);
         ic = fa_next_block(c, u, ic, *u.next);
         for (int64_t k = 0; k < u.nk; ++k) {
@@ -461,19 +523,18 @@ static bool fa_run_rows(const fa_context & c, fa_unit & u) {
         }
     }
 
-    if (u.nr > 1 && !(fa_all_finite(u.S, u.nk * nq) && fa_all_finite(u.VKQ, u.nk * nq * c.DV))) {
+    do {
+        fa_end_range(c, u);
+    } while (c.plan.n_splits > 1 && u.range < u.ranges);
+
+    if (u.nr > 1 && !u.finite) {
         return false;
     }
-    fa_each_query(c, u, [&](int64_t m, int64_t i1, int64_t i2) {
-        if (c.plan.n_splits > 1) {
-            float * p = fa_partial(c, i1, i2, u.i3, u.split);
-            p[0] = u.M[m];
-            p[1] = u.S[m];
-            memcpy(p + 2, u.VKQ + m * c.DV, c.DV * sizeof(float));
-        } else {
-            fa_store(c, i1, i2, u.i3, u.M[m], u.S[m], u.VKQ + m * c.DV);
-        }
-    });
+    if (c.plan.n_splits == 1) {
+        fa_each_query(c, u, [&](int64_t m, int64_t i1, int64_t i2) {
+            fa_store(c, i1, i2, u.i3, u.total_M[m], u.total_S[m], u.total + m * c.DV);
+        });
+    }
     return true;
 }
 
@@ -497,7 +558,7 @@ static bool fa_rows_differ(const fa_context & c, const fa_unit & u) {
 static void fa_run_unit(const fa_context & c, fa_unit & u, int64_t unit) {
     const fa_plan & p = c.plan;
 
-    u.split = unit % p.n_splits;
+    const int64_t split = unit % p.n_splits;
     unit /= p.n_splits;
     const int64_t ir = unit % p.n_rows;
     unit /= p.n_rows;
@@ -511,8 +572,9 @@ static void fa_run_unit(const fa_context & c, fa_unit & u, int64_t unit) {
     u.nh = std::min(p.heads, c.group - ih * p.heads);
     u.r0 = ir * p.rows;
     u.nr = std::min(p.rows, c.q->ne[1] - u.r0);
-    u.c0 = c.k->ne[1] * u.split / p.n_splits;
-    u.c1 = c.k->ne[1] * (u.split + 1) / p.n_splits;
+    u.c0 = p.n_ranges * split / p.n_splits * FA_RANGE;
+    u.ranges = p.n_ranges * (split + 1) / p.n_splits;
+    u.c1 = std::min(u.ranges * FA_RANGE, c.k->ne[1]);
 
     if (!fa_rows_differ(c, u) && fa_run_rows(c, u)) {
         return;
@@ -528,17 +590,10 @@ static void fa_run_unit(const fa_context & c, fa_unit & u, int64_t unit) {
 static void fa_merge(const fa_context & c, int64_t i1, int64_t i2, int64_t i3, float * vkq) {
     float max = -INFINITY;
     float sum = 0.0f;
-    for (int64_t i = 0; i < c.plan.n_splits; ++i) {
-        max = std::max(max, fa_partial(c, i1, i2, i3, i)[0]);
-    }
     memset(vkq, 0, c.DV * sizeof(float));
-    for (int64_t i = 0; i < c.plan.n_splits; ++i) {
+    for (int64_t i = 0; i < c.plan.n_ranges; ++i) {
         const float * p = fa_partial(c, i1, i2, i3, i);
-        if (p[1] != 0.0f) { // also where it is not a number
-            const float w = expf(p[0] - max);
-            ggml_vec_mad_f32(c.DV, vkq, p + 2, w);
-            sum += p[1] * w;
-        }
+        fa_add_range(c.DV, max, sum, vkq, p[0], p[1], p + 2);
     }
     fa_store(c, i1, i2, i3, max, sum, vkq);
 }
@@ -573,7 +628,8 @@ void ggml_compute_forward_fattn_block(const ggml_compute_params * params, ggml_t
     u.Q = scratch;
     u.KQ = u.Q + FA_MAX_Q * c.DK;
     u.VKQ = u.KQ + FA_MAX_Q * FA_KV_BLOCK;
-    u.block = u.VKQ + FA_MAX_Q * c.DV;
+    u.total = u.VKQ + FA_MAX_Q * c.DV;
+    u.block = u.total + FA_MAX_Q * c.DV;
 
     if (ith == 0) {
         ggml_threadpool_chunk_set(params->threadpool, nth);
