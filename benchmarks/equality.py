@@ -1,6 +1,11 @@
 """The share of greedy texts that part between strategies on the bundled model, and the gaps of their two best logits.
 
-    python benchmarks/equality.py -n 2000 --json benchmarks/results/equality-tiny.json
+\b
+    python -m benchmarks.equality -n 2000 --json benchmarks/results/equality-tiny.json
+    python -m benchmarks.equality --bits -n 10000 --json benchmarks/results/equal-bits.json
+
+With --bits: the bits of logits alone and in random company, for each type of weights (benchmarks/equal_bits.py). It
+goes on where the JSON file stopped. Without:
 
 Random token ids of the vocabulary, where the model is least sure, and the held-out questions, the usual input. Each
 prompt runs alone in a sequential engine first; then all of them with each way to run them together. The largest gap
@@ -21,6 +26,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import equal_bits, facts
 from llamabatch import LLM, EngineConfig, RequestOutput, SamplingParams
 from llamabatch.chat.conversation import Conversation, to_tokens
 from llamabatch.engine.resolve_config import plan
@@ -29,6 +35,7 @@ from llamabatch.llama.batch import Batch
 from llamabatch.llama.context import Context, DecodeCode
 from llamabatch.llama.library import load
 from llamabatch.llama.model import Model
+from llamabatch.native_patches.tools import cache_dir, make_folder
 from llamabatch.request.adapters import AdapterSet
 from llamabatch.request.request import Request
 from llamabatch.request.sequence import Sequence
@@ -36,6 +43,7 @@ from llamabatch.scheduler.output import Call, ScheduledSpan
 
 HELDOUT = Path(__file__).parents[1] / "models" / "heldout.jsonl"
 GREEDY = SamplingParams(temperature=0, max_tokens=48)
+SWITCHES = ("GGML_CPU_AMX", "GGML_CPU_TILED_MM")  # of kernels
 WAYS: dict[str, dict[str, object]] = {
     "interleaved, 16 slots": {"strategy": "interleaved", "n_slots": 16},
     "batched, 4 slots": {"strategy": "batched", "n_slots": 4},
@@ -103,10 +111,35 @@ def gaps(got: list[RequestOutput], wanted: list[RequestOutput], gap: LogitGap) -
     return found
 
 
+def count_bits(number: int, json_path: Path | None, types: list[str], folder: Path) -> None:
+    """Counts for each type until `number` requests are counted, and prints a table."""
+    document = equal_bits.load(json_path)
+    document["facts"] = facts.facts("python -m benchmarks.equality --bits")
+    document["facts"]["environment"] = {name: os.environ[name] for name in SWITCHES if name in os.environ}
+    found = document.setdefault("types", {})
+    table = Table("type", "requests", "rows", "requests that differ", "the plan says")
+    for kind in types:
+
+        def save(result: dict[str, Any], kind: str = kind) -> None:
+            found[kind] = result
+            equal_bits.store(json_path, document)
+
+        model = equal_bits.small_model(folder, kind)
+        result = equal_bits.count(model, number, found.get(kind, {}), save)
+        table.add_row(kind, *(f"{result[name]:,}" for name in ("requests", "rows", "differ")), result["plan"])
+    Console().print(table)
+
+
 @click.command(help=__doc__)
-@click.option("-n", "--number", default=2000, show_default=True, help="prompts of each kind")
+@click.option("-n", "--number", default=2000, show_default=True, help="prompts of each kind; with --bits of each type")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path))
-def main(number: int, json_path: Path | None) -> None:
+@click.option("--bits", is_flag=True, help="count rows of logits whose bits differ")
+@click.option("--types", default=",".join(equal_bits.TYPES), show_default=True, help="types of weights, for --bits")
+@click.option("--models", "folder", type=click.Path(file_okay=False, path_type=Path), help="folder to keep models in")
+def main(number: int, json_path: Path | None, bits: bool, types: str, folder: Path | None) -> None:
+    if bits:
+        count_bits(number, json_path, types.split(","), folder or make_folder(cache_dir() / "equal-bits"))
+        return
     gap = LogitGap()
     rows: list[dict[str, Any]] = []
     for kind in ("random ids", "questions"):

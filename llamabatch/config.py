@@ -96,7 +96,7 @@ _AUTO_NUMBERS = (
 )
 _BOOLEANS = (
     *("cache_prefix", "preempt", "use_mmap", "use_mlock", "cpu_moe", "isolate", "profile", "speculate_always"),
-    *("offload_kqv", "op_offload"),
+    *("offload_kqv", "op_offload", "batch_invariant"),
 )
 CHOICES = (
     ("strategy", STRATEGIES),
@@ -269,6 +269,9 @@ class EngineConfig:
     kv_cells: int | Auto = _option("auto", "cells of a unified KV cache, at least n_ctx; auto: what fits")
     type_k: str = _option("f16", f"type of the K cache: {', '.join(KV_TYPES)}")
     type_v: str = _option("f16", "type of the V cache; a quantised one needs flash attention")
+    batch_invariant: bool = _option(
+        False, "make sure that a row's logits are the same bits whatever is computed beside it, or refuse to start"
+    )
     pooling: str = _option(
         "auto",
         f"how the tokens of a text become its vector, or with rank its scores: {', '.join(POOLINGS)}; "
@@ -666,6 +669,7 @@ class EngineOptions(TypedDict, total=False):
     kv_cells: int | Auto
     type_k: str
     type_v: str
+    batch_invariant: bool
     pooling: str
     cache_prefix: bool
     max_queue: int | None

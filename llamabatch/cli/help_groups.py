@@ -23,6 +23,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
             "type_v",
             "cache_prefix",
             "flash_attn",
+            "batch_invariant",
         ),
         "pooling",
     ),

@@ -15,6 +15,7 @@ from llamabatch.gguf.reader import TensorInfo
 from llamabatch.gguf.resolve import file_bytes
 from llamabatch.gguf.resolve import resolve as resolve_path
 from llamabatch.llama import devices, library
+from llamabatch.llama.environment import tiled_is_on
 from llamabatch.llama.tuned_load import profile_for
 from llamabatch.llama.vetting import FileIdentity, ensure_sound
 from llamabatch.planning.capacity import Plan, resolve, scaled_ctx
@@ -126,7 +127,7 @@ def machine_here(config: EngineConfig, *, computes_here: bool = True) -> Machine
     chosen = devices.used(config, module)
     repacks = config.extra_bufts == "on" or (config.extra_bufts == "auto" and library.extra_bufts_safe())
     features = library.repack_features() if repacks else frozenset[str]()
-    return Machine.here(
+    machine = Machine.here(
         len(chosen),
         library.has_fast_attention(),
         features,
@@ -134,6 +135,7 @@ def machine_here(config: EngineConfig, *, computes_here: bool = True) -> Machine
         devices.memory(module, chosen, computes_here=computes_here),
         bool(chosen) and all(device.kind == devices.INTEGRATED for device in chosen),
     )
+    return replace(machine, equal_rows=library.has_equal_rows(), tiled=tiled_is_on())
 
 
 def _check_library_fits(config: EngineConfig, facts: ModelFacts) -> None:
@@ -141,7 +143,7 @@ def _check_library_fits(config: EngineConfig, facts: ModelFacts) -> None:
 
     On a machine with GPUs this counts their part as host memory; CUDA does not work under such a limit either.
     """
-    machine = replace(Machine.here(), fast_attention=True)
+    machine = replace(Machine.here(), fast_attention=True, equal_rows=True, tiled=False)
     if machine.address_space is None and machine.data_bytes is None:
         return
     resolve(config, facts, machine)

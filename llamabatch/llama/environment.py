@@ -73,6 +73,11 @@ def amx_is_off() -> bool:
     return os.environ.get("GGML_CPU_AMX") == "0"
 
 
+def tiled_is_on() -> bool:
+    """True if K-quants that are not repacked take another kernel from eight rows on: unless GGML_CPU_TILED_MM=0."""
+    return os.environ.get("GGML_CPU_TILED_MM", "1").strip() != "0"
+
+
 def is_mapped(name: str) -> bool:
     """True if this process has mapped a library of that name (Linux; False elsewhere)."""
     try:

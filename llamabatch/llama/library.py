@@ -33,6 +33,7 @@ ROWS_PATCH = "0006-repack-any-rows.patch"
 AMX_PATCH = "0007-amx-can-be-off.patch"
 SPLITTING_PATCH = "0008-split-without-recursion.patch"
 CELLS_PATCH = "0009-cells-cost-nothing-until-used.patch"
+ONE_ROW_PATCH = "0010-one-row-as-many.patch"
 
 _lock = threading.Lock()
 _module: ModuleType | None = None
@@ -267,6 +268,13 @@ def has_fast_attention() -> bool:
 def has_lazy_cells() -> bool:
     """True if this build leaves the cells of a new context to the system, which gives zeros when they are used."""
     return sys.platform == "linux" and _has_patch(CELLS_PATCH)
+
+
+def has_equal_rows() -> bool:
+    """True if this build computes a row alone by the kernels that compute it beside others: ours, on x86 with AVX2. A
+    library for matrices on the CPU (BLAS), which takes many rows alone, would be another device."""
+    has_others = any(device.kind == "accelerator" for device in devices.devices(load()))
+    return _has_patch(ONE_ROW_PATCH) and _system_features().get("AVX2") == "1" and not has_others
 
 
 def amx_can_be_off() -> bool:

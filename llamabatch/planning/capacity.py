@@ -11,6 +11,7 @@ from llamabatch.chat.tool_formats import GENERIC, ToolFormat
 from llamabatch.config import MAX_CTX, MAX_SLOTS, MIN_CTX, EngineConfig, ResolvedConfig
 from llamabatch.errors import ConfigError, MemoryPlanError
 from llamabatch.gguf.pooling import NO_DENSE_LAYER, POOLINGS, RANK
+from llamabatch.planning.equal_bits import dependence
 from llamabatch.planning.machine import Machine
 from llamabatch.planning.memory import CELL_PADDING, MIB, GpuNeed, Memory, memory, mib, padded
 from llamabatch.planning.model_facts import MOST_CTX, ModelFacts
@@ -114,6 +115,8 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
     small = facts.file_bytes < _SMALL_MODEL
     n_instances = _instances(config, machine, small and not on_gpu, reasons)
     config = replace(config, instances=n_instances)
+    if config.batch_invariant:
+        config = _batch_invariant(config, machine, reasons)
     if profile is not None:
         config, measured = profile.fill(config)
         reasons |= measured
@@ -147,6 +150,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
     family = None if tags is None else tags.family
     tools = ToolFormat.of(facts.chat_template).name
     _placement(config, facts, planned(facts, found, machine).memory, machine, reasons)
+    reasons["batch_invariant"] = _equal_bits(facts, found, machine)
     plan = replace(planned(facts, found, machine), reasons=reasons, reasoning=family, tools=tools)
     check_fits(plan, machine)
     return plan
@@ -273,6 +277,28 @@ def _placement(
         reasons["use_mlock"] = f"{mib(need.locked)} are locked" + (
             f"; {mib(need.copies)} of repacked copies are not, unless extra_bufts is 'off'" if need.copies else ""
         )
+
+
+def _batch_invariant(config: EngineConfig, machine: Machine, reasons: dict[str, str]) -> EngineConfig:
+    """`config` with what equal bits need, where it is left open."""
+    if config.kv == "auto" and config.kv_cells == "auto":
+        config = replace(config, kv="split")
+        reasons["kv"] = "batch_invariant: a sequence's keys lie side by side"
+    if config.flash_attn == "auto" and machine.fast_attention:
+        config = replace(config, flash_attn="on")
+        reasons["flash_attn"] = "batch_invariant: our kernel adds up in the same order for all companies"
+    return config
+
+
+def _equal_bits(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> str:
+    """The line of the plan: whether a row's logits are the same bits in any company. Raises ConfigError if they are not
+    but must be."""
+    why_not = dependence(facts, config, machine)
+    if why_not is None:
+        return "equal bits: yes, a row's logits are the same bits whatever is computed beside it"
+    if config.batch_invariant:
+        raise ConfigError(f"batch_invariant is True, but {why_not}")
+    return f"equal bits: no, because {why_not}"
 
 
 def _pooling(config: EngineConfig, facts: ModelFacts, reasons: dict[str, str]) -> str:

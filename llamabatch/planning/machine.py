@@ -38,6 +38,9 @@ class Machine:
         lockable_bytes: bytes left of RLIMIT_MEMLOCK; None: no limit holds for this process.
         gpus: memory of these devices; empty if one of them does not tell.
         unified_memory: they use the machine's own memory: Metal, integrated GPUs.
+        equal_rows: the llama.cpp in use computes a row alone by the kernels that compute it beside others
+            (native_patches/0010).
+        tiled: it takes K-quants that are not repacked by another kernel from eight rows on.
     """
 
     cores: int
@@ -51,6 +54,8 @@ class Machine:
     unified_memory: bool = False
     lazy_cells: bool = False
     lockable_bytes: int | None = None
+    equal_rows: bool = False
+    tiled: bool = True
 
     @classmethod
     def here(

@@ -487,10 +487,36 @@ def _layer(name: str, n_layer: int) -> int | None:
     return n_layer if name.startswith("output") else None
 
 
+def multiplied(tensors: Iterable[TensorInfo]) -> list[TensorInfo]:
+    """The matrices that rows are multiplied with; the embedding among them where it makes the logits, too."""
+    found = [tensor for tensor in tensors if len(tensor.dims) >= 2]
+    tied = all(tensor.name != _OUTPUT for tensor in found)
+    return [
+        tensor
+        for tensor in found
+        if (tied and tensor.name == _EMBEDDING) or not any(part in tensor.name for part in _LOOKED_UP)
+    ]
+
+
 def _copy(tensor: TensorInfo, features: frozenset[str], tied: bool = False) -> int:
     """Bytes of the tensor's repacked copy; 0 where it stays as it is."""
+    by = repacked_by(tensor, features, tied)
+    if by == "amx":
+        columns, rows = tensor.dims[:2]
+        kind = tensor.type_name
+        return tensor.n_bytes + rows * (columns // _amx_block(kind)) * _AMX_EXTRA[kind]
+    return 0 if by is None else tensor.n_bytes
+
+
+def repacked_by(tensor: TensorInfo, features: frozenset[str], tied: bool = False) -> str | None:
+    """The feature for which llama.cpp repacks a tensor, as "amx"; None: it stays as it is.
+
+    Args:
+        features: as in `weights`.
+        tied: the embedding makes the logits, too.
+    """
     if len(tensor.dims) < 2 or not features or (not tied and any(part in tensor.name for part in _LOOKED_UP)):
-        return 0
+        return None
     columns, rows = tensor.dims[:2]
     kind = tensor.type_name
     matrix = len(tensor.dims) == 2
@@ -501,14 +527,14 @@ def _copy(tensor: TensorInfo, features: frozenset[str], tied: bool = False) -> i
         and rows % _AMX_ROWS == 0
         and columns % _amx_block(kind) == 0
     ):
-        return tensor.n_bytes + rows * (columns // _amx_block(kind)) * _AMX_EXTRA[kind]
+        return "amx"
     if not matrix and "exps" not in tensor.name:  # of three dimensions, only experts are repacked
-        return 0
+        return None
     for feature, multiple in _REPACKED.get(kind, ()):
         # experts of Q6_K stay as they are
         if feature in features and rows % multiple == 0 and (matrix or feature != "vnni512"):
-            return tensor.n_bytes
-    return 0
+            return feature
+    return None
 
 
 def _amx_block(kind: str) -> int:

@@ -50,6 +50,8 @@ class ModelFacts:
         n_ctx_scaled: tokens that options for the rotary embedding allow; 0 without them.
         has_positions: the model looks positions up in a table, beyond whose end llama.cpp aborts.
         placed: the GPU of each tensor that override_tensor names, by name; None: main memory.
+        arch: llama.cpp's name of the architecture.
+        head_sizes: elements of an attention head in K and in V; empty: not known.
     """
 
     name: str
@@ -79,6 +81,8 @@ class ModelFacts:
     n_ctx_scaled: int = 0
     has_positions: bool = False
     placed: tuple[tuple[str, int | None], ...] = ()
+    arch: str = ""
+    head_sizes: tuple[int, ...] = ()
 
     @property
     def n_ctx_most(self) -> int:
@@ -141,6 +145,8 @@ class ModelFacts:
             n_ctx_orig=_first(own, "rope.scaling.original_context_length", 0),
             state_values=sum(layer.state_values for layer in layers),
             chat_template=metadata.get("tokenizer.chat_template"),
+            arch=metadata.get("general.architecture", ""),
+            head_sizes=_head_sizes(own),
         )
 
 
@@ -154,8 +160,7 @@ def _layers(own: Mapping[str, str]) -> tuple[Layer, ...]:
     n_layer, n_embd = _first(own, "block_count", 1), _first(own, "embedding_length", 1)
     n_head = _first(own, "attention.head_count", 1)  # 0: there is no attention
     heads = _each_layer(own, "attention.head_count_kv", n_layer, n_head) if n_head else [0] * n_layer
-    k_head = _first(own, "attention.key_length", n_embd // max(1, n_head))
-    v_head = _first(own, "attention.value_length", n_embd // max(1, n_head))
+    k_head, v_head = _head_sizes(own)
     if _first(own, "attention.key_length_mla", 0) > 0:  # K and V of a token are one vector, kept once
         v_head = 0
     state = _state(own, n_embd, n_head)
@@ -163,10 +168,15 @@ def _layers(own: Mapping[str, str]) -> tuple[Layer, ...]:
     return tuple(Layer(n * k_head, n * v_head, state if everywhere or n == 0 else 0) for n in heads)
 
 
+def _head_sizes(own: Mapping[str, str]) -> tuple[int, int]:
+    """Elements of a head in K and in V."""
+    whole = _first(own, "embedding_length", 1) // max(1, _first(own, "attention.head_count", 1))
+    return _first(own, "attention.key_length", whole), _first(own, "attention.value_length", whole)
+
+
 def _widths(own: Mapping[str, str], tensors: tuple[TensorInfo, ...], n_vocab: int) -> Widths:
     n_embd, n_head = _first(own, "embedding_length", 1), _first(own, "attention.head_count", 1)
-    k_head = _first(own, "attention.key_length", n_embd // max(1, n_head))
-    v_head = _first(own, "attention.value_length", n_embd // max(1, n_head))
+    k_head, v_head = _head_sizes(own)
     kv_heads = _first(own, "attention.head_count_kv", n_head)
     inner = _first(own, "ssm.inner_size", 0) + 2 * _first(own, "ssm.group_count", 0) * _first(own, "ssm.state_size", 0)
     recurrent = 6 * inner + n_embd if inner else 0

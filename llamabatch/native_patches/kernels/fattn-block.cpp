@@ -35,7 +35,7 @@ void ggml_compute_forward_fattn_block(const ggml_compute_params *, ggml_tensor *
 static constexpr int64_t FA_KV_BLOCK = 64; // most keys in a block
 static constexpr int64_t FA_KV_PAD = 16;   // blocks are padded to a multiple of this: the widest F32 vector
 static constexpr int64_t FA_MAX_Q = 64;    // most queries (rows x heads) in a unit
-static constexpr int64_t FA_RANGE = 256;   // keys in a KV range: whole blocks
+static constexpr int64_t FA_RANGE = 512;   // keys in a KV range: whole blocks
 static constexpr int64_t FA_RANGE_BLOCKS = FA_RANGE / FA_KV_BLOCK;
 static constexpr int64_t FA_MAX_PARTIALS = 32 * 1024 * 1024; // bytes of ranges that wait for being merged
 
@@ -454,24 +454,32 @@ static bool fa_all_finite(const float * x, int64_t n) {
     return std::all_of(x, x + n, [](float y) { return std::isfinite(y); });
 }
 
-// closes the range at hand and begins the next
-static void fa_end_range(const fa_context & c, fa_unit & u) {
-    const int64_t n = u.nk * u.nr * u.nh;
-    u.finite = u.finite && fa_all_finite(u.S, n) && fa_all_finite(u.VKQ, n * c.DV);
-    fa_each_query(c, u, [&](int64_t m, int64_t i1, int64_t i2) {
-        const float * vkq = u.VKQ + m * c.DV;
-        if (c.plan.n_splits > 1) {
+// The sums of nq queries over the range at hand begin with none, and go to those of the ranges before it.
+static void fa_begin_range(const fa_context & c, fa_unit & u, int64_t nq) {
+    std::fill(u.M, u.M + nq, -INFINITY);
+    std::fill(u.S, u.S + nq, 0.0f);
+    memset(u.VKQ, 0, nq * c.DV * sizeof(float));
+}
+
+static void fa_end_range(const fa_context & c, fa_unit & u, int64_t nq) {
+    if (c.plan.n_splits > 1) {
+        u.finite = u.finite && (u.nr == 1 || (fa_all_finite(u.S, nq) && fa_all_finite(u.VKQ, nq * c.DV)));
+        fa_each_query(c, u, [&](int64_t m, int64_t i1, int64_t i2) {
             float * p = fa_partial(c, i1, i2, u.i3, u.range);
             p[0] = u.M[m];
             p[1] = u.S[m];
-            memcpy(p + 2, vkq, c.DV * sizeof(float));
-        } else {
+            memcpy(p + 2, u.VKQ + m * c.DV, c.DV * sizeof(float));
+        });
+    } else if (u.range == 0) { // as fa_add_range would copy it
+        std::copy(u.M, u.M + nq, u.total_M);
+        std::copy(u.S, u.S + nq, u.total_S);
+        std::swap(u.VKQ, u.total);
+    } else {
+        for (int64_t m = 0; m < nq; ++m) {
+            const float * vkq = u.VKQ + m * c.DV;
             fa_add_range(c.DV, u.total_M[m], u.total_S[m], u.total + m * c.DV, u.M[m], u.S[m], vkq);
         }
-        u.M[m] = -INFINITY;
-        u.S[m] = 0.0f;
-    });
-    memset(u.VKQ, 0, n * c.DV * sizeof(float));
+    }
     ++u.range;
 }
 
@@ -486,12 +494,9 @@ static bool fa_run_rows(const fa_context & c, fa_unit & u) {
         for (int64_t i = 0; i < c.DK; ++i) {
             u.Q[m * c.DK + i] = i < c.k->ne[0] ? q[i] * c.scale : 0.0f;
         }
-        u.M[m] = u.total_M[m] = -INFINITY;
-        u.S[m] = u.total_S[m] = 0.0f;
         slope[m] = fa_slope(c, i2);
     });
-    memset(u.VKQ, 0, u.nk * nq * c.DV * sizeof(float));
-    memset(u.total, 0, u.nk * nq * c.DV * sizeof(float));
+    fa_begin_range(c, u, u.nk * nq);
     u.range = u.c0 / FA_RANGE;
     u.finite = true;
 
@@ -502,7 +507,8 @@ static bool fa_run_rows(const fa_context & c, fa_unit & u) {
     fa_ahead(u, c.v, u.next->v, 0).ask_for(0, u.next->n * u.nk);
     for (int64_t n_blocks = 0; u.next->n > 0; ++n_blocks) {
         if (n_blocks > 0 && n_blocks % FA_RANGE_BLOCKS == 0) {
-            fa_end_range(c, u);
+            fa_end_range(c, u, u.nk * nq);
+            fa_begin_range(c, u, u.nk * nq);
         }
         std::swap(u.now, u.next);
         ic = fa_next_block(c, u, ic, *u.next);
@@ -523,11 +529,16 @@ static bool fa_run_rows(const fa_context & c, fa_unit & u) {
         }
     }
 
-    do {
-        fa_end_range(c, u);
-    } while (c.plan.n_splits > 1 && u.range < u.ranges);
+    fa_end_range(c, u, u.nk * nq);
+    while (c.plan.n_splits > 1 && u.range < u.ranges) { // those without keys
+        fa_begin_range(c, u, u.nk * nq);
+        fa_end_range(c, u, u.nk * nq);
+    }
 
-    if (u.nr > 1 && !u.finite) {
+    if (c.plan.n_splits == 1 && u.nr > 1) {
+        u.finite = fa_all_finite(u.total_S, u.nk * nq) && fa_all_finite(u.total, u.nk * nq * c.DV);
+    }
+    if (!u.finite) {
         return false;
     }
     if (c.plan.n_splits == 1) {

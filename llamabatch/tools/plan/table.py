@@ -49,6 +49,8 @@ def show(report: Report, console: Console) -> None:
         line(f"Thinking: told apart from the text of chats, as the family {report.asked.reasoning} marks it.")
     if config.pooling != "mean" or "pooling" in report.asked.reasons:
         line(f"Pooling of texts: {config.pooling}: {report.asked.reasons.get('pooling', 'as asked')}.")
+    if "batch_invariant" in report.asked.reasons:
+        line(f"{report.asked.reasons['batch_invariant'].capitalize()}.")
     if report.asked.tools != GENERIC.name:
         line(f"Tools: calls are read and forced in the notation of the family {report.asked.tools}.")
     line(f"Instances: {config.instances} in the plan; {_children(report)}.")

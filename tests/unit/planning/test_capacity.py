@@ -27,7 +27,8 @@ def test_facts_from_metadata():
         "qwen2.attention.head_count_kv": "2",
         "qwen2.context_length": "32768",
     }
-    assert ModelFacts.from_metadata(metadata, 530_000_000, 151_936) == FACTS
+    wanted = replace(FACTS, arch="qwen2", head_sizes=(64, 64))
+    assert ModelFacts.from_metadata(metadata, 530_000_000, 151_936) == wanted
     layers = ", ".join(["2"] * 12 + ["4"] * 12)
     uneven = ModelFacts.from_metadata(metadata | {"qwen2.attention.head_count_kv": f"[{layers}]"}, 1, 1)
     assert uneven.k_values == (12 * 2 + 12 * 4) * 64

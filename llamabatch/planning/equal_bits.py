@@ -1,0 +1,104 @@
+"""Equal bits: the reason, if there is one, why a row's logits may depend on what is computed beside it. Pure Python.
+
+docs/equality.md has the promise in words, benchmarks/equality.py --bits its measurement.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from llamabatch.config import ResolvedConfig
+from llamabatch.gguf.reader import TensorInfo
+from llamabatch.planning.machine import Machine
+from llamabatch.planning.memory import multiplied, repacked_by
+from llamabatch.planning.model_facts import ModelFacts
+
+# The kernel of native_patches/0003 takes these; llama.cpp's own one chooses between two ways by the number of rows.
+_KV_TYPES = ("f32", "f16", "bf16", "q8_0")
+_HEAD_MULTIPLE = 16  # elements of the widest vector, f32; other heads take that kernel only from three queries on
+# weights that are not repacked: llamafile's kernel, or a dot product, whatever the number of rows
+_PLAIN = frozenset({"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"})
+# ggml-cpu/tiled: from eight rows on, in another order than the dot product of fewer
+_TILED = frozenset({"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"})
+# repacked types whose single row goes through a kernel of its own -> what the CPU must have for its bits to be the same
+_ALONE = {"Q2_K": "nothing known", "Q4_K": "avx512", "IQ4_NL": "avx512", "MXFP4": "avx512"}
+
+# architectures that attend over a window, or in chunks, also where their files do not say so
+_WINDOWS = ("gemma2", "gemma3", "llama4", "exaone4", "plamo3", "smallthinker")
+
+Problem = tuple[str, str]  # the sentence, and its cure
+
+
+def dependence(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> str | None:
+    """The reason why a row's logits may depend on its company, with a cure where there is one; None: they do not."""
+    found = _of_engine(facts, config, machine) or _of_model(facts) or _of_weights(facts, machine)
+    return None if found is None else "; ".join(part for part in found if part)
+
+
+def _of_engine(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> Problem | None:
+    if machine.n_gpus and (config.n_gpu_layers or config.op_offload):
+        return "a GPU chooses its kernels by the number of rows", "devices='none' computes all on the CPU"
+    if not machine.equal_rows:
+        what = "this llama.cpp computes a row alone by other kernels than beside others"
+        return what, "on x86 with AVX2, `llamabatch build` makes one that does not"
+    if config.kv == "unified":
+        return "kv is 'unified', where the keys of a sequence lie among those of others", "give kv='split'"
+    plain = config.flash_attn == "off" and config.type_k == config.type_v == "f16"
+    if config.flash_attn != "on" and not plain:
+        return f"flash_attn is {config.flash_attn!r}", "give flash_attn='on'"
+    for name in ("type_k", "type_v"):
+        kind = getattr(config, name)
+        if kind not in _KV_TYPES:
+            return f"{name} is {kind!r}", f"give one of {', '.join(_KV_TYPES)}"
+    return None
+
+
+def _of_model(facts: ModelFacts) -> Problem | None:
+    if facts.is_encoder:
+        return f"{facts.name} is an encoder, which computes several texts as one sequence of tokens", ""
+    if facts.widths is None or not facts.tensors:
+        return f"the tensors of {facts.name} are not known", ""
+    if facts.widths.masks > 1 or facts.arch.startswith(_WINDOWS):
+        return f"{facts.name} attends over a window, whose cells are used again in an order that others change", ""
+    if facts.widths.latent:
+        return f"{facts.name} has latent attention, which goes through other kernels where a row is alone", ""
+    odd = next((n for n in facts.head_sizes if n % _HEAD_MULTIPLE), None)
+    if odd is not None:
+        return f"{facts.name} has attention heads of {odd} elements, which is no multiple of {_HEAD_MULTIPLE}", ""
+    return None
+
+
+def _of_weights(facts: ModelFacts, machine: Machine) -> Problem | None:
+    placed = {name for name, _ in facts.placed}
+    tied = all(tensor.name != "output.weight" for tensor in facts.tensors)
+    problems: Counter[Problem] = Counter()
+    for tensor in multiplied(facts.tensors):
+        found = _of_tensor(tensor, frozenset() if tensor.name in placed else facts.features, tied, machine)
+        if found is not None:
+            problems[found] += 1
+    if not problems:
+        return None
+    (what, cure), count = problems.most_common(1)[0]
+    named = "1 matrix" if count == 1 else f"{count:,} matrices"
+    return f"{named} of {what}", cure
+
+
+def _of_tensor(tensor: TensorInfo, features: frozenset[str], tied: bool, machine: Machine) -> Problem | None:
+    kind = tensor.type_name
+    by = repacked_by(tensor, features, tied)
+    if by == "amx":
+        return None
+    if by is not None:
+        needed = _ALONE.get(kind)
+        if needed is None or needed in features:
+            return None
+        where = " on CPUs without AVX-512" if needed == "avx512" else ""
+        return f"{kind} go through a kernel of their own where a row is alone{where}", ""
+    if kind in _PLAIN:
+        return None
+    if kind in _TILED:
+        if not machine.tiled:
+            return None
+        cure = "GGML_CPU_TILED_MM=0 in the environment takes the kernel for few rows always, which is slower"
+        return f"{kind} take another kernel from 8 rows on", cure
+    return f"{kind} have not been tried", ""
