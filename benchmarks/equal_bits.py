@@ -36,7 +36,7 @@ SHAPE = replace(
 TYPES = {  # name -> llama_ftype
     "F32": 0, "F16": 1, "BF16": 32, "Q4_0": 2, "Q4_K": 14, "Q5_K": 16, "Q6_K": 18, "Q8_0": 7, "IQ4_NL": 25, "MXFP4": 38,
 }  # fmt: skip
-ROUND = 125  # requests
+ROUND = 40  # requests: enough to fill the slots
 
 
 class Digests:
