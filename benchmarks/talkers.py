@@ -9,11 +9,11 @@ the stock llama-server over `-b` and `-ub`, in alternating rounds. See docs/benc
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,10 +23,11 @@ from typing import Any
 import click
 
 from benchmarks import facts, places, report, rounds
-from benchmarks.peers.base import Peer, Result, Setup, percentile
+from benchmarks.peers.base import Peer, Result, percentile
 from benchmarks.peers.child import Ours
 from benchmarks.peers.servers import LlamaServer
 from benchmarks.process import ended_by_signals, environment
+from benchmarks.serving import make_setup
 from benchmarks.talkers_curve import FIGURES, Point, read, verdict
 from benchmarks.workloads import Shape, Workload
 from llamabatch.planning.machine import Machine
@@ -175,21 +176,6 @@ def lines(made: Mapping[str, Any]) -> list[str]:
     return text
 
 
-def make_setup(env: dict[str, str], model: str, threads: int, timeout_s: float) -> Setup:
-    return Setup(
-        models=places.models({model}, say),
-        env=env | {"PYTHONPATH": str(ROOT)},  # this checkout, whatever is installed
-        python=Path(sys.executable),
-        bench_python=None,
-        programs=None,
-        lcp_server=None,
-        logs=places.log_folder(),
-        threads=threads,
-        timeout_s=timeout_s,
-        stock=places.stock_programs(say),
-    )
-
-
 def say(text: str) -> None:
     click.echo(text, err=True)
 
@@ -214,7 +200,8 @@ def main(
     plot_file = plot_file or (json_file.with_suffix(".png") if quick else ROOT / "docs" / "images" / "talkers.svg")
     chosen = settings(QUICK_SHARES, QUICK_BATCHES) if quick else settings(SHARES, BATCHES)
     with ended_by_signals():
-        setup = make_setup(env, workload.model, threads or Machine.here().cores, timeout)
+        setup = make_setup(env, {workload.model}, threads or Machine.here().cores, say)
+        setup = dataclasses.replace(setup, stock=places.stock_programs(say), timeout_s=timeout)
         about = facts.facts(facts.command_line("python -m benchmarks.talkers"))
         options = {
             "quick": quick, "rounds": n_rounds, "threads": setup.threads, "seed": seed, "workload": workload.outline(),

@@ -224,10 +224,15 @@ def test_the_grid_holds_the_defaults_and_every_combination():
 
 
 def test_the_best_flags_are_the_fastest_or_the_smoothest():
-    fast, smooth = ("-kvu",), ("-no-kvu",)
-    figures = {fast: result(100, gaps_s=[0.5]), smooth: result(50, gaps_s=[0.1])}
+    fast, smooth, early = ("-kvu",), ("-no-kvu",), ("-ub", "2048")
+    figures = {
+        fast: dataclasses.replace(result(100, gaps_s=[0.5]), first_token_s=3.0),
+        smooth: dataclasses.replace(result(50, gaps_s=[0.1]), first_token_s=2.0),
+        early: dataclasses.replace(result(60, gaps_s=[0.3]), first_token_s=1.0),
+    }
     assert grid.choose(WORKLOADS["burst"], figures) == fast
     assert grid.choose(WORKLOADS["long prompt among talkers"], figures) == smooth
+    assert grid.choose(WORKLOADS["one long prompt"], figures) == early
 
 
 def test_best_flags_are_remembered_for_their_build_only(tmp_path):
