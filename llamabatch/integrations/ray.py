@@ -1,4 +1,5 @@
-"""Ray: generate adds the columns of columns.Generate to a dataset of Ray Data, over actors with an engine each.
+"""Ray: generate adds the columns of columns.Generate to a dataset of Ray Data, over actors with an engine each, and
+serve_app serves a model with Ray Serve (ray_serve.py).
 
 The resources of an actor follow from the plan of the model on one of the cluster's nodes.
 """
@@ -6,17 +7,16 @@ The resources of an actor follow from the plan of the model on one of the cluste
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from llamabatch.columns import Generate
 from llamabatch.columns.prompts import PromptFunction
-from llamabatch.config import EngineConfig, with_paths
+from llamabatch.config import with_paths
 from llamabatch.entrypoints.input_processor import OneAdapters, OneParams
-from llamabatch.errors import ConfigError, MemoryPlanError
+from llamabatch.errors import ConfigError
 from llamabatch.integrations import needs
-from llamabatch.integrations.ray_cluster import PYTHON_BYTES, Node, ask_plan
+from llamabatch.integrations.ray_cluster import Node, Size, pool_size
 from llamabatch.utils.checks import integer, show
 
 with needs("ray", "ray"):
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from llamabatch.config import EngineOptions
+    from llamabatch.integrations.ray_serve import serve_app as serve_app
 
-_MOST_ACTORS = 100_000
 _MOST_ROWS = 1_000_000  # of a batch
 _BATCHES_AT_ONCE = 2  # in an actor: one fills the slots that the other leaves at its end
 _SLOTS_IN_A_BATCH = 8  # times n_slots are a batch
@@ -86,7 +86,7 @@ def generate(
     """
     if not isinstance(dataset, Dataset):
         raise ConfigError(f"dataset is {show(dataset)}; give a dataset of Ray Data")
-    fewest, most = _pool(concurrency)
+    fewest, most = pool_size(concurrency)
     if batch_size is not None:
         integer(ConfigError, "batch_size", batch_size, 1, _MOST_ROWS)
     given: dict[str, Any] = {"isolate": True, **options}
@@ -98,7 +98,7 @@ def generate(
     if not ray.is_initialized():
         ray.init()
     paths = with_paths({**given, "model": model})
-    actor = _Size.of(Node.all(), paths.pop("model"), paths, most)
+    actor = Size.of(Node.all(), paths.pop("model"), paths, most)
     size = actor.n_actors if most is None else most
     pool = ActorPoolStrategy(
         min_size=size if fewest is None else fewest,
@@ -123,6 +123,15 @@ def generate(
     )
 
 
+def __getattr__(name: str) -> Any:
+    """serve_app, which imports the server when it is asked for."""
+    if name == "serve_app":
+        from llamabatch.integrations.ray_serve import serve_app
+
+        return serve_app
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 class _Actor:
     """The callable of an actor: one call a batch, from several threads at once."""
 
@@ -135,67 +144,3 @@ class _Actor:
     def __del__(self) -> None:
         """Ray ends an actor so; it would kill the engine's process first, which would be started again."""
         self._generate.close()
-
-
-@dataclass(frozen=True)
-class _Size:
-    """The size of a pool, and of its actors.
-
-    Attributes:
-        options: of an engine, as the plan has chosen them.
-        resources: of an actor, for Ray.
-    """
-
-    n_actors: int
-    n_slots: int
-    options: Mapping[str, Any]
-    resources: Mapping[str, float]
-
-    @classmethod
-    def of(cls, nodes: Sequence[Node], model: str, options: Mapping[str, Any], asked: int | None) -> _Size:
-        """For `asked` actors, or else one for each GPU or node; the plan is made in a task.
-
-        Raises:
-            MemoryPlanError: Ray counts less memory on every node than an actor takes.
-            SetupError, and what a plan raises: it cannot be made.
-        """
-        config = EngineConfig.from_options(model, options)
-        n_gpus = 0 if config.n_gpu_layers == 0 else int(sum(node.gpus for node in nodes))
-        planned = ask_plan(model, options, gpus=min(1, n_gpus))
-        n_actors = asked or n_gpus or len(nodes)
-        in_node = -(-n_actors // len(nodes))
-        n_cpus = min(node.cpus for node in nodes)
-        share = max(1, int(n_cpus) // in_node // planned["instances"])
-        threads = {name: min(planned[name], share) for name in ("n_threads", "n_threads_batch")}
-        left = (n_cpus - 1) / in_node  # Ray takes fractions below 1 only
-        free = int(left) if left >= 1 else int(max(0.0, left) * 100) / 100
-        memory = planned["bytes"] + PYTHON_BYTES
-        most = max(node.memory for node in nodes)
-        if memory > most:
-            raise MemoryPlanError(
-                f"an actor takes {memory / 2**20:,.0f} MiB, and no node has more than {most / 2**20:,.0f} MiB for Ray; "
-                f"give a smaller n_slots or n_ctx than {planned['n_slots']} and {planned['n_ctx']:,}, or start Ray "
-                "with more memory"
-            )
-        resources = {"num_cpus": min(max(threads.values()) * planned["instances"], free), "memory": memory}
-        if n_gpus:
-            resources["num_gpus"] = 1
-        chosen = {name: planned[name] for name in ("n_slots", "n_ctx")} | threads
-        kept = {name: value for name, value in chosen.items() if getattr(config, name) == "auto"}
-        if "n_threads" not in kept:
-            kept.pop("n_threads_batch", None)  # which follows n_threads
-        return cls(n_actors, planned["n_slots"], kept, resources)
-
-
-def _pool(concurrency: object) -> tuple[int | None, int | None]:
-    """The fewest and the most actors; None: as the cluster is. Raises ConfigError."""
-    if concurrency is None:
-        return None, None
-    if isinstance(concurrency, tuple):
-        if len(concurrency) != 2:
-            raise ConfigError(f"concurrency is {show(concurrency)}; give a number of actors, or (fewest, most)")
-        fewest, most = concurrency
-        most = integer(ConfigError, "the most actors of concurrency", most, 1, _MOST_ACTORS)
-        return integer(ConfigError, "the fewest actors of concurrency", fewest, 1, most), most
-    number = integer(ConfigError, "concurrency", concurrency, 1, _MOST_ACTORS)
-    return number, number

@@ -1,25 +1,29 @@
-"""A Ray cluster: the resources of its nodes, and the plan of a model on one of them."""
+"""A Ray cluster: the resources of its nodes, the plan of a model on one of them, and the size of a pool of engines."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from llamabatch.config import EngineConfig
 from llamabatch.engine.resolve_config import plan
-from llamabatch.errors import SetupError
+from llamabatch.errors import ConfigError, MemoryPlanError, SetupError
 from llamabatch.gguf.resolve import resolve
 from llamabatch.integrations import needs
-from llamabatch.utils.checks import counted
+from llamabatch.utils.checks import counted, integer, show
 
 with needs("ray", "ray"):
     import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 PYTHON_BYTES = 512 * 2**20
 """Bytes of the Python processes of one engine, its child among them, without those of its plan."""
 
 _PLAN_S = 300.0
+_MOST_ACTORS = 100_000
+_LOOK_S = 0.5  # between two looks for a node
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,18 @@ class Node:
     cpus: float
     gpus: float
     memory: float
+
+    @classmethod
+    def wait(cls, seconds: float = _PLAN_S) -> list[Node]:
+        """As all(), where nodes may still be starting. Raises SetupError: there is none after so long."""
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                return cls.all()
+            except SetupError:
+                if time.monotonic() > until:
+                    raise
+            time.sleep(_LOOK_S)
 
     @classmethod
     def all(cls) -> list[Node]:
@@ -53,7 +69,11 @@ def ask_plan(model: str, options: Mapping[str, Any], gpus: int) -> dict[str, int
     Raises:
         SetupError: no node makes it within 300 s. And what a plan raises.
     """
-    task = ray.remote(_plan).options(num_cpus=0, num_gpus=gpus).remote(model, dict(options))
+    # Not on a node without CPUs, as a head may be: no engine will run there.
+    ids = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
+    where = NodeAffinitySchedulingStrategy(ids[0], soft=True) if ids and not gpus else "DEFAULT"
+    task = ray.remote(_plan).options(num_cpus=0, num_gpus=gpus, scheduling_strategy=where)
+    task = task.remote(model, dict(options))
     try:
         found: dict[str, int] = ray.get(task, timeout=_PLAN_S)
     except ray.exceptions.GetTimeoutError as error:
@@ -73,3 +93,67 @@ def _plan(model: str, options: Mapping[str, Any]) -> dict[str, int]:
     config = made.config
     names = ("n_slots", "n_ctx", "n_threads", "n_threads_batch", "instances")
     return {**{name: getattr(config, name) for name in names}, "bytes": made.total_bytes}
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of a pool, and of its actors.
+
+    Attributes:
+        options: of an engine, as the plan has chosen them.
+        resources: of an actor, for Ray.
+    """
+
+    n_actors: int
+    n_slots: int
+    options: Mapping[str, Any]
+    resources: Mapping[str, float]
+
+    @classmethod
+    def of(cls, nodes: Sequence[Node], model: str, options: Mapping[str, Any], asked: int | None) -> Size:
+        """For `asked` actors, or else one for each GPU or node; the plan is made in a task.
+
+        Raises:
+            MemoryPlanError: Ray counts less memory on every node than an actor takes.
+            SetupError, and what a plan raises: it cannot be made.
+        """
+        config = EngineConfig.from_options(model, options)
+        n_gpus = 0 if config.n_gpu_layers == 0 else int(sum(node.gpus for node in nodes))
+        planned = ask_plan(model, options, gpus=min(1, n_gpus))
+        n_actors = asked or n_gpus or len(nodes)
+        in_node = -(-n_actors // len(nodes))
+        n_cpus = min(node.cpus for node in nodes)
+        share = max(1, int(n_cpus) // in_node // planned["instances"])
+        threads = {name: min(planned[name], share) for name in ("n_threads", "n_threads_batch")}
+        left = (n_cpus - 1) / in_node  # Ray takes fractions below 1 only
+        free = int(left) if left >= 1 else int(max(0.0, left) * 100) / 100
+        memory = planned["bytes"] + PYTHON_BYTES
+        most = max(node.memory for node in nodes)
+        if memory > most:
+            raise MemoryPlanError(
+                f"an actor takes {memory / 2**20:,.0f} MiB, and no node has more than {most / 2**20:,.0f} MiB for Ray; "
+                f"give a smaller n_slots or n_ctx than {planned['n_slots']} and {planned['n_ctx']:,}, or start Ray "
+                "with more memory"
+            )
+        resources = {"num_cpus": min(max(threads.values()) * planned["instances"], free), "memory": memory}
+        if n_gpus:
+            resources["num_gpus"] = 1
+        chosen = {name: planned[name] for name in ("n_slots", "n_ctx")} | threads
+        kept = {name: value for name, value in chosen.items() if getattr(config, name) == "auto"}
+        if "n_threads" not in kept:
+            kept.pop("n_threads_batch", None)  # which follows n_threads
+        return cls(n_actors, planned["n_slots"], kept, resources)
+
+
+def pool_size(given: object, name: str = "concurrency", of: str = "actors") -> tuple[int | None, int | None]:
+    """The fewest and the most actors of an option; None: as the cluster is. Raises ConfigError."""
+    if given is None:
+        return None, None
+    if isinstance(given, tuple):
+        if len(given) != 2:
+            raise ConfigError(f"{name} is {show(given)}; give a number of {of}, or (fewest, most)")
+        fewest, most = given
+        most = integer(ConfigError, f"the most {of} of {name}", most, 1, _MOST_ACTORS)
+        return integer(ConfigError, f"the fewest {of} of {name}", fewest, 1, most), most
+    number = integer(ConfigError, name, given, 1, _MOST_ACTORS)
+    return number, number

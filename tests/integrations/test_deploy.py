@@ -1,6 +1,8 @@
 """deploy/ against the schemas of Kubernetes, and the Dockerfile against hadolint, where these are installed."""
 
 import copy
+import importlib.metadata
+import inspect
 import os
 import shutil
 import subprocess
@@ -72,6 +74,22 @@ def closed(schema):
     elif isinstance(schema, list):
         for each in schema:
             closed(each)
+
+
+def test_ray_serve_takes_the_configuration():
+    schema = pytest.importorskip("ray.serve.schema", reason="needs ray (make test-scale)")
+    from ray._common.utils import import_attr
+
+    from llamabatch.integrations.ray_serve import serve_app
+
+    service = rendered("ray-serve")["RayService/llamabatch"]["spec"]
+    made = schema.ServeDeploySchema.model_validate(yaml.safe_load(service["serveConfigV2"]))
+    [application] = made.applications
+    assert callable(import_attr(application.import_path))
+    inspect.signature(serve_app).bind(**application.args)
+    [workers] = service["rayClusterConfig"]["workerGroupSpecs"]
+    assert application.args["num_replicas"] == [workers["minReplicas"], workers["maxReplicas"]]
+    assert importlib.metadata.version("ray") >= service["rayClusterConfig"]["rayVersion"]
 
 
 def test_a_wrong_manifest_is_noticed():

@@ -17,8 +17,9 @@ import ray
 from llamabatch import columns
 from llamabatch.errors import ConfigError, MemoryPlanError, ModelFileError, SetupError
 from llamabatch.integrations import ray as module
-from llamabatch.integrations.ray import _Actor, _Size, generate
-from llamabatch.integrations.ray_cluster import Node
+from llamabatch.integrations import ray_cluster
+from llamabatch.integrations.ray import _Actor, generate
+from llamabatch.integrations.ray_cluster import Node, Size
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of Ray
 
@@ -158,37 +159,37 @@ GIB = 2**30
 
 def test_the_size_of_a_pool_follows_from_the_plan_and_the_nodes(monkeypatch):
     asked = []
-    monkeypatch.setattr(module, "ask_plan", lambda model, options, gpus: asked.append(gpus) or plan_of())
+    monkeypatch.setattr(ray_cluster, "ask_plan", lambda model, options, gpus: asked.append(gpus) or plan_of())
     nodes = [Node(16, 0, 8 * GIB), Node(8, 0, 8 * GIB)]
-    size = _Size.of(nodes, "tiny", {}, None)
+    size = Size.of(nodes, "tiny", {}, None)
     assert size.n_actors == 2
     assert size.options == {"n_slots": 32, "n_ctx": 4096, "n_threads": 8, "n_threads_batch": 8}
     assert size.resources == {"num_cpus": 7, "memory": 1.5 * GIB}  # a CPU is left to tasks that read and write
-    four = _Size.of(nodes, "tiny", {"n_slots": 4}, 4)
+    four = Size.of(nodes, "tiny", {"n_slots": 4}, 4)
     assert four.n_actors == 4
     assert four.options == {"n_ctx": 4096, "n_threads": 4, "n_threads_batch": 4}
     assert four.resources["num_cpus"] == 3
-    assert _Size.of([Node(1, 0, 8 * GIB)], "tiny", {}, None).resources["num_cpus"] == 0
-    assert _Size.of([Node(2, 0, 8 * GIB)], "tiny", {}, 2).resources["num_cpus"] == 0.5
-    assert _Size.of(nodes, "tiny", {"n_threads": 2}, None).options == {"n_slots": 32, "n_ctx": 4096}
+    assert Size.of([Node(1, 0, 8 * GIB)], "tiny", {}, None).resources["num_cpus"] == 0
+    assert Size.of([Node(2, 0, 8 * GIB)], "tiny", {}, 2).resources["num_cpus"] == 0.5
+    assert Size.of(nodes, "tiny", {"n_threads": 2}, None).options == {"n_slots": 32, "n_ctx": 4096}
     assert asked == [0] * 5
 
 
 def test_an_actor_has_a_gpu_where_there_are_gpus(monkeypatch):
     asked = []
-    monkeypatch.setattr(module, "ask_plan", lambda model, options, gpus: asked.append(gpus) or plan_of())
+    monkeypatch.setattr(ray_cluster, "ask_plan", lambda model, options, gpus: asked.append(gpus) or plan_of())
     nodes = [Node(16, 4, 8 * GIB), Node(16, 4, 8 * GIB)]
-    size = _Size.of(nodes, "tiny", {}, None)
+    size = Size.of(nodes, "tiny", {}, None)
     assert (size.n_actors, size.resources["num_gpus"], size.resources["num_cpus"]) == (8, 1, 3)
-    without = _Size.of(nodes, "tiny", {"n_gpu_layers": 0}, None)
+    without = Size.of(nodes, "tiny", {"n_gpu_layers": 0}, None)
     assert (without.n_actors, "num_gpus" in without.resources) == (2, False)
     assert asked == [1, 0]
 
 
 def test_an_actor_that_no_node_can_hold_is_refused(monkeypatch):
-    monkeypatch.setattr(module, "ask_plan", lambda *_, **__: plan_of(bytes=9 * GIB))
+    monkeypatch.setattr(ray_cluster, "ask_plan", lambda *_, **__: plan_of(bytes=9 * GIB))
     with pytest.raises(MemoryPlanError, match=r"takes 9,728 MiB, and no node has more than 8,192 MiB for Ray"):
-        _Size.of([Node(8, 0, 8 * GIB)], "tiny", {}, None)
+        Size.of([Node(8, 0, 8 * GIB)], "tiny", {}, None)
     monkeypatch.setattr(
         ray, "nodes", lambda: [{"Alive": True, "Resources": {}}, {"Alive": False, "Resources": {"CPU": 8}}]
     )

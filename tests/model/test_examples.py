@@ -14,6 +14,7 @@ NEEDS = {
     **{"with_lm_eval": "lm_eval", "with_langchain": "langchain_core"},
     **{"with_inspect": "inspect_ai", "with_litellm": "litellm", "with_openai": "openai"},
     "with_ray": "ray.data",
+    "with_ray_serve": "ray.serve openai",
 }
 
 
@@ -24,7 +25,8 @@ def test_there_are_examples():
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_example(path):
     if path.stem in NEEDS:
-        pytest.importorskip(NEEDS[path.stem], reason=f"needs {NEEDS[path.stem]} (make test-scale)")
+        for module in NEEDS[path.stem].split():
+            pytest.importorskip(module, reason=f"needs {module} (make test-scale)")
     source = path.read_text(encoding="utf-8")
     assert ast.get_docstring(ast.parse(source))
     assert len(source.splitlines()) < 60

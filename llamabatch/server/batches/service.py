@@ -65,6 +65,15 @@ class BatchService:
             known = isinstance(error, (LlamaBatchError, ApiError, OSError))
             logger.warning("there are no batches on this server: %s", error, exc_info=not known)
 
+    def take_over(self) -> bool:
+        """Opens the folder and goes on with its batches, unless another server uses it; True: this one does."""
+        with self._mutex:
+            try:
+                self._started()
+            except ConfigError:
+                return False
+        return True
+
     def look(self) -> Batches | None:
         """The batches; None: no file has ever come, and a look makes no folder. Raises ApiError."""
         if self._serving.options.batches:
