@@ -83,7 +83,7 @@ class _Load:
     async def _caller(self, rng: random.Random) -> None:
         actions: tuple[Callable[[random.Random], Awaitable[str]], ...] = (
             *(self._whole, self._stream, self._chat, self._known, self._leave, self._slow, self._bad, self._late),
-            *(self._structured, self._many),
+            *(self._structured, self._many, self._dialect),
         )
         while time.monotonic() < self._until_s:
             self.asked += 1
@@ -138,6 +138,22 @@ class _Load:
         call = await self._post({"messages": messages, "max_tokens": 20}, "/v1/chat/completions")
         document = await call.read()
         return self._status(call, document)
+
+    async def _dialect(self, rng: random.Random) -> str:
+        """OpenAI's responses and Anthropic's messages, with a call of a tool now and then."""
+        prompt, schema = self._body(rng)["prompt"], {"type": "object", "properties": {"x": {"enum": [1, 2]}}}
+        if rng.random() < 0.5:
+            body: Body = {"input": prompt, "max_output_tokens": 20}
+            tools: Body = {
+                "tools": [{"type": "function", "name": "f", "parameters": schema}],
+                "tool_choice": "required",
+            }
+            call = await self._post(body | (tools if rng.random() < 0.3 else {}), "/v1/responses")
+        else:
+            body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 20}
+            tools = {"tools": [{"name": "f", "input_schema": schema}], "tool_choice": {"type": "any"}}
+            call = await self._post(body | (tools if rng.random() < 0.3 else {}), "/v1/messages")
+        return self._status(call, await call.read())
 
     async def _structured(self, rng: random.Random) -> str:
         regex = f"[a-z]{{1,{rng.randrange(2, 20)}}}"
