@@ -20,7 +20,7 @@ from typing import Any
 from llamabatch.errors import (
     ConfigError,
     EngineClosedError,
-    LlamaBatchError,
+    InputError,
     MemoryPlanError,
     OutputBusyError,
     OutputError,
@@ -441,12 +441,11 @@ class _Job:
             summary = ray.get(reference)
         except ray.exceptions.RayTaskError as error:
             cause = error.cause
-            if isinstance(cause, (OutputError, EngineClosedError)):
-                return str(cause)
-            if isinstance(cause, LlamaBatchError):
+            if isinstance(cause, (InputError, SetupError)):
                 self._progress.say(f"{name} has ended with an error, which ends the job")
                 raise cause from None
-            raise SetupError(f"{name}: {describe(cause) if cause else _last_line(error)}") from error
+            # a disk, an engine, memory that a dying predecessor still holds: another try may go well
+            return describe(cause) if isinstance(cause, Exception) else _last_line(error)
         except ray.exceptions.RayError as error:  # its worker or its node died, or Ray killed it for memory
             return f"{type(error).__name__}: {_first_line(error)}"
         if summary is None:

@@ -185,6 +185,7 @@ def _remove(folder: Path) -> None:
 
 
 def _told(log: Any) -> str:
-    """The end of what the drivers have said."""
+    """The end of what the drivers have said, without what Ray adds."""
     log.seek(0)
-    return str(log.read())[-3000:]
+    lines = [line for line in log.read().splitlines() if line.strip() and not line.startswith((" ", "\t", "\x1b"))]
+    return "\n".join(lines)[-500:]
