@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import secrets
+import socket
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -61,6 +62,7 @@ PLACE = "{shard}"
 MOST_SHARDS = 10_000
 
 _FOLDER = ".shards"  # behind the name of the output: of the parts that are joined
+_CONNECT_S = 10.0
 _LOOK_S = 0.5
 _TELL_S = 1.0
 _BOARD_S = 5.0
@@ -157,8 +159,9 @@ def _connected(address: str | None) -> Iterator[None]:
         yield
         return
     try:
+        _look_for(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise SetupError(
             f"no Ray cluster is reached at {show(address)}: {_first_line(error)}; give auto on one of its nodes, "
             "HOST:PORT of its head (6379, unless `ray start --head` was given another port), or local"
@@ -167,6 +170,16 @@ def _connected(address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _look_for(address: str) -> None:
+    """Raises OSError, ValueError: nothing listens at HOST:PORT. Ray itself would try for six minutes."""
+    if address in ("auto", "local") or "://" in address:
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError("it is no HOST:PORT")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
 
 
 @dataclass(frozen=True)
