@@ -134,6 +134,8 @@ def machine_here(config: EngineConfig, *, computes_here: bool = True) -> Machine
         library.has_lazy_cells(),
         devices.memory(module, chosen, computes_here=computes_here),
         bool(chosen) and all(device.kind == devices.INTEGRATED for device in chosen),
+        frozenset(device.backend for device in chosen),
+        library.cuda_kv_pairs(),
     )
     return replace(machine, equal_rows=library.has_equal_rows(), tiled=tiled_is_on())
 

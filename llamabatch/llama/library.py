@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from llamabatch.config import KV_TYPES
 from llamabatch.errors import ConfigError, EngineError, SetupError
 from llamabatch.llama import backends, devices, log, rpc
 from llamabatch.llama.abi_check import check_layout
@@ -316,6 +317,14 @@ def _system_features() -> dict[str, str]:
     """The features that llama_print_system_info lists: name to value, "1" for one that the build has."""
     pairs = dict(part.split(" = ") for part in _text(load().llama_print_system_info()).split(" | ") if " = " in part)
     return {name.split()[-1]: value for name, value in pairs.items()}
+
+
+def cuda_kv_pairs() -> frozenset[str] | None:
+    """Types of K and V that this build's attention on CUDA reads as they are, as q8_0-q8_0; None: it does not tell."""
+    pairs = _system_features().get("FA_QUANTS")
+    if pairs is None:
+        return None
+    return frozenset(f"{k}-{v}" for k in KV_TYPES for v in KV_TYPES) if pairs == "all" else frozenset(pairs.split(";"))
 
 
 def _cpu_has_amx() -> bool:

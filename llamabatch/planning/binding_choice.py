@@ -51,6 +51,7 @@ LIBRARIES_VARIABLE = "LLAMA_CPP_LIB_PATH"  # llama-cpp-python's own
 _VARIANT_VARIABLE = "LLAMABATCH_CPU_VARIANT"  # llamabatch/llama/backends.py
 FOREIGN, OURS = "llama_cpp", "llamabatch_llama"
 TRIAL = "llamabatch.llama.try_binding"
+NO_GPU = "it finds no GPU here"
 _TRIAL_TIMEOUT_S = 60.0
 _VERDICTS = "binding"
 _VERSION = 1  # of the trial
@@ -371,15 +372,21 @@ def _hashes(files: list[Path]) -> dict[str, str]:
     return {path.name: patch_source.sha256_of(path) for path in files}
 
 
-def _offloads(build: Build) -> bool:
-    """True if a build has a backend for GPUs, by its marker or the names of its libraries."""
+def gpu_backend(build: Build) -> str | None:
+    """The backend of a build for devices that are not the CPU, by its marker or the names of its libraries."""
     marker = build.marker
-    if marker is not None and marker.get("backend") in _GPU_BACKENDS:
-        return True
+    if marker is not None and marker.get("backend") in {*_GPU_BACKENDS, "rpc"}:
+        return str(marker["backend"])
     try:
-        return any(_GPU_LIBRARY.search(path.name) for path in build.libraries.iterdir())
+        found = (_GPU_LIBRARY.search(path.name) for path in build.libraries.iterdir())
+        return next((match[1] for match in found if match), None)
     except OSError:
-        return False
+        return None
+
+
+def _offloads(build: Build) -> bool:
+    """True if a build has a backend for GPUs."""
+    return gpu_backend(build) in _GPU_BACKENDS
 
 
 def _problem(build: Build, is_last: bool) -> str:
@@ -419,7 +426,7 @@ def _tried(build: Build) -> tuple[str, bool]:
     if "problem" in answer:
         return str(answer["problem"]), True
     if build.origin is Origin.GPU and not answer.get("gpus"):
-        return "it finds no GPU here", True
+        return NO_GPU, True
     return "", True
 
 

@@ -27,6 +27,10 @@ _FEW_SLOTS = 4  # with fewer slots of n_ctx each, sharing the cells serves more 
 _MOST_ENGINES = 4  # in one process: each holds the GIL for about a tenth of its time
 MEMORY_SHARE = 0.5  # of the memory that is free: the rest is left to other programs
 _SMALL_MODEL = 64 * MIB
+_FLOATS = ("f32", "f16", "bf16")
+_CUDA = frozenset({"CUDA", "ROCm", "MUSA"})  # backends from the source of CUDA's
+_NOT_ON_CUDA = ("iq4_nl",)
+_CUDA_HEADS = frozenset({40, 64, 72, 80, 96, 112, 128, 192, 256, 320, 512, 576})
 _UBATCH = 512  # llama.cpp's own default
 # zeroed within a tenth of a second: 1.5 GiB take 0.6 s, or 0.4 s in new pages
 _CHEAP_CELLS = 256 * MIB
@@ -124,7 +128,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
     facts = replace(facts, features=features, lazy_cells=machine.lazy_cells)
     n_ubatch = min(_UBATCH, config.n_batch) if config.n_ubatch == "auto" else config.n_ubatch
     n_ctx = _n_ctx(config, facts, reasons)
-    flash_attn = _flash_attn(config, on_gpu, small, machine, reasons)
+    flash_attn = _flash_attn(config, facts, on_gpu, small, machine, reasons)
     n_threads, n_threads_batch = _threads(config, machine.cores // n_instances, small, reasons)
     one_slot = ResolvedConfig(
         **{
@@ -334,14 +338,29 @@ def _threads(config: EngineConfig, cores: int, small: bool, reasons: dict[str, s
     return one_row, more_rows
 
 
-def _flash_attn(config: EngineConfig, on_gpu: bool, small: bool, machine: Machine, reasons: dict[str, str]) -> str:
+def _flash_attn(
+    config: EngineConfig, facts: ModelFacts, on_gpu: bool, small: bool, machine: Machine, reasons: dict[str, str]
+) -> str:
     """The value of flash_attn. llama.cpp's own default is on; its kernel for CPUs reads each key once for every query
     head, which costs more than it saves unless the keys are few: measured on a 0.5B shape (off is 1.1 to 2 times as
     fast) and the bundled model (prompts 1.6 to 2 times as fast with it, decoding alike). Our kernel reads each key
     once."""
+    on_cuda = on_gpu and config.offload_kqv and bool(machine.backends & _CUDA)
+    if on_cuda and config.flash_attn != "off":
+        why = _why_not_on_cuda(config, facts)
+        if why and (config.type_v not in _FLOATS or config.flash_attn == "on"):
+            # llama.cpp would compute attention on the CPU, and copy all cells there in each step
+            raise ConfigError(f"{why}; give other types, flash_attn='off' with a type_v of f16, or offload_kqv=False")
+        if why:
+            reasons["flash_attn"] = why
+            return "off"
+        pair = f"{config.type_k}-{config.type_v}"
+        if pair not in machine.kv_pairs:
+            known = ", ".join(sorted(machine.kv_pairs))
+            reasons["type_k"] = f"{pair} becomes f16 in each pass, which is slow; this build reads {known} as they are"
     if config.flash_attn != "auto":
         return config.flash_attn
-    if config.type_v not in ("f32", "f16", "bf16"):
+    if config.type_v not in _FLOATS:
         reasons["flash_attn"] = "a quantised V cache needs it"
         return "on"
     if on_gpu:
@@ -354,6 +373,18 @@ def _flash_attn(config: EngineConfig, on_gpu: bool, small: bool, machine: Machin
         return "on"
     reasons["flash_attn"] = "on CPUs llama.cpp's own kernel makes batched decode up to twice as slow"
     return "off"
+
+
+def _why_not_on_cuda(config: EngineConfig, facts: ModelFacts) -> str:
+    """The reason for which flash attention has no kernel on CUDA: ggml-cuda/fattn.cu; "" where it has one."""
+    for name in ("type_k", "type_v"):
+        if getattr(config, name) in _NOT_ON_CUDA:
+            return f"{name} is {getattr(config, name)!r}, which flash attention on CUDA cannot read"
+    widths = facts.widths
+    width = 0 if widths is None or widths.latent else widths.queries // widths.n_head
+    if width and width not in _CUDA_HEADS:
+        return f"flash attention on CUDA has no kernel for heads of {width}"
+    return ""
 
 
 def _instances(config: EngineConfig, machine: Machine, small_on_cpu: bool, reasons: dict[str, str]) -> int:

@@ -27,6 +27,7 @@ class Widths:
         recurrent: elements needed at once in a layer with a state.
         latent: Q is turned into the space of a latent K and V, in several steps.
         masks: kinds of attention masks: 2 if some layers attend over a window.
+        values: elements of V alone.
     """
 
     n_embd: int
@@ -38,6 +39,7 @@ class Widths:
     recurrent: int = 0
     latent: bool = False
     masks: int = 1
+    values: int = 0
 
 
 def graph_bytes(
@@ -68,6 +70,26 @@ def graph_bytes(
     keeps = n_tokens * widths.recurrent
     ends = min(n_tokens, n_outputs) * (widths.n_vocab + _LIVE_EMBEDDINGS * widths.n_embd)
     return mask + max(_F32 * max(attends, feeds, ends), _F32 * keeps + 2 * state_bytes)
+
+
+PIPELINE_COPIES = 4  # GGML_SCHED_MAX_COPIES
+
+
+def input_bytes(widths: Widths, n_tokens: int, n_cells: int, flash: bool) -> int:
+    """Bytes of what enters a pass on GPUs from the CPU: the mask, the embeddings, and the cells of a V in columns."""
+    mask = n_tokens * n_cells * widths.masks * (_F16 if flash else _F32)
+    columns = 0 if flash or not n_cells else n_tokens * widths.values * 8
+    return mask + embedding_bytes(widths, n_tokens) + columns
+
+
+def embedding_bytes(widths: Widths, n_tokens: int) -> int:
+    """Bytes of the embeddings of the tokens of a pass, which the CPU looks up."""
+    return n_tokens * widths.n_embd * _F32
+
+
+def output_bytes(widths: Widths, n_outputs: int) -> int:
+    """Bytes of the buffer of a GPU that makes the logits and has no layer."""
+    return n_outputs * (widths.n_vocab + widths.n_embd) * _F32
 
 
 def work_bytes(widths: Widths, n_tokens: int) -> int:

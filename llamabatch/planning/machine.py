@@ -20,6 +20,7 @@ except ImportError:  # not on Windows
 _ROOT = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 _CAP_IPC_LOCK = 14  # capabilities(7): may lock any memory
+KV_PAIRS = frozenset({"f16-f16", "bf16-bf16", "q8_0-q8_0", "q4_0-q4_0"})  # GGML_CUDA_FA_QUANTS, its default
 _NO_LIMIT = 2**60  # version 1 writes a number of this size where there is none
 
 
@@ -41,6 +42,8 @@ class Machine:
         equal_rows: the llama.cpp in use computes a row alone by the kernels that compute it beside others
             (native_patches/0010).
         tiled: it takes K-quants that are not repacked by another kernel from eight rows on.
+        backends: names of their ggml backends, as CUDA.
+        kv_pairs: types of K and V that CUDA reads as they are, as q8_0-q8_0; it turns others into f16 in each pass.
     """
 
     cores: int
@@ -56,6 +59,8 @@ class Machine:
     lockable_bytes: int | None = None
     equal_rows: bool = False
     tiled: bool = True
+    backends: frozenset[str] = frozenset()
+    kv_pairs: frozenset[str] = KV_PAIRS
 
     @classmethod
     def here(
@@ -66,6 +71,8 @@ class Machine:
         lazy_cells: bool = False,
         gpus: tuple[Gpu, ...] = (),
         unified_memory: bool = False,
+        backends: frozenset[str] = frozenset(),
+        kv_pairs: frozenset[str] | None = None,
     ) -> Machine:
         """This machine, as the operating system shows it now; the arguments are what llama.cpp's library knows."""
         return cls(
@@ -80,6 +87,8 @@ class Machine:
             unified_memory or sys.platform == "darwin",
             lazy_cells,
             lockable_bytes(),
+            backends=backends,
+            kv_pairs=KV_PAIRS if kv_pairs is None else kv_pairs,
         )
 
     def gpu_shares(self, tensor_split: tuple[float, ...] | None) -> tuple[float, ...]:

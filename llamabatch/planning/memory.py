@@ -13,7 +13,15 @@ from typing import Any, NamedTuple, TypeAlias
 from llamabatch.config import MIN_CTX, ResolvedConfig
 from llamabatch.gguf.pooling import RANK
 from llamabatch.gguf.reader import TensorInfo
-from llamabatch.planning.compute_buffers import Widths, graph_bytes, work_bytes
+from llamabatch.planning.compute_buffers import (
+    PIPELINE_COPIES,
+    Widths,
+    embedding_bytes,
+    graph_bytes,
+    input_bytes,
+    output_bytes,
+    work_bytes,
+)
 from llamabatch.planning.model_facts import Layer, ModelFacts
 
 # Bytes an element, from ggml's block layouts (ggml-common.h): bytes of a block / elements in it.
@@ -178,6 +186,7 @@ def memory(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float
     sorted_weights = _sorted(facts, frozenset(name for name, _ in placed))
     devices = _devices(config, len(layers), gpu_shares)
     graph, untouched, work = _pass(facts, config, n_slots, cells)
+    buffers = _GpuBuffers.of(facts, config, n_slots, cells, len(gpu_shares), graph)
     logits = _logits(facts, config, n_slots)
     start = min(config.start_slots, n_slots)
     if start < n_slots:  # the first context holds these until all cells stand in the larger one
@@ -196,25 +205,28 @@ def memory(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float
     if facts.state_values:
         layout = f"{layout} and states" if per_cell else f"{n_slots} states"
     sizes = {tensor.name: tensor for tensor in facts.tensors} if placed else {}
+    tied = _tied(facts) if devices[-1] is not None and not any(name == _EMBEDDING for name, _ in placed) else 0
     gpus = tuple(
         _on_gpu(
             number,
             devices,
             sorted_weights,
             kept,
-            graph,
+            buffers,
             draft,
             sum(sizes[name].n_bytes for name, gpu in placed if gpu == number),
+            tied,
+            config.offload_kqv,
         )
         for number in range(len(gpu_shares))
     )
-    moved = sum(gpu.weights for gpu in gpus) - sum(g.weights for g in (draft.gpus if draft else ()))
-    kept_here = sum(n for n, device in zip(kept, devices, strict=False) if device is None)
+    moved = sum(gpu.weights for gpu in gpus) - sum(g.weights for g in (draft.gpus if draft else ())) - tied
+    kept_here = sum(n for n, device in zip(kept, devices, strict=False) if device is None or not config.offload_kqv)
     copies = sum(n for n, device in zip(sorted_weights.copies, devices, strict=False) if device is None)
     copies += sum(_copy(sizes[name], facts.features) for name, gpu in placed if gpu is None)
-    computes_here = None in devices or any(gpu is None for _, gpu in placed)
+    computes_here = None in devices or any(gpu is None for _, gpu in placed) or not config.offload_kqv
     listed = cells * (1 if unified else n_slots) * _LISTED_BYTES if per_cell else 0
-    compute = (graph if computes_here else 0) + work + logits + listed
+    compute = (graph if computes_here else buffers.on_cpu) + work + logits + listed
     vocabulary = (facts.n_vocab * _TOKEN_BYTES if facts.file_bytes else 0) + facts.adapter_bytes + ENGINE_BYTES
     files = _in_files(facts, tuple(device is None for device in devices), facts.file_bytes - moved, placed)
     here = files.mapped if config.use_mmap else files.used
@@ -286,7 +298,7 @@ def _pass(facts: ModelFacts, config: ResolvedConfig, n_slots: int, cells: int) -
     states = n_slots * 4 * max((layer.state_values for layer in facts.layers), default=facts.state_values)
     widths = _widths(facts)
     has_cells = facts.k_values or facts.v_values
-    flash = config.flash_attn == "on"
+    flash = config.flash_attn != "off"  # auto is on wherever a kernel is there: capacity._flash_attn
     attended = cells if has_cells else 0
     reserved = graph_bytes(widths, n_tokens, attended, rows, flash, states)
     n_fed = min(n_tokens, n_slots) if facts.n_layer == 1 and not facts.is_encoder else n_tokens
@@ -315,7 +327,7 @@ def _embeddings(facts: ModelFacts, config: ResolvedConfig) -> tuple[int, int]:
     """
     n_tokens = padded(min(config.n_ubatch, config.n_batch))
     widths = replace(_widths(facts), n_vocab=0) if facts.is_encoder else _widths(facts)
-    graph = graph_bytes(widths, n_tokens, n_tokens, n_tokens, config.flash_attn == "on")
+    graph = graph_bytes(widths, n_tokens, n_tokens, n_tokens, config.flash_attn != "off")
     cells = 0 if facts.is_encoder else n_tokens * (facts.k_values + facts.v_values) * 2
     logits = n_tokens * facts.n_vocab * 4
     written = cells + graph + work_bytes(widths, n_tokens)
@@ -341,26 +353,76 @@ def _devices(config: ResolvedConfig, n_layer: int, shares: Sequence[float]) -> l
     ]
 
 
+class _GpuBuffers(NamedTuple):
+    """Bytes of the buffers of a pass beside GPUs: on a GPU with layers, on one with the last layer alone (where only
+    output rows go on to its feed-forward network), on one with the output alone, and on the CPU where it has no layer.
+    tests/devices/test_memory.py holds them against those of llama.cpp."""
+
+    layers: int
+    last_layer: int
+    output: int
+    on_cpu: int
+
+    @classmethod
+    def of(
+        cls, facts: ModelFacts, config: ResolvedConfig, n_slots: int, cells: int, n_gpus: int, graph: int
+    ) -> _GpuBuffers:
+        n_tokens, widths = min(config.n_ubatch, cells * n_slots), _widths(facts)
+        attended = cells if facts.k_values or facts.v_values else 0
+        inputs = input_bytes(widths, n_tokens, attended, config.flash_attn != "off")
+        embedded = embedding_bytes(widths, n_tokens)
+        copies = PIPELINE_COPIES if _is_pipeline(facts, config, n_gpus) else 1
+        entering = -embedded if copies == 1 else (copies - 1) * inputs
+        rows = min(n_tokens, config.output_rows(n_slots, facts.n_vocab))
+        flash = config.flash_attn != "off"
+        states = n_slots * 4 * max((layer.state_values for layer in facts.layers), default=facts.state_values)
+        last = graph_bytes(widths, n_tokens, attended, rows, flash, states, rows) + entering
+        output = output_bytes(widths, rows) + (embedding_bytes(widths, rows) * copies if copies > 1 else 0)
+        return cls(graph + entering, last, output, copies * inputs + embedded)
+
+
+def _is_pipeline(facts: ModelFacts, config: ResolvedConfig, n_gpus: int) -> bool:
+    """True if passes over several GPUs overlap, for which ggml keeps copies of what enters: llama-context.cpp."""
+    all_layers = config.n_gpu_layers < 0 or config.n_gpu_layers > facts.n_layer
+    return n_gpus > 1 and all_layers and config.split_mode == "layer" and config.offload_kqv and not facts.placed
+
+
+def _tied(facts: ModelFacts) -> int:
+    """Bytes of the embedding of tokens where it makes the logits, too; the GPU of the output has a copy of it."""
+    found = {tensor.name: tensor.n_bytes for tensor in facts.tensors}
+    return 0 if _OUTPUT in found else found.get(_EMBEDDING, 0)
+
+
 def _on_gpu(
     number: int,
     devices: list[int | None],
     parts: Weights,
     kept: list[int],
-    graph: int,
+    buffers: _GpuBuffers,
     draft: Memory | None,
     placed: int,
+    tied: int,
+    offload_kqv: bool,
 ) -> GpuNeed:
-    """The share of one GPU. Untested: no figure of a GPU was ever compared with this.
+    """The share of one GPU.
 
     Args:
         placed: bytes of tensors that override_tensor puts there.
+        tied: bytes of the output's copy of the embedding of tokens.
     """
-    used = placed > 0 or any(device == number for device in devices)
+    has_output = devices[-1] == number
+    held = [layer for layer, device in enumerate(devices[:-1]) if device == number]
+    if placed > 0 or held:
+        compute = buffers.last_layer if held == [len(devices) - 2] and not placed else buffers.layers
+    else:
+        compute = buffers.output if has_output else 0
     need = GpuNeed(
         number,
-        placed + sum(n for n, device in zip(parts.layers, devices, strict=False) if device == number),
-        sum(n for n, device in zip(kept, devices, strict=False) if device == number),
-        graph if used else 0,
+        placed
+        + sum(n for n, device in zip(parts.layers, devices, strict=False) if device == number)
+        + (tied if has_output else 0),
+        sum(n for n, device in zip(kept, devices, strict=False) if device == number and offload_kqv),
+        compute,
     )
     if draft is None:
         return need
@@ -469,7 +531,7 @@ def in_files(
             here = placed.get(tensor.name, layer is None or on_cpu[layer])
             if here and not _copy(tensor, features):
                 kept.append(tensor)
-                if tensor.name == _EMBEDDING and tied and _copy(tensor, features, tied=True):
+                if tensor.name == _EMBEDDING and tied and (_copy(tensor, features, tied=True) or not on_cpu[n_layer]):
                     embedding = tensor.n_bytes
         if kept:
             end = max(each.offset + each.n_bytes for each in kept)

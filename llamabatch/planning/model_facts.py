@@ -191,6 +191,7 @@ def _widths(own: Mapping[str, str], tensors: tuple[TensorInfo, ...], n_vocab: in
         feed_forward=_feed_forward(own, tensors, n_embd),
         recurrent=recurrent,
         latent=_first(own, "attention.key_length_mla", 0) > 0,
+        values=kv_heads * v_head,
         masks=2 if _first(own, "attention.sliding_window", 0) else 1,
     )
 

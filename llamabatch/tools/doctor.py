@@ -19,7 +19,8 @@ from llamabatch.errors import SetupError
 from llamabatch.llama import extra_buffers, library, vetting
 from llamabatch.llama.environment import undecided
 from llamabatch.llama.library import LibraryInfo
-from llamabatch.planning import profile_store
+from llamabatch.llama.rpc import SERVERS_VARIABLE
+from llamabatch.planning import binding_choice, profile_store
 from llamabatch.planning.binding_choice import Origin, of_another_release
 from llamabatch.planning.cpu import cpu_flags, cpu_name
 from llamabatch.planning.machine import Machine
@@ -76,7 +77,7 @@ def examine(environment: Mapping[str, str] | None = None) -> Report:
     flags = cpu_flags()
     checks = [*_versions(info), *_machine(flags)]
     if info is None:
-        checks.append(Check("library", Status.ERROR, problem, patched_build()))
+        checks.append(Check("library", Status.ERROR, problem, _cure(problem, patched_build())))
     else:
         checks += [
             *_library(info),
@@ -191,9 +192,10 @@ def _choice(info: LibraryInfo) -> Iterator[Check]:
     others = "; not needed: " + ", ".join(other.describe() for other in choice.others) if choice.others else ""
     yield Check("build", Status.OK, choice.build.describe() + others)
     for passed in choice.passed_over:
-        yield Check(
-            "passed over", Status.WARN, f"{passed.build.describe()}: {passed.reason}", _CURES[passed.build.origin]
-        )
+        cure = _cure(passed.reason, _CURES[passed.build.origin])
+        if passed.reason == binding_choice.NO_GPU:
+            cure = _DRIVERS.get(binding_choice.gpu_backend(passed.build) or "", _DRIVER)
+        yield Check("passed over", Status.WARN, f"{passed.build.describe()}: {passed.reason}", cure)
 
 
 _CURES = {
@@ -241,9 +243,39 @@ def _extra_buffers(info: LibraryInfo) -> Check:
     )
 
 
+_DRIVER = "install the driver of the GPU"
+_DRIVERS = {
+    "cuda": "install NVIDIA's driver, which has libcuda.so.1; a container must be started with the GPU, as by "
+    "`docker run --gpus all`",
+    "hip": "install AMD's driver; a container needs /dev/kfd and /dev/dri",
+    "vulkan": "install the GPU's Vulkan driver (Debian and Ubuntu: apt install mesa-vulkan-drivers)",
+    "rpc": f"name servers: {SERVERS_VARIABLE}=host:port",
+}
+_HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES")
+# in the message of a library that cannot be loaded, or of a build that is passed over
+_MISSING = {
+    "libcuda.so": _DRIVERS["cuda"],
+    "libcudart": "install the CUDA runtime that it was built with, and let LD_LIBRARY_PATH name its folder",
+    "libcublas": "install the cuBLAS that it was built with, and let LD_LIBRARY_PATH name its folder",
+    "libamdhip64": _DRIVERS["hip"],
+    "libvulkan": "install the Vulkan loader (Debian and Ubuntu: apt install libvulkan1)",
+}
+
+
+def _cure(problem: str, usual: str) -> str:
+    """The cure of a build that does not load: what is missing of a GPU's driver, else the usual one."""
+    return next((cure for name, cure in _MISSING.items() if name in problem), usual)
+
+
 def _gpu(info: LibraryInfo) -> Check:
-    if info.supports_gpu_offload:
-        return Check("gpu", Status.OK, "layers are offloaded")
+    gpus = [device.name for device in info.devices if device.kind in ("gpu", "integrated gpu")]
+    if gpus:
+        return Check("gpu", Status.OK, f"layers are offloaded to {', '.join(gpus)}")
+    backend = binding_choice.gpu_backend(info.choice.build)
+    if backend is not None:
+        hidden = next((name for name in _HIDING if os.environ.get(name) in ("", "-1")), None)
+        cure = f"{hidden} hides all of them: unset it" if hidden else _DRIVERS.get(backend, _DRIVER)
+        return Check("gpu", Status.WARN, f"this build is for GPUs ({backend}), but finds none", cure)
     if "GPU 0" in _output("nvidia-smi", "-L"):
         return Check("gpu", Status.WARN, "an NVIDIA GPU is here, but this build does not use it", patched_build("cuda"))
     return Check("gpu", Status.OK, "none, or none that this build can use")

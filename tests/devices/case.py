@@ -12,7 +12,7 @@ import re
 import sys
 
 from llamabatch import LLM, LlamaBatchError, SamplingParams
-from llamabatch.llama import library, log
+from llamabatch.llama import devices, library, log
 
 PROMPTS = 24
 _GREEDY = SamplingParams(max_tokens=24, temperature=0)
@@ -52,6 +52,7 @@ def run(options: dict[str, object]) -> dict[str, object]:
             "errors": [str(output.error) for output in outputs if output.error],
             "memory": llm.plan.memory.document(),
             "reasons": dict(llm.plan.reasons),
+            "names": [device.name for device in devices.used(llm.plan.config, library.load())],
             "pids": list(getattr(llm._client, "pids", [])),
         }
 

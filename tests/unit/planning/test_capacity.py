@@ -178,6 +178,29 @@ def test_multi_instance_divides_cores_and_memory():
     assert (two.config.instances, two.config.n_threads) == (2, 1)
 
 
+CUDA = replace(MACHINE, n_gpus=1, backends=frozenset({"CUDA"}))
+
+
+def test_flash_attention_on_cuda():
+    def planned(machine=CUDA, facts=FACTS, **options):
+        plan = resolve(EngineConfig("m", n_ctx=1024, n_slots=2, **options), facts, machine)
+        return plan.config.flash_attn, plan.reasons
+
+    assert planned()[0] == "auto"
+    assert "type_k" not in planned(type_k="q8_0", type_v="q8_0")[1]
+    assert "q5_0-f16 becomes f16 in each pass" in planned(type_k="q5_0")[1]["type_k"]
+    assert "type_k" not in planned(replace(CUDA, kv_pairs=frozenset({"q5_0-f16"})), type_k="q5_0")[1]
+    assert "type_k" not in planned(MACHINE, type_k="q5_0")[1]
+    assert planned(type_k="iq4_nl") == ("off", planned(type_k="iq4_nl")[1])
+    for options in ({"type_v": "iq4_nl"}, {"type_k": "iq4_nl", "flash_attn": "on"}):
+        with pytest.raises(ConfigError, match="which flash attention on CUDA cannot read"):
+            planned(**options)
+        assert planned(**options, offload_kqv=False)[0] == "on"
+    odd = replace(FACTS, widths=Widths(128, 1000, 4, 4 * 48, 256, 1024))
+    flash, reasons = planned(facts=odd)
+    assert (flash, reasons["flash_attn"]) == ("off", "flash attention on CUDA has no kernel for heads of 48")
+
+
 def test_a_quantised_v_cache_turns_flash_attention_on():
     assert resolve(EngineConfig("m", type_v="q8_0"), FACTS, MACHINE).config.flash_attn == "on"
 

@@ -12,7 +12,7 @@ from llamabatch.errors import ConfigError, MemoryPlanError
 from llamabatch.gguf.reader import TensorInfo
 from llamabatch.planning import machine as limits
 from llamabatch.planning.capacity import resolve
-from llamabatch.planning.compute_buffers import Widths, graph_bytes
+from llamabatch.planning.compute_buffers import Widths, graph_bytes, input_bytes
 from llamabatch.planning.machine import Machine
 from llamabatch.planning.memory import MIB, PROCESS_BYTES, in_files, memory, weights
 from llamabatch.planning.model_facts import Layer, ModelFacts
@@ -131,7 +131,7 @@ def test_the_file_stays_mapped_from_the_first_to_the_last_tensor_without_a_copy(
     assert found(output, EMBEDDING, NORM, copied) == (kept, kept, 0)
     assert found(EMBEDDING, copied, NORM, features=frozenset()) == (kept + n, kept + n, 0)
     assert found(EMBEDDING, NORM, copied, NORM, parts=(3, 1)) == (kept + NORM.n_bytes,) * 2 + (0,)
-    assert found(EMBEDDING, NORM, copied, on_cpu=(False, False)) == (e, e, 0)  # on a GPU
+    assert found(EMBEDDING, NORM, copied, on_cpu=(False, False)) == (e, e, e)  # on a GPU
     tied = tensor("token_embd.weight", "Q4_K", 1024, 256)
     assert found(tied, copied, NORM) == (tied.n_bytes + n + NORM.n_bytes, tied.n_bytes + NORM.n_bytes, tied.n_bytes)
     assert found(tied, copied, NORM, output)[2] == 0
@@ -262,11 +262,11 @@ def test_layers_go_to_gpus_as_llama_cpp_deals_them():
     plan = resolve(EngineConfig("m", n_slots=2, n_ctx=1024), FACTS, machine)
     first, second = plan.memory.gpus
     n = TENSORS[0].n_bytes
-    assert (first.weights, second.weights) == (3 * n, n + NORM.n_bytes)  # 4 layers and the output
+    assert (first.weights, second.weights) == (3 * n, n + NORM.n_bytes + EMBEDDING.n_bytes)  # 4 layers and the output
     assert first.kv_cache == 3 * second.kv_cache > 0
     assert plan.memory.kv_cache == 0
     some = resolve(EngineConfig("m", n_slots=2, n_ctx=1024, n_gpu_layers=2, tensor_split=(0, 1)), FACTS, machine)
-    assert [gpu.weights for gpu in some.memory.gpus] == [0, n + NORM.n_bytes]
+    assert [gpu.weights for gpu in some.memory.gpus] == [0, n + NORM.n_bytes + EMBEDDING.n_bytes]
     assert some.memory.kv_cache == 3 * some.memory.gpus[1].kv_cache
 
 
@@ -306,7 +306,7 @@ def test_locked_memory_is_within_its_limit():
 
 def test_weights_that_a_gpu_cannot_hold_are_refused():
     small = replace(MACHINE, n_gpus=1, gpus=(Gpu("A", 20 * MIB, GIB),))
-    with pytest.raises(MemoryPlanError, match=r"on A: 9 MiB weights .* = .* 20 MiB are free there"):
+    with pytest.raises(MemoryPlanError, match=r"on A: 10 MiB weights .* = .* 20 MiB are free there"):
         resolve(EngineConfig("m", n_slots=32, n_ctx=8192, kv="split"), FACTS, small)
     metal = replace(MACHINE, n_gpus=1, unified_memory=True)
     assert resolve(EngineConfig("m", n_slots=2), FACTS, metal).memory.gpus == ()
@@ -382,3 +382,38 @@ def test_zeros_are_no_shares():
     """llama.cpp deals layers out by free memory then."""
     machine = replace(MACHINE, n_gpus=2, gpus=TWO)
     assert machine.gpu_shares((0.0, 0.0)) == machine.gpu_shares(None) == (8.0 * GIB, 8.0 * GIB)
+
+
+def test_a_tied_embedding_has_a_copy_on_the_gpu_of_the_output():
+    machine = replace(MACHINE, n_gpus=2, gpus=TWO)
+    options = {"n_slots": 2, "n_ctx": 1024}
+    tied = resolve(EngineConfig("m", **options), FACTS, machine).memory
+    own = replace(FACTS, tensors=laid_out(*FACTS.tensors, replace(EMBEDDING, name="output.weight")))
+    apart = resolve(EngineConfig("m", **options), own, machine).memory
+    assert [gpu.weights for gpu in tied.gpus] == [gpu.weights for gpu in apart.gpus]
+    assert tied.weights >= EMBEDDING.n_bytes  # the file's own stays mapped, to be looked up
+    assert tied.reclaimable >= EMBEDDING.n_bytes
+
+
+def test_the_buffers_beside_gpus():
+    options = {"n_slots": 2, "n_ctx": 1024, "n_ubatch": 512}
+    machine = replace(MACHINE, n_gpus=2, gpus=TWO)
+
+    def buffers(machine):
+        found = resolve(EngineConfig("m", **options), FACTS, machine).memory
+        return found.compute, *(gpu.compute for gpu in found.gpus)
+
+    embedded = 512 * FACTS.widths.n_embd * 4
+    inputs = input_bytes(FACTS.widths, 512, 1024, flash=True)
+    assert inputs == 512 * 1024 * 2 + embedded
+    here, alone = buffers(replace(MACHINE, n_gpus=1, gpus=TWO[:1]))
+    both, first, last = buffers(machine)
+    # what enters is there in four copies where passes over two GPUs overlap
+    assert both - here == 3 * inputs
+    assert first - alone == 3 * inputs + embedded
+    assert last < first  # of the last layer, output rows alone go on
+    off = resolve(EngineConfig("m", **options, flash_attn="off"), FACTS, machine).memory.gpus[0].compute
+    assert off > first  # scores are kept; flash_attn="auto" keeps none
+    on_cpu = resolve(EngineConfig("m", **options, offload_kqv=False), FACTS, machine).memory
+    assert [gpu.kv_cache for gpu in on_cpu.gpus] == [0, 0]
+    assert on_cpu.kv_cache > 0

@@ -13,7 +13,7 @@ from llamabatch.errors import SetupError
 from llamabatch.llama import library
 from llamabatch.llama.library import DeviceInfo, LibraryInfo
 from llamabatch.native_patches import source
-from llamabatch.planning.binding_choice import Build, Choice, Origin, PassedOver
+from llamabatch.planning.binding_choice import NO_GPU, Build, Choice, Origin, PassedOver
 from llamabatch.tools import doctor
 from llamabatch.tools.doctor import Status
 from llamabatch.utils import cures, disk_cache
@@ -118,8 +118,32 @@ def test_unused_instructions_are_named(machine):
 def test_a_gpu_that_the_build_ignores(machine, monkeypatch):
     monkeypatch.setattr(doctor, "_output", lambda *command: "GPU 0: a card")
     assert "BACKEND=cuda" in finding("gpu").cure
+    card = DeviceInfo("CUDA0", "a card", "gpu", 1 << 30, 8 << 30)
+    machine.info = info(supports_gpu_offload=True, devices=(*machine.info.devices, card))
+    assert (finding("gpu").status, finding("gpu").detail) == (Status.OK, "layers are offloaded to CUDA0")
+
+
+def test_a_build_for_gpus_that_finds_none(machine, monkeypatch):
+    monkeypatch.setattr(doctor.binding_choice, "gpu_backend", lambda build: "cuda")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     machine.info = info(supports_gpu_offload=True)
-    assert finding("gpu").status is Status.OK
+    assert finding("gpu").status is Status.WARN
+    assert "but finds none" in finding("gpu").detail
+    assert "docker run --gpus all" in finding("gpu").cure
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert finding("gpu").cure == "CUDA_VISIBLE_DEVICES hides all of them: unset it"
+
+
+def test_a_missing_driver_is_the_cure(machine, monkeypatch):
+    def no_driver():
+        raise SetupError("llama-cpp-python cannot load its library (libcuda.so.1: cannot open shared object file)")
+
+    unused = PassedOver(Build(Origin.GPU, Path("/site/llama_cpp"), Path("/site/llama_cpp/lib")), NO_GPU)
+    machine.info = info(choice=Choice(machine.info.choice.build, (unused,), ()))
+    assert finding("passed over").cure == "install the driver of the GPU"
+    monkeypatch.setattr(library, "library_info", no_driver)
+    assert finding("library").status is Status.ERROR
+    assert "install NVIDIA's driver" in finding("library").cure
 
 
 @pytest.mark.parametrize(

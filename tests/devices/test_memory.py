@@ -1,0 +1,54 @@
+"""The memory that the plan predicts on devices, against what llama.cpp says that it reserves there."""
+
+from __future__ import annotations
+
+import pytest
+
+MIB = 2**20
+SETTINGS = [
+    (1, {"n_slots": 8}),
+    (1, {"n_slots": 1, "n_ctx": 2048}),
+    (1, {"n_slots": 4, "n_ctx": 1024, "n_gpu_layers": 3}),
+    (1, {"n_slots": 4, "flash_attn": "off", "n_ctx": 1024}),
+    (1, {"n_slots": 8, "kv": "unified", "kv_cells": 2048}),
+    (1, {"n_slots": 16, "n_ubatch": 128, "type_k": "q8_0", "type_v": "q8_0"}),
+    (2, {"n_slots": 8}),
+    (2, {"n_slots": 4, "n_ctx": 512, "tensor_split": [3, 1]}),
+    (2, {"n_slots": 4, "n_ctx": 1024, "flash_attn": "off"}),
+    (2, {"n_slots": 32, "n_gpu_layers": 4, "tensor_split": [1, 1]}),
+    (2, {"n_slots": 8, "split_mode": "none", "main_gpu": 1, "n_ctx": 1024}),
+    (2, {"n_slots": 8, "n_ctx": 1024, "devices": "RPC1,RPC0"}),
+]
+
+
+def compared(found):
+    """What was predicted, and what was reserved, on each GPU."""
+    names = found["names"]
+    for number, name in enumerate(names):
+        need, there = found["memory"]["gpus"][number], found["reserved"].get(name, {})
+        yield name, need["total"], sum(there.values())
+        yield f"{name} weights", need["weights"], there.get("model", 0)
+        yield f"{name} cells", need["kv_cache"], there.get("KV", 0)
+
+
+def differing(found):
+    """What is off by more than a tenth."""
+    assert found["memory"]["gpus"]
+    return [
+        f"{what}: {predicted / MIB:.2f} of {reserved / MIB:.2f} MiB"
+        for what, predicted, reserved in compared(found)
+        if abs(predicted - reserved) > 0.1 * reserved
+    ]
+
+
+def test_some_settings_on_two_devices(run):
+    settings = [options for number, options in SETTINGS if number == 2][:3]
+    for found in run(2, *settings):
+        assert differing(found) == []
+
+
+@pytest.mark.devices
+@pytest.mark.parametrize(("number", "options"), SETTINGS)
+def test_predicted_and_reserved(run, number, options):
+    [found] = run(number, options)
+    assert differing(found) == []
