@@ -208,7 +208,8 @@ def percentiles_ms(gaps: Sequence[float]) -> dict[str, float]:
 
 
 def alone(server: Server, beside: Beside) -> dict[str, float]:
-    """Lines and tokens a second of a batch with nothing beside it, over some seconds."""
+    """Lines and tokens a second of a batch with nothing beside it, over some seconds and a turn of all slots at least:
+    they begin together, so that a part of a turn would have prompts alone, or outputs alone."""
     with Batch(server.port, beside) as batch:
         until = time.monotonic() + _PATIENCE_S
         while not batch.done:
@@ -216,8 +217,16 @@ def alone(server: Server, beside: Beside) -> dict[str, float]:
                 raise PeerFailure(f"the batch has no line after {_PATIENCE_S:g} s")
             time.sleep(0.05)
         before, lines_before, began = server.generated(), batch.done, time.perf_counter()
-        time.sleep(beside.alone_s)
-        tokens, n_lines, wall_s = server.generated() - before, batch.done - lines_before, time.perf_counter() - began
+        wall_s, n_lines = 0.0, 0
+        while wall_s < beside.alone_s or n_lines < beside.n_slots:
+            if wall_s > _PATIENCE_S:
+                raise PeerFailure(f"the batch has {n_lines} lines after {_PATIENCE_S:g} s")
+            time.sleep(0.05)
+            tokens, n_lines, wall_s = (
+                server.generated() - before,
+                batch.done - lines_before,
+                time.perf_counter() - began,
+            )
     return {"tokens_per_s": tokens / wall_s, "lines_per_s": n_lines / wall_s}
 
 
