@@ -6,10 +6,12 @@ import os
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from llamabatch.errors import ConfigError, InputError, OutputError
+from llamabatch.gguf.resolve import resolve
 from llamabatch.jobs import OutputOptions, RecordOptions, Settings
 from llamabatch.jobs.input.lines import Overlay, parse_openai
 from llamabatch.request.sampling_params import SamplingParams
@@ -26,9 +28,11 @@ from llamabatch.server.batches.records import (
 )
 from llamabatch.server.batches.results import write_results
 from llamabatch.server.batches.runner import Batches
+from llamabatch.server.batches.service import BatchService
 from llamabatch.server.batches.store import Store
 from llamabatch.server.batches.window import Window, seconds_of
 from llamabatch.server.errors import ApiError
+from llamabatch.server.options import ServerOptions
 from tests.unit.jobs.test_shared import HeldClient
 
 URL = "/v1/completions"
@@ -424,6 +428,18 @@ def test_two_servers_share_no_folder(world):
         Store(world.folder, 10**9)
     world.stop()
     world.start()
+
+
+def test_a_server_takes_a_folder_over_once_the_other_has_given_it_back(tmp_path):
+    model = SimpleNamespace(path=resolve("tiny"))
+    serving = SimpleNamespace(options=ServerOptions(data_dir=str(tmp_path)), client=None, model=model)
+    one, two = BatchService(serving), BatchService(serving)
+    assert one.take_over()
+    assert one.take_over()
+    assert not two.take_over()
+    one.stop()
+    assert two.take_over()
+    two.stop()
 
 
 def test_leavings_of_a_killed_process_are_removed_and_unreadable_records_are_left(tmp_path):
