@@ -12,9 +12,10 @@ from typing import Any, cast, get_args
 
 from llamabatch.client.base import EngineClient, EngineMethod
 from llamabatch.client.connect import connect_here
+from llamabatch.client.output_sender import OutputSender
 from llamabatch.client.parent_link import ParentLink
-from llamabatch.client.wire import pack_output, pack_state, unpack_config, unpack_request
-from llamabatch.engine.hooks import EngineHooks
+from llamabatch.client.wire import pack_state, unpack_config, unpack_request
+from llamabatch.engine.hooks import EngineHooks, Sink
 from llamabatch.errors import EngineClosedError, describe
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
 from llamabatch.request.request import Request
@@ -50,16 +51,13 @@ def main(fd: int) -> None:
 
 def _serve(parent: ParentLink, client: EngineClient, heartbeat: HeartbeatThread) -> None:
     """Obeys messages until the parent says close."""
-
-    def sink(outputs: list[SequenceOutput]) -> None:
-        _send_outputs(parent, outputs)
-
+    sink = OutputSender(parent)
     while True:
         kind, *rest = parent.receive()
         if kind == "submit":
             packed, stream = rest
             try:
-                client.submit(_unpacked(parent, packed), sink, stream=stream)
+                client.submit(_unpacked(packed, sink), sink, stream=stream)
             except EngineClosedError:
                 return  # the engine failed; the end of this process ends its requests, too
         elif kind == "abort":
@@ -68,7 +66,7 @@ def _serve(parent: ParentLink, client: EngineClient, heartbeat: HeartbeatThread)
             return
 
 
-def _unpacked(parent: ParentLink, packed: tuple[Any, ...]) -> list[Request]:
+def _unpacked(packed: tuple[Any, ...], sink: Sink) -> list[Request]:
     """The requests of a message; one that cannot be read ends as an error."""
     requests = []
     for each in packed:
@@ -77,15 +75,8 @@ def _unpacked(parent: ParentLink, packed: tuple[Any, ...]) -> list[Request]:
         except Exception as error:
             nothing = CompletionOutput(0, "", (), FinishReason.ERROR)
             whole = RequestOutput(each[0], None, (), (nothing,), f"the request cannot be read: {describe(error)}")
-            _send_outputs(parent, [SequenceOutput(each[0], (), "", whole)])
+            sink([SequenceOutput(each[0], (), "", whole)])
     return requests
-
-
-def _send_outputs(parent: ParentLink, outputs: list[SequenceOutput]) -> None:
-    """Sends outputs. Raises what packing raises, also for a message that is too large: emit() then sends each alone and
-    ends as an error what cannot be sent alone.
-    """
-    parent.send("outputs", [pack_output(output) for output in outputs])
 
 
 _CALLS = get_args(EngineMethod)

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from llamabatch.entrypoints.submission import Submission
 from llamabatch.errors import EngineError, describe
+from llamabatch.request.joining import joined
 from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutput
 from llamabatch.server.errors import log_error
 
@@ -331,52 +332,3 @@ def before_failure(outputs: list[SequenceOutput]) -> tuple[list[SequenceOutput],
         said = [replace(output, finished=None, ended=None)] if brings else []
         return outputs[:at] + said, [last, *outputs[at + 1 :]]
     return outputs, []
-
-
-def joined(outputs: list[SequenceOutput]) -> list[SequenceOutput]:
-    """The outputs with those of one continuation joined where a reader sees no difference: neighbours without calls of
-    tools and logprobs, before the last one.
-    """
-    last: dict[tuple[str, int], int] = {}  # place in the result of the latest piece of a continuation
-    result: list[SequenceOutput | list[SequenceOutput]] = []
-    for output in outputs:
-        key = output.request_id, output.index
-        place = last.get(key)
-        before = None if place is None else result[place]
-        if before is not None and place is not None and _goes_on(before, output):
-            if isinstance(before, list):
-                before.append(output)
-            else:
-                result[place] = [before, output]
-        else:
-            last[key] = len(result)
-            result.append(output)
-    return [each if isinstance(each, SequenceOutput) else _join(each) for each in result]
-
-
-def _goes_on(before: SequenceOutput | list[SequenceOutput], output: SequenceOutput) -> bool:
-    """`output` may be joined to what came before it, as all text of a piece stands behind all thinking of it."""
-    pieces = before if isinstance(before, list) else [before]
-    if output.logprobs is not None or output.tool_calls:
-        return False
-    if pieces[-1].tool_calls or pieces[-1].finish_reason is not None:
-        return False
-    return not output.reasoning or not any(piece.text for piece in pieces)
-
-
-def _join(pieces: list[SequenceOutput]) -> SequenceOutput:
-    last = pieces[-1]
-    token_ids = tuple(token_id for piece in pieces for token_id in piece.token_ids)
-    return SequenceOutput(
-        last.request_id,
-        token_ids,
-        "".join([piece.text for piece in pieces]),
-        last.finished,
-        last.index,
-        last.prompt_index,
-        None,
-        "".join([piece.reasoning for piece in pieces]),
-        last.ended,
-        (),
-        last.called_tools,
-    )

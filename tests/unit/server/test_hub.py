@@ -6,11 +6,12 @@ import time
 import pytest
 
 from llamabatch.entrypoints.submission import Submission
+from llamabatch.request.joining import joined
 from llamabatch.request.logprobs import Logprob
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
 from llamabatch.request.request import Request
 from llamabatch.request.tool_calls import ToolCallDelta
-from llamabatch.server.hub import Hub, RequestStream, joined
+from llamabatch.server.hub import Hub, RequestStream
 
 
 def piece(text, name="a", **more):

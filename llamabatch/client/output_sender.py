@@ -1,0 +1,119 @@
+"""OutputSender: the sink of a child's engine, which sends outputs to the parent."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+from llamabatch.client.base import errors_logged
+from llamabatch.client.parent_link import ParentLink
+from llamabatch.client.wire import pack_output
+from llamabatch.errors import EngineError, describe
+from llamabatch.request.joining import joined
+from llamabatch.request.outputs import SequenceOutput
+
+# Between two messages, for each output of the first one: what faster steps bring goes out together, the tokens of a
+# continuation as one output. To pack, send, read and hand on an output costs both processes together about 20 us,
+# whatever the number of its tokens. Slower steps are not held up, nor are first tokens and ends.
+REST_PER_OUTPUT_S = 0.0005
+MOST_REST_S = 0.02
+
+
+class OutputSender:
+    """Sends outputs; call it on the engine's thread. What it holds back goes out from a thread of its own."""
+
+    def __init__(self, parent: ParentLink) -> None:
+        self._parent = parent
+        self._lock = threading.Lock()
+        self._held: list[SequenceOutput] = []
+        self._has_held = threading.Event()
+        self._rests_until_s = 0.0  # of perf_counter
+        self._begun: set[str] = set()  # requests that have had an output, and no last one
+        self._unsent: dict[str, str] = {}  # requests of which an output was lost -> its error
+        threading.Thread(target=self._send_held, name="llamabatch-outputs", daemon=True).start()
+
+    def __call__(self, outputs: list[SequenceOutput]) -> None:
+        """The sink.
+
+        Raises:
+            Exception: what packing raises, also for a message that is too large. emit() then gives each output alone,
+                and ends as an error what cannot be sent alone.
+        """
+        with self._lock:
+            self._check_sent(outputs)
+            if time.perf_counter() >= self._rests_until_s:
+                held, self._held = self._held, []
+                self._send(held, outputs)
+                self._rest(held + outputs)
+                return
+            urgent = {output.request_id for output in outputs if self._is_urgent(output)}
+            if urgent:
+                held = [output for output in self._held if output.request_id in urgent]
+                self._held = [output for output in self._held if output.request_id not in urgent]
+                self._send(held, [output for output in outputs if output.request_id in urgent])
+            self._held += [output for output in outputs if output.request_id not in urgent]
+            if self._held:
+                self._has_held.set()
+
+    def _is_urgent(self, output: SequenceOutput) -> bool:
+        return output.finished is not None or output.request_id not in self._begun
+
+    def _rest(self, sent: list[SequenceOutput]) -> None:
+        n_outputs = len({output.request_id for output in sent})
+        self._rests_until_s = time.perf_counter() + min(MOST_REST_S, n_outputs * REST_PER_OUTPUT_S)
+
+    def _send(self, held: list[SequenceOutput], outputs: list[SequenceOutput]) -> None:
+        """Sends all together. Raises what packing the latter raises; then the former are on their way."""
+        try:
+            self._pack_and_send(joined(held + outputs) if held else outputs)
+        except OSError:
+            raise
+        except Exception:
+            if not held:
+                raise
+            for output in held:  # one of them, or the size of all together
+                self._send_alone(output)
+            self._check_sent(outputs)
+            self._pack_and_send(outputs)
+        for output in outputs:
+            if output.finished is None:
+                self._begun.add(output.request_id)
+            else:
+                self._begun.discard(output.request_id)
+
+    def _pack_and_send(self, outputs: list[SequenceOutput]) -> None:
+        if outputs:
+            self._parent.send("outputs", [pack_output(output) for output in outputs])
+
+    def _send_alone(self, output: SequenceOutput) -> None:
+        if output.request_id in self._unsent:  # its text has a hole already
+            return
+        try:
+            self._pack_and_send([output])
+        except OSError:
+            raise
+        except Exception as error:
+            self._unsent[output.request_id] = describe(error)
+
+    def _check_sent(self, outputs: list[SequenceOutput]) -> None:
+        """Lets the engine end a request of which something held could not be sent; that end, an error, may pass."""
+        for output in outputs if self._unsent else ():
+            error = self._unsent.get(output.request_id)
+            if error is None:
+                continue
+            if output.finished is None or output.finished.error is None:
+                raise EngineError(error)
+            del self._unsent[output.request_id]
+
+    def _send_held(self) -> None:
+        """Sends what is held when the rest is over, unless the engine's thread has a newer step by then."""
+        while self._has_held.wait():
+            time.sleep(max(0.0, self._rests_until_s - time.perf_counter()))
+            with errors_logged("held outputs could not be sent"), contextlib.suppress(OSError), self._lock:
+                if time.perf_counter() < self._rests_until_s:
+                    continue
+                held, self._held = self._held, []
+                self._has_held.clear()
+                self._send(held, [])
+                self._rest(held)
