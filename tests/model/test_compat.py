@@ -103,6 +103,7 @@ def test_each_option_is_used_or_said_to_change_nothing():
     looked_up = {
         "main_gpu",
         "offload_kqv",
+        "split_mode",
         "use_mmap",
         "use_mlock",
         "yarn_attn_factor",
