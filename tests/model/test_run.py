@@ -291,7 +291,7 @@ def test_a_dry_run_runs_a_sample_and_says_what_the_job_takes(tmp_path):
     found = json.loads(dry.stdout)
     low, high = found["estimate"]["seconds"]
     assert 0 < low <= high
-    assert found["estimate"]["cost"] == [low, high]
+    assert found["estimate"]["cost"] == pytest.approx([low, high])
     assert found["sample"]["rows"] == 40
     assert found["estimate"]["output_tokens"][1] <= 200 * 8
     assert not out.exists()

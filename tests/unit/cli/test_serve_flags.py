@@ -138,7 +138,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(line, told):
     assert told in caught.value.message
 
 
-@pytest.mark.parametrize("line", ["--tensor-parallel-size 1", "--split-mode layer", "--no-agent", "--dtype auto"])
+@pytest.mark.parametrize("line", ["--tensor-parallel-size 1", "--no-agent", "--dtype auto"])
 def test_a_value_that_asks_for_what_happens_anyway_is_fine(line):
     assert ours(line) == []
 
