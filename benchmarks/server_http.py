@@ -40,6 +40,7 @@ from llamabatch.planning.machine import Machine
 
 RESULTS = Path(__file__).resolve().parent / "results" / "server-http.json"
 PARTS = ("tiny", "0.5b", "first token", "idle", "batch", "llama-server")
+BESIDE_LLAMA_SERVER = ("burst", "ragged", "shared prefix")
 MOST_CPU_US = 25.0  # of the server's process for a token, the engine's child aside
 MOST_FIRST_MS = 2.0  # later than the library's first token, at one stream
 LEAST_OF_LIBRARY = 0.97  # of the library's speed, where llama-server is measured, too
@@ -336,10 +337,20 @@ def _median_ratio(mine: Sequence[float], theirs: Sequence[float]) -> float:
 @click.command()
 @click.option("--quick", is_flag=True, help="Shorter and fewer rounds: about three minutes.")
 @click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), help="Only this; repeatable.")
+@click.option(
+    "--workload", "names", multiple=True, type=click.Choice(BESIDE_LLAMA_SERVER), help="Of llama-server; repeatable."
+)
 @click.option("--rounds", "n_rounds", type=click.IntRange(min=1), help="Default: 5, quick 2.")
 @click.option("--threads", type=click.IntRange(min=1), help="Of every engine; default: the cores of this machine.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), default=RESULTS)
-def main(quick: bool, parts: tuple[str, ...], n_rounds: int | None, threads: int | None, json_file: Path) -> None:
+def main(
+    quick: bool,
+    parts: tuple[str, ...],
+    names: tuple[str, ...],
+    n_rounds: int | None,
+    threads: int | None,
+    json_file: Path,
+) -> None:
     """Measure the server beside the library and llama-server, alternating."""
     env = environment(os.environ)
     parts, n_rounds = parts or PARTS, n_rounds or (2 if quick else 5)
@@ -374,11 +385,15 @@ def main(quick: bool, parts: tuple[str, ...], n_rounds: int | None, threads: int
             beside = server_batch.BESIDE["0.5b"].shorter() if quick else server_batch.BESIDE["0.5b"]
             run("batch", lambda: server_batch.measure(setup, beside, n_rounds, Path(name), say))
         if "llama-server" in parts:
-            workloads = [WORKLOADS["burst"], WORKLOADS["ragged"].cut(), WORKLOADS["shared prefix"].cut()]
             best = remembered(setup, stock=True)
-            if not quick:
-                search_flags(setup, [WORKLOADS[workload.name] for workload in workloads], best, say, stock=True)
-            run("llama-server", lambda: measure_peers(setup, workloads, best, min(n_rounds, 3), say))
+            for workload in map(WORKLOADS.__getitem__, names or BESIDE_LLAMA_SERVER):
+                if not quick:
+                    search_flags(setup, [workload], best, say, stock=True)
+                cut = workload if workload.name == "burst" else workload.cut()
+                run(
+                    f"llama-server, {cut.name}",
+                    lambda cut=cut: measure_peers(setup, [cut], best, min(n_rounds, 3), say),  # type: ignore[misc]
+                )
     for line in lines(found):
         click.echo(line)
     say(f"Figures: {json_file}")
