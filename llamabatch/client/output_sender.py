@@ -14,8 +14,8 @@ from llamabatch.request.joining import joined
 from llamabatch.request.outputs import SequenceOutput
 
 # Between two messages, for each output of the first one: what faster steps bring goes out together, the tokens of a
-# continuation as one output. To pack, send, read and hand on an output costs both processes together about 20 us,
-# whatever the number of its tokens. Slower steps are not held up, nor are first tokens and ends.
+# continuation as one output, as an output costs both processes the same whatever the number of its tokens. Slower steps
+# are not held up, nor are first tokens and ends. benchmarks/server_http.py has the processor time of a token.
 REST_PER_OUTPUT_S = 0.0005
 MOST_REST_S = 0.02
 

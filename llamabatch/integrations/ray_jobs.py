@@ -615,7 +615,7 @@ def _lines(part: Path) -> Generator[tuple[int, bytes], None, None]:
 
 @dataclass(frozen=True)
 class _TaskSize:
-    """What a shard takes of a node, as Ray counts it.
+    """The share of a node that a shard takes, as Ray counts it.
 
     Attributes:
         engine: options that the plan has chosen, in place of "auto".

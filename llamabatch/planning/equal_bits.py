@@ -99,6 +99,6 @@ def _of_tensor(tensor: TensorInfo, features: frozenset[str], tied: bool, machine
     if kind in _TILED:
         if not machine.tiled:
             return None
-        cure = "GGML_CPU_TILED_MM=0 in the environment takes the kernel for few rows always, which is slower"
+        cure = "GGML_CPU_TILED_MM=0 in the environment takes the kernel for few rows always"
         return f"{kind} take another kernel from 8 rows on", cure
     return f"{kind} have not been tried", ""

@@ -19,9 +19,9 @@ from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutp
 from llamabatch.server.errors import log_error
 
 _LOOK_S = 1.0
-# Between two looks at outputs, for each stream that the first one gave something: what faster steps bring goes out
-# together. To serve a stream once costs 30 to 60 us, whatever the number of its tokens, so the loop takes a fifth of a
-# core at most, and the engine has the rest. Slower steps are not held up, nor are first tokens and ends.
+# Between two looks at outputs, for each stream that the first one gave something: what faster steps of one engine, or
+# of several, bring goes out together, as to serve a stream once costs the same whatever the number of its tokens.
+# Slower steps are not held up, nor are first tokens and ends.
 _REST_PER_STREAM_S = 0.00025
 _MOST_REST_S = 0.033
 _TRIES = 2
