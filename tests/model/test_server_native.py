@@ -256,5 +256,6 @@ def test_watchers_see_an_engine_that_is_killed_come_back(client):
     assert len(events[-1]["slots"]) == 2
     assert {event["state"] for event in events} == {"ready", "restarting"}
     assert events[-1]["state"] == "ready"
-    assert client.post("/completion", json={"prompt": "x", "n_predict": 2}).json()["tokens_predicted"] == 2
+    body = {"prompt": "x", "n_predict": 2, "ignore_eos": True}
+    assert client.post("/completion", json=body).json()["tokens_predicted"] == 2
     assert "llamabatch:engine_restarts_total" in client.get("/metrics").text
