@@ -182,6 +182,7 @@ class Limits:
         can_shift: the positions of cells can change (overflow="shift").
         keeps_prefixes: finished sequences leave their cells to requests that begin alike; needs can_share.
         prompt_rows: output rows of a call at most where several are of one sequence: each is a row of logits.
+        is_ragged: a pass takes any slots, with any number of tokens each; else consecutive slots, equally many each.
     """
 
     n_slots: int
@@ -197,6 +198,7 @@ class Limits:
     prompt_rows: int = 64
     start_slots: int | None = None
     prefill_share: float = 0.5
+    is_ragged: bool = False
 
     @property
     def is_unified(self) -> bool:
