@@ -239,7 +239,7 @@ class EngineConfig:
         "auto", "prompt tokens in a step at most while others wait for their next token; auto: n_ubatch"
     )
     prefill_share: float = _option(
-        0.5, "part of the time, 0.05 to 1, that prompts have while others wait for their next token; 1: all they want"
+        0.5, "part of the time, 0.05 to 1, that prompts have while others stream their tokens; 1: all they want"
     )
     n_threads: int | Auto = _option("auto", "threads of a step with one row; auto: the cores, 1 for models below 64 MB")
     n_threads_batch: int | Auto = _option("auto", "threads of larger steps; auto: n_threads if given, else the cores")

@@ -220,7 +220,7 @@ class _Loop:
             self._in_flight[request.request_id] = _Owned(request, command)
             command.left.popleft()
             try:
-                engine.add(request)
+                engine.add(request, streamed=command.stream)
             except Exception as error:
                 if not isinstance(error, InputError):
                     logger.warning("a request could not be added", exc_info=True)

@@ -129,8 +129,12 @@ class Engine:
             return _PATIENCE_S if wait_s is None else min(wait_s, _PATIENCE_S)
         return wait_s
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, *, streamed: bool = True) -> None:
         """Takes a request in. Whatever it raises, the engine goes on without that request.
+
+        Args:
+            streamed: its caller reads each token as it comes. Beside requests that are read whole only, prompts need
+                not be spread over many steps (prefill_share).
 
         Raises:
             ConfigError: the model cannot generate, or gives no embeddings.
@@ -148,19 +152,19 @@ class Engine:
             if request.embed:
                 self._embeddings.add(request)
             else:
-                self._add_sequences(request)
+                self._add_sequences(request, streamed)
             self._counts.submitted += 1
         except BaseException as error:
             self._take_out(request.request_id, describe(error))
             raise
 
-    def _add_sequences(self, request: Request) -> None:
+    def _add_sequences(self, request: Request, streamed: bool) -> None:
         """Makes a sequence for each continuation; a grammar that is still compiled keeps them from the scheduler."""
         prepared = self._prepared_params.of(request.params)
         request = replace(request, params=prepared.params)
         grammar = self._compile(request)
         for each in [request] if request.params.n_copies == 1 else self._parallel.split(request):
-            sequence = Sequence(each, self.model.vocabulary, self._limits.n_ctx)
+            sequence = Sequence(each, self.model.vocabulary, self._limits.n_ctx, streamed=streamed)
             self._runner.add(each, prepared)
             if grammar is None:
                 self._scheduler.add(sequence)

@@ -19,6 +19,7 @@ class Sequence:
     Args:
         vocabulary: of the model.
         n_ctx: cells of the KV cache that the request may use.
+        streamed: its caller gets each token as it comes, and not the whole output at the end.
 
     Attributes:
         token_ids: prompt and output so far.
@@ -38,8 +39,9 @@ class Sequence:
         last_token_s: time.perf_counter() of its last output token.
     """
 
-    def __init__(self, request: Request, vocabulary: Vocabulary, n_ctx: int) -> None:
+    def __init__(self, request: Request, vocabulary: Vocabulary, n_ctx: int, *, streamed: bool = True) -> None:
         self.request = request
+        self.streamed = streamed
         self.token_ids = list(request.prompt_token_ids)
         self.num_computed = 0
         self.num_discarded = 0

@@ -1,7 +1,8 @@
 """Packs rows into calls so that llama.cpp needs few passes over the weights. Pure functions.
 
 With a split KV cache llama.cpp takes consecutive seq ids with equally many tokens each into one pass (llama-batch.cpp,
-split_equal); with a unified one it takes whatever comes, up to n_ubatch tokens.
+split_equal); with a unified one, and with the patched build's ragged passes, it takes whatever comes, up to n_ubatch
+tokens (Limits.packs_any).
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ def verify_call(
 ) -> Call:
     """A decode call with up to `n_guesses` guessed tokens behind each row.
 
-    A split KV cache computes equally many tokens of each sequence in a pass, so shorter drafts are filled up there.
+    Where a pass computes equally many tokens of each sequence, shorter drafts are filled up.
     """
     spans = []
     for sequence, draft in zip(sequences, drafts, strict=True):
         guesses = tuple(draft[:n_guesses])
-        length = 1 + (len(guesses) if limits.is_unified else n_guesses)
+        length = 1 + (len(guesses) if limits.packs_any else n_guesses)
         spans.append(_span(sequence, 1)._replace(length=length, draft=guesses))
     spans.sort(key=lambda span: span.slot)
     return Call(tuple(spans), _dummies(spans, occupied, limits), n_guesses)
@@ -84,6 +85,29 @@ def group_spans(spans: abc.Sequence[ScheduledSpan], limits: Limits) -> list[Call
     return [Call(tuple(group)) for group in groups]
 
 
+def joined(calls: list[Call], limits: Limits) -> list[Call]:
+    """Rows of decoding sequences and the first prompt chunks in one call, where one pass takes both: the weights are
+    read once for them.
+
+    Args:
+        calls: those of a step; one with decode rows comes first.
+    """
+    if not limits.packs_any or len(calls) < 2 or calls[0].n_guesses:
+        return calls
+    spans, rest = list(calls[0].spans), calls[1:]
+    n_tokens = sum(span.length for span in spans)
+    while rest and rest[0].adapters == calls[0].adapters:
+        n_tokens += sum(span.length for span in rest[0].spans)
+        # logprobs of a prompt have rows of their own, and a call has few
+        if n_tokens > limits.n_ubatch or any(span.prompt_rows for span in rest[0].spans):
+            break
+        slots = {span.slot for span in spans}
+        if any(span.slot in slots for span in rest[0].spans):  # the next piece of a prompt that has begun
+            break
+        spans += rest.pop(0).spans
+    return [Call(tuple(sorted(spans, key=lambda span: span.slot))), *rest]
+
+
 def moves(sequences: Iterable[Sequence], free: Iterable[int], *, up: bool = False) -> list[tuple[Sequence, int]]:
     """Sequences to move, each with its free slot, so that all stand in neighbouring slots and need one pass.
 
@@ -103,7 +127,7 @@ def moves(sequences: Iterable[Sequence], free: Iterable[int], *, up: bool = Fals
 
 def _dummies(spans: list[ScheduledSpan], occupied: abc.Set[int], limits: Limits) -> tuple[int, ...]:
     dummies: list[int] = []
-    if limits.can_pad:
+    if limits.can_pad and not limits.packs_any:
         for left, right in itertools.pairwise(span.slot for span in spans):
             gap = range(left + 1, right)
             if len(gap) <= MAX_DUMMY_GAP and occupied.isdisjoint(gap):
@@ -119,7 +143,7 @@ def _fits(group: list[ScheduledSpan], span: ScheduledSpan, limits: Limits) -> bo
     if n_rows > max(limits.prompt_rows, len(group) + 1):
         return False
     alike = group[0].length == span.length or max(group[0].length, span.length) <= SHORT_CHUNK
-    return limits.is_unified or (alike and span.slot == group[-1].slot + 1)
+    return limits.packs_any or (alike and span.slot == group[-1].slot + 1)
 
 
 def _span(sequence: Sequence, count: int) -> ScheduledSpan:

@@ -203,3 +203,8 @@ class Limits:
     @property
     def is_unified(self) -> bool:
         return self.n_cells is not None
+
+    @property
+    def packs_any(self) -> bool:
+        """A pass takes any slots, with any number of tokens each."""
+        return self.is_unified or self.is_ragged

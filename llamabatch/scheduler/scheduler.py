@@ -14,8 +14,9 @@ from llamabatch.request.logprobs import SampleLogprobs
 from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutput
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.adapter_batching import AdapterScheduler
-from llamabatch.scheduler.batch_builder import decode_calls, moves, prefill_calls
-from llamabatch.scheduler.chunked_prefill import BackgroundTurn, PrefillPacer
+from llamabatch.scheduler.background import BackgroundPacer, BackgroundTurn
+from llamabatch.scheduler.batch_builder import decode_calls, joined, moves, prefill_calls
+from llamabatch.scheduler.chunked_prefill import LEAST_CHUNK, PrefillPacer
 from llamabatch.scheduler.counters import SequenceCounters
 from llamabatch.scheduler.deadlines import Deadlines, sequence_deadline_message
 from llamabatch.scheduler.kv_cache import Placement, SlotPool
@@ -33,7 +34,7 @@ from llamabatch.scheduler.policies import Policy
 from llamabatch.scheduler.preemption import foreground, peer_slots, victims
 from llamabatch.scheduler.prefix_cache import PrefixCache
 from llamabatch.scheduler.request_queue import PREEMPTION_COUNTS, RequestQueue
-from llamabatch.scheduler.selection import Selection
+from llamabatch.scheduler.selection import NOTHING, Selection
 from llamabatch.scheduler.slot_state import SlotState, WaitingState, slot_state, waiting_state
 from llamabatch.scheduler.spec_decode import SpecDecoder
 
@@ -76,6 +77,8 @@ class Scheduler:
         self._kv_cache = self.prefix_cache.kv_cache
         self._waiting = RequestQueue(policy.key, policy.by_family and limits.can_share)
         self._prefill_pacer = PrefillPacer(limits)
+        self._background_pacer = BackgroundPacer(limits)
+        self._selection = NOTHING
         self._spec_decoder = spec_decoder
         self._sequences: dict[str, Sequence] = {}  # in flight, by request id
         self._shifting: set[Sequence] = set()  # in flight, and may outgrow their slot
@@ -263,11 +266,11 @@ class Scheduler:
         self._step += 1
         self._step_s = self._clock()
         restores = self._admit()
-        selection = self._select()
+        self._selection = selection = self._select()
         if len(selection.runnable) == len(self.running):
             self._close_holes()
         shifts = self._shift_full_slots() if self._shifting else ()
-        calls = self._decode_calls(selection) + self._prefill_calls(selection)
+        calls = joined(self._decode_calls(selection) + self._prefill_calls(selection), self.limits)
         if selection.rotates_adapters:
             self.adapters.count_step(calls)
         copies, cuts = self._kv_cache.pop_actions()
@@ -285,18 +288,28 @@ class Scheduler:
     def _select(self) -> Selection:
         """Selects the running sequences that compute in this step: by tier, shared prefix, adapters and policy."""
         front = foreground(self.running) if self._n_background else self.running
-        background = self._prefill_pacer.background_turn(is_mixed=len(front) < len(self.running))
-        tier = front if background is BackgroundTurn.NONE else self.running
+        n_front = 0 if self.running and front[0].background else len(front)
+        turn = self._background_pacer.turn(n_front, len(self.running) - n_front)
+        tier = self.running if turn in (BackgroundTurn.DECODE, BackgroundTurn.PREFILL) else front
         ready = [s for s in tier if not self.prefix_cache.waits(s)]
         rotates_adapters = self.adapters.in_use
         runnable = self.policy.select(self.adapters.choose(ready) if rotates_adapters else ready)
-        return Selection(runnable, front, background, rotates_adapters)
+        if turn is BackgroundTurn.SHARE:
+            runnable = [*runnable, *self._sharing(runnable)]
+        return Selection(runnable, front, turn, rotates_adapters)
+
+    def _sharing(self, runnable: abc.Sequence[Sequence]) -> list[Sequence]:
+        """Background sequences that compute in the pass of these foreground ones."""
+        behind = [s for s in self.running if s.background and not self.prefix_cache.waits(s)]
+        if runnable:
+            behind = [s for s in behind if s.request.adapters == runnable[0].request.adapters]
+        return self._background_pacer.sharing(behind)
 
     def _decode_calls(self, selection: Selection) -> list[Call]:
         """Calls with one row for each decoding sequence, or with guesses behind it."""
         # they come before prefill calls: slots that are still empty can then take a dummy row
         occupied = self._computed_slots()
-        if self.limits.can_pad:
+        if self.limits.can_pad and not self.limits.packs_any:
             self.prefix_cache.evict_between(selection.decoding, occupied)
         if self._spec_decoder is None:
             return decode_calls(selection.decoding, occupied, self.limits)
@@ -306,13 +319,26 @@ class Scheduler:
         """Calls with chunks of prompts: of the selection's, and of background sequences in their turn."""
         # a policy may select one sequence at a time: a step without decoding sequences delays no token
         self._delays_token = selection.token_is_awaited and bool(selection.decoding)
-        prompts, budget = self._prefill_pacer.choose(selection.prompts, self._delays_token, len(selection.decoding))
-        if selection.is_background or (selection.rotates_adapters and selection.token_is_awaited):
-            # neither a request that arrives now nor one with other adapters must wait for long
+        prompts, budget = self._prefill_pacer.choose(
+            selection.prompts,
+            self._delays_token,
+            selection.n_foreground_rows,
+            is_streamed=selection.is_streamed,
+            takes_long=selection.background is not BackgroundTurn.PREFILL,
+        )
+        # neither a request that arrives now nor one with other adapters must wait for long
+        if selection.is_background:
+            budget = min(budget, self._background_pacer.alone_chunk)
+        elif selection.rotates_adapters and selection.token_is_awaited:
             budget = min(budget, self.limits.prefill_budget)
+        if selection.decoding and self.limits.packs_any:  # so that rows and prompt tokens share one pass
+            budget = min(budget, max(LEAST_CHUNK, self.limits.n_ubatch - len(selection.decoding)))
         calls = prefill_calls(prompts, budget, self.limits)
         if selection.background_prompts:
-            calls += prefill_calls(selection.background_prompts, self._prefill_pacer.background_chunk(), self.limits)
+            times = self._prefill_pacer.times
+            n_rows = len(selection.decoding) - selection.n_foreground_rows
+            chunk = self._background_pacer.chunk(n_rows, times.plain_s, times.token_s)
+            calls += prefill_calls(selection.background_prompts, chunk, self.limits)
         return calls
 
     def _admit_waiting(self) -> None:
@@ -365,7 +391,7 @@ class Scheduler:
 
     def _close_holes(self) -> None:
         """Moves sequences into holes that no waiting one will fill, so that a step needs no dummy rows."""
-        if self._waiting or self.limits.is_unified or not self.limits.can_share:
+        if self._waiting or self.limits.packs_any or not self.limits.can_share:
             return
         front = foreground(self.running) if self._n_background else self.running
         behind = [s for s in self.running if s.background] if len(front) < len(self.running) else []
@@ -392,9 +418,7 @@ class Scheduler:
             results: one for each span, in the order of `batch.spans`.
         """
         now = self._clock()
-        chunks = [span.length for span in batch.spans if span.length > 1 and span.draft is None]
-        n_rows = len(batch.spans) - len(chunks)
-        self._prefill_pacer.observe(now - self._step_s, n_rows, sum(chunks), self._delays_token)
+        self._observe(batch, now - self._step_s)
         if self._spec_decoder is not None:
             self._spec_decoder.observe(batch, results)
         retries = self._make_room(results)
@@ -412,6 +436,19 @@ class Scheduler:
             outputs.append(ended)
         self.counters.end_step(now)
         return outputs
+
+    def _observe(self, batch: SchedulerOutput, seconds: float) -> None:
+        """Takes in how long a step took, by what it computed: of the foreground, and of background beside it."""
+        spans, turn, n_background = batch.spans, self._selection.background, 0
+        if turn is not BackgroundTurn.NONE:
+            n_background = sum(span.length for span in spans if span.sequence.background)
+            spans = [span for span in spans if not span.sequence.background]
+        chunks = [span.length for span in spans if span.length > 1 and span.draft is None]
+        n_rows = len(spans) - len(chunks)
+        if turn in (BackgroundTurn.NONE, BackgroundTurn.SHARE):
+            self._prefill_pacer.observe(seconds, n_rows, sum(chunks), self._delays_token)
+        if not chunks:
+            self._background_pacer.observe(seconds, n_rows, n_background)
 
     def _make_room(self, results: abc.Sequence[SpanOutput]) -> bool:
         """Frees cells if a span found none: cached ones, or those of a victim.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from llamabatch.request.sequence import Sequence
-from llamabatch.scheduler.chunked_prefill import BackgroundTurn
+from llamabatch.scheduler.background import BackgroundTurn
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,11 @@ class Selection:
         return is_decoding and len({s.request.group for s in self.foreground}) > 1
 
     @cached_property
+    def is_streamed(self) -> bool:
+        """True if the caller of a decoding foreground sequence reads each of its tokens as it comes."""
+        return any(s.streamed for s in self.foreground if s.num_pending == 1 and not s.scores)
+
+    @cached_property
     def prompts(self) -> list[Sequence]:
         """Sequences with prompt tokens to compute, but for background ones that share the step."""
         return [s for s in self._prefilling if not self._shares_step(s)]
@@ -48,7 +53,8 @@ class Selection:
     @cached_property
     def background_prompts(self) -> list[Sequence]:
         """Sequences with prompt tokens to compute that share the step with foreground ones."""
-        return [s for s in self._prefilling if s.background] if self.background is BackgroundTurn.PREFILL else []
+        computes_prompts = self.background in (BackgroundTurn.SHARE, BackgroundTurn.PREFILL)
+        return [s for s in self._prefilling if s.background] if computes_prompts else []
 
     @cached_property
     def decoding(self) -> list[Sequence]:
@@ -63,8 +69,16 @@ class Selection:
         return decoding
 
     @cached_property
+    def n_foreground_rows(self) -> int:
+        """Decoding sequences but for background ones that share the step."""
+        return sum(not self._shares_step(s) for s in self.decoding)
+
+    @cached_property
     def _prefilling(self) -> list[Sequence]:
         return [s for s in self.runnable if s.num_pending > 1 or s.scores]
 
     def _shares_step(self, sequence: Sequence) -> bool:
         return sequence.background and self.background is not BackgroundTurn.NONE
+
+
+NOTHING = Selection((), (), BackgroundTurn.NONE, rotates_adapters=False)

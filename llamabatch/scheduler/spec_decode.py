@@ -116,7 +116,7 @@ class SpecDecoder:
             return 0
         limits, width = self._limits, len(decoding)
         room = self._n_draft
-        if not limits.is_unified:
+        if not limits.packs_any:
             slots = [s.slot for s in decoding if s.slot is not None]
             width = max(slots) - min(slots) + 1  # holes may get dummy rows
             room = min(room, self._n_ctx - 1 - max(s.num_cells for s in decoding))
@@ -170,7 +170,7 @@ class SpecDecoder:
         best, most_tps = 0, LEAST_GAIN * rows / plain
         fallback, fallback_tps = 1, 0.0
         for n in _candidates(longest):
-            guesses = sum(min(n, length) for length in lengths) if self._limits.is_unified else n * rows
+            guesses = sum(min(n, length) for length in lengths) if self._limits.packs_any else n * rows
             # no less than with fewer rows: samples of a rare shape may be of a quieter time
             seconds = max(self._step_times.seconds(rows + guesses) or plain, plain)
             if costs:

@@ -69,3 +69,16 @@ def test_a_forgotten_one_ends_its_threads(begun):
     while begun.threads() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not begun.threads()
+
+
+def test_the_engine_knows_which_requests_are_read_as_they_come():
+    client = ThreadClient(EngineConfig("tiny", n_slots=4, n_ctx=512, n_threads=1, strategy="batched"))
+    params = SamplingParams(max_tokens=400, ignore_eos=True, n=2)
+    try:
+        for name, stream in (("whole", False), ("streamed", True)):
+            request = Request(name, tuple(client.model.tokenize("Once")), params, group=int(stream))
+            client.submit([request], lambda outputs: None, stream=stream)
+        running = client.ask(lambda engine: (engine.step(), list(engine._scheduler.running))[1]).result()
+        assert [s.streamed for s in running] == [False, False, True, True]
+    finally:
+        client.close()

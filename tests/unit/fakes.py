@@ -140,7 +140,7 @@ class FakeModelRunner:
         if call.n_guesses:
             assert rows <= self.limits.n_ubatch, "guesses that cost another pass"
             assert sum(1 + len(span.draft) for span in call.spans) <= self.limits.n_outputs
-            assert self.limits.is_unified or {span.length for span in call.spans} == {1 + call.n_guesses}
+            assert self.limits.packs_any or {span.length for span in call.spans} == {1 + call.n_guesses}
         assert all(not self.cells[slot] for slot in call.dummy_slots), "a dummy row over retained cells"
         assert not call.dummy_slots or self.limits.can_pad
         n_rows = sum(span.prompt_rows + span.output for span in call.spans)
@@ -209,10 +209,11 @@ def sequence(
     n_ctx: int = N_CTX,
     group: int = 0,
     score_from: int | None = None,
+    streamed: bool = True,
     **params,
 ):
     request = Request(name, prompt, SamplingParams(max_tokens=max_tokens, **params), group=group, score_from=score_from)
-    return Sequence(request, VOCABULARY, n_ctx)
+    return Sequence(request, VOCABULARY, n_ctx, streamed=streamed)
 
 
 def step(scheduler: Scheduler, runner: FakeModelRunner) -> list[SequenceOutput]:

@@ -38,18 +38,24 @@ def talk(
     n_talkers: int = 8,
     n_steps: int = 400,
     noise: Callable[[int], float] = lambda number: 1.0,
+    streamed: bool = True,
     **limits_changed: Any,
 ) -> list[TimedStep]:
     """The steps from the arrival of these prompts until all of them have their first token.
 
     Args:
         noise: factor on the duration of the step with this number.
+        streamed: the talkers' callers read each token as it comes.
     """
     sizes = {"n_slots": 16, "n_batch": 512, "n_ubatch": 512, "prefill_budget": 512, "can_share": False}
     limits, now = Limits(**(sizes | limits_changed)), 0.0
     scheduler = Scheduler(policy("batched"), limits, lambda: now)
     for number in range(n_talkers):
-        scheduler.add(sequence(f"talker{number}", (1, 2), 3000, n_ctx=8192, group=100 + number, ignore_eos=True))
+        scheduler.add(
+            sequence(
+                f"talker{number}", (1, 2), 3000, n_ctx=8192, group=100 + number, ignore_eos=True, streamed=streamed
+            )
+        )
     steps: list[TimedStep] = []
     for number in range(10 + n_steps):
         if number == 10:
@@ -59,7 +65,7 @@ def talk(
         chunks = {s.sequence.request.request_id: s.length for s in batch.spans if s.length > 1}
         factor = noise(number)
         plain = factor * (PASS + ROW * (len(batch.spans) - len(chunks)))
-        n_passes = sum(not call.is_decode for call in batch.calls)
+        n_passes = len(batch.calls) - 1
         seconds = plain + factor * (PASS * n_passes + TOKEN * sum(chunks.values()))
         now += seconds
         results = [SpanOutput(DecodeStatus.OK, (7,) if span.output else ()) for span in batch.spans]
@@ -115,6 +121,39 @@ def test_a_short_prompt_does_not_wait_for_the_long_ones_before_it():
     steps = talk({"long": 1500, "longer": 2000, "short": 50})
     assert next(i for i, step in enumerate(steps) if "short" in step.ended) <= 1
     assert steps[-1].ended in (["long"], ["longer"])
+
+
+def test_beside_answers_that_are_read_whole_prompts_are_computed_at_once_and_short_ones_first():
+    steps = talk({"long": 1500, "longer": 2000, "short": 50}, streamed=False)
+    assert [sum(step.chunks.values()) for step in steps] == [512] * 6 + [478]
+    assert ["short"] in [step.ended for step in steps[:1]]
+    assert len(talk({"long": 1500, "longer": 2000, "short": 50})) > 5 * len(steps)
+
+
+def test_one_answer_that_is_read_as_it_comes_is_enough_to_spread_prompts():
+    limits = Limits(n_slots=16, n_batch=512, n_ubatch=512, prefill_budget=512, can_share=False)
+    for streamed, most in ((False, 512), (True, 64)):
+        now = 0.0
+        scheduler = Scheduler(policy("batched"), limits, lambda: now)  # noqa: B023
+        for number in range(6):
+            reads = streamed and number == 3
+            scheduler.add(sequence(f"{number}", (1, 2), 99, group=number, ignore_eos=True, streamed=reads))
+        for number in range(12):
+            if number == 4:
+                scheduler.add(sequence("long", tuple([9] * 1500), 1, n_ctx=8192, group=77))
+            batch = scheduler.schedule()
+            now += PASS * len(batch.calls) + TOKEN * sum(span.length for span in batch.spans)
+            chunks = [span.length for span in batch.spans if span.length > 2]
+            assert not chunks or (max(chunks) <= most and (streamed or max(chunks) > 400))
+            scheduler.update(batch, [SpanOutput(DecodeStatus.OK, (7,) if s.output else ()) for s in batch.spans])
+
+
+def test_where_a_pass_takes_any_rows_a_chunk_is_no_pass_of_its_own():
+    for limits in ({"is_ragged": True}, {"n_cells": 100_000, "can_pad": False}):
+        steps = talk({"p": 1500, "q": 300}, 8, n_steps=400, **limits)
+        assert max(step.seconds / step.plain for step in steps) <= 3.25
+        apart = talk({"p": 1500, "q": 300}, 8, n_steps=400)
+        assert sum(s.seconds for s in steps) < sum(s.seconds for s in apart)
 
 
 def test_short_prompts_are_computed_at_once():

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from llamabatch.request.outputs import FinishReason
 from llamabatch.request.sequence import Sequence
-from llamabatch.scheduler.chunked_prefill import (
+from llamabatch.scheduler.background import (
     BACKGROUND_CHUNK,
     BACKGROUND_STEPS_BETWEEN,
     BACKGROUND_STEPS_UNTIL_KNOWN,
+    STEPS_ALONE,
 )
 from llamabatch.scheduler.output import Limits
 from llamabatch.scheduler.policies import POLICIES, policy
@@ -176,11 +177,14 @@ def test_in_a_unified_cache_as_many_give_way_as_are_needed_or_none():
     preempt=st.booleans(),
     n_cells=st.sampled_from([None, 600]),
     n_slots=st.integers(1, 9),
+    is_ragged=st.booleans(),
     no_room_every=st.sampled_from([0, 0, 7]),
 )
-def test_tiers_and_preemption_at_any_step_change_no_text(seed, name, preempt, n_cells, n_slots, no_room_every):
+def test_tiers_and_preemption_at_any_step_change_no_text(
+    seed, name, preempt, n_cells, n_slots, is_ragged, no_room_every
+):
     rng = random.Random(seed)
-    limits = Limits(n_slots, 128, 64, 32, n_cells=n_cells, can_pad=n_cells is None)
+    limits = Limits(n_slots, 128, 64, 32, n_cells=n_cells, can_pad=n_cells is None, is_ragged=is_ragged)
     scheduler = Scheduler(policy(name), limits, preempt=preempt)
     runner = FakeModelRunner(limits, no_room_every=no_room_every)
     asked, finished = {}, {}
@@ -243,6 +247,60 @@ def test_background_joins_one_step_in_120_and_stays_out_of_the_others_passes():
         mixed, plain = mixed + bool(behind), plain + (not behind)
     assert mixed == 2
     assert plain == 2 * BACKGROUND_STEPS_BETWEEN
+
+
+@pytest.mark.parametrize(("cost_of_a_row", "most_beside"), [(0.1, 1), (0.03, 3), (0.0, 6)])
+@pytest.mark.parametrize("cache", [{"is_ragged": True}, {"n_cells": 4000, "can_pad": False}])
+def test_where_a_pass_takes_any_rows_background_has_tokens_in_nearly_all_steps(cost_of_a_row, most_beside, cache):
+    limits = Limits(n_slots=12, n_batch=512, n_ubatch=128, prefill_budget=128, **cache)
+    clock = Clock()
+    scheduler, runner = Scheduler(policy("batched"), limits, clock), FakeModelRunner(limits)
+    for number in range(2):
+        scheduler.add(long(f"talker{number}", 400, group=number))
+    for _ in range(3):
+        step(scheduler, runner)
+    for number in range(6):
+        scheduler.add(long(f"background{number}", 300, prompt=40, group=9, background=True))
+    step(scheduler, runner)
+    beside, seconds = [], []
+    for number in range(300):
+        if number == 150:
+            scheduler.add(long("prompt", 1, prompt=300, group=30))
+        batch = scheduler.schedule()
+        assert len(batch.calls) == 1, "all share one pass"
+        foreground = [span for span in batch.spans if not span.sequence.background]
+        tokens = sum(span.length for span in batch.spans if span.sequence.background)
+        assert len(foreground) >= 2, "both talkers get their token in every step"
+        before = clock.now
+        clock.now += 1.0 + cost_of_a_row * sum(span.length for span in batch.spans)
+        scheduler.update(batch, runner.run(batch))
+        scheduler.check_integrity()
+        if len(foreground) == 2 and number > 60:
+            beside.append(tokens)
+            seconds.append(clock.now - before)
+    plain = 1.0 + 2 * cost_of_a_row
+    assert max(seconds) <= 1.15 * plain
+    assert sum(tokens > 0 for tokens in beside) > 0.8 * len(beside)
+    assert max(beside) >= most_beside
+    behind = [s for s in scheduler.running if s.background]
+    assert max(s.num_computed for s in behind) - min(s.num_computed for s in behind) <= 45, "they take turns"
+
+
+def test_background_alone_has_short_passes_while_others_have_just_been_there():
+    limits = Limits(n_slots=4, n_batch=512, n_ubatch=512, prefill_budget=512, is_ragged=True)
+    scheduler, runner = engine(limits=limits)
+    chunks = []
+    for number in range(STEPS_ALONE + 60):
+        if number % 3 == 0:
+            scheduler.add(sequence(f"background{number}", tuple([5 + number] * 400), 1, group=1, background=True))
+        if number == 20:
+            scheduler.add(long("talker", 4, group=0))
+        runner.calls.clear()
+        step(scheduler, runner)
+        chunks.append(max((span.length for call in runner.calls for span in call.spans), default=0))
+    assert max(chunks[:20]) == 400
+    assert BACKGROUND_CHUNK // 2 <= max(chunks[24:STEPS_ALONE]) <= BACKGROUND_CHUNK
+    assert max(chunks[-20:]) == 400
 
 
 def test_a_step_has_a_chunk_of_a_prompt_or_background_rows():

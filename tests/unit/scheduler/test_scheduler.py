@@ -42,14 +42,21 @@ def run(name: str, sequences: list[Sequence], limits: Limits = LIMITS, **faults)
     n_batch=st.sampled_from([9, 64, 300]),
     can_share=st.booleans(),
     can_pad=st.booleans(),
+    is_ragged=st.booleans(),
     no_room_every=st.sampled_from([0, 0, 7]),
 )
 def test_every_policy_gives_each_request_what_it_gets_alone(
-    seed, name, n_slots, n_batch, can_share, can_pad, no_room_every
+    seed, name, n_slots, n_batch, can_share, can_pad, is_ragged, no_room_every
 ):
     rng = random.Random(seed)
     limits = Limits(
-        n_slots, n_batch, min(64, n_batch), prefill_budget=min(32, n_batch), can_share=can_share, can_pad=can_pad
+        n_slots,
+        n_batch,
+        min(64, n_batch),
+        prefill_budget=min(32, n_batch),
+        can_share=can_share,
+        can_pad=can_pad,
+        is_ragged=is_ragged,
     )
     prompts = [random_prompt(rng) for _ in range(rng.randrange(1, 25))]
     max_tokens = [rng.randrange(1, 40) for _ in prompts]
@@ -61,16 +68,17 @@ def test_every_policy_gives_each_request_what_it_gets_alone(
 
 
 @settings(max_examples=60)
-@given(seed=st.integers(0, 2**32), name=st.sampled_from(sorted(POLICIES)))
-def test_arrivals_and_aborts_at_any_step_disturb_no_other(seed, name):
+@given(seed=st.integers(0, 2**32), name=st.sampled_from(sorted(POLICIES)), is_ragged=st.booleans())
+def test_arrivals_and_aborts_at_any_step_disturb_no_other(seed, name, is_ragged):
     rng = random.Random(seed)
-    scheduler, runner = Scheduler(policy(name), LIMITS), FakeModelRunner(LIMITS)
+    limits = replace(LIMITS, is_ragged=is_ragged)
+    scheduler, runner = Scheduler(policy(name), limits), FakeModelRunner(limits)
     prompts, finished, aborted = {}, {}, set()
     for number in range(120):
         if number < 60 and rng.random() < 0.4:
             request_id = f"r{number}"
             prompts[request_id] = random_prompt(rng)
-            scheduler.add(sequence(request_id, prompts[request_id], 20, group=number))
+            scheduler.add(sequence(request_id, prompts[request_id], 20, group=number, streamed=rng.random() < 0.5))
         if prompts and rng.random() < 0.15:
             victim = rng.choice(list(prompts))
             output = scheduler.abort(victim)

@@ -80,6 +80,7 @@ class TimedRunner(FakeModelRunner):
     n_slots=st.integers(1, 9),
     n_ubatch=st.sampled_from([9, 32, 200]),
     n_cells=st.sampled_from([None, None, 600]),
+    is_ragged=st.booleans(),
     n_draft=st.sampled_from([1, 3, 8]),
     right=st.sampled_from([0.0, 0.5, 1.0]),
     is_free=st.booleans(),
@@ -87,11 +88,18 @@ class TimedRunner(FakeModelRunner):
     no_room_every=st.sampled_from([0, 0, 7]),
 )
 def test_right_wrong_and_half_right_guesses_change_no_text(
-    seed, name, n_slots, n_ubatch, n_cells, n_draft, right, is_free, always, no_room_every
+    seed, name, n_slots, n_ubatch, n_cells, is_ragged, n_draft, right, is_free, always, no_room_every
 ):
     rng = random.Random(seed)
     limits = Limits(
-        n_slots, 300, n_ubatch, prefill_budget=32, n_outputs=n_slots * 3, n_cells=n_cells, can_pad=n_cells is None
+        n_slots,
+        300,
+        n_ubatch,
+        prefill_budget=32,
+        n_outputs=n_slots * 3,
+        n_cells=n_cells,
+        can_pad=n_cells is None,
+        is_ragged=is_ragged,
     )
     speculation = SpecDecoder(Guesser(rng, right, is_free), limits, n_draft, N_CTX, always)
     scheduler = Scheduler(policy(name), limits, spec_decoder=speculation)

@@ -1,0 +1,147 @@
+"""Part of a step that background sequences have beside those that others wait for. Pure Python.
+
+Background work fills the machine without being noticed: steps that it shares are hardly longer than those without it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import abc, deque
+from enum import Enum, auto
+
+from llamabatch.request.sequence import Sequence
+from llamabatch.scheduler.output import Limits
+
+# A step that background sequences share is at most so many times as long as one without them.
+MOST_LONGER = 1.1
+# One step in so many is without them, which shows what such a step takes; one in two until that is known.
+STEPS_WITH = 8
+# Where a row of theirs costs a pass of its own, steps between two that they share, once that cost is known, so that
+# fewer than 1 gap in 100 is longer for their sake. Until then they share a step more often, as their rows may turn out
+# to be cheap.
+BACKGROUND_STEPS_BETWEEN = 119
+BACKGROUND_STEPS_UNTIL_KNOWN = 29
+# Prompt tokens of background sequences in a step that they share with others, at most; and alone, while others were
+# there in one of the last steps: a request that arrives now should not wait for a long pass.
+BACKGROUND_CHUNK = 128
+STEPS_ALONE = 100
+# A token never counts as cheaper than this part of a step, whatever the measured times say.
+_LEAST_COST = 0.001
+_MOST_GROWTH = 2  # of the tokens in a step, from one step to the next
+_ROWS_CHANGED = 0.25  # of the foreground: the times of steps before it say nothing any more
+_SAMPLES = 15
+_FEWEST_SAMPLES = 5
+
+
+class BackgroundTurn(Enum):
+    """Part of a step that background sequences have beside foreground ones."""
+
+    NONE = auto()  # they compute nothing, or run alone
+    SHARE = auto()  # some tokens of those that have waited longest, in the pass of the others
+    DECODE = auto()  # rows of those that decode
+    PREFILL = auto()  # rows, and a chunk of their prompts
+
+
+class BackgroundPacer:
+    """Decides which steps background sequences share with others, and how much of them.
+
+    Where a pass takes any rows they have a few tokens in nearly all steps, as many as make it MOST_LONGER times as
+    long. Elsewhere their rows may cost a pass of their own, and they share few steps; nearly all, where that turns out
+    to cost next to nothing.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._turn = BackgroundTurn.NONE
+        self._is_mixed = False
+        self._n_steps = 0  # mixed ones
+        self._steps_since_turn = BACKGROUND_STEPS_UNTIL_KNOWN
+        self._steps_alone = STEPS_ALONE
+        self._n_rows = 0  # of the foreground, in the last step
+        self._n_tokens = 1  # of background sequences, in a step that they share
+        self._without: deque[float] = deque(maxlen=_SAMPLES)  # seconds of steps without background tokens, and with
+        self._with: deque[float] = deque(maxlen=_SAMPLES)
+        self._costs: deque[float] = deque(maxlen=_SAMPLES)  # seconds of a background token
+
+    def turn(self, n_foreground: int, n_background: int) -> BackgroundTurn:
+        """Part of this step for background sequences beside foreground ones. Call once per step, first.
+
+        Args:
+            n_foreground, n_background: running sequences.
+        """
+        self._steps_alone = 0 if n_foreground else self._steps_alone + 1
+        self._is_mixed = n_foreground > 0 and n_background > 0
+        self._turn = self._next_turn() if self._is_mixed else BackgroundTurn.NONE
+        return self._turn
+
+    def _next_turn(self) -> BackgroundTurn:
+        self._n_steps += 1
+        if self._limits.packs_any:
+            every = STEPS_WITH if len(self._without) >= _FEWEST_SAMPLES else 2
+            return BackgroundTurn.NONE if self._n_steps % every == 0 else BackgroundTurn.SHARE
+        cost_is_known = len(self._with) >= _FEWEST_SAMPLES
+        self._steps_since_turn += 1
+        if self._steps_since_turn > (BACKGROUND_STEPS_BETWEEN if cost_is_known else BACKGROUND_STEPS_UNTIL_KNOWN):
+            self._steps_since_turn = 0
+            return BackgroundTurn.PREFILL
+        if self._steps_since_turn % STEPS_WITH != 0 and self._rows_are_cheap():
+            return BackgroundTurn.DECODE
+        return BackgroundTurn.NONE
+
+    def _rows_are_cheap(self) -> bool:
+        if min(len(self._with), len(self._without)) < _FEWEST_SAMPLES:
+            return False
+        return 0 < statistics.median(self._with) <= MOST_LONGER * statistics.median(self._without)
+
+    def sharing(self, behind: abc.Iterable[Sequence]) -> list[Sequence]:
+        """The background sequences that share this step: those that have waited longest, up to its tokens."""
+        chosen, left = [], self._n_tokens
+        for sequence in sorted(behind, key=lambda s: s.last_step):
+            if left <= 0:
+                break
+            chosen.append(sequence)
+            left -= sequence.num_pending
+        return chosen
+
+    def chunk(self, n_rows: int, plain_s: float | None, token_s: float | None) -> int:
+        """Prompt tokens of background sequences in a step that they share.
+
+        Args:
+            n_rows: background sequences that decode in it.
+            plain_s, token_s: seconds of a step without prompt tokens, and of a prompt token; None: not known yet. Where
+                their prompts are computed in few steps, they take no longer than a plain step.
+        """
+        if self._turn is BackgroundTurn.SHARE:
+            return max(1, self._n_tokens - n_rows)
+        affordable = max(1, int(plain_s / token_s)) if plain_s and token_s else BACKGROUND_CHUNK
+        return min(affordable, BACKGROUND_CHUNK, self._limits.n_batch)
+
+    @property
+    def alone_chunk(self) -> int:
+        """Prompt tokens of a step in which only background sequences run."""
+        most = self._limits.prefill_budget
+        return most if self._steps_alone >= STEPS_ALONE else min(most, BACKGROUND_CHUNK)
+
+    def observe(self, seconds: float, n_rows: int, n_tokens: int) -> None:
+        """Takes the duration of this step in, which had no prompt tokens of foreground sequences.
+
+        Args:
+            n_rows: foreground sequences that decoded.
+            n_tokens: background tokens that were computed.
+        """
+        if not self._is_mixed:
+            return
+        if self._limits.packs_any and abs(n_rows - self._n_rows) > _ROWS_CHANGED * self._n_rows:
+            self._without.clear()
+        self._n_rows = n_rows
+        if n_tokens == 0:
+            self._without.append(seconds)
+            return
+        self._with.append(seconds)
+        if self._turn is BackgroundTurn.SHARE and len(self._without) >= _FEWEST_SAMPLES:
+            plain = statistics.median(self._without)
+            self._costs.append((seconds - plain) / n_tokens)
+            if len(self._costs) >= _FEWEST_SAMPLES:
+                cost = max(statistics.median(self._costs), _LEAST_COST * plain)
+                affordable = int((MOST_LONGER - 1) * plain / cost)
+                self._n_tokens = max(1, min(affordable, _MOST_GROWTH * n_tokens, BACKGROUND_CHUNK))
