@@ -9,7 +9,7 @@ applies its tokens, and what delivers them. Ways to drive the engine:
     engine    Engine.step in a loop.
     stream    the thread client, each token to one sink, as the server has it.
     generate  LLM.generate, whose caller sees nothing before a request ends.
-    runner    Engine.step, with the runner of llama.cpp; llama_decode and the sampler alone compute nothing.
+    runner    Engine.step, with the runner of llama.cpp; llama_decode and the compiled sampler alone compute nothing.
 
 The median of the steps of a round, and of these the least; fixed part and part of a row are the line through them.
 """
@@ -17,15 +17,18 @@ The median of the steps of a round, and of these the least; fixed part and part 
 from __future__ import annotations
 
 import cProfile
+import ctypes
 import json
 import platform
 import pstats
 import statistics
 import threading
 import time
+from array import array
 from collections import abc
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -37,11 +40,11 @@ from llamabatch import LLM, SamplingParams
 from llamabatch.client.thread_client import ThreadClient
 from llamabatch.config import EngineConfig
 from llamabatch.engine.engine import Engine
-from llamabatch.llama import model_runner
 from llamabatch.llama.context import DecodeCode
 from llamabatch.planning.cpu import cpu_name
 from llamabatch.request.outputs import SequenceOutput
 from llamabatch.request.request import Request
+from llamabatch.sampling import native
 from llamabatch.scheduler.output import DecodeStatus, SchedulerOutput, SpanOutput
 
 FIXED_US, ROW_US = 150.0, 2.0  # the target
@@ -91,14 +94,20 @@ def compute_nothing(engine: Engine, watch: Stopwatch) -> None:
 
 
 def decode_nothing(engine: Engine, watch: Stopwatch) -> None:
-    """Leaves the engine its runner, without llama_decode and the sampler."""
+    """Leaves the engine its runner, without llama_decode and the compiled sampler."""
     [token_id] = engine.model.tokenize("a", add_special=False)[:1]
     runner: Any = engine._runner
     whole_run = runner.run
     logits = np.zeros((runner.limits.n_slots, engine.model.n_vocab), np.float32)
     runner._context.decode = lambda struct: DecodeCode.OK
     runner._context.logits = lambda n_rows: logits[:n_rows]
-    model_runner.sample_rows = lambda rows, states, n_threads: [token_id] * len(states)  # type: ignore[assignment]
+    tokens = array("i", [token_id] * runner.limits.n_slots)
+
+    def sample_rows(*arguments: Any) -> int:
+        ctypes.memmove(arguments[-1], tokens.buffer_info()[0], 4 * arguments[2])
+        return 0
+
+    native._helper = lambda: native._Helper(SimpleNamespace(lb_sample_rows=sample_rows), "")  # type: ignore[assignment]
 
     def run(batch: SchedulerOutput) -> list[SpanOutput]:
         watch.enter(batch)
@@ -121,7 +130,7 @@ def requests(engine: Engine, n_rows: int, n_steps: int) -> list[Request]:
 
 def in_engine(n_rows: int, n_steps: int, replace: Callable[[Engine, Stopwatch], None] = compute_nothing) -> Stopwatch:
     engine, watch = Engine(config(n_rows)), Stopwatch(n_rows)
-    sample_rows = model_runner.sample_rows
+    helper = native._helper
     try:
         replace(engine, watch)
         for request in requests(engine, n_rows, n_steps):
@@ -129,7 +138,7 @@ def in_engine(n_rows: int, n_steps: int, replace: Callable[[Engine, Stopwatch], 
         while engine.has_work:
             engine.step()
     finally:
-        model_runner.sample_rows = sample_rows
+        native._helper = helper
         engine.close()
     return watch
 

@@ -233,12 +233,12 @@ class Engine:
         outputs = refused + embedded
         if self._scheduler.has_work or not embedded:
             outputs += self._compute()
-        for output in outputs:
-            if output.finished is not None:
-                self._runner.remove(output.request_id)
+        ended = [output for output in outputs if output.finished is not None]
+        for output in ended:
+            self._runner.remove(output.request_id)
         if self._parallel:
-            outputs = self._parallel.merge(outputs)
-        self._counts.note(outputs)
+            ended = outputs = self._parallel.merge(outputs)
+        self._counts.note(ended)
         return outputs
 
     def _compute(self) -> list[SequenceOutput]:

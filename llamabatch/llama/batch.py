@@ -81,13 +81,15 @@ class Batch:
 
     def _fill_rows(self, spans: tuple[ScheduledSpan, ...]) -> tuple[Any, list[ScheduledSpan]]:
         """As fill, for the usual call: one row for each sequence and no dummy rows."""
+        outputs = [span for span in spans if span.output or span.prompt_rows]
         self.fill_rows(
-            [span.first_token for span in spans],
+            [span.sequence.token_ids[span.start + span.shift] for span in spans],
             [span.start for span in spans],
             [span.slot for span in spans],
         )
-        self._outputs[: len(spans)] = [span.output or span.prompt_rows for span in spans]
-        return self._struct, [span for span in spans if span.output or span.prompt_rows]
+        if len(outputs) < len(spans):
+            self._outputs[: len(spans)] = [span.output or span.prompt_rows for span in spans]
+        return self._struct, outputs
 
     def fill_rows(self, token_ids: list[int], positions: list[int], slots: list[int]) -> Any:
         """The C struct of one row for each slot, the slots rising; all are outputs."""

@@ -80,6 +80,7 @@ class Sequence:
             self._max_output = min(room, self._max_output)
         self._n_ctx = n_ctx
         self._stop_ids = frozenset(params.stop_ids)
+        self._ignores_eos = params.ignore_eos
         self._detokenizer = Detokenizer(
             vocabulary.shown_bytes(request.preserved_token_ids) if params.skip_special_tokens else vocabulary.all_bytes,
             params.stop_strings,
@@ -204,21 +205,20 @@ class Sequence:
             shown = self._detokenizer.push(token_id) if self.request.params.include_stop_str_in_output else ""
             self._finish(FinishReason.STOP, token_id)
             return shown + self._detokenizer.flush()
-        text = self._detokenizer.push(token_id)
-        if self._detokenizer.stopped is not None:
-            self._finish(FinishReason.STOP, self._detokenizer.stopped)
-        elif self.num_output >= self._max_output:
+        detokenizer = self._detokenizer
+        text = detokenizer.push(token_id)
+        if detokenizer.stopped is not None:
+            self._finish(FinishReason.STOP, detokenizer.stopped)
+        elif len(self.token_ids) - self._num_prompt >= self._max_output:
             self._finish(FinishReason.LENGTH)
-            text += self._detokenizer.flush()
-            if self._detokenizer.stopped is not None:
-                self._finish(FinishReason.STOP, self._detokenizer.stopped)
+            text += detokenizer.flush()
+            if detokenizer.stopped is not None:
+                self._finish(FinishReason.STOP, detokenizer.stopped)
         return text
 
     def ends_at(self, token_id: int) -> bool:
         """True if this token, as output, would end the text."""
-        if token_id in self._stop_ids:
-            return True
-        return self._vocabulary.is_eog(token_id) and not self.request.params.ignore_eos
+        return token_id in self._stop_ids or (not self._ignores_eos and self._vocabulary.is_eog(token_id))
 
     def end_score(self) -> None:
         """Ends a sequence that scores: the logprobs of its prompt are complete."""

@@ -78,6 +78,11 @@ class PrefixCache:
         if source is not None:
             self._sources[sequence.request.request_id] = source
 
+    @property
+    def n_waiting(self) -> int:
+        """Number of sequences that wait for cells; see `waits`."""
+        return len(self._sources) + len(self._restoring)
+
     def waits(self, sequence: Sequence) -> bool:
         """True while a sequence waits for cells: those that another computes, or those of a file."""
         return sequence.request.request_id in self._sources or sequence.request.request_id in self._restoring
@@ -148,8 +153,8 @@ class PrefixCache:
             occupied: slots that hold cells; those of the cached cells that stay are added.
         """
         cached = self.kv_cache.cached
-        slots = sorted(s.slot for s in decoding if s.slot is not None)
-        if not cached or not slots or slots[-1] - slots[0] < len(slots):
+        slots = sorted([s.slot for s in decoding if s.slot is not None]) if cached else []
+        if not slots or slots[-1] - slots[0] < len(slots):
             return
         for left, right in itertools.pairwise(slots):
             gap = range(left + 1, right)

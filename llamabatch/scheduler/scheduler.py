@@ -40,6 +40,11 @@ from llamabatch.scheduler.spec_decode import SpecDecoder
 
 logger = logging.getLogger(__name__)
 
+_OK, _NO_ROOM = (
+    DecodeStatus.OK,
+    DecodeStatus.NO_ROOM,
+)  # for each row: to look a member up takes 0.1 us before Python 3.12
+
 
 class Scheduler:
     """Owns the waiting queue, the running sequences and the slots.
@@ -291,7 +296,8 @@ class Scheduler:
         n_front = 0 if self.running and front[0].background else len(front)
         turn = self._background_pacer.turn(n_front, len(self.running) - n_front)
         tier = self.running if turn in (BackgroundTurn.DECODE, BackgroundTurn.PREFILL) else front
-        ready = [s for s in tier if not self.prefix_cache.waits(s)]
+        waits = self.prefix_cache.waits
+        ready = [s for s in tier if not waits(s)] if self.prefix_cache.n_waiting else tier
         rotates_adapters = self.adapters.in_use
         runnable = self.policy.select(self.adapters.choose(ready) if rotates_adapters else ready)
         if turn is BackgroundTurn.SHARE:
@@ -417,13 +423,13 @@ class Scheduler:
         Args:
             results: one for each span, in the order of `batch.spans`.
         """
-        now = self._clock()
+        now, spans = self._clock(), batch.spans
         self._observe(batch, now - self._step_s)
         if self._spec_decoder is not None:
             self._spec_decoder.observe(batch, results)
         retries = self._make_room(results)
         outputs = []
-        for span, result in zip(batch.spans, results, strict=True):
+        for span, result in zip(spans, results, strict=True):
             try:
                 output = self._apply(span, result, now, retries)
             except Exception as error:
@@ -456,7 +462,7 @@ class Scheduler:
         Returns True if a retry can succeed. False: the sequence that found no room had every cell to itself.
         """
         alone = len(self.running) == 1
-        if all(result.status is not DecodeStatus.NO_ROOM for result in results):
+        if not [result for result in results if result.status is _NO_ROOM]:
             return not alone
         if self._kv_cache.cached and self.limits.is_unified:
             self._kv_cache.evict_to(0)
@@ -473,16 +479,17 @@ class Scheduler:
         Args:
             retries: a span without room is tried again in the next step; else its sequence fails.
         """
-        sequence, record = span.sequence, span.sequence.logprobs
+        sequence, start, status = span.sequence, span.start, result.status
         sequence.last_step = self._step
-        if sequence.slot is None or (result.status is DecodeStatus.NO_ROOM and retries):
+        if sequence.slot is None or (status is _NO_ROOM and retries):
             return None
-        if sequence.num_cells != span.start or sequence.finished:
+        if sequence.num_computed - sequence.num_discarded != start or sequence.finish_reason is not None:
             return None  # the piece before this one of the same prompt failed
-        if result.status is not DecodeStatus.OK:
+        if status is not _OK:
             sequence.fail(result.error or "there is no room for it in the KV cache, even alone")
             return self._retire(sequence, (), "")
-        sequence.num_computed = span.start + span.length + span.shift
+        sequence.num_computed = start + span.length + span.shift
+        record = sequence.logprobs
         if span.prompt_rows and record is not None:
             record.add_prompt(result.logprobs[: span.prompt_rows])
             if sequence.scores and record.prompt_is_read:
@@ -492,23 +499,23 @@ class Scheduler:
 
     def _accept(self, span: ScheduledSpan, result: SpanOutput, now: float) -> SequenceOutput:
         """Appends the sampled tokens of a span to its sequence, up to the one that ends it."""
-        sequence, record = span.sequence, span.sequence.logprobs
+        sequence, sampled = span.sequence, result.token_ids
         text, n_accepted, before = "", 0, sequence.last_token_s
-        for token_id in result.token_ids:
+        for token_id in sampled:
             text += sequence.accept(token_id, now)
             n_accepted += 1
-            if sequence.finished:
+            if sequence.finish_reason is not None:
                 break
         self.counters.count_tokens(sequence, n_accepted, before, now)
         if span.draft is not None:  # behind the accepted tokens, the cells hold wrong guesses
             sequence.num_computed = span.start + n_accepted + span.shift
-        accepted, logprobs = result.token_ids[:n_accepted], None
+        accepted, record, logprobs = sampled[:n_accepted], sequence.logprobs, None
         if record is not None:
             logprobs = record.add(result.logprobs[span.prompt_rows : span.prompt_rows + n_accepted])
-        if not sequence.finished:
-            return SequenceOutput(sequence.request.request_id, accepted, text, logprobs=logprobs)
+        if sequence.finish_reason is None:
+            return SequenceOutput.of_step(sequence.request.request_id, accepted, text, logprobs)
         output = self._retire(sequence, accepted, text, logprobs)
-        if n_accepted < len(result.token_ids):
+        if n_accepted < len(sampled):
             self._kv_cache.cut(span.slot, sequence.num_cells)
         return output
 

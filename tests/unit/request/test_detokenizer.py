@@ -1,3 +1,5 @@
+import codecs
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,3 +103,15 @@ def test_the_last_half_character_is_not_lost():
 def test_the_earliest_stop_wins(text, stop, kept):
     detokenizer, _ = feed([text.encode()], stop)
     assert detokenizer.text == kept
+
+
+@pytest.mark.parametrize("errors", ["replace", "ignore", "backslashreplace"])
+@given(pieces=st.lists(st.sampled_from([b"", b"a", b"bc", b"\xe2", b"\x82\xac", b"\xff", "ü".encode(), b"\n"])))
+def test_text_without_stop_strings_is_that_of_the_decoder(pieces, errors):
+    detokenizer, decoder = (
+        Detokenizer(lambda i: pieces[i], errors=errors),
+        codecs.getincrementaldecoder("utf-8")(errors=errors),
+    )
+    assert [detokenizer.push(i) for i in range(len(pieces))] == [decoder.decode(piece) for piece in pieces]
+    assert detokenizer.flush() == decoder.decode(b"", final=True)
+    assert detokenizer.text == b"".join(pieces).decode(errors=errors)
