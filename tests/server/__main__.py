@@ -24,6 +24,8 @@ SETTINGS = (
     "-o",
     "filterwarnings=default",
     "-o",
+    "timeout=3600",  # ten thousand cases of schemathesis are one test
+    "-o",
     "asyncio_mode=auto",
     "-o",
     "asyncio_default_fixture_loop_scope=function",
