@@ -29,11 +29,12 @@ DRAWN = {"max_tokens": 12, "seed": 7, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def cluster():
+    others = set(psutil.Process().children(recursive=True))  # engines that other tests keep, as litellm's
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a short path, for Ray's sockets
         ray.init(num_cpus=2, object_store_memory=200_000_000, include_dashboard=False, _temp_dir=folder)
         ray.data.DataContext.get_current().enable_progress_bars = False
         yield
-        children = psutil.Process().children(recursive=True)
+        children = set(psutil.Process().children(recursive=True)) - others
         ray.shutdown()
         assert not psutil.wait_procs(children, timeout=30)[1]
 
