@@ -136,7 +136,8 @@ class Call:
 
     async def read(self) -> Any:
         """The whole response: its JSON."""
-        await self.head()
+        if not self.status:
+            await self.head()
         if "content-length" in self.headers:
             data = await self._reader.readexactly(int(self.headers["content-length"]))
         else:
@@ -194,9 +195,15 @@ class Call:
         self._writer.transport.abort() if reset else self._writer.close()
 
 
+class QueueIsFull(Exception):
+    """The server has no place for a call: 429."""
+
+
 async def text_of(port: int, body: Body, *, stream: bool) -> str:
-    """The text of one completion; its stream's pieces must be as many as the usage says at most."""
+    """The text of one completion; its stream has one piece with a finish reason, the last. Raises QueueIsFull."""
     call = await Call.post(port, "/v1/completions", {**body, "stream": stream})
+    if await call.head() == 429:
+        raise QueueIsFull(await call.read())
     if not stream:
         document = await call.read()
         assert call.status == 200, document
