@@ -1,7 +1,7 @@
 """A program that runs prompts on the devices of its environment: python -m tests.devices.case SETTINGS
 
-SETTINGS is a JSON list of options of an LLM; for each it writes a line of JSON: the greedy texts, the plan, and what
-llama.cpp says it reserved, in bytes, by device and kind; or the error.
+SETTINGS is a JSON list of options of an LLM; for each it writes a line of JSON: the greedy texts, the log probabilities
+of their tokens, the plan, and what llama.cpp says it reserved, in bytes, by device and kind; or the error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from llamabatch import LLM, LlamaBatchError, SamplingParams
 from llamabatch.llama import devices, library, log
 
 PROMPTS = 24
-_GREEDY = SamplingParams(max_tokens=24, temperature=0)
+_GREEDY = SamplingParams(max_tokens=24, temperature=0, logprobs=0)
 _SIZE = re.compile(
     r"(?P<device>[A-Za-z]+[0-9]*)(?:_\w+)?(?:\[[^]]*\])? +(?P<kind>model|KV|compute) buffer size = +(?P<mib>[\d.]+) MiB"
 )
@@ -49,6 +49,7 @@ def run(options: dict[str, object]) -> dict[str, object]:
         outputs = llm.chat([[{"role": "user", "content": prompt}] for prompt in prompts], _GREEDY)
         return {
             "texts": [output.text for output in outputs],
+            "logprobs": [output.outputs[0].cumulative_logprob for output in outputs],
             "errors": [str(output.error) for output in outputs if output.error],
             "memory": llm.plan.memory.document(),
             "reasons": dict(llm.plan.reasons),

@@ -18,10 +18,25 @@ EVERYWHERE = [
 ]
 
 
+PLAIN = {"extra_bufts": "off"}
+"""Weights as in the file. On the CPU they are repacked by default, and other kernels sum up in another order."""
+CACHES = [{}, {"type_k": "q8_0", "type_v": "q8_0"}, {"flash_attn": "off"}]
+
+
 def same(found, wanted):
     """Texts are equal; one of 24 may part where the model was undecided (docs/compare.md)."""
     assert found["errors"] == []
     assert sum(one != other for one, other in zip(found["texts"], wanted, strict=True)) <= 1
+
+
+def test_log_probabilities_are_those_of_the_cpu_to_the_last_bit(run):
+    """A device whose kernels are the CPU's gives its floats, whatever the types of the cache."""
+    on_cpu = run(0, *({**options, **PLAIN} for options in CACHES))
+    on_device = run(2, *CACHES)
+    for options, here, there in zip(CACHES, on_cpu, on_device, strict=True):
+        assert there["texts"] == here["texts"], options
+        assert there["logprobs"] == here["logprobs"], options
+    assert on_device[0]["logprobs"] != on_device[1]["logprobs"]
 
 
 def test_layers_on_two_devices(run, on_cpu):

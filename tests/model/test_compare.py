@@ -12,8 +12,10 @@ from collections import Counter
 import psutil
 import pytest
 
-from llamabatch import LLM, SamplingParams
+from llamabatch import LLM, EngineConfig, SamplingParams
+from llamabatch.llama import library
 from llamabatch.scheduler.policies import STRATEGIES
+from llamabatch.tools.compare.baseline import Loop
 from llamabatch.tools.compare.measure import BASELINE
 from llamabatch.tools.compare.run import Settings, run
 
@@ -105,6 +107,17 @@ def test_the_baseline_gives_what_the_engine_gives(prompts):
             )  # fmt: skip
     assert equal >= len(expected) - 1
     assert {o.finish_reason.value for o in ours} == {"stop", "length"}
+
+
+@pytest.mark.parametrize(("asked", "number"), [("auto", -1), ("on", 1), ("off", 0)])
+def test_the_flash_attention_of_the_baseline_is_that_of_the_engines(asked, number, monkeypatch):
+    binding = library.load().llama_cpp
+    for name in ("LLAMA_FLASH_ATTN_TYPE_ENABLED", "llama_model_default_params"):  # it changes them in its own process
+        monkeypatch.setattr(binding, name, getattr(binding, name))
+    config = EngineConfig(model="tiny", n_ctx=256, n_threads=1, n_threads_batch=1, flash_attn=asked)
+    loop = Loop(config)
+    assert loop._llama.context_params.flash_attn_type == number
+    loop._llama.close()
 
 
 def test_an_engine_that_dies_costs_its_own_row_only(prompts, begun):

@@ -2,10 +2,9 @@
 
 The loop is the common program without llamabatch: the high-level API of llama-cpp-python, one prompt after another. It
 speaks the wire of llamabatch.client.worker, so that it is measured like every strategy. It gets its best: the same
-library, threads (also for prompts, where its own default differs), context, cache types, devices and mapping as the
-engines. The calls do not stream, which would decode each text twice; and it may keep the prefix of its previous prompt.
-Its n_batch and its flash attention stay at the defaults of `llama_cpp.Llama` unless the user asks for the latter:
-a larger n_batch would only cost it memory, and flash attention is slower on CPUs.
+library, threads (also for prompts, where its own default differs), context, cache types, flash attention, devices and
+mapping as the engines. The calls do not stream, which would decode each text twice; and it may keep the prefix of its
+previous prompt. Its n_batch stays at the default of `llama_cpp.Llama`: a larger one would only cost it memory.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Loop:
                 use_mmap=config.use_mmap,
                 use_mlock=config.use_mlock,
                 kv_overrides=dict(config.kv_overrides) or None,
-                flash_attn=config.flash_attn == "on",
+                flash_attn=config.flash_attn != "off",
                 type_k=self._ggml_type(config.type_k),
                 type_v=self._ggml_type(config.type_v),
                 verbose=False,
@@ -113,12 +112,15 @@ class Loop:
             yield token
 
     def _change_defaults(self, config: EngineConfig) -> None:
-        """Turns the extra buffers off where they crash, and places tensors: llama_cpp.Llama has no option for it."""
+        """Turns the extra buffers off where they crash, places tensors, and leaves flash attention to llama.cpp where
+        the engines do: llama_cpp.Llama has no option for these."""
         repacks = config.extra_bufts == "on" or (config.extra_bufts == "auto" and library.extra_bufts_safe())
         self._rules = tensor_array(config.tensor_overrides)
         chosen = None if config.devices is None else devices.used(config, self._module)
         self._devices = None if chosen is None else devices.pointers(chosen)
         binding = self._module.llama_cpp
+        if config.flash_attn == "auto":
+            binding.LLAMA_FLASH_ATTN_TYPE_ENABLED = binding.LLAMA_FLASH_ATTN_TYPE_AUTO
         defaults = binding.llama_model_default_params
 
         def changed() -> Any:

@@ -48,8 +48,23 @@ def show(report: Report, console: Console) -> None:
     for row in (*report.rows, *(report.sweep.rows if report.sweep else ())):
         if row.error is not None:
             sentence(console, f"{row.name}, n_slots = {row.n_slots}: {row.error}", "red")
+    if parted := _parted(report):
+        sentence(console, parted)
     if report.advice is not None:
         sentence(console, report.advice.sentence, "bold")
+
+
+def _parted(report: Report) -> str:
+    """The reason for which texts differ from sequential's; "" where none does."""
+    rows = (*report.rows, *(report.sweep.rows if report.sweep else ()))
+    names = dict.fromkeys(row.name for row in rows if row.measured and row.equal is not None and row.equal < 1)
+    if not names:
+        return ""
+    return (
+        f"Not all texts of {', '.join(names)} are those of {REFERENCE}: kernels that llama.cpp chooses by the number "
+        "of rows, as on GPUs, round in another way, and where two tokens are nearly equal a text takes the other. "
+        "`llamabatch plan` has a line `equal bits`, docs/equality.md the choices that make them equal."
+    )
 
 
 def _table(columns: list[_Column], rows: tuple[Row, ...], marked: Callable[[Row], bool]) -> Table:

@@ -74,6 +74,19 @@ def test_failures_are_told_and_brackets_are_not_markup():
     assert "batched, n_slots = 1: died of [bold]SIGSEGV[/]" in shown
 
 
+def test_texts_that_differ_are_explained():
+    fake = report(strategies=("sequential",))
+
+    def said(*equal):
+        rows = tuple(figures(name, 1, equal=share) for name, share in equal)
+        return " ".join(text(Report(**{**vars(fake), "rows": rows})).split())
+
+    assert "Not all texts of baseline, batched are those of sequential: kernels that" in said(
+        ("baseline", 0.92), ("sequential", 1.0), ("batched", 0.99), ("static", None)
+    )
+    assert "Not all texts" not in said(("baseline", 1.0), ("sequential", 1.0), ("batched", None))
+
+
 def test_equality_is_not_rounded_up_and_may_be_unknown():
     fake = report(strategies=("sequential",))
     rows = (figures("sequential", 1, equal=0.9996), figures("batched", 1, equal=None), figures("static", 1, equal=1.0))
