@@ -96,7 +96,7 @@ _AUTO_NUMBERS = (
 )
 _BOOLEANS = (
     *("cache_prefix", "preempt", "use_mmap", "use_mlock", "cpu_moe", "isolate", "profile", "speculate_always"),
-    *("offload_kqv", "op_offload", "batch_invariant"),
+    *("offload_kqv", "op_offload", "swa_full", "batch_invariant"),
 )
 CHOICES = (
     ("strategy", STRATEGIES),
@@ -266,6 +266,9 @@ class EngineConfig:
     op_offload: bool = _option(True, "compute large batches of layers in main memory on a GPU")
     flash_attn: str = _option("auto", "flash attention: on, off, or auto: on where it is fast")
     kv: str = _option("auto", "KV cache: split (cells for each slot), unified (shared by all), or auto: what fits")
+    swa_full: bool = _option(
+        True, "keep all cells of layers with a sliding window; False: those of the window alone, and no shared prefixes"
+    )
     kv_cells: int | Auto = _option("auto", "cells of a unified KV cache, at least n_ctx; auto: what fits")
     type_k: str = _option("f16", f"type of the K cache: {', '.join(KV_TYPES)}")
     type_v: str = _option("f16", "type of the V cache; a quantised one needs flash attention")
@@ -470,7 +473,7 @@ class EngineConfig:
         """Options that change what a step computes, or where, as JSON; "" without any."""
         names = ("override_tensor", "n_cpu_moe", "cpu_moe", "kv_overrides", "numa")
         given = {name: value for name in names if (value := getattr(self, name))}
-        given |= {name: False for name in ("offload_kqv", "op_offload") if not getattr(self, name)}
+        given |= {name: False for name in ("offload_kqv", "op_offload", "swa_full") if not getattr(self, name)}
         given |= {
             name: getattr(self, name) for name in ("split_mode", "devices") if getattr(self, name) != _USUAL[name]
         }
@@ -666,6 +669,7 @@ class EngineOptions(TypedDict, total=False):
     op_offload: bool
     flash_attn: str | bool
     kv: str
+    swa_full: bool
     kv_cells: int | Auto
     type_k: str
     type_v: str

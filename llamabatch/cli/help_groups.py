@@ -21,6 +21,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
             "kv_cells",
             "type_k",
             "type_v",
+            "swa_full",
             "cache_prefix",
             "flash_attn",
             "batch_invariant",

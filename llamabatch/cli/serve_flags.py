@@ -287,7 +287,7 @@ _LLAMA: tuple[Row, ...] = (
     _row("-b --batch-size", _to("--n-batch"), env="LLAMA_ARG_BATCH"),
     _row("-ub --ubatch-size", _to("--n-ubatch"), env="LLAMA_ARG_UBATCH"),
     _row("--keep", note="a request that outgrows n_ctx with --context-shift loses its oldest tokens", fine=_ANY),
-    _flag("--swa-full", env="LLAMA_ARG_SWA_FULL"),
+    _flag("--swa-full", env="LLAMA_ARG_SWA_FULL", on=("--swa-full",)),
     _row(
         "-fa --flash-attn",
         _switch(("--flash-attn", "on"), ("--flash-attn", "off"), ("--flash-attn", "auto")),

@@ -25,7 +25,6 @@ _LOOKUP = "LlamaPromptLookupDecoding"
 
 # Accepted with one warning, since no text depends on them.
 IGNORED = {
-    "swa_full": "llama.cpp's default holds",
     "no_perf": "stats() counts, with no option",
     "lora_base": "the adapter is applied to the model as it is",
 }
@@ -61,8 +60,7 @@ def engine_options(given: Mapping[str, Any], defaults: Mapping[str, Any], header
     }
     passed = ("split_mode", "offload_kqv", "use_mmap", "use_mlock", "kv_overrides")
     options |= {name: changed[name] for name in passed if name in changed}
-    if given["op_offload"] is not None:
-        options["op_offload"] = given["op_offload"]
+    options |= {name: given[name] for name in ("op_offload", "swa_full") if given[name] is not None}
     if "main_gpu" in changed:
         if given["split_mode"] == 0:
             options["main_gpu"] = given["main_gpu"]

@@ -79,7 +79,7 @@ class Engine:
         self.model = Model(path, config) if model is None else model.share()
         with contextlib.ExitStack() as undo:
             undo.callback(self.model.close)
-            check_can_speculate(config, self.model)
+            check_can_speculate(self.config, self.model)
             draft = open_draft(config, self.model)
             if draft is not None:
                 undo.callback(draft.close)
@@ -438,10 +438,10 @@ def import_the_rest() -> None:
     native.available()
 
 
-def check_can_speculate(config: EngineConfig, model: Model) -> None:
+def check_can_speculate(config: EngineConfig | ResolvedConfig, model: Model) -> None:
     """Raises ConfigError where the cells of wrong guesses could not be taken back."""
-    if config.speculate != "off" and (model.is_recurrent or model.has_window):
-        why = "recurrent state" if model.is_recurrent else "layers with a sliding window"
+    why = model.uncuttable(config)
+    if config.speculate != "off" and why is not None:
         raise ConfigError(
             f"speculate is {config.speculate!r}, but {model.path.name} has {why}, from which the tokens of wrong "
             "guesses cannot be taken back; give 'off'"

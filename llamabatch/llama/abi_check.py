@@ -22,7 +22,7 @@ _FIELDS = {
     "llama_context_params": (
         "n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_outputs_max", "n_threads", "n_threads_batch",
         "flash_attn_type", "type_k", "type_v", "abort_callback", "embeddings", "offload_kqv", "no_perf", "kv_unified",
-        "op_offload",
+        "op_offload", "swa_full",
     ),
 }  # fmt: skip
 _FUNCTIONS = (

@@ -70,6 +70,7 @@ class Context:
         params.kv_unified = self._unified
         params.offload_kqv = config.offload_kqv
         params.op_offload = config.op_offload
+        params.swa_full = config.swa_full
         params.no_perf = True
         scale_rope(lib, params, config)
         log.recent_complaints()
@@ -78,6 +79,7 @@ class Context:
             reason = log.reason()
             raise EngineError(f"no context of {n_slots} slots of {n_ctx} tokens can be made: {reason}")
         self._memory = lib.llama_get_memory(self.handle)
+        self._window = 0 if config.swa_full else model.window  # older cells of some layers may be gone
         self._n_vocab = model.n_vocab
         self._model = model
         self.adapters: AdapterSet = ()
@@ -115,7 +117,13 @@ class Context:
     def clear(self, slot: int, start: int = 0) -> bool:
         """Forgets a slot's cells from position `start` on; False where the model's state cannot be cut there."""
         self._check(slot)
-        return bool(self._lib.llama_memory_seq_rm(self._memory, slot, start if start else -1, -1))
+        if not self._lib.llama_memory_seq_rm(self._memory, slot, start if start else -1, -1):
+            return False
+        if not (start and self._window):
+            return True
+        # llama.cpp cuts anywhere, also where the next tokens would attend to cells that it has used again
+        first = int(self._lib.llama_memory_seq_pos_min(self._memory, slot))
+        return 0 <= first <= max(0, start + 1 - self._window)
 
     def copy_prefix(self, source: int, target: int, count: int) -> None:
         """Makes the first `count` tokens of slot `source` those of slot `target`.

@@ -217,20 +217,24 @@ def open_draft(config: EngineConfig, target: Model) -> Model | None:
         return target.share()
     model = Model(path, config.for_draft_model())
     try:
-        check_draft(model, target)
+        check_draft(model, target, config.for_draft_model())
     except BaseException:
         model.close()
         raise
     return model
 
 
-def check_draft(model: Model, target: Model) -> None:
-    """Refuses a draft model that cannot guess for this target. Raises ConfigError."""
+def check_draft(model: Model, target: Model, config: EngineConfig) -> None:
+    """Refuses a draft model that cannot guess for this target. Raises ConfigError.
+
+    Args:
+        config: of the draft model.
+    """
     name = f"draft_model {model.path.name}"
     if model.cannot_generate is not None:
         raise ConfigError(f"{name} cannot guess text: it is {model.cannot_generate}")
-    if model.is_recurrent or model.has_window:
-        why = "recurrent state" if model.is_recurrent else "layers with a sliding window"
+    why = model.uncuttable(config)
+    if why is not None:
         raise ConfigError(f"{name} has {why}, from which the tokens of wrong guesses cannot be taken back")
     if abs(model.n_vocab - target.n_vocab) > _MOST_PADDING:
         raise ConfigError(

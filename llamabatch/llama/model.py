@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llamabatch.config import ROPE_OPTIONS, SPLIT_MODES, EngineConfig
+from llamabatch.config import ROPE_OPTIONS, SPLIT_MODES, EngineConfig, ResolvedConfig
 from llamabatch.errors import ConfigError, EngineClosedError, ModelFileError, PromptError
 from llamabatch.gguf.header import as_text, read_header, read_start, read_tensors
 from llamabatch.gguf.overrides import KvOverrides, overridden
 from llamabatch.gguf.pooling import NO_DENSE_LAYER, RANK, default_pooling, lacks_dense_layer, read_labels
 from llamabatch.gguf.reader import TensorInfo, Value
 from llamabatch.gguf.resolve import file_bytes
+from llamabatch.gguf.windows import keeps_windows_whole
 from llamabatch.llama import devices, library, log, overrides
 from llamabatch.llama.adapters import Adapters
 from llamabatch.llama.long_words import needed_stack, on_larger_stack, recursive_pre_tokenizer
@@ -132,7 +133,8 @@ class Model:
         # these are read at once, as the front asks for them also when the engine has failed and freed the model
         self._rotates = int(self._lib.llama_model_rope_type(self.handle)) not in _SEVERAL_POSITIONS
         # some layers attend over a sliding window only
-        self.has_window = self._window_in_file() if config is None else self._lib.llama_model_n_swa(self.handle) > 0
+        self.window = 0 if config is None else int(self._lib.llama_model_n_swa(self.handle))  # in tokens
+        self.has_window = self._window_in_file() if config is None else self.window > 0
         # what makes one result of a text's tokens: a name of gguf/pooling.py
         self.pooling = default_pooling(self.metadata, self._tensors()) if pooling == "auto" else pooling
         # names of the outputs of the classification head; empty unless texts are pooled by it
@@ -162,11 +164,28 @@ class Model:
         if config is not None and config.changes_rope and self._lib.llama_model_rope_type(self.handle) < 0:
             given = next(name for name in ROPE_OPTIONS if getattr(config, name) is not None)
             raise ConfigError(f"{given} is {getattr(config, given)!r}, but {self.path.name} has no rotary embedding")
+        if config is not None and not config.swa_full and self._lib.llama_model_n_swa(self.handle) == 0:
+            raise ConfigError(
+                f"swa_full is False, but {self.path.name} has no layers with a sliding window; leave it out"
+            )
 
     def _window_in_file(self) -> bool:
         """True if the file names a sliding window. llama.cpp reads none with a vocabulary alone, and not phi3's."""
         arch = self.metadata.get("general.architecture", "")
         return arch != "phi3" and self.metadata.get(f"{arch}.attention.sliding_window", "0") not in ("", "0")
+
+    def uncuttable(self, config: EngineConfig | ResolvedConfig) -> str | None:
+        """The reason why the cells of a sequence cannot be cut at a position, and copied in part; None: they can be."""
+        if self.is_recurrent:
+            return "recurrent state"
+        if not self.has_window:
+            return None
+        found = "layers with a sliding window"
+        if not config.swa_full:
+            return f"{found}, and swa_full is False"
+        if config.kv == "unified":  # a sequence may be given the older cells of another one
+            return f"{found}, and kv is 'unified'"
+        return None if keeps_windows_whole(self.metadata.get("general.architecture", "")) else found
 
     def can_shift(self, type_k: str) -> bool:
         """True if cells can change their positions without a trace in the cells of other slots (overflow="shift").

@@ -97,7 +97,7 @@ class ModelRunner:
         self._states: dict[str, SamplerState] = {}  # of the sequences in flight, by request id
         self._reasoning_tokens: dict[ReasoningTags, ReasoningTokens] = {}
         self._grammar_masks: GrammarMasks | None = None
-        plain = not model.is_recurrent
+        plain, cuts = not model.is_recurrent, model.uncuttable(config) is None
         self.limits = Limits(
             n_slots=n_slots,
             n_batch=config.n_batch,
@@ -106,10 +106,10 @@ class ModelRunner:
             prefill_share=config.prefill_share,
             n_outputs=config.output_rows(n_slots, model.n_vocab),
             n_cells=config.kv_cells or None,
-            can_share=plain and not model.has_window,
+            can_share=cuts,
             can_pad=plain and config.kv != "unified",
             can_shift=self._context.can_shift and model.can_shift(config.type_k),
-            keeps_prefixes=config.cache_prefix and plain and not model.has_window,
+            keeps_prefixes=config.cache_prefix and cuts,
             prompt_rows=config.prompt_rows(model.n_vocab),
             start_slots=start,
         )

@@ -288,6 +288,9 @@ def _locked(facts: ModelFacts, files: Files, config: ResolvedConfig) -> int:
 
 def _kept(layer: Layer, config: ResolvedConfig, cells: int, streams: int, n_slots: int) -> int:
     per_cell = layer.k_values * TYPE_BYTES[config.type_k] + layer.v_values * TYPE_BYTES[config.type_v]
+    if layer.window and not config.swa_full:  # llama-kv-cache-iswa.cpp: the windows, and the tokens of a pass
+        window = layer.window * (n_slots if config.kv == "unified" else 1)
+        cells = min(cells, padded(window + min(config.n_ubatch, config.n_batch)))
     return int(streams * cells * per_cell) + n_slots * layer.state_values * 4
 
 

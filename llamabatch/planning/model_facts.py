@@ -9,6 +9,7 @@ from pathlib import Path
 from llamabatch.gguf.header import Header, read_parts
 from llamabatch.gguf.pooling import declared_pooling, default_pooling, head_width, lacks_dense_layer
 from llamabatch.gguf.reader import TensorInfo
+from llamabatch.gguf.windows import windows
 from llamabatch.planning.compute_buffers import Widths
 
 MOST_CTX = 4096  # where a model does not say how long its context is
@@ -16,11 +17,13 @@ MOST_CTX = 4096  # where a model does not say how long its context is
 
 @dataclass(frozen=True)
 class Layer:
-    """Elements that a layer keeps: K and V for each token, and a state for each sequence."""
+    """Elements that a layer keeps: K and V for each token, and a state for each sequence; `window`: the tokens that it
+    attends to, 0: all."""
 
     k_values: int
     v_values: int
     state_values: int = 0
+    window: int = 0
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class ModelFacts:
     Attributes:
         file_bytes: size of the file, or of all its parts: that of the weights.
         k_values, v_values: elements that one token keeps in K and in V, summed over the layers. Layers that attend over
-            a sliding window count like the others: llama.cpp keeps all their cells, too.
+            a sliding window count like the others.
         n_embd, n_head, n_vocab, n_ctx_train: as in the metadata.
         state_values: elements of the state of a sequence of any length, summed over the recurrent layers.
         draft: facts of the draft model, if there is one; with file_bytes 0 if both are one file.
@@ -117,7 +120,7 @@ class ModelFacts:
         return replace(
             facts,
             name=facts.name or path.name,
-            layers=_layers(_own(metadata)),
+            layers=_layers(_own(metadata), arch),
             tensors=tensors,
             widths=_widths(_own(metadata), tensors, n_vocab),
             is_encoder=metadata.get(f"{arch}.attention.causal") == "false",
@@ -156,7 +159,7 @@ def _own(metadata: Mapping[str, str]) -> dict[str, str]:
     return {key.removeprefix(start): text for key, text in metadata.items() if key.startswith(start)}
 
 
-def _layers(own: Mapping[str, str]) -> tuple[Layer, ...]:
+def _layers(own: Mapping[str, str], architecture: str = "") -> tuple[Layer, ...]:
     n_layer, n_embd = _first(own, "block_count", 1), _first(own, "embedding_length", 1)
     n_head = _first(own, "attention.head_count", 1)  # 0: there is no attention
     heads = _each_layer(own, "attention.head_count_kv", n_layer, n_head) if n_head else [0] * n_layer
@@ -165,7 +168,11 @@ def _layers(own: Mapping[str, str]) -> tuple[Layer, ...]:
         v_head = 0
     state = _state(own, n_embd, n_head)
     everywhere = 0 not in heads
-    return tuple(Layer(n * k_head, n * v_head, state if everywhere or n == 0 else 0) for n in heads)
+    over = windows(architecture, own, n_layer) or (0,) * n_layer
+    return tuple(
+        Layer(n * k_head, n * v_head, state if everywhere or n == 0 else 0, window)
+        for n, window in zip(heads, over, strict=True)
+    )
 
 
 def _head_sizes(own: Mapping[str, str]) -> tuple[int, int]:

@@ -105,6 +105,13 @@ class Peers:
             assert output.error is None
             self._check(kind, peer, prompt, *([t for t in ids if t not in ENDS] for ids in (output.token_ids, wanted)))
 
+    def check_some(self, kind, outputs):
+        """Outputs of some prompts, by their numbers."""
+        peer, texts = self._of(kind)
+        for number, output in outputs.items():
+            ids = ([t for t in tokens if t not in ENDS] for tokens in (output.token_ids, texts[number]))
+            self._check(kind, peer, self._prompts[number], *ids)
+
     def check_equal(self, kind, prompt, got, wanted, n_tokens):
         """Two texts of ours that should be one, of so many tokens."""
         assert len(got) == len(wanted) == n_tokens
@@ -243,9 +250,87 @@ def test_what_needs_cells_that_can_be_cut_is_left_out(models, kind):
 
 
 def test_guesses_need_cells_that_can_be_cut(models):
-    for kind in [*RECURRENT, "gemma2"]:
-        with pytest.raises(ConfigError, match="speculate is 'lookup', but"):
+    for kind in RECURRENT:
+        with pytest.raises(ConfigError, match=r"speculate is 'lookup', but .* has recurrent state"):
             LLM(models(kind), speculate="lookup")
+    for options, why in (({"swa_full": False}, "swa_full is False"), ({"kv": "unified"}, "kv is 'unified'")):
+        with pytest.raises(ConfigError, match=f"has layers with a sliding window, and {why}"):
+            LLM(models("gemma2"), speculate="lookup", **options)
+
+
+# --- layers with a sliding window -----------------------------------------------------------------------------------
+
+
+def test_prefixes_of_a_windowed_model_are_shared_with_all_its_cells(models, peers):
+    """Prompts of several windows: copied from slot to slot, kept by finished requests, cut anywhere, and guessed in."""
+    prompts, params = prompts_and_params()
+    options = {"n_slots": 4, "n_ctx": N_CTX, **ONE_THREAD}
+    with LLM(models("gemma2"), strategy="batched", **options) as llm:
+        peers.check("gemma2", llm.generate(prompts, params))
+        assert llm.stats().shared_tokens >= 60 > WINDOW
+        reused = 0
+        for number, prompt in enumerate(prompts):  # each alone: from the cells that the list has left
+            [output] = llm.generate([prompt], params[number])
+            peers.check_some("gemma2", {number: output})
+            reused += output.num_cached_tokens
+        assert reused > 3 * WINDOW
+    with LLM(models("gemma2"), strategy="batched", speculate="lookup", speculate_always=True, **options) as llm:
+        peers.check("gemma2", llm.generate(prompts, params))
+        assert llm.stats().drafted_tokens > llm.stats().accepted_tokens
+
+
+def test_a_prefix_from_before_the_window_gives_the_bits_of_a_computed_one(models):
+    """A request that begins as a finished one did, long before its end: all layers have these cells still."""
+    rng = random.Random(7)
+    first = [rng.randrange(3, 2048) for _ in range(8 * WINDOW)]
+    other = [*first[: 2 * WINDOW + 5], *(rng.randrange(3, 2048) for _ in range(20))]
+    asked = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=0)
+    options = {"strategy": "batched", "n_slots": 2, "n_ctx": N_CTX, **ONE_THREAD}
+    with LLM(models("gemma2"), **options) as llm:
+        llm.generate(first, asked)
+        [shared] = llm.generate([other], asked)
+        assert shared.num_cached_tokens >= 2 * WINDOW
+    with LLM(models("gemma2"), cache_prefix=False, **options) as llm:
+        [computed] = llm.generate([other], asked)
+    assert shared.token_ids == computed.token_ids
+    gaps = [
+        abs(one[token].logprob - another[token].logprob)
+        for token, one, another in zip(
+            computed.token_ids, shared.outputs[0].logprobs, computed.outputs[0].logprobs, strict=True
+        )
+    ]
+    assert max(gaps) < 1e-3
+
+
+def test_cells_of_the_window_alone(models, peers):
+    """swa_full=False: less memory, the same texts, and no shared prefixes."""
+    prompts, params = prompts_and_params()
+    options = {"strategy": "batched", "n_slots": 4, "n_ctx": 2048, "n_ubatch": 64, **ONE_THREAD}
+    with LLM(models("gemma2"), swa_full=False, **options) as llm:
+        peers.check("gemma2", llm.generate(prompts, params))
+        peers.check("gemma2", llm.generate(prompts, params))
+        assert llm.stats().shared_tokens == 0
+        assert llm.plan.config.swa_full is False
+    with pytest.raises(ConfigError, match=r"swa_full is False, but llama.gguf has no layers with a sliding window"):
+        LLM(models("llama"), swa_full=False)
+
+
+def test_a_slot_is_cut_only_where_its_window_is_whole(models):
+    config = EngineConfig(
+        str(models("gemma2")), strategy="batched", n_slots=1, n_ctx=2048, n_ubatch=64, n_batch=64, **ONE_THREAD
+    )
+    for whole, cut in ((True, True), (False, False)):
+        chosen = plan(replace(config, swa_full=whole), models("gemma2")).config
+        model = Model(models("gemma2"), replace(config, swa_full=whole))
+        runner = ModelRunner(model, chosen, 1)
+        context = runner._context
+        for start in range(0, 640, 64):
+            struct = runner._batch.fill_rows([5] * 64, list(range(start, start + 64)), [0] * 64)
+            assert context.decode(struct) == 0
+        assert context.clear(0, 630)  # within the last window
+        assert context.clear(0, 200) is cut
+        runner.close()
+        model.close()
 
 
 def test_the_context_ends_where_it_does(models):
@@ -259,9 +344,18 @@ def test_the_context_ends_where_it_does(models):
 # --- what it takes ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", GENERATING)
-def test_the_plan_counts_what_llama_cpp_allocates(models, kind, caplog):
-    config = EngineConfig(str(models(kind)), strategy="batched", n_slots=4, n_ctx=N_CTX, profile=False)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((kind, {}) for kind in GENERATING),
+        ("gemma2", {"swa_full": False, "n_ctx": 2048, "n_ubatch": 64}),
+        ("gemma2", {"swa_full": False, "n_ctx": 2048, "kv": "unified", "kv_cells": 4096}),
+    ],
+)
+def test_the_plan_counts_what_llama_cpp_allocates(models, kind, options, caplog):
+    config = EngineConfig(
+        str(models(kind)), strategy="batched", n_slots=4, profile=False, **{"n_ctx": N_CTX, **options}
+    )
     model = Model(models(kind), config)
     chosen = plan(config, model.path)
     with caplog.at_level(logging.INFO, logger="llamabatch.llama_cpp"):
@@ -316,13 +410,16 @@ def test_every_kind_is_tested():
     assert set(RECURRENT) < set(GENERATING)
 
 
-@pytest.mark.parametrize("kind", ["mamba", "jamba", "gemma2"])
-def test_no_prefix_is_copied_and_no_row_padded_without_cells_to_cut(models, kind):
-    config = EngineConfig(str(models(kind)), strategy="batched", n_slots=2, n_ctx=N_CTX, profile=False)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("mamba", {}), ("jamba", {}), ("gemma2", {"swa_full": False}), ("gemma2", {"kv": "unified"})],
+)
+def test_no_prefix_is_copied_and_no_row_padded_without_cells_to_cut(models, kind, options):
+    config = EngineConfig(str(models(kind)), strategy="batched", n_slots=2, n_ctx=N_CTX, profile=False, **options)
     model = Model(models(kind), config)
     runner = ModelRunner(model, plan(config, model.path).config, 2)
     assert not runner.limits.can_share
-    assert runner.limits.can_pad is (kind == "gemma2")
+    assert runner.limits.can_pad is (options == {"swa_full": False})
     runner.close()
     model.close()
 

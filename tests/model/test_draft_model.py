@@ -192,7 +192,7 @@ def test_the_plan_counts_the_draft_model(another):
 
 
 def model_of(name, texts, **facts):
-    known = {"cannot_generate": None, "is_recurrent": False, "has_window": False, "path": SimpleNamespace(name=name)}
+    known = {"cannot_generate": None, "uncuttable": lambda config: None, "path": SimpleNamespace(name=name)}
     return SimpleNamespace(n_vocab=len(texts), token_text=texts.__getitem__, **{**known, **facts})
 
 
@@ -201,16 +201,16 @@ def model_of(name, texts, **facts):
     [
         (["a"] * 100, {}, "d.gguf has a vocabulary of 100 tokens, t.gguf one of 300; they must have the same"),
         (["a"] * 17 + ["b"] + ["a"] * 282, {}, "d.gguf has another vocabulary than t.gguf: token 17 is 'b', not 'a'"),
-        (["a"] * 300, {"is_recurrent": True}, "d.gguf has recurrent state"),
-        (["a"] * 300, {"has_window": True}, "d.gguf has layers with a sliding window"),
+        (["a"] * 300, {"uncuttable": lambda config: "recurrent state"}, "d.gguf has recurrent state"),
         (["a"] * 300, {"cannot_generate": "an encoder"}, "d.gguf cannot guess text: it is an encoder"),
     ],
 )
 def test_a_draft_model_that_cannot_guess_is_refused_by_name(texts, facts, message):
     target = model_of("t.gguf", ["a"] * 300)
-    check_draft(model_of("padded.gguf", ["a"] * 320), target)
+    config = EngineConfig("tiny")
+    check_draft(model_of("padded.gguf", ["a"] * 320), target, config)
     with pytest.raises(ConfigError, match=message):
-        check_draft(model_of("d.gguf", texts, **facts), target)
+        check_draft(model_of("d.gguf", texts, **facts), target, config)
 
 
 def test_a_draft_model_that_is_missing_is_named(tmp_path):
@@ -225,12 +225,27 @@ def test_the_weights_are_in_memory_once_where_the_draft_model_is_the_target(tmp_
         assert engine.plan.memory.draft < engine.plan.memory.kv_cache + engine.plan.memory.compute
 
 
-@pytest.mark.parametrize(("kind", "message"), [("mamba", "recurrent state"), ("gemma2", "sliding window")])
-def test_recurrent_and_sliding_models_are_refused_on_both_sides(kind, message, tmp_path):
-    path = architectures.write(kind, tmp_path / f"{kind}.gguf")
-    with pytest.raises(ConfigError, match=f"speculate is 'lookup', but {kind}.gguf has .*{message}"):
-        LLM(path, speculate="lookup")
-    with pytest.raises(ConfigError, match=f"speculate is 'draft', but {kind}.gguf has .*{message}"):
-        LLM(path, speculate="draft", draft_model="tiny")
-    with pytest.raises(ConfigError, match=f"draft_model {kind}.gguf has .*{message}"):
+def test_recurrent_models_are_refused_on_both_sides(tmp_path):
+    path = architectures.write("mamba", tmp_path / "mamba.gguf")
+    for how, options in (("lookup", {}), ("draft", {"draft_model": "tiny"})):
+        with pytest.raises(ConfigError, match=rf"speculate is '{how}', but mamba.gguf has recurrent state"):
+            LLM(path, speculate=how, **options)
+    with pytest.raises(ConfigError, match=r"draft_model mamba.gguf has recurrent state"):
         LLM("tiny", speculate="draft", draft_model=str(path))
+
+
+def test_a_model_with_a_sliding_window_guesses_with_all_its_cells(tmp_path):
+    """As target and as draft; without the older cells it is refused on both sides."""
+    target = architectures.write("gemma2", tmp_path / "target.gguf")
+    draft = architectures.write("gemma2", tmp_path / "draft.gguf", seed=1)
+    params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+    options = {"n_slots": 2, "n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "strategy": "batched"}
+    texts = []
+    for more in ({}, {"speculate": "draft", "draft_model": str(draft), "speculate_always": True}):
+        with LLM(target, **options, **more) as llm:
+            texts.append([output.token_ids for output in llm.generate([list(range(5, 75)), [9, 8]], params)])
+            drafted = llm.stats().drafted_tokens
+    assert drafted > 0
+    assert texts[0] == texts[1]
+    with pytest.raises(ConfigError, match=r"speculate is 'draft', but target.gguf has .*, and swa_full is False"):
+        LLM(target, speculate="draft", draft_model=str(draft), swa_full=False)

@@ -146,10 +146,11 @@ def test_nothing_is_guessed_unless_asked(greedy):
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"), [({"is_recurrent": True}, "recurrent state"), ({"has_window": True}, "sliding window")]
+    ("found", "message"),
+    [("recurrent state", "recurrent state"), ("layers with a sliding window, and swa_full is False", "swa_full")],
 )
-def test_models_whose_state_cannot_be_cut_are_refused_by_name(kind, message):
-    facts = {"is_recurrent": False, "has_window": False, "path": SimpleNamespace(name="m.gguf"), **kind}
+def test_models_whose_state_cannot_be_cut_are_refused_by_name(found, message):
+    facts = {"path": SimpleNamespace(name="m.gguf"), "uncuttable": lambda config: found}
     check_can_speculate(EngineConfig("tiny"), SimpleNamespace(**facts))
     with pytest.raises(ConfigError, match=f"speculate is 'lookup', but m.gguf has .*{message}"):
         check_can_speculate(EngineConfig("tiny", speculate="lookup"), SimpleNamespace(**facts))

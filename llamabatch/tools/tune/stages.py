@@ -90,6 +90,7 @@ def config_of(base: EngineConfig, setting: Setting, job: Job) -> ResolvedConfig:
         devices=base.devices,
         offload_kqv=base.offload_kqv,
         op_offload=base.op_offload,
+        swa_full=base.swa_full,
         tensor_split=base.tensor_split,
         kv="split",
         pooling="mean",

@@ -458,6 +458,7 @@ def test_default_options_are_those_of_llama_cpp():
         ({"tensor_split": [1.0, 2.0]}, {"tensor_split": [1.0, 2.0]}),
         ({"split_mode": 0, "main_gpu": 1}, {"split_mode": 0, "main_gpu": 1}),
         ({"split_mode": 2, "op_offload": False}, {"split_mode": 2, "op_offload": False}),
+        ({"swa_full": False}, {"swa_full": False}),
         ({"offload_kqv": False}, {"offload_kqv": False}),
         ({"use_mmap": False, "use_mlock": True}, {"use_mmap": False, "use_mlock": True}),
         ({"kv_overrides": {"a": True}}, {"kv_overrides": {"a": True}}),
@@ -489,7 +490,7 @@ def test_options_that_would_change_a_text_are_refused(given, message):
 
 def test_options_without_effect_warn_once_in_a_process(monkeypatch):
     monkeypatch.setattr(options, "_warned", set())
-    changed = {"swa_full": True, "no_perf": True, "main_gpu": 1}
+    changed = {"no_perf": True, "main_gpu": 1}
     with pytest.warns(UserWarning, match="without effect here") as caught:
         engine_options(**changed, lora_base="x")
     assert len(caught) == 2
