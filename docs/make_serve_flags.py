@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from llamabatch.cli.serve_flags import LLAMA, MANY, ROWS, VLLM, Row, meaning
+from llamabatch.cli.flag_rows import LLAMA, MANY, VLLM, Row
+from llamabatch.cli.serve_flags import ROWS, meaning
 
 PAGE = Path(__file__).with_name("serve_flags.md")
 _HEAD = """# Flags of llama-server and vLLM

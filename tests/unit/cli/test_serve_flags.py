@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamabatch.cli import cli
-from llamabatch.cli.serve_flags import BY_NAME, LLAMA, MANY, ROWS, from_environment, meaning, translate
+from llamabatch.cli.flag_rows import LLAMA, MANY
+from llamabatch.cli.serve_flags import BY_NAME, ROWS, from_environment, meaning, translate
 from llamabatch.native_patches.source import FILE_NAME
 from llamabatch.utils.paths import cache_dir
 
