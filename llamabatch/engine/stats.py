@@ -41,9 +41,10 @@ class EngineStats:
         computed_tokens: tokens of the prompts of ended requests that were not copied. longest: tokens of prompt and
             output of the longest continuation so far.
         restarts: engine processes that took the place of one that died.
-        decode_calls, decode_rows, decode_passes: calls that only continue sequences; the rows in them; their passes
+        decode_calls, decode_rows, decode_passes: calls that continue sequences; the rows in them that do; their passes
             over the weights.
-        prefill_calls, prefill_tokens, prefill_passes: the same for calls with prompt tokens.
+        prefill_calls, prefill_passes: calls of prompt tokens alone; their passes. prefill_tokens: prompt tokens, also
+            those beside rows that continue sequences.
         dummy_rows: rows computed only to keep the ids of a call dense.
         adapter_switches: changes of the adapters that a context computes with: turns that sets of them have taken.
         shared_tokens: prompt tokens that were copied from requests in flight instead of computed.

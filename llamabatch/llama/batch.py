@@ -103,18 +103,20 @@ class Batch:
 
 
 def _in_slot_order(call: Call) -> list[tuple[int, ScheduledSpan | None]]:
-    """Slots and spans by rising slot; None: a dummy. A split cache takes consecutive rising ids into one pass."""
+    """Slots and spans by rising slot; None: a dummy. A split cache that is not ragged takes consecutive rising ids into
+    one pass."""
     rows: list[tuple[int, ScheduledSpan | None]] = [(span.slot, span) for span in call.spans]
     rows += [(slot, None) for slot in call.dummy_slots]
     return sorted(rows, key=lambda row: row[0])
 
 
-def count_passes(call: Call, n_ubatch: int, unified: bool = False) -> int:
+def count_passes(call: Call, n_ubatch: int, unified: bool = False, ragged: bool = False) -> int:
     """Number of passes over the weights that a call takes.
 
     With a unified KV cache, its tokens divided by n_ubatch, rounded up. With a split one the rule is llama.cpp's
     (llama-batch.cpp, split_equal with sequential=true): a pass takes the first run of consecutive ids that still have
-    tokens, and equally many tokens of each, up to n_ubatch in all.
+    tokens, and equally many tokens of each, up to n_ubatch in all. `ragged` (Limits.is_ragged): a call of other ids or
+    of unequal lengths counts as with a unified cache (llama-ragged.cpp).
     """
     if unified:
         return -(-sum(span.length for span in call.spans) // n_ubatch)
@@ -125,6 +127,8 @@ def count_passes(call: Call, n_ubatch: int, unified: bool = False) -> int:
     ):
         return 1  # the usual case, dense and in order
     left = [(slot, 1 + call.n_guesses if span is None else span.length) for slot, span in _in_slot_order(call)]
+    if ragged and (len({n for _, n in left}) > 1 or left[-1][0] - left[0][0] >= len(left)):
+        return -(-sum(n for _, n in left) // n_ubatch)
     passes = 0
     while left:
         run = _first_run(left, n_ubatch)

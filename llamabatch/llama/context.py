@@ -142,6 +142,11 @@ class Context:
             raise EngineError(f"the copy of {count} tokens from slot {source} to {target} cannot be cut")
 
     @property
+    def is_ragged(self) -> bool:
+        """True if one pass takes any slots of a split cache, with any number of tokens each."""
+        return not self._unified and library.takes_ragged(self.handle)
+
+    @property
     def can_shift(self) -> bool:
         """True if llama.cpp can change the positions of cells; Model.can_shift says if that leaves no trace."""
         return bool(self._lib.llama_memory_can_shift(self._memory))

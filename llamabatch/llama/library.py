@@ -35,6 +35,7 @@ AMX_PATCH = "0007-amx-can-be-off.patch"
 SPLITTING_PATCH = "0008-split-without-recursion.patch"
 CELLS_PATCH = "0009-cells-cost-nothing-until-used.patch"
 ONE_ROW_PATCH = "0010-one-row-as-many.patch"
+RAGGED_PATCH = "0011-ragged-ubatches.patch"
 
 _lock = threading.Lock()
 _module: ModuleType | None = None
@@ -276,6 +277,16 @@ def has_equal_rows() -> bool:
     library for matrices on the CPU (BLAS), which takes many rows alone, would be another device."""
     has_others = any(device.kind == "accelerator" for device in devices.devices(load()))
     return _has_patch(ONE_ROW_PATCH) and _system_features().get("AVX2") == "1" and not has_others
+
+
+def takes_ragged(context: int) -> bool:
+    """True if the split KV cache of a llama_context takes any tokens of any sequences in one pass over the weights:
+    where our build computes its attention on CPUs. False for a build without the function."""
+    try:
+        ask = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)(("llama_takes_ragged", load().llama_cpp._lib))
+    except AttributeError:
+        return False
+    return bool(ask(context))
 
 
 def amx_can_be_off() -> bool:

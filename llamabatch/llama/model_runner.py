@@ -51,9 +51,10 @@ class RunnerCounts:
     """Sums since the start.
 
     Attributes:
-        decode_calls, decode_rows, decode_passes: calls that only continue sequences, their rows (without dummy rows),
-            their passes over the weights.
-        prefill_calls, prefill_tokens, prefill_passes: the same for calls with prompt tokens.
+        decode_calls, decode_rows, decode_passes: calls that continue sequences, the rows that do (no dummy rows), and
+            passes over the weights of these calls.
+        prefill_calls, prefill_passes: calls of prompt tokens alone, and their passes.
+        prefill_tokens: prompt tokens, those beside decode rows included.
         dummy_rows: rows computed only to keep the ids of a call dense.
         adapter_switches: changes of the adapters that the context computes with.
     """
@@ -112,6 +113,7 @@ class ModelRunner:
             keeps_prefixes=config.cache_prefix and cuts,
             prompt_rows=config.prompt_rows(model.n_vocab),
             start_slots=start,
+            is_ragged=self._context.is_ragged,
         )
         self._can_carry = plain and not model.has_window  # others' states hold more than the cells of one cache
 
@@ -356,16 +358,19 @@ class ModelRunner:
         ]
 
     def _count(self, call: Call) -> None:
-        counts, passes = self.counts, count_passes(call, self._n_ubatch, self.limits.is_unified)
+        counts, limits = self.counts, self.limits
+        passes = count_passes(call, self._n_ubatch, unified=limits.is_unified, ragged=limits.is_ragged)
         counts.dummy_rows += len(call.dummy_slots)
-        if call.is_decode or call.n_guesses:
+        rows = len(call.spans) if call.is_decode else sum(map(_continues, call.spans))
+        if rows:
             counts.decode_calls += 1
-            counts.decode_rows += len(call.spans)
+            counts.decode_rows += rows
             counts.decode_passes += passes
         else:
             counts.prefill_calls += 1
-            counts.prefill_tokens += sum(span.length for span in call.spans)
             counts.prefill_passes += passes
+        if rows < len(call.spans):
+            counts.prefill_tokens += sum(span.length for span in call.spans if not _continues(span))
 
 
 class _Growth:
@@ -424,6 +429,11 @@ def _largest_context(model: Model, config: ResolvedConfig, n_slots: int) -> Cont
         if first is not None:
             logger.warning("%s; going on with %d", first, slots)
         return context
+
+
+def _continues(span: ScheduledSpan) -> bool:
+    """True for a row, with guesses or without, of a sequence that is being generated; else it computes a prompt."""
+    return span.draft is not None or (span.length == 1 and span.num_output > 0)
 
 
 def _n_rows(span: ScheduledSpan) -> int:

@@ -35,6 +35,7 @@ KERNELS = {
     "fattn-block.cpp": _CPU,
     "fattn-block.h": _CPU,
     "fattn-few.h": _CPU,
+    "llama-ragged.cpp": _LLAMA_CPP / "src",
     "repack-any-rows.h": _CPU,
     "repack-rows.cpp": _CPU / "arch" / "x86",
     "repack-rows.h": _CPU / "arch" / "x86",

@@ -18,6 +18,7 @@ from llamabatch import (
     SamplingParams,
 )
 from llamabatch.gguf.resolve import resolve
+from llamabatch.llama import library
 from llamabatch.llama.batch import Batch, count_passes
 from llamabatch.llama.context import Context
 from llamabatch.llama.library import load
@@ -186,6 +187,8 @@ def test_counted_passes_are_llama_cpps(unified):
     params.kv_unified = unified
     params.cb_eval = ctypes.cast(watch, type(params.cb_eval))
     context = lib.llama_init_from_model(model.handle, params)
+    ragged = not unified and library.takes_ragged(context)
+    assert ragged == (library._has_patch(library.RAGGED_PATCH) and not unified)
     batch, rng = Batch(lib, 512), random.Random(1)
     try:
         for _ in range(60):
@@ -205,7 +208,7 @@ def test_counted_passes_are_llama_cpps(unified):
             lib.llama_memory_clear(lib.llama_get_memory(context), False)
             seen.clear()
             assert lib.llama_decode(context, batch.fill(call)[0]) == 0
-            assert count_passes(call, 32, unified) == len(seen), call
+            assert count_passes(call, 32, unified, ragged) == len(seen), call
     finally:
         lib.llama_free(context)
         model.close()

@@ -13,6 +13,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #if !defined(GGML_FATTN_FEW)
@@ -31,6 +32,7 @@ void ggml_compute_forward_fattn_block(const ggml_compute_params *, ggml_tensor *
 // The softmax is the usual online one, a block at a time within a range of FA_RANGE keys; the ranges of a query are merged
 // in order, by their unit or, where units are few and share the ranges, after all of them. So a query's result is the same
 // bits whatever the number of threads, of other queries, and of keys that others have, if its own keys lie side by side.
+// Rows that are each of any stream (see fattn-block.h) make units of neighbours of the same stream.
 
 static constexpr int64_t FA_KV_BLOCK = 64; // most keys in a block
 static constexpr int64_t FA_KV_PAD = 16;   // blocks are padded to a multiple of this: the widest F32 vector
@@ -55,6 +57,42 @@ struct fa_plan {
     int64_t n_units;
 };
 
+// Rows in a unit where each is of any stream: a run of neighbours of the same stream, or a part of one.
+struct fa_run {
+    int32_t first; // of the query rows
+    int32_t rows;
+    int32_t stream;
+    int32_t kv_heads; // KV heads in a unit
+    int32_t unit;     // the first of the run, without KV ranges
+};
+
+// Query heads and KV heads in a unit of `rows` rows, `rest` of which units there are for each of the latter.
+static void fa_plan_heads(fa_plan & p, const ggml_tensor * dst, int64_t rows, int64_t rest, int nth) {
+    const ggml_tensor * k = dst->src[1];
+    const ggml_tensor * v = dst->src[2];
+
+    // In a KV cache the rows of a key's KV heads lie side by side in memory, which is read fastest in that order; a block
+    // of them should stay in the second level cache. Few units would leave threads without work.
+    const bool ordered = k->nb[2] < k->nb[1] && v->nb[2] < v->nb[1];
+    const int64_t bytes = 2 * FA_KV_BLOCK * (ggml_row_size(k->type, k->ne[0]) + ggml_row_size(v->type, v->ne[0]));
+    const int64_t most = ordered ? std::min({ k->ne[2], FA_MAX_Q / (p.heads * rows), FA_MAX_BYTES / bytes }) : 1;
+    p.kv_heads = std::max<int64_t>(1, std::min(most, nth > 1 ? rest * k->ne[2] / (4 * nth) : most));
+    p.n_kv = (k->ne[2] + p.kv_heads - 1) / p.kv_heads;
+    p.kv_heads = (k->ne[2] + p.n_kv - 1) / p.n_kv;
+}
+
+// KV ranges are shared where units are few.
+static void fa_plan_splits(fa_plan & p, const ggml_tensor * dst, int nth) {
+    p.n_splits = 1;
+    if (nth > 1 && p.n_units < 4 * nth) {
+        const int64_t bytes_of_range = ggml_nrows(dst->src[0]) * (2 + dst->src[2]->ne[0]) * sizeof(float);
+        p.n_splits = p.n_ranges * bytes_of_range <= FA_MAX_PARTIALS
+                         ? std::min((4 * nth + p.n_units - 1) / p.n_units, p.n_ranges)
+                         : 1;
+    }
+    p.n_units *= p.n_splits;
+}
+
 static fa_plan fa_make_plan(const ggml_tensor * dst, int nth) {
     const ggml_tensor * q = dst->src[0];
     const ggml_tensor * k = dst->src[1];
@@ -69,27 +107,45 @@ static fa_plan fa_make_plan(const ggml_tensor * dst, int nth) {
     p.n_rows = ceil_div(q->ne[1], std::max<int64_t>(1, FA_MAX_Q / p.heads));
     p.rows = ceil_div(q->ne[1], p.n_rows);
 
-    // In a KV cache the rows of a key's KV heads lie side by side in memory, which is read fastest in that order; a block
-    // of them should stay in the second level cache. Few units would leave threads without work.
-    const ggml_tensor * v = dst->src[2];
-
-    const bool ordered = k->nb[2] < k->nb[1] && v->nb[2] < v->nb[1];
-    const int64_t bytes = 2 * FA_KV_BLOCK * (ggml_row_size(k->type, k->ne[0]) + ggml_row_size(v->type, v->ne[0]));
-    const int64_t most = ordered ? std::min({ k->ne[2], FA_MAX_Q / (p.heads * p.rows), FA_MAX_BYTES / bytes }) : 1;
     const int64_t rest = p.n_heads * p.n_rows * k->ne[3];
-    p.kv_heads = std::max<int64_t>(1, std::min(most, nth > 1 ? rest * k->ne[2] / (4 * nth) : most));
-    p.n_kv = ceil_div(k->ne[2], p.kv_heads);
-    p.kv_heads = ceil_div(k->ne[2], p.n_kv);
+    fa_plan_heads(p, dst, p.rows, rest, nth);
     p.n_units = rest * p.n_kv;
     p.n_ranges = std::max<int64_t>(1, ceil_div(k->ne[1], FA_RANGE));
-    p.n_splits = 1;
-    if (nth > 1 && p.n_units < 4 * nth) {
-        const int64_t bytes_of_range = ggml_nrows(q) * (2 + v->ne[0]) * sizeof(float);
-        p.n_splits =
-            p.n_ranges * bytes_of_range <= FA_MAX_PARTIALS ? std::min(ceil_div(4 * nth, p.n_units), p.n_ranges) : 1;
-    }
-    p.n_units *= p.n_splits;
+    fa_plan_splits(p, dst, nth);
     return p;
+}
+
+// As fa_make_plan, where each row is of the stream that its cell is in: also makes the runs. Returns their number.
+static int64_t fa_plan_runs(fa_plan & p, const ggml_tensor * dst, int nth, fa_run * runs) {
+    const ggml_tensor * q = dst->src[0];
+    const ggml_tensor * k = dst->src[1];
+    const int64_t * cells = (const int64_t *) dst->src[5]->data;
+    const int64_t stream_size = k->nb[3] / k->nb[1];
+    const int64_t most = std::max<int64_t>(1, FA_MAX_Q / p.heads);
+
+    int64_t n_runs = 0;
+    for (int64_t first = 0; first < q->ne[1];) {
+        const int64_t stream = cells[first] / stream_size;
+        int64_t end = first + 1;
+        while (end < q->ne[1] && uint64_t(cells[end] - stream * stream_size) < uint64_t(stream_size)) {
+            ++end;
+        }
+        for (int64_t left = (end - first + most - 1) / most; left > 0; --left) { // parts of about equal size
+            const int64_t rows = (end - first + left - 1) / left;
+            runs[n_runs++] = { int32_t(first), int32_t(rows), int32_t(stream), 0, 0 };
+            first += rows;
+        }
+    }
+
+    p.n_units = 0;
+    for (int64_t i = 0; i < n_runs; ++i) {
+        fa_plan_heads(p, dst, runs[i].rows, p.n_heads * n_runs, nth);
+        runs[i].kv_heads = p.kv_heads;
+        runs[i].unit = p.n_units;
+        p.n_units += p.n_heads * p.n_kv;
+    }
+    fa_plan_splits(p, dst, nth);
+    return n_runs;
 }
 
 // elements of a head of Q or K as they are multiplied: whole vectors
@@ -102,13 +158,18 @@ static int64_t fa_scratch_size(const ggml_tensor * dst) {
 
     const int64_t queries = FA_MAX_Q * (DK + FA_KV_BLOCK + 2 * DV);
     const int64_t block = FA_KV_BLOCK * std::max(DK, DV);
-    return GGML_PAD(queries + block, (int64_t) CACHE_LINE_SIZE_F32) + CACHE_LINE_SIZE_F32;
+    const int64_t runs = dst->src[5] ? dst->src[0]->ne[1] * sizeof(fa_run) / sizeof(float) : 0;
+    return GGML_PAD(queries + block + runs, (int64_t) CACHE_LINE_SIZE_F32) + CACHE_LINE_SIZE_F32;
 }
 
 size_t ggml_fattn_block_work_size(const ggml_tensor * dst, int n_threads) {
-    const fa_plan p = fa_make_plan(dst, n_threads);
+    fa_plan p = fa_make_plan(dst, n_threads);
 
     int64_t n = n_threads * fa_scratch_size(dst);
+    if (dst->src[5]) { // the runs are not known yet: the fewest units, which share most
+        p.n_units = p.n_heads * p.n_rows;
+        fa_plan_splits(p, dst, n_threads);
+    }
     if (p.n_splits > 1) {
         n += p.n_ranges * ggml_nrows(dst->src[0]) * (2 + dst->src[2]->ne[0]);
     }
@@ -143,7 +204,7 @@ bool ggml_fattn_block_supported(const ggml_tensor * dst) {
     return q->ne[1] > 0 && worth && q->type == GGML_TYPE_F32 && fa_type_supported(k->type) &&
            fa_type_supported(v->type) && k->ne[0] % 8 == 0 && v->ne[0] % 8 == 0 && k->ne[2] == v->ne[2] &&
            k->ne[3] == v->ne[3] && q->ne[3] == k->ne[3] && q->ne[2] % k->ne[2] == 0 &&
-           (mask == nullptr || mask->ne[2] == 1);
+           (mask == nullptr || mask->ne[2] == 1) && (dst->src[5] == nullptr || (mask != nullptr && q->ne[3] == 1));
 }
 
 static void fa_row_to_f32(ggml_type type, const void * x, float * y, int64_t n) {
@@ -174,6 +235,8 @@ struct fa_context {
     ggml_tensor * dst;
 
     fa_plan plan;
+    const fa_run * runs; // nullptr: the streams have equally many rows, as q->ne[3] says
+    int64_t n_runs;
 
     int64_t DK; // padded
     int64_t DV;
@@ -198,7 +261,8 @@ struct fa_keys {
 
 // queries of one unit that are handled together, and the scratch of the thread
 struct fa_unit {
-    int64_t i3;     // stream
+    int64_t i3;     // of the queries
+    int64_t stream; // of the keys
     int64_t k0, nk; // KV heads
     int64_t h0, nh; // query heads, from the first of a KV head on
     int64_t r0, nr; // query rows
@@ -278,8 +342,8 @@ static int64_t fa_find_keys(const fa_context & c, const fa_unit & u, int64_t ic,
 static int64_t fa_next_block(const fa_context & c, const fa_unit & u, int64_t ic, fa_keys & x) {
     ic = fa_find_keys(c, u, ic, x);
 
-    const char * k = (const char *) c.k->data + u.k0 * c.k->nb[2] + u.i3 * c.k->nb[3];
-    const char * v = (const char *) c.v->data + u.k0 * c.v->nb[2] + u.i3 * c.v->nb[3];
+    const char * k = (const char *) c.k->data + u.k0 * c.k->nb[2] + u.stream * c.k->nb[3];
+    const char * v = (const char *) c.v->data + u.k0 * c.v->nb[2] + u.stream * c.v->nb[3];
     for (int64_t j = 0; j < x.width; ++j) {
         const int64_t key = x.idx[std::min(j, x.n - 1)];
         x.k[j] = k + key * c.k->nb[1];
@@ -566,23 +630,38 @@ static bool fa_rows_differ(const fa_context & c, const fa_unit & u) {
     return 2 * n_all <= u.nr * n_any;
 }
 
+// `ih`: which of the groups of query heads; `k0`, `kv_heads`: the KV heads
+static void fa_set_heads(const fa_context & c, fa_unit & u, int64_t ih, int64_t k0, int64_t kv_heads) {
+    u.k0 = k0;
+    u.nk = std::min(kv_heads, c.k->ne[2] - k0);
+    u.h0 = ih * c.plan.heads;
+    u.nh = std::min(c.plan.heads, c.group - u.h0);
+}
+
 static void fa_run_unit(const fa_context & c, fa_unit & u, int64_t unit) {
     const fa_plan & p = c.plan;
 
     const int64_t split = unit % p.n_splits;
     unit /= p.n_splits;
-    const int64_t ir = unit % p.n_rows;
-    unit /= p.n_rows;
-    const int64_t ih = unit % p.n_heads;
-    unit /= p.n_heads;
-    u.k0 = unit % p.n_kv * p.kv_heads;
-    u.nk = std::min(p.kv_heads, c.k->ne[2] - u.k0);
-    u.i3 = unit / p.n_kv;
-
-    u.h0 = ih * p.heads;
-    u.nh = std::min(p.heads, c.group - ih * p.heads);
-    u.r0 = ir * p.rows;
-    u.nr = std::min(p.rows, c.q->ne[1] - u.r0);
+    if (c.runs) {
+        const fa_run & run = *std::prev(std::upper_bound(
+            c.runs, c.runs + c.n_runs, unit, [](int64_t wanted, const fa_run & each) { return wanted < each.unit; }));
+        unit -= run.unit;
+        fa_set_heads(c, u, unit % p.n_heads, unit / p.n_heads * run.kv_heads, run.kv_heads);
+        u.i3 = 0;
+        u.stream = run.stream;
+        u.r0 = run.first;
+        u.nr = run.rows;
+    } else {
+        const int64_t ir = unit % p.n_rows;
+        unit /= p.n_rows;
+        const int64_t ih = unit % p.n_heads;
+        unit /= p.n_heads;
+        fa_set_heads(c, u, ih, unit % p.n_kv * p.kv_heads, p.kv_heads);
+        u.i3 = u.stream = unit / p.n_kv;
+        u.r0 = ir * p.rows;
+        u.nr = std::min(p.rows, c.q->ne[1] - u.r0);
+    }
     u.c0 = p.n_ranges * split / p.n_splits * FA_RANGE;
     u.ranges = p.n_ranges * (split + 1) / p.n_splits;
     u.c1 = std::min(u.ranges * FA_RANGE, c.k->ne[1]);
@@ -634,6 +713,7 @@ void ggml_compute_forward_fattn_block(const ggml_compute_params * params, ggml_t
     float * work = (float *) GGML_PAD((uintptr_t) params->wdata, CACHE_LINE_SIZE); // vectors must not cross lines
     float * scratch = work + ith * fa_scratch_size(dst);
     c.partials = work + nth * fa_scratch_size(dst);
+    c.runs = nullptr;
 
     fa_unit u;
     u.Q = scratch;
@@ -641,6 +721,12 @@ void ggml_compute_forward_fattn_block(const ggml_compute_params * params, ggml_t
     u.VKQ = u.KQ + FA_MAX_Q * FA_KV_BLOCK;
     u.total = u.VKQ + FA_MAX_Q * c.DV;
     u.block = u.total + FA_MAX_Q * c.DV;
+
+    if (dst->src[5]) { // each thread for itself
+        fa_run * runs = (fa_run *) (u.block + FA_KV_BLOCK * std::max(c.DK, c.DV));
+        c.n_runs = fa_plan_runs(c.plan, dst, nth, runs);
+        c.runs = runs;
+    }
 
     if (ith == 0) {
         ggml_threadpool_chunk_set(params->threadpool, nth);

@@ -108,6 +108,8 @@ def test_the_package_knows_patches_by_their_names():
         library.ROWS_PATCH,
         library.AMX_PATCH,
         library.SPLITTING_PATCH,
+        library.ONE_ROW_PATCH,
+        library.RAGGED_PATCH,
     )
     assert all((source.PATCH_FOLDER / name).is_file() for name in known)
 

@@ -1,5 +1,6 @@
 // Checks ggml's CPU flash attention against a float64 computation, over types, shapes, masks and threads, that a row's
-// result does not depend on how many are computed with it, and that what one sequence holds does not reach others.
+// result does not depend on how many are computed with it, and that what one sequence holds does not reach others. Rows
+// that are each of any stream have the same bits as alone.
 //
 //   flash_attention_check             every case; exit status 1 if one is off by more than its bound
 //   flash_attention_check time ROWS STREAMS HEADS KV_HEADS HEAD_SIZE N_KV TYPE THREADS [MASK]    microseconds a run
@@ -23,6 +24,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -429,6 +431,95 @@ bool kept_apart(const Case & c, bool keys) {
     return std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); });
 }
 
+// True if rows of any streams in one op, in runs of any length, have the bits that each has in an op of its own.
+bool same_bits_ragged(const Case & c, uint32_t seed) {
+    std::mt19937 random(seed);
+    const auto below = [&](int n) { return int(random() % n); };
+    std::vector<int64_t> cells; // of each row, among those of all streams: the row sees those up to it in its stream
+    for (int run = 0; run < 6; run++) {
+        const int stream = below(c.streams);
+        const int rows = std::min(below(3) ? 1 + below(3) : 1 + below(40), c.n_kv);
+        const int first = below(c.n_kv - rows + 1);
+        for (int row = 0; row < rows; row++) {
+            cells.push_back(int64_t(stream) * c.n_kv + first + row);
+        }
+    }
+    const int rows = int(cells.size());
+
+    std::unique_ptr<ggml_context, ContextFree> context(
+        ggml_init({ ggml_tensor_overhead() * (16 + 8 * rows) + ggml_graph_overhead() * 2, nullptr, true }));
+    std::unique_ptr<ggml_backend, BackendFree> backend(ggml_backend_cpu_init());
+    ggml_context * ctx = context.get();
+    ggml_tensor * q = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, c.dk, c.heads(), rows);
+    ggml_tensor * k = ggml_new_tensor_4d(ctx, c.type_k, c.dk, c.kv_heads, c.n_kv, c.streams);
+    ggml_tensor * v = ggml_new_tensor_4d(ctx, c.type_v, c.dv, c.kv_heads, c.n_kv, c.streams);
+    ggml_tensor * mask = ggml_new_tensor_2d(ctx, GGML_TYPE_F16, c.n_kv, rows);
+    ggml_tensor * idxs = ggml_new_tensor_1d(ctx, GGML_TYPE_I64, rows);
+
+    // the rows from `first` on, all in one stream's keys, which begin `stream` streams behind the first
+    const auto attend = [&](int first, int count, int stream) {
+        const auto keys = [&](ggml_tensor * t) {
+            return ggml_permute(
+                ctx,
+                ggml_view_4d(ctx, t, t->ne[0], t->ne[1], t->ne[2], 1, t->nb[1], t->nb[2], t->nb[3], stream * t->nb[3]),
+                0, 2, 1, 3);
+        };
+        ggml_tensor * rows_of_q = ggml_view_3d(ctx, q, c.dk, c.heads(), count, q->nb[1], q->nb[2], first * q->nb[2]);
+        ggml_tensor * rows_of_mask = ggml_view_2d(ctx, mask, c.n_kv, count, mask->nb[1], first * mask->nb[1]);
+        return ggml_flash_attn_ext(ctx, ggml_permute(ctx, rows_of_q, 0, 2, 1, 3), keys(k), keys(v), rows_of_mask,
+                                   1.0f / sqrtf(c.dk), 0.0f, 0.0f);
+    };
+    ggml_cgraph * together = ggml_new_graph(ctx);
+    ggml_tensor * ragged = attend(0, rows, 0);
+    ragged->src[5] = idxs;
+    if (!ggml_backend_supports_op(backend.get(), ragged)) {
+        printf("%s: rows of any streams are refused\n", c.name().c_str());
+        return false;
+    }
+    ggml_build_forward_expand(together, ragged);
+    ggml_cgraph * apart = ggml_new_graph(ctx);
+    std::vector<ggml_tensor *> alone;
+    for (int row = 0; row < rows; row++) {
+        alone.push_back(attend(row, 1, int(cells[row] / c.n_kv)));
+        ggml_build_forward_expand(apart, alone.back());
+    }
+    std::unique_ptr<ggml_backend_buffer, BufferFree> buffer(ggml_backend_alloc_ctx_tensors(ctx, backend.get()));
+
+    std::normal_distribution<float> normal(0.0f, 1.0f);
+    for (ggml_tensor * t : { q, k, v }) {
+        std::vector<float> values(ggml_nelements(t));
+        std::generate(values.begin(), values.end(), [&] { return normal(random); });
+        std::vector<char> bytes(ggml_nbytes(t));
+        ggml_quantize_chunk(t->type, values.data(), bytes.data(), 0, ggml_nrows(t), t->ne[0], nullptr);
+        ggml_backend_tensor_set(t, bytes.data(), 0, bytes.size());
+    }
+    std::vector<ggml_fp16_t> seen(ggml_nelements(mask));
+    for (size_t i = 0; i < seen.size(); i++) {
+        seen[i] = ggml_fp32_to_fp16(int64_t(i % c.n_kv) <= cells[i / c.n_kv] % c.n_kv ? 0.0f : -INFINITY);
+    }
+    ggml_backend_tensor_set(mask, seen.data(), 0, ggml_nbytes(mask));
+    ggml_backend_tensor_set(idxs, cells.data(), 0, ggml_nbytes(idxs));
+
+    ggml_backend_cpu_set_n_threads(backend.get(), c.threads);
+    const bool ran = ggml_backend_graph_compute(backend.get(), together) == GGML_STATUS_SUCCESS;
+    ggml_backend_cpu_set_n_threads(backend.get(), 1);
+    if (!ran || ggml_backend_graph_compute(backend.get(), apart) != GGML_STATUS_SUCCESS) {
+        return false;
+    }
+    std::vector<char> got(ggml_nbytes(ragged));
+    ggml_backend_tensor_get(ragged, got.data(), 0, got.size());
+    const size_t size = got.size() / rows;
+    for (int row = 0; row < rows; row++) {
+        std::vector<char> expected(size);
+        ggml_backend_tensor_get(alone[row], expected.data(), 0, size);
+        if (memcmp(expected.data(), &got[row * size], size) != 0) {
+            printf("%s: row %d of %d has other bits beside rows of other streams\n", c.name().c_str(), row, rows);
+            return false;
+        }
+    }
+    return true;
+}
+
 int check() {
     const bool verbose = getenv("VERBOSE") != nullptr;
     int failed = 0;
@@ -461,6 +552,25 @@ int check() {
             }
             failed += !same;
             n++;
+        }
+    }
+    for (const ggml_type type : { GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0 }) {
+        for (const auto & [size, kv_heads, group] :
+             { std::tuple(64, 2, 7), std::tuple(128, 4, 4), std::tuple(64, 8, 1), std::tuple(32, 2, 80) }) {
+            for (int n_kv : { 256, 512, 768, 1280 }) {
+                for (int threads : { 1, 2, 4 }) {
+                    Case c;
+                    c.type_k = c.type_v = type;
+                    c.dk = c.dv = size;
+                    c.kv_heads = kv_heads;
+                    c.group = group;
+                    c.n_kv = n_kv;
+                    c.streams = 5;
+                    c.threads = threads;
+                    failed += !same_bits_ragged(c, n);
+                    n++;
+                }
+            }
         }
     }
     for (const ggml_type type : { GGML_TYPE_F32, GGML_TYPE_F16 }) {
