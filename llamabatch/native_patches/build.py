@@ -98,8 +98,8 @@ def make_plan(
     """
     backend = default_backend() if backend == "auto" else backend
     compiler, macros = _compiler()
-    if backend == "cuda":
-        compiler += f"; {_nvcc_version()}"
+    nvcc = _nvcc_version() if backend == "cuda" else ""
+    compiler += f"; {nvcc}" if nvcc else ""
     if backend == "metal" and sys.platform != "darwin":
         raise SetupFailure("The metal backend exists on macOS only: choose cpu, cuda or vulkan.")
     if backend == "vulkan":
@@ -113,7 +113,7 @@ def make_plan(
     choices = (f"-DGGML_NATIVE={'OFF' if portable else 'ON'}", f"-DLLAVA_BUILD={'ON' if multimodal else 'OFF'}")
     return Plan(
         backend=backend,
-        flags=(*choices, *_FLAGS, *_BACKEND_FLAGS[backend], *_cuda_architecture(backend), *user_flags),
+        flags=(*choices, *_FLAGS, *_BACKEND_FLAGS[backend], *_cuda_architecture(backend, nvcc), *user_flags),
         patches={patch.name: source.sha256_of(patch) for patch in source.patches(patch_folder)},
         kernels={kernel.name: source.sha256_of(kernel) for kernel in source.kernels(kernel_folder)},
         compiler=compiler,
@@ -242,13 +242,45 @@ def _has_nvidia_gpu() -> bool:
     return "GPU 0" in (_output(["nvidia-smi", "-L"]) or "")
 
 
-def _cuda_architecture(backend: str) -> tuple[str, ...]:
-    """The flag that limits a CUDA build to the GPUs of this machine, which saves most of its time."""
+def _cuda_architecture(backend: str, nvcc: str) -> tuple[str, ...]:
+    """The flag for the GPUs that a CUDA build is made for: those of CUDAARCHS, those of this machine, which saves most
+    of the time, or else all current ones. Without it ggml asks CMake for "native", which fails where no GPU is to be
+    seen, as in the build of a container.
+
+    Args:
+        nvcc: the last line of `nvcc --version`.
+    """
     if backend != "cuda" or "CUDA_ARCHITECTURES" in os.environ.get("CMAKE_ARGS", ""):
         return ()
+    named = os.environ.get("CUDAARCHS", "")
+    if named:  # CMake's own variable, which ggml's choice would hide
+        return (f"-DCMAKE_CUDA_ARCHITECTURES={named}",)
     found = _output(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]) or ""
-    capabilities = sorted(set(re.findall(r"(\d+)\.(\d+)", found)))
-    return (f"-DCMAKE_CUDA_ARCHITECTURES={';'.join(a + b for a, b in capabilities)}",) if capabilities else ()
+    capabilities = sorted({(int(major), int(minor)) for major, minor in re.findall(r"(\d+)\.(\d+)", found)})
+    if capabilities:
+        return (f"-DCMAKE_CUDA_ARCHITECTURES={';'.join(f'{major}{minor}' for major, minor in capabilities)}",)
+    chosen = _all_cuda_architectures(nvcc)
+    say(
+        f"No GPU is to be seen here: the build is for the CUDA architectures {', '.join(chosen)}, which takes several "
+        "times as long as one for a single card. CUDAARCHS names others: CUDAARCHS=90 is for H100 and H200 alone."
+    )
+    return (f"-DCMAKE_CUDA_ARCHITECTURES={';'.join(chosen)}",)
+
+
+def _all_cuda_architectures(nvcc: str) -> tuple[str, ...]:
+    """The architectures of ggml's own builds for any machine (ggml-cuda/CMakeLists.txt), by version of the compiler."""
+    match = re.search(r"(?:cuda_|release )(\d+)\.(\d+)", nvcc)
+    version = (int(match[1]), int(match[2])) if match else (12, 0)
+    chosen = ["75-virtual", "80-virtual", "86-real"]
+    if version < (13, 0):
+        chosen = ["50-virtual", "61-virtual", "70-virtual", *chosen]
+    if version >= (11, 8):
+        chosen += ["89-real", "90-virtual"]
+    if version >= (12, 8):
+        chosen += ["120a-real"]
+    if version >= (12, 9):
+        chosen += ["121a-real"]
+    return tuple(chosen)
 
 
 def _output(command: list[str]) -> str | None:

@@ -290,6 +290,35 @@ def test_cuda_without_its_compiler_is_refused(plan, monkeypatch):
         build.make_plan("cuda")
 
 
+@pytest.mark.parametrize(
+    ("cards", "variables", "nvcc", "wanted"),
+    [
+        ("9.0\n9.0\n", {}, "13.0", "90"),
+        ("8.9\n10.0\n", {}, "12.8", "89;100"),
+        (None, {}, "13.0", "75-virtual;80-virtual;86-real;89-real;90-virtual;120a-real;121a-real"),
+        ("", {}, "12.8", "50-virtual;61-virtual;70-virtual;75-virtual;80-virtual;86-real;89-real;90-virtual;120a-real"),
+        (None, {}, "11.6", "50-virtual;61-virtual;70-virtual;75-virtual;80-virtual;86-real"),
+        ("9.0\n", {"CUDAARCHS": "80;86"}, "13.0", "80;86"),
+        (None, {"CMAKE_ARGS": "-DCMAKE_CUDA_ARCHITECTURES=86"}, "13.0", "86"),
+    ],
+)
+def test_a_cuda_build_names_its_architectures_with_and_without_a_gpu(
+    cards, variables, nvcc, wanted, plan, monkeypatch, capsys
+):
+    """Without a GPU ggml would ask CMake for "native", and every build of a container would fail."""
+    told = {"nvidia-smi": cards, "nvcc": f"Cuda compiler driver\nBuild cuda_{nvcc}.r{nvcc}/compiler.1\n"}
+    real = build._output
+    monkeypatch.setattr(build, "_output", lambda line: told[line[0]] if line[0] in told else real(line))
+    for name in ("CUDAARCHS", "CMAKE_ARGS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    flags = [flag for flag in build.make_plan("cuda").flags if "CUDA_ARCHITECTURES" in flag]
+    assert flags == [f"-DCMAKE_CUDA_ARCHITECTURES={wanted}"]
+    explained = "No GPU is to be seen here" in capsys.readouterr().err
+    assert explained == (not cards and not variables)
+
+
 def test_cuda_is_the_default_only_where_a_gpu_answers(monkeypatch):
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
