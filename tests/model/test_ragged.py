@@ -63,12 +63,15 @@ class Rows:
 
 
 def batches(rng, texts):
-    """Chunks of 1 to 200 tokens of most texts at a time, in the order of the slots or, at times, in any order."""
+    """Chunks of 1 to 200 tokens of most texts at a time, in the order of the slots or, at times, in any order; and as
+    often a row of each of two texts, so that calls of one size follow each other with other slots."""
     at = dict.fromkeys(texts, 0)
-    while any(at[slot] < len(text) for slot, text in texts.items()):
+    while left := [slot for slot in sorted(texts) if at[slot] < len(texts[slot])]:
+        pair = rng.sample(left, 2) if len(left) > 1 and rng.random() < 0.5 else []
         rows = []
-        for slot in sorted(texts):
+        for slot in left:
             size = rng.choice([1, 1, 2, 7, 10, 33, 200]) if rng.random() < 0.8 else 0
+            size = size if not pair else int(slot in pair)
             chunk = range(at[slot], min(at[slot] + size, len(texts[slot])))
             rows += [(slot, position, texts[slot][position]) for position in chunk]
             at[slot] = max(at[slot], chunk.stop)
