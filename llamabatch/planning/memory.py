@@ -359,10 +359,13 @@ def _devices(config: ResolvedConfig, n_layer: int, shares: Sequence[float]) -> l
 class _GpuBuffers(NamedTuple):
     """Bytes of the buffers of a pass beside GPUs: on a GPU with layers, on one with the last layer alone (where only
     output rows go on to its feed-forward network), on one with the output alone, and on the CPU where it has no layer.
-    tests/devices/test_memory.py holds them against those of llama.cpp."""
+    tests/devices/test_memory.py holds them against those of llama.cpp.
 
-    layers: int
-    last_layer: int
+    The first two are pairs: without the output, which another GPU makes, and with it.
+    """
+
+    layers: tuple[int, int]
+    last_layer: tuple[int, int]
     output: int
     on_cpu: int
 
@@ -379,9 +382,10 @@ class _GpuBuffers(NamedTuple):
         rows = min(n_tokens, config.output_rows(n_slots, facts.n_vocab))
         flash = config.flash_attn != "off"
         states = n_slots * 4 * max((layer.state_values for layer in facts.layers), default=facts.state_values)
-        last = graph_bytes(widths, n_tokens, attended, rows, flash, states, rows) + entering
+        last = [graph_bytes(widths, n_tokens, attended, n, flash, states, rows) + entering for n in (0, rows)]
+        inner = graph_bytes(widths, n_tokens, attended, 0, flash, states) + entering
         output = output_bytes(widths, rows) + (embedding_bytes(widths, rows) * copies if copies > 1 else 0)
-        return cls(graph + entering, last, output, copies * inputs + embedded)
+        return cls((inner, graph + entering), (last[0], last[1]), output, copies * inputs + embedded)
 
 
 def _is_pipeline(facts: ModelFacts, config: ResolvedConfig, n_gpus: int) -> bool:
@@ -416,7 +420,8 @@ def _on_gpu(
     has_output = devices[-1] == number
     held = [layer for layer, device in enumerate(devices[:-1]) if device == number]
     if placed > 0 or held:
-        compute = buffers.last_layer if held == [len(devices) - 2] and not placed else buffers.layers
+        alone = held == [len(devices) - 2] and not placed
+        compute = (buffers.last_layer if alone else buffers.layers)[has_output]
     else:
         compute = buffers.output if has_output else 0
     need = GpuNeed(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+
+from llamabatch.tools import synth
 
 MIB = 2**20
 SETTINGS = [
@@ -45,6 +49,18 @@ def test_some_settings_on_two_devices(run):
     settings = [options for number, options in SETTINGS if number == 2][:3]
     for found in run(2, *settings):
         assert differing(found) == []
+
+
+@pytest.mark.devices
+def test_a_large_vocabulary_is_on_the_gpu_of_the_output_alone(run, tmp_path):
+    shape = replace(synth.SHAPES["llama-3.2-1b"], n_layer=4, n_embd=256, n_ff=768, n_head=4, n_head_kv=2, head_dim=64)
+    synth.write_model(shape, tmp_path / "model.gguf", "Q4_K_M")
+    base = {"model": str(tmp_path / "model.gguf"), "strategy": "batched", "n_slots": 4, "n_ctx": 512}
+    for found in run(2, base, {**base, "n_gpu_layers": 2}):
+        [first, second] = found["memory"]["gpus"]
+        for what, predicted, reserved in compared(found):
+            assert abs(predicted - reserved) < max(0.1 * reserved, MIB), what
+        assert second["compute"] > 3 * first["compute"]
 
 
 @pytest.mark.devices

@@ -417,3 +417,12 @@ def test_the_buffers_beside_gpus():
     on_cpu = resolve(EngineConfig("m", **options, offload_kqv=False), FACTS, machine).memory
     assert [gpu.kv_cache for gpu in on_cpu.gpus] == [0, 0]
     assert on_cpu.kv_cache > 0
+
+
+def test_logits_are_on_the_gpu_of_the_output_alone():
+    machine, config = replace(MACHINE, n_gpus=2, gpus=TWO), EngineConfig("m", strategy="batched", n_slots=4, n_ctx=512)
+    few, many = (
+        resolve(config, replace(FACTS, n_vocab=n, widths=None), machine).memory.gpus for n in (1_000, 2_000_000)
+    )
+    assert few[0].compute == many[0].compute
+    assert few[1].compute < many[1].compute
