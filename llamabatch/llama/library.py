@@ -34,6 +34,7 @@ ROWS_PATCH = "0006-repack-any-rows.patch"
 AMX_PATCH = "0007-amx-can-be-off.patch"
 SPLITTING_PATCH = "0008-split-without-recursion.patch"
 CELLS_PATCH = "0009-cells-cost-nothing-until-used.patch"
+WIDE_PATCH = "0012-sixteen-columns-and-tiles.patch"
 ONE_ROW_PATCH = "0010-one-row-as-many.patch"
 RAGGED_PATCH = "0011-ragged-ubatches.patch"
 
@@ -317,6 +318,8 @@ def repack_features() -> frozenset[str]:
     found = {ours for theirs, ours in _FEATURES.items() if features.get(theirs) == "1"}
     if _has_patch(ROWS_PATCH):
         found |= {ours for theirs, ours in _ROWS_FEATURES if features.get(theirs) == "1"}
+    if _has_patch(WIDE_PATCH) and {features.get("AVX512"), features.get("AVX512_VNNI")} == {"1"}:
+        found |= {"wide"}
     if "REPACK" not in features:
         found &= {"amx"}
     if _amx_off or not _cpu_has_amx():

@@ -40,6 +40,8 @@ KERNELS = {
     "repack-rows.cpp": _CPU / "arch" / "x86",
     "repack-rows.h": _CPU / "arch" / "x86",
     "repack-rows-k.h": _CPU / "arch" / "x86",
+    "repack-wide.cpp": _CPU / "arch" / "x86",
+    "repack-wide.h": _CPU,
     "unicode-regex.h": _LLAMA_CPP / "src",
 }
 """Each kernel's file name and the folder of the source package that it is copied to."""

@@ -86,7 +86,7 @@ def _of_weights(facts: ModelFacts, machine: Machine) -> Problem | None:
 def _of_tensor(tensor: TensorInfo, features: frozenset[str], tied: bool, machine: Machine) -> Problem | None:
     kind = tensor.type_name
     by = repacked_by(tensor, features, tied)
-    if by == "amx":
+    if by in ("amx", "wide"):
         return None
     if by is not None:
         needed = _ALONE.get(kind)

@@ -52,6 +52,9 @@ _LOOKED_UP = ("token_embd", "token_types", "position_embd", "ssm_conv1d", "short
 # AMX: extra bytes a block of 256 (32 for Q8_0) elements, mmq.cpp, get_row_size; types with 16 or 32 need no more
 _AMX_EXTRA = {"Q4_0": 0, "Q4_1": 0, "Q8_0": 4, "Q4_K": 4, "Q5_K": 4, "Q6_K": 0, "IQ4_XS": 2, "F16": 0}
 _AMX_ROWS = 32  # TILE_N * 2
+# native_patches/0012, before all others: columns by sixteen, in as many bytes
+_WIDE = frozenset({"Q4_0", "Q8_0", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K"})
+_WIDE_ROWS = 16
 # repack.cpp, ggml_repack_get_optimal_repack_type: type -> (what the build must have, rows are a multiple of)
 _REPACKED = {
     "Q4_0": (("avx2", 8), ("neon", 4)),
@@ -476,8 +479,8 @@ def weights(
     """The weights of a model by layer, and which of them llama.cpp keeps a second, repacked copy of.
 
     Args:
-        features: of "amx", "avx2", "avx512", "neon", and with native_patches/0006 "rows" (AVX2) and "vnni512" (AVX-512
-            VNNI), those for which this build of llama.cpp repacks; empty: none.
+        features: of "amx", "avx2", "avx512", "neon", with native_patches/0006 "rows" (AVX2) and "vnni512" (AVX-512
+            VNNI), with 0012 "wide" (AVX-512 VNNI), those for which this build of llama.cpp repacks; empty: none.
         placed: names of tensors to leave out: override_tensor has a place for them.
     """
     found = {tensor.name: tensor for tensor in tensors}
@@ -590,6 +593,8 @@ def repacked_by(tensor: TensorInfo, features: frozenset[str], tied: bool = False
     columns, rows = tensor.dims[:2]
     kind = tensor.type_name
     matrix = len(tensor.dims) == 2
+    if "wide" in features and kind in _WIDE and rows % _WIDE_ROWS == 0 and (matrix or "exps" in tensor.name):
+        return "wide"
     if (
         "amx" in features
         and matrix

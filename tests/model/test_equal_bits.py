@@ -49,6 +49,19 @@ def test_rows_have_the_same_bits_alone_and_in_company(model, asked, alone, promi
     assert together == alone
 
 
+@pytest.mark.skipif("wide" not in library.repack_features(), reason="no AVX-512 VNNI, or a build without 0012")
+@pytest.mark.parametrize("kind", ["Q5_K", "Q6_K"])
+def test_columns_by_sixteen_give_a_row_the_same_bits_alone_and_in_tiles(kind, asked, tmp_path):
+    """Nine rows and more go through AMX where there is any, fewer do not."""
+    write_model(replace(equal_bits.SHAPE, n_vocab=2048), tmp_path / "f16.gguf", "F16")
+    path = str(equal_bits.quantised(tmp_path / "f16.gguf", tmp_path / "model.gguf", kind))
+    prompts, lengths = [prompt[:90] for prompt in asked[0][:12]], [min(4, length) for length in asked[1][:12]]
+    with LLM(path, strategy="sequential", cache_prefix=False, **OPTIONS) as llm:
+        found = equal_bits.alone(llm, prompts, lengths)
+    with LLM(path, strategy="batched", n_slots=12, instances=1, batch_invariant=True, **OPTIONS) as llm:
+        assert equal_bits.digests(llm, prompts, lengths) == found
+
+
 @needs_patch
 def test_the_number_of_threads_changes_no_bits(asked):
     prompt, length = asked[0][-1:], asked[1][-1:]

@@ -102,6 +102,12 @@ def test_without_the_tiled_kernel_k_quants_have_equal_bits():
     assert dependence(amx, CONFIG, MACHINE) is None
 
 
+def test_columns_by_sixteen_have_equal_bits():
+    wide = AVX512 | {"wide"}
+    assert dependence(replace(model("Q5_K", expert="Q6_K"), features=wide), CONFIG, MACHINE) is None
+    assert dependence(replace(model("Q4_K"), features=frozenset({"avx2", "wide"})), CONFIG, MACHINE) is None
+
+
 def test_the_option_chooses_the_split_cache_and_our_attention():
     few = replace(MACHINE, available_bytes=90 * 2**20)
     facts = replace(model(), k_values=10_000, v_values=10_000, layers=(Layer(500, 500),))

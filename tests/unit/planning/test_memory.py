@@ -20,8 +20,10 @@ from llamabatch.planning.nvml import Gpu, gpus
 from tests.unit.configs import resolved
 
 GIB = 2**30
-NUMBERS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14}
-BYTES = {"F32": 4.0, "F16": 2.0, "Q4_0": 18 / 32, "Q8_0": 34 / 32, "Q4_K": 144 / 256, "Q6_K": 210 / 256}
+NUMBERS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14}
+BYTES = {
+    "F32": 4.0, "F16": 2.0, "Q4_0": 18 / 32, "Q8_0": 34 / 32, "Q4_K": 144 / 256, "Q5_K": 176 / 256, "Q6_K": 210 / 256,
+}  # fmt: skip
 
 
 def tensor(name, kind, *dims):
@@ -48,6 +50,11 @@ def tensor(name, kind, *dims):
         ("Q6_K", (512, 64), {"avx2", "avx512", "rows", "vnni512"}, 1),
         ("Q6_K", (512, 64, 4), {"avx2", "avx512", "rows", "vnni512"}, 0),  # experts
         ("Q8_0", (512, 64, 4), {"avx2", "rows"}, 1),
+        ("Q8_0", (512, 64), {"amx", "avx2", "rows", "wide"}, 1),  # before AMX, in as many bytes
+        ("Q5_K", (512, 64), {"avx2", "rows", "wide"}, 1),
+        ("Q5_K", (512, 56), {"avx2", "rows", "wide"}, 0),  # columns by sixteen
+        ("Q4_K", (512, 56), {"avx2", "rows", "wide"}, 1),  # by eight
+        ("Q6_K", (512, 64, 4), {"avx2", "rows", "wide"}, 1),
         ("F16", (512, 64), {"amx"}, 1),
         ("F32", (512, 64), {"amx", "avx2", "neon"}, 0),
         ("Q4_K", (512, 64), set(), 0),

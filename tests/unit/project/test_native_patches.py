@@ -110,6 +110,7 @@ def test_the_package_knows_patches_by_their_names():
         library.SPLITTING_PATCH,
         library.ONE_ROW_PATCH,
         library.RAGGED_PATCH,
+        library.WIDE_PATCH,
     )
     assert all((source.PATCH_FOLDER / name).is_file() for name in known)
 

@@ -211,11 +211,12 @@ class Product {
 const ggml_type types[] = { GGML_TYPE_Q4_0, GGML_TYPE_Q8_0, GGML_TYPE_Q4_1,   GGML_TYPE_Q2_K,  GGML_TYPE_Q4_K,
                             GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_IQ4_NL, GGML_TYPE_MXFP4, GGML_TYPE_F16 };
 
-// True for the kernels of 0006, in which a row's result has the same bits for any number of rows.
-bool takes_any_rows(ggml_type type, ggml_backend_buffer_type_t buffer_type) {
+// True for the kernels of 0006 and 0012, in which a row's result has the same bits for any number of rows.
+bool takes_any_rows(ggml_type type, int n, ggml_backend_buffer_type_t buffer_type) {
 #if defined(__x86_64__)
-    return (type == GGML_TYPE_Q4_0 || type == GGML_TYPE_Q8_0 ||
-            (ggml_cpu_has_avx512() && (type == GGML_TYPE_Q4_K || type == GGML_TYPE_Q6_K))) &&
+    const bool wide = ggml_cpu_has_avx512_vnni() && n % 16 == 0;
+    return ((wide && (type == GGML_TYPE_Q5_K || type == GGML_TYPE_IQ4_NL)) || type == GGML_TYPE_Q4_0 ||
+            type == GGML_TYPE_Q8_0 || (ggml_cpu_has_avx512() && (type == GGML_TYPE_Q4_K || type == GGML_TYPE_Q6_K))) &&
            !strcmp(ggml_backend_buft_name(buffer_type), "CPU_REPACK");
 #else
     return false;
@@ -246,7 +247,7 @@ void check(Count & count, ggml_type type, int k, int n, int rows, int threads, g
         printf("%s, %s, %d x %d, %d rows, %d threads: error %g, bound %g\n", ggml_backend_buft_name(buffer_type),
                ggml_type_name(type), k, n, rows, threads, packed.error(), bound);
     }
-    if (takes_any_rows(type, buffer_type)) {
+    if (takes_any_rows(type, n, buffer_type)) {
         Product alone(type, k, n, 1, threads, buffer_type, 0, experts);
         alone.fill(rows, extreme);
         alone.run();
@@ -263,7 +264,8 @@ int check_all() {
     for (ggml_backend_buffer_type_t buffer_type : extra_buffer_types()) {
         for (ggml_type type : types) {
             const int block = std::max<int>(32, ggml_blck_size(type));
-            for (int n : { 8, 40, 264 }) { // multiples of eight, which repacking wants; 264: more than 256
+            // multiples of eight, which repacking wants, some of sixteen; 264: more than 256
+            for (int n : { 8, 16, 40, 48, 264, 272 }) {
                 for (int rows = 1; rows <= 64; rows += rows < 20 || rows > 61 ? 1 : 6) {
                     for (int threads : { 1, 3 }) {
                         check(count, type, 3 * block, n, rows, threads, buffer_type);
@@ -275,6 +277,9 @@ int check_all() {
                 check(count, type, 256, 16, rows, 2, buffer_type, 32);
                 check(count, type, 256, 40, rows, 1, buffer_type, 0, true);
                 check(count, type, 256, 40, 3 * rows, 2, buffer_type, 0, false, 3);
+                check(count, type, 512, 48, rows, 1, buffer_type, 0, true);
+                check(count, type, 256, 48, 3 * rows, 2, buffer_type, 0, false, 3);
+                check(count, type, 256, 16, 40 * rows, 3, buffer_type, 0, false, 2);
             }
         }
     }

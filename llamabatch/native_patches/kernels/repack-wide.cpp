@@ -1,0 +1,789 @@
+// The kernels that repack-wide.h declares.
+
+#define GGML_COMMON_IMPL_CPP
+#define GGML_COMMON_DECL_CPP
+#include "ggml-common.h"
+
+#include "repack-wide.h"
+
+#if defined(GGML_REPACK_WIDE)
+#include "ggml-impl.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <immintrin.h>
+
+#if defined(__AMX_INT8__) && defined(__linux__)
+#define GGML_REPACK_TILES
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace {
+
+using ints = __m512i;
+using floats = __m512;
+
+constexpr int COLUMNS = 16; // of a strip
+constexpr int SUBS = 8;     // blocks of weights with a scale of their own that make a unit of work
+constexpr int PASS = 32;    // most rows that tiles take at once
+
+inline ints load(const void * p) { return _mm512_loadu_si512(p); }
+
+inline ints all(int8_t x) { return _mm512_set1_epi8(x); }
+
+inline ints low_nibbles(ints x) { return _mm512_and_si512(x, all(15)); }
+
+inline ints high_nibbles(ints x) { return low_nibbles(_mm512_srli_epi16(x, 4)); }
+
+inline ints repeat4(const void * p) {
+    int32_t x;
+    memcpy(&x, p, sizeof(x));
+    return _mm512_set1_epi32(x);
+}
+
+inline floats halves(const char * p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) p)); }
+
+// Into the second level cache: the first has no room for both the weights to come and the sums of tiles.
+inline void prefetch(const char * p, int bytes) {
+    for (int i = 0; i < bytes; i += 64) {
+        _mm_prefetch(p + i, _MM_HINT_T1);
+    }
+}
+
+// A row of inputs: k quants, their deltas (of `size` quants each), and of each block of `block` weights one number
+// more, which TYPES::Extra is: the sum of the quants, or the share of the weights' bias.
+template <typename W> struct row_layout {
+    static int64_t deltas(int64_t k) { return k; }
+    static int64_t extra(int64_t k) { return k + k / W::delta_size * sizeof(float); }
+    static size_t size(int64_t k) {
+        const size_t bytes = extra(k) + k / W::block * sizeof(typename W::extra);
+        return ((bytes + 63) / 64 | 1) * 64; // an odd number of lines, so that rows do not meet in the same set
+    }
+};
+
+inline ints round_scaled(const float * x, floats by) {
+    return _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x), by));
+}
+
+// Quants of a row are -127 to 127; a delta's block has its largest at one end.
+template <typename W> void quantize(const float * x, char * row, int64_t k) {
+    float * deltas = (float *) (row + row_layout<W>::deltas(k));
+    auto * extra = (typename W::extra *) (row + row_layout<W>::extra(k));
+    for (int64_t i = 0; i < k; i += W::delta_size) {
+        floats most = _mm512_setzero_ps();
+        for (int j = 0; j < W::delta_size; j += 16) {
+            most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_loadu_ps(x + i + j)));
+        }
+        const float largest = _mm512_reduce_max_ps(most);
+        deltas[i / W::delta_size] = largest / 127.0f;
+        const floats by = _mm512_set1_ps(largest > 0.0f ? 127.0f / largest : 0.0f);
+        for (int j = 0; j < W::delta_size; j += W::block) {
+            ints sum = _mm512_setzero_si512();
+            for (int l = 0; l < W::block; l += 16) {
+                const ints quants = round_scaled(x + i + j + l, by);
+                _mm_storeu_si128((__m128i *) (row + i + j + l), _mm512_cvtsepi32_epi8(quants));
+                sum = _mm512_add_epi32(sum, quants);
+            }
+            extra[(i + j) / W::block] = (typename W::extra)(W::extra_factor * _mm512_reduce_add_epi32(sum));
+        }
+    }
+}
+
+// What a unit of work needs of a strip besides quants.
+struct facts {
+    alignas(64) float scale[SUBS][16];
+    alignas(64) int16_t mins[SUBS / 2][32]; // those of two blocks side by side
+    alignas(64) float d[16];
+    alignas(64) float dmin[16];
+};
+
+inline floats fact(const float * p) { return _mm512_load_ps(p); }
+
+// Blocks of 32 weights with a delta each. Quants come first in a strip, all deltas after them.
+template <typename QUANTS> struct of_32 {
+    using extra = int32_t;
+    static constexpr int block = 32;
+    static constexpr int delta_size = 32;
+    static constexpr int extra_factor = -QUANTS::bias; // where a sum of unsigned weights begins
+
+    static constexpr int64_t strip_size(int64_t k) { return k / 32 * (QUANTS::bytes + 2 * COLUMNS); }
+
+    static void read(const char * strip, int64_t k, int64_t at, int subs, facts & f) {
+        const char * d = strip + k / 32 * QUANTS::bytes + at / 32 * 2 * COLUMNS;
+        for (int s = 0; s < subs; s++) {
+            _mm512_store_ps(f.scale[s], halves(d + s * 2 * COLUMNS));
+        }
+    }
+
+    static const char * quants(const char * strip, int64_t at) { return strip + at / 32 * QUANTS::bytes; }
+
+    static constexpr int unit_bytes = SUBS * QUANTS::bytes;
+
+    // the inputs' part of a unit
+    struct inputs {
+        const float * d = nullptr;
+        const extra * starts = nullptr;
+
+        inputs() = default;
+
+        inputs(const char * row, int64_t k, int64_t at)
+            : d((const float *) (row + row_layout<of_32>::deltas(k)) + at / 32),
+              starts((const extra *) (row + row_layout<of_32>::extra(k)) + at / 32) {}
+
+        ints start(int sub) const { return _mm512_set1_epi32(starts[sub]); }
+    };
+
+    // a row's sum, and a block's share
+    struct sum {
+        floats value = _mm512_setzero_ps();
+
+        sum() = default;
+
+        explicit sum(floats before) : value(before) {}
+
+        void add(ints x, int sub, const facts & f, const inputs & in) {
+            const floats y = _mm512_mul_ps(_mm512_cvtepi32_ps(x), _mm512_set1_ps(in.d[sub]));
+            value = _mm512_fmadd_ps(y, fact(f.scale[sub]), value);
+        }
+
+        floats end(const facts &, const inputs &) const { return value; }
+    };
+
+    static ints weights(const char * p, int sub, int group) { return QUANTS::weights(p, sub, group); }
+
+    static const char * tile_weights(const char * p, int subs, char * to) { return QUANTS::tile_weights(p, subs, to); }
+
+    static constexpr bool tile_signed = true;
+
+    static void repack(char * strip, const char * from, size_t column, int64_t k) {
+        for (int64_t b = 0; b < k / 32; b++) {
+            for (int c = 0; c < COLUMNS; c++) {
+                const auto & in = ((const typename QUANTS::from *) (from + c * column))[b];
+                memcpy(strip + k / 32 * QUANTS::bytes + (b * COLUMNS + c) * 2, &in.d, 2);
+                for (int g = 0; g < QUANTS::bytes / 64; g++) {
+                    memcpy(strip + b * QUANTS::bytes + g * 64 + c * 4, (const char *) in.qs + 4 * g, 4);
+                }
+            }
+        }
+    }
+};
+
+struct quants_q8_0 {
+    using from = block_q8_0;
+    static constexpr int bytes = 512;
+    static constexpr int bias = 128;
+
+    static ints weights(const char * p, int sub, int group) {
+        return _mm512_xor_si512(load(p + bytes * sub + 64 * group), all((int8_t) 0x80));
+    }
+
+    static const char * tile_weights(const char * p, int, char *) { return p; }
+};
+
+// four bits, of which the weights are found in a table
+template <typename FROM, int BIAS> struct quants_of_table {
+    using from = FROM;
+    static constexpr int bytes = 256;
+    static constexpr int bias = BIAS;
+
+    static ints nibbles(const char * p, int sub, int group) {
+        const ints x = load(p + bytes * sub + 64 * (group % 4));
+        return group / 4 ? high_nibbles(x) : low_nibbles(x);
+    }
+
+    static ints look_up(ints x, bool biased) {
+        if constexpr (BIAS == 8) {
+            return biased ? x : _mm512_sub_epi8(x, all(8));
+        } else {
+            const ints table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *) kvalues_iq4nl));
+            const ints y = _mm512_shuffle_epi8(table, x);
+            return biased ? _mm512_xor_si512(y, all((int8_t) 0x80)) : y;
+        }
+    }
+
+    static ints weights(const char * p, int sub, int group) { return look_up(nibbles(p, sub, group), true); }
+
+    static const char * tile_weights(const char * p, int subs, char * to) {
+        for (int i = 0; i < subs; i++) {
+            for (int g = 0; g < 4; g++) {
+                const ints x = load(p + bytes * i + 64 * g);
+                _mm512_store_si512(to + 512 * i + 64 * g, look_up(low_nibbles(x), false));
+                _mm512_store_si512(to + 512 * i + 64 * (g + 4), look_up(high_nibbles(x), false));
+            }
+        }
+        return to;
+    }
+};
+
+// Super-blocks of 256 weights, with a scale and an offset of six bits for every 32: Q4_K, and Q5_K with a bit more. A
+// super-block of a strip: quants, the fifth bits, scales and offsets as below, deltas of both.
+template <typename FROM, bool FIFTH> struct of_256 {
+    using extra = int16_t;
+    static constexpr int block = 32;
+    static constexpr int delta_size = QK_K;
+    static constexpr int extra_factor = 1;
+    static constexpr int quants_size = 2048;
+    static constexpr int fifth_size = FIFTH ? 512 : 0;
+    static constexpr int unit_bytes = quants_size + fifth_size + 192 + 64;
+
+    static constexpr int64_t strip_size(int64_t k) { return k / QK_K * unit_bytes; }
+
+    static const char * quants(const char * strip, int64_t at) { return strip + at / QK_K * unit_bytes; }
+
+    // Of 128 scales (eight of each column, column by column within a block), then 128 offsets: four bits of a scale and
+    // its offset are a byte, two more bits of four of them another. Offsets of two neighbouring blocks alternate.
+    static void pack(char * to, const uint8_t * scales, const uint8_t * mins) {
+        uint8_t * low = (uint8_t *) to;
+        uint8_t * high = low + 128;
+        for (int i = 0; i < 128; i++) {
+            low[i] = (scales[i] & 15) | (mins[i] & 15) << 4;
+        }
+        for (int i = 0; i < 64; i++) {
+            high[i] = scales[i] >> 4 | (scales[i + 64] >> 4) << 2 | (mins[i] >> 4) << 4 | (mins[i + 64] >> 4) << 6;
+        }
+    }
+
+    static void read(const char * strip, int64_t, int64_t at, int, facts & f) {
+        const char * p = quants(strip, at) + quants_size + fifth_size;
+        alignas(64) uint8_t bytes[256];
+        const ints low[2] = { load(p), load(p + 64) };
+        const ints high = load(p + 128);
+        const ints two = all(0x30);
+        _mm512_store_si512(bytes,
+                           _mm512_or_si512(low_nibbles(low[0]), _mm512_and_si512(_mm512_slli_epi16(high, 4), two)));
+        _mm512_store_si512(bytes + 64,
+                           _mm512_or_si512(low_nibbles(low[1]), _mm512_and_si512(_mm512_slli_epi16(high, 2), two)));
+        _mm512_store_si512(bytes + 128, _mm512_or_si512(high_nibbles(low[0]), _mm512_and_si512(high, two)));
+        _mm512_store_si512(bytes + 192,
+                           _mm512_or_si512(high_nibbles(low[1]), _mm512_and_si512(_mm512_srli_epi16(high, 2), two)));
+        for (int s = 0; s < SUBS; s++) {
+            const ints x = _mm512_cvtepu8_epi32(_mm_load_si128((const __m128i *) (bytes + 16 * s)));
+            _mm512_store_ps(f.scale[s], _mm512_cvtepi32_ps(x));
+        }
+        for (int s = 0; s < SUBS / 2; s++) {
+            const ints x = _mm512_cvtepu8_epi16(_mm256_load_si256((const __m256i *) (bytes + 128 + 32 * s)));
+            _mm512_store_si512(f.mins[s], x);
+        }
+        _mm512_store_ps(f.d, halves(p + 192));
+        _mm512_store_ps(f.dmin, halves(p + 224));
+    }
+
+    struct inputs {
+        const float * d = nullptr;
+        const extra * sums = nullptr;
+
+        inputs() = default;
+
+        inputs(const char * row, int64_t k, int64_t at)
+            : d((const float *) (row + row_layout<of_256>::deltas(k)) + at / QK_K),
+              sums((const extra *) (row + row_layout<of_256>::extra(k)) + at / block) {}
+
+        ints start(int) const { return _mm512_setzero_si512(); }
+    };
+
+    struct sum {
+        floats before = _mm512_setzero_ps();
+        floats value = _mm512_setzero_ps();
+
+        sum() = default;
+
+        explicit sum(floats before) : before(before) {}
+
+        void add(ints x, int sub, const facts & f, const inputs &) {
+            value = _mm512_fmadd_ps(_mm512_cvtepi32_ps(x), fact(f.scale[sub]), value);
+        }
+
+        floats end(const facts & f, const inputs & in) const {
+            ints offsets = _mm512_setzero_si512();
+            for (int s = 0; s < SUBS / 2; s++) {
+                offsets = _mm512_dpwssd_epi32(offsets, _mm512_load_si512(f.mins[s]), repeat4(in.sums + 2 * s));
+            }
+            const floats y = _mm512_mul_ps(value, fact(f.d));
+            const floats z = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(offsets), fact(f.dmin), y);
+            return _mm512_fmadd_ps(z, _mm512_set1_ps(in.d[0]), before);
+        }
+    };
+
+    static ints fifth(const char * p, int sub, int group) {
+        const ints bits = _mm512_srl_epi16(load(p + quants_size + 64 * group), _mm_cvtsi32_si128(sub));
+        return _mm512_slli_epi16(_mm512_and_si512(bits, all(1)), 4);
+    }
+
+    static ints weights(const char * p, int sub, int group) {
+        const ints x = load(p + 64 * (8 * (sub / 2) + group));
+        const ints y = sub % 2 ? high_nibbles(x) : low_nibbles(x);
+        return FIFTH ? _mm512_or_si512(y, fifth(p, sub, group)) : y;
+    }
+
+    static const char * tile_weights(const char * p, int, char * to) {
+        for (int i = 0; i < SUBS / 2; i++) {
+            for (int g = 0; g < 8; g++) {
+                const ints x = load(p + 64 * (8 * i + g));
+                ints low = low_nibbles(x);
+                ints high = high_nibbles(x);
+                if (FIFTH) {
+                    low = _mm512_or_si512(low, fifth(p, 2 * i, g));
+                    high = _mm512_or_si512(high, fifth(p, 2 * i + 1, g));
+                }
+                _mm512_store_si512(to + 512 * (2 * i) + 64 * g, low);
+                _mm512_store_si512(to + 512 * (2 * i + 1) + 64 * g, high);
+            }
+        }
+        return to;
+    }
+
+    static constexpr bool tile_signed = false;
+
+    static void repack(char * strip, const char * from, size_t column, int64_t k) {
+        for (int64_t b = 0; b < k / QK_K; b++) {
+            char * to = strip + b * unit_bytes;
+            uint8_t scales[SUBS * COLUMNS];
+            uint8_t mins[SUBS * COLUMNS];
+            for (int c = 0; c < COLUMNS; c++) {
+                const FROM & in = ((const FROM *) (from + c * column))[b];
+                for (int g = 0; g < 32; g++) {
+                    memcpy(to + 64 * g + 4 * c, in.qs + 4 * g, 4);
+                }
+                if constexpr (FIFTH) {
+                    for (int g = 0; g < 8; g++) {
+                        memcpy(to + quants_size + 64 * g + 4 * c, in.qh + 4 * g, 4);
+                    }
+                }
+                for (int s = 0; s < SUBS; s++) { // as get_scale_min_k4 of ggml-quants.c
+                    const uint8_t * q = in.scales;
+                    scales[16 * s + c] = s < 4 ? q[s] & 63 : (q[s + 4] & 15) | (q[s - 4] >> 6) << 4;
+                    mins[32 * (s / 2) + 2 * c + s % 2] = s < 4 ? q[s + 4] & 63 : q[s + 4] >> 4 | (q[s] >> 6) << 4;
+                }
+                memcpy(to + quants_size + fifth_size + 192 + 2 * c, &in, 2);                    // d
+                memcpy(to + quants_size + fifth_size + 224 + 2 * c, (const char *) &in + 2, 2); // dmin
+            }
+            pack(to + quants_size + fifth_size, scales, mins);
+        }
+    }
+};
+
+// Q6_K: weights are 0 to 63 less 32, four bits and two more of them, with a scale for every 16. A unit is half a
+// super-block; deltas come last in a strip.
+struct of_q6_K {
+    using extra = int32_t;
+    static constexpr int block = 16;
+    static constexpr int delta_size = QK_K;
+    static constexpr int extra_factor = -32;
+    static constexpr int unit_bytes = 1024 + 512 + 128;
+
+    static constexpr int64_t strip_size(int64_t k) { return k / QK_K * (2 * unit_bytes + 2 * COLUMNS); }
+
+    static const char * quants(const char * strip, int64_t at) { return strip + at / 128 * unit_bytes; }
+
+    static void read(const char * strip, int64_t k, int64_t at, int, facts & f) {
+        const char * scales = quants(strip, at) + 1536;
+        for (int s = 0; s < SUBS; s++) {
+            const ints x = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *) (scales + 16 * s)));
+            _mm512_store_ps(f.scale[s], _mm512_cvtepi32_ps(x));
+        }
+        _mm512_store_ps(f.d, halves(strip + k / 128 * unit_bytes + at / QK_K * 2 * COLUMNS));
+    }
+
+    struct inputs {
+        const float * d = nullptr;
+        const extra * starts = nullptr;
+
+        inputs() = default;
+
+        inputs(const char * row, int64_t k, int64_t at)
+            : d((const float *) (row + row_layout<of_q6_K>::deltas(k)) + at / QK_K),
+              starts((const extra *) (row + row_layout<of_q6_K>::extra(k)) + at / block) {}
+
+        ints start(int sub) const { return _mm512_set1_epi32(starts[sub]); }
+    };
+
+    struct sum {
+        floats before = _mm512_setzero_ps();
+        floats value = _mm512_setzero_ps();
+
+        sum() = default;
+
+        explicit sum(floats before) : before(before) {}
+
+        void add(ints x, int sub, const facts & f, const inputs &) {
+            value = _mm512_fmadd_ps(_mm512_cvtepi32_ps(x), fact(f.scale[sub]), value);
+        }
+
+        floats end(const facts & f, const inputs & in) const {
+            return _mm512_fmadd_ps(_mm512_mul_ps(value, fact(f.d)), _mm512_set1_ps(in.d[0]), before);
+        }
+    };
+
+    // 32 weights have the same four bits' place and two bits' shift
+    static ints bits(const char * p, int part, int group) {
+        const ints x = load(p + 64 * (8 * (part % 2) + group));
+        const ints y = load(p + 1024 + 64 * group);
+        const ints upper = _mm512_and_si512(_mm512_srl_epi16(y, _mm_cvtsi32_si128(2 * part)), all(3));
+        return _mm512_or_si512(part / 2 ? high_nibbles(x) : low_nibbles(x), _mm512_slli_epi16(upper, 4));
+    }
+
+    static ints weights(const char * p, int sub, int group) { return bits(p, sub / 2, 4 * (sub % 2) + group); }
+
+    static const char * tile_weights(const char * p, int, char * to) {
+        for (int part = 0; part < 4; part++) {
+            for (int g = 0; g < 8; g++) {
+                _mm512_store_si512(to + 64 * (8 * part + g), _mm512_sub_epi8(bits(p, part, g), all(32)));
+            }
+        }
+        return to;
+    }
+
+    static constexpr bool tile_signed = true;
+
+    static void repack(char * strip, const char * from, size_t column, int64_t k) {
+        for (int64_t b = 0; b < k / QK_K; b++) {
+            for (int c = 0; c < COLUMNS; c++) {
+                const block_q6_K & in = ((const block_q6_K *) (from + c * column))[b];
+                for (int half = 0; half < 2; half++) {
+                    char * to = strip + (2 * b + half) * unit_bytes;
+                    for (int g = 0; g < 16; g++) {
+                        memcpy(to + 64 * g + 4 * c, in.ql + 64 * half + 4 * g, 4);
+                    }
+                    for (int g = 0; g < 8; g++) {
+                        memcpy(to + 1024 + 64 * g + 4 * c, in.qh + 32 * half + 4 * g, 4);
+                    }
+                    for (int s = 0; s < SUBS; s++) {
+                        to[1536 + 16 * s + c] = in.scales[8 * half + s];
+                    }
+                }
+                memcpy(strip + k / 128 * unit_bytes + (b * COLUMNS + c) * 2, &in.d, 2);
+            }
+        }
+    }
+};
+
+// The sums of a block's groups of four weights: several of them, so that they need not wait for each other.
+template <typename W, int N, int PARTS>
+inline void add_block(const char * p, int sub, const char * const * quants, int64_t at, const typename W::inputs * in,
+                      const facts & f, typename W::sum * sums) {
+    constexpr int groups = W::block / 4;
+    ints x[N][PARTS];
+    for (int r = 0; r < N; r++) {
+        x[r][0] = in[r].start(sub);
+        for (int i = 1; i < PARTS; i++) {
+            x[r][i] = _mm512_setzero_si512();
+        }
+    }
+    for (int g = 0; g < groups; g++) {
+        const ints w = W::weights(p, sub, g);
+        for (int r = 0; r < N; r++) {
+            x[r][g % PARTS] = _mm512_dpbusd_epi32(x[r][g % PARTS], w, repeat4(quants[r] + at + W::block * sub + 4 * g));
+        }
+    }
+    for (int r = 0; r < N; r++) {
+        for (int i = 1; i < PARTS; i++) {
+            x[r][0] = _mm512_add_epi32(x[r][0], x[r][i]);
+        }
+        sums[r].add(x[r][0], sub, f, in[r]);
+    }
+}
+
+// N rows times a strip
+template <typename W, int N>
+void few_rows(int64_t k, const char * strip, const char * inputs, size_t stride, float * const * out, int column) {
+    constexpr int unit = SUBS * W::block;
+    constexpr int parts = N == 1 ? 4 : N < 4 ? 2 : 1;
+    const char * quants[N];
+    floats sums[N];
+    for (int r = 0; r < N; r++) {
+        quants[r] = inputs + r * stride;
+        sums[r] = _mm512_setzero_ps();
+    }
+    for (int64_t at = 0; at < k; at += unit) {
+        const char * p = W::quants(strip, at);
+        const int subs = int(std::min<int64_t>(k - at, unit) / W::block);
+        facts f;
+        prefetch(p + 3 * W::unit_bytes, W::unit_bytes);
+        W::read(strip, k, at, subs, f);
+        typename W::inputs in[N] = {};
+        typename W::sum each[N] = {};
+        for (int r = 0; r < N; r++) {
+            in[r] = typename W::inputs(quants[r], k, at);
+            each[r] = typename W::sum(sums[r]);
+        }
+        if (subs == SUBS) {
+#pragma GCC unroll 8
+            for (int sub = 0; sub < SUBS; sub++) {
+                add_block<W, N, parts>(p, sub, quants, at, in, f, each);
+            }
+        } else {
+            for (int sub = 0; sub < subs; sub++) {
+                add_block<W, N, parts>(p, sub, quants, at, in, f, each);
+            }
+        }
+        for (int r = 0; r < N; r++) {
+            sums[r] = each[r].end(f, in[r]);
+        }
+    }
+    for (int r = 0; r < N; r++) {
+        _mm512_storeu_ps(out[r] + column, sums[r]);
+    }
+}
+
+template <typename W, int N>
+void few_of_rows(int n, int64_t k, const char * strip, const char * inputs, size_t stride, float * const * out,
+                 int column) {
+    if (n == N) {
+        return few_rows<W, N>(k, strip, inputs, stride, out, column);
+    }
+    if constexpr (N > 1) {
+        few_of_rows<W, N - 1>(n, k, strip, inputs, stride, out, column);
+    }
+}
+
+#if defined(GGML_REPACK_TILES)
+
+constexpr int FEWEST = 9; // rows for which tiles are faster
+
+// GGML_CPU_AMX=0 turns tiles off, as it does llama.cpp's own (patch 0007)
+bool has_tiles() {
+    static const bool has = [] {
+        const char * env = getenv("GGML_CPU_AMX");
+        constexpr int request = 0x1023; // ARCH_REQ_XCOMP_PERM
+        constexpr int tile_data = 18;
+        return (env == nullptr || strcmp(env, "0") != 0) && syscall(SYS_arch_prctl, request, tile_data) == 0;
+    }();
+    return has;
+}
+
+// The intrinsics of GCC 12 do not say that they read and write memory.
+#define TILE_LOAD(tile, base, stride)                                                                                  \
+    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile : : "r"(base), "r"((int64_t) (stride)) : "memory")
+#define TILE_STORE(tile, base)                                                                                         \
+    __asm__ volatile("tilestored %%tmm" #tile ", (%0,%1,1)" : : "r"(base), "r"((int64_t) 64) : "memory")
+#define TILE_ZERO(tile) __asm__ volatile("tilezero %%tmm" #tile : :)
+#define TILE_MULTIPLY(is_signed, c, a, b)                                                                              \
+    if constexpr (is_signed) {                                                                                         \
+        __asm__ volatile("tdpbssd %%tmm" #b ", %%tmm" #a ", %%tmm" #c : :);                                            \
+    } else {                                                                                                           \
+        __asm__ volatile("tdpbsud %%tmm" #b ", %%tmm" #a ", %%tmm" #c : :);                                            \
+    }
+
+struct alignas(64) tile_config {
+    uint8_t palette = 1;
+    uint8_t start_row = 0;
+    uint8_t reserved[14] = {};
+    uint16_t bytes[16] = {}; // of a row
+    uint8_t rows[16] = {};
+
+    void use() const { __asm__ volatile("ldtilecfg %0" : : "m"(*this) : "memory"); }
+};
+
+// Weights in 0 and 1, inputs in 2 and (more than 16 rows) 3, sums in 4 and 6, 5 and 7.
+tile_config config_for(int block, int first, int second) {
+    tile_config config;
+    for (int t = 0; t < 8; t++) {
+        config.bytes[t] = t == 2 || t == 3 ? block : 64;
+        config.rows[t] = t < 2 ? block / 4 : t % 2 ? std::max(second, 1) : first;
+    }
+    return config;
+}
+
+// The state in which amx/mmq.cpp, which sets it once in each thread, expects it.
+void restore_config() { config_for(32, 16, 16).use(); }
+
+struct tile_scratch {
+    alignas(64) int32_t sums[2][SUBS][16][16]; // of two units: one is multiplied while the other is added up
+    alignas(64) float out[2][PASS][16];
+    alignas(64) char weights[SUBS * 32 * COLUMNS];
+    facts strips[2];
+};
+
+template <typename W>
+inline void finish_row(int r, int subs, const int32_t (*x)[16][16], const facts & f, const char * inputs, size_t stride,
+                       int64_t k, int64_t at, float (*out)[16]) {
+    const typename W::inputs in(inputs + r * stride, k, at);
+    typename W::sum sum(fact(out[r]));
+    if (subs == SUBS) {
+#pragma GCC unroll 8
+        for (int s = 0; s < SUBS; s++) {
+            sum.add(_mm512_load_si512(x[s][r]), s, f, in);
+        }
+    } else {
+        for (int s = 0; s < subs; s++) {
+            sum.add(_mm512_load_si512(x[s][r]), s, f, in);
+        }
+    }
+    _mm512_store_ps(out[r], sum.end(f, in));
+}
+
+// The tiles of a block of weights: C += inputs in A times weights in B, which is 0 or 1.
+#define TILE_BLOCK(A, B, C, s)                                                                                         \
+    TILE_LOAD(B, tiles + (s) * W::block * COLUMNS, 64);                                                                \
+    TILE_LOAD(A, half_inputs + at + (s) * W::block, stride);                                                           \
+    TILE_ZERO(C);                                                                                                      \
+    TILE_MULTIPLY(W::tile_signed, C, A, B);                                                                            \
+    TILE_STORE(C, scratch.sums[parity][s]);
+
+// Up to 32 rows, in one or two halves, times one or two strips
+template <typename W>
+void tile_pass(int64_t k, const char * weights, int strips, const char * inputs, size_t stride, int rows,
+               float * const * out, int column, tile_scratch & scratch) {
+    constexpr int unit = SUBS * W::block;
+    const int halves = rows > 16 ? 2 : 1;
+    const int first = (rows + halves - 1) / halves;
+    const int64_t units = (k + unit - 1) / unit;
+    const int64_t strip_size = W::strip_size(k);
+    memset(scratch.out, 0, sizeof(scratch.out));
+
+    struct {
+        int subs = 0;
+        int rows = 0;
+        int from = 0;
+        int strip = 0;
+        int facts = 0;
+        int64_t at = 0;
+    } last;
+
+    const char * tiles = nullptr;
+    for (int64_t i = 0; i <= units * strips * halves; i++) { // each half of the rows, for each strip, for each unit
+        const int parity = i % 2;
+        const int half = i % halves;
+        const int strip = i / halves % strips;
+        const int facts = i / halves % 2;
+        const int64_t at = i / halves / strips * unit;
+        const int subs = i < units * strips * halves ? int(std::min<int64_t>(k - at, unit) / W::block) : 0;
+        const char * half_inputs = inputs + half * first * stride;
+        const char * ahead = weights;
+        if (subs && half == 0) {
+            const char * from = weights + strip * strip_size;
+            const char * p = W::quants(from, at);
+            W::read(from, k, at, subs, scratch.strips[facts]);
+            tiles = W::tile_weights(p, subs, scratch.weights);
+        }
+        if (subs) { // after a strip comes the one after the next
+            const char * p = W::quants(weights + strip * strip_size, at) + half * W::unit_bytes / halves;
+            ahead = p + 2 * W::unit_bytes + (at + 2 * unit < k ? 0 : (strips - 1) * strip_size);
+        }
+        const auto & x = scratch.sums[1 - parity];
+        const auto & f = scratch.strips[last.facts];
+        int done = 0;
+        for (int s = 0; s < SUBS; s += 2) {
+            if (s < subs) {
+                prefetch(ahead + s * W::unit_bytes / SUBS / halves, 2 * W::unit_bytes / SUBS / halves);
+                if (half) {
+                    TILE_BLOCK(3, 0, 5, s)
+                } else {
+                    TILE_BLOCK(2, 0, 4, s)
+                }
+            }
+            for (const int until = last.rows * (s + 1) / SUBS; done < until; done++) {
+                finish_row<W>(done, last.subs, x, f, inputs + last.from * stride, stride, k, last.at,
+                              scratch.out[last.strip] + last.from);
+            }
+            if (s + 1 < subs) {
+                if (half) {
+                    TILE_BLOCK(3, 1, 7, s + 1)
+                } else {
+                    TILE_BLOCK(2, 1, 6, s + 1)
+                }
+            }
+            for (const int until = last.rows * (s + 2) / SUBS; done < until; done++) {
+                finish_row<W>(done, last.subs, x, f, inputs + last.from * stride, stride, k, last.at,
+                              scratch.out[last.strip] + last.from);
+            }
+        }
+        last = { subs, half ? rows - first : first, half * first, strip, facts, at };
+    }
+    for (int s = 0; s < strips; s++) {
+        for (int r = 0; r < rows; r++) {
+            _mm512_storeu_ps(out[r] + column + COLUMNS * s, _mm512_load_ps(scratch.out[s][r]));
+        }
+    }
+}
+
+template <typename W>
+void with_tiles(int64_t k, const char * weights, int strips, const char * inputs, size_t stride, int rows,
+                float * const * out, char * memory) {
+    auto & scratch = *(tile_scratch *) memory;
+    int used = 0;
+    for (int c = 0; c < strips; c += 2) {
+        for (int r = 0; r < rows;) {
+            const int passes = (rows - r + PASS - 1) / PASS; // of about as many rows
+            const int n = (rows - r + passes - 1) / passes;
+            if (n != used) {
+                const int first = n > 16 ? (n + 1) / 2 : n;
+                config_for(W::block, first, n - first).use();
+                used = n;
+            }
+            tile_pass<W>(k, weights + c * W::strip_size(k), std::min(strips - c, 2), inputs + r * stride, stride, n,
+                         out + r, COLUMNS * c, scratch);
+            r += n;
+        }
+    }
+    restore_config();
+}
+
+#endif
+
+template <typename W>
+void multiply(int64_t k, const char * weights, int strips, const char * inputs, size_t stride, int rows,
+              float * const * out, char * scratch) {
+#if defined(GGML_REPACK_TILES)
+    if (rows >= FEWEST && has_tiles()) {
+        return with_tiles<W>(k, weights, strips, inputs, stride, rows, out, scratch);
+    }
+#endif
+    GGML_UNUSED(scratch);
+    constexpr int most = 8;
+    constexpr int panel = 6; // strips whose weights stay in the second level cache for all rows
+    for (int c = 0; c < strips; c += panel) {
+        for (int r = 0; r < rows;) {
+            const int passes = (rows - r + most - 1) / most; // of about as many rows
+            const int n = (rows - r + passes - 1) / passes;
+            for (int s = c; s < std::min(c + panel, strips); s++) {
+                few_of_rows<W, most>(n, k, weights + s * W::strip_size(k), inputs + r * stride, stride, out + r,
+                                     COLUMNS * s);
+            }
+            r += n;
+        }
+    }
+}
+
+size_t scratch_size(int64_t) {
+#if defined(GGML_REPACK_TILES)
+    return sizeof(tile_scratch);
+#else
+    return 0;
+#endif
+}
+
+template <typename W> void repack(char * to, const char * from, int64_t k, int64_t n) {
+    const size_t column = W::strip_size(k) / COLUMNS; // as many bytes as before
+    for (int64_t c = 0; c < n; c += COLUMNS) {
+        W::repack(to + c * column, from + c * column, column, k);
+    }
+}
+
+template <typename W>
+constexpr ggml_wide_kernel kernel = { row_layout<W>::size, quantize<W>, repack<W>, multiply<W>, scratch_size };
+
+using q4_0 = of_32<quants_of_table<block_q4_0, 8>>;
+using q8_0 = of_32<quants_q8_0>;
+using iq4_nl = of_32<quants_of_table<block_iq4_nl, 128>>;
+using q4_K = of_256<block_q4_K, false>;
+using q5_K = of_256<block_q5_K, true>;
+
+} // namespace
+
+const ggml_wide_kernel * ggml_wide_kernel_of(ggml_type type) {
+    switch (type) {
+        case GGML_TYPE_Q4_0: return &kernel<q4_0>;
+        case GGML_TYPE_Q8_0: return &kernel<q8_0>;
+        case GGML_TYPE_IQ4_NL: return &kernel<iq4_nl>;
+        case GGML_TYPE_Q4_K: return &kernel<q4_K>;
+        case GGML_TYPE_Q5_K: return &kernel<q5_K>;
+        case GGML_TYPE_Q6_K: return &kernel<of_q6_K>;
+        default: return nullptr;
+    }
+}
+
+#endif
