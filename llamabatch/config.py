@@ -51,7 +51,12 @@ _MOST_GUESS_BYTES = 256 * 2**20
 # Rows inside prompts that one call reads for logprobs; with 152k tokens each takes 0.6 MB of logits.
 _MOST_PROMPT_ROWS = 64
 _MOST_PROMPT_ROW_BYTES = 32 * 2**20
-_NO_SPECULATION: dict[str, Any] = {"speculate": "off", "draft_model": None, "speculate_always": False, "sha256": None}
+# Tokens of a row that device_sampling returns: one more than the largest top_k for which they are enough, so that two
+# equal logits at its border show.
+DEVICE_TOP = 65
+_NO_SPECULATION: dict[str, Any] = {
+    "speculate": "off", "draft_model": None, "speculate_always": False, "sha256": None, "device_sampling": "off",
+}  # fmt: skip
 _RANGES = (
     ("n_slots", 1, MAX_SLOTS),
     ("start_slots", 1, MAX_SLOTS),
@@ -104,6 +109,7 @@ CHOICES = (
     ("flash_attn", ("auto", "on", "off")),
     ("split_mode", SPLIT_MODES),
     ("extra_bufts", ("auto", "on", "off")),
+    ("device_sampling", ("auto", "on", "off")),
     ("trial", ("auto", "on", "off")),
     ("kv", KV_LAYOUTS),
     ("type_k", KV_TYPES),
@@ -264,6 +270,11 @@ class EngineConfig:
     cpu_moe: bool = _option(False, "keep the experts of all layers in main memory")
     offload_kqv: bool = _option(True, "keep the KV cache, and compute attention, on the GPUs of the layers")
     op_offload: bool = _option(True, "compute large batches of layers in main memory on a GPU")
+    device_sampling: str = _option(
+        "auto",
+        f"let the device of the output find the {DEVICE_TOP} likeliest tokens of a row, instead of copying all logits: "
+        "on, off, or auto: on a GPU",
+    )
     flash_attn: str = _option("auto", "flash attention: on, off, or auto: on where it is fast")
     kv: str = _option("auto", "KV cache: split (cells for each slot), unified (shared by all), or auto: what fits")
     swa_full: bool = _option(
@@ -408,6 +419,11 @@ class EngineConfig:
             raise ConfigError("speculate is 'draft', but draft_model is not given; give the path of a .gguf file")
         if self.speculate != "draft" and draft is not None:
             raise ConfigError(f"draft_model is {show(draft)}; it is for speculate='draft', not {self.speculate!r}")
+        if self.device_sampling == "on" and self.speculate != "off":
+            raise ConfigError(
+                f"device_sampling is 'on', but speculate is {self.speculate!r}, and guesses are verified on whole "
+                "rows; give device_sampling='auto', or speculate='off'"
+            )
         if self.speculate_always and self.speculate == "off":
             raise ConfigError("speculate_always is on, but speculate is 'off'; give 'lookup' or 'draft'")
 
@@ -520,7 +536,7 @@ def _named(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _in_form(name: str, value: Any) -> Any:
     """A value of another library's, in the form of ours."""
-    if name == "flash_attn" and isinstance(value, bool):
+    if name in ("flash_attn", "device_sampling") and isinstance(value, bool):
         return "on" if value else "off"
     if name == "numa" and isinstance(value, bool):
         return "distribute" if value else "off"
@@ -667,6 +683,7 @@ class EngineOptions(TypedDict, total=False):
     cpu_moe: bool
     offload_kqv: bool
     op_offload: bool
+    device_sampling: str | bool
     flash_attn: str | bool
     kv: str
     swa_full: bool

@@ -33,6 +33,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *(
             "offload_kqv",
             "op_offload",
+            "device_sampling",
             "override_tensor",
             "n_cpu_moe",
             "cpu_moe",

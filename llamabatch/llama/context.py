@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any
@@ -10,14 +11,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llamabatch.config import ROPE_OPTIONS, ResolvedConfig
+from llamabatch.config import DEVICE_TOP, ROPE_OPTIONS, ResolvedConfig
 from llamabatch.errors import ConfigError, EngineError
-from llamabatch.llama import kv_state, library, log
+from llamabatch.llama import devices, kv_state, library, log
 from llamabatch.llama.model import Model
 from llamabatch.request.adapters import AdapterSet
+from llamabatch.sampling.top_rows import TopRows
+
+logger = logging.getLogger(__name__)
 
 _FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 _CELL_PADDING = 256
+# names of llama.cpp that device sampling needs
+_SAMPLING = (
+    "llama_sampler_seq_config", "llama_set_sampler", "llama_get_sampled_candidates_ith",
+    "llama_get_sampled_candidates_count_ith", "llama_get_sampled_logits_ith", "llama_get_sampled_logits_count_ith",
+)  # fmt: skip
 
 
 class DecodeCode(IntEnum):
@@ -73,9 +82,16 @@ class Context:
         params.swa_full = config.swa_full
         params.no_perf = True
         scale_rope(lib, params, config)
+        self._chains: list[Any] = []  # a sampler for each slot, while the device finds the likeliest tokens
+        self.can_sample = self._can_sample(config, model.n_vocab)
+        if self.can_sample:
+            chains = self._new_chains()
+            params.samplers, params.n_samplers = _sequences(lib, chains), n_slots
+            params.n_outputs_max_per_seq = 1
         log.recent_complaints()
         self.handle = lib.llama_init_from_model(model.handle, params)
         if not self.handle:
+            self._free_chains()
             reason = log.reason()
             raise EngineError(f"no context of {n_slots} slots of {n_ctx} tokens can be made: {reason}")
         self._memory = lib.llama_get_memory(self.handle)
@@ -93,6 +109,56 @@ class Context:
         if self.handle:
             self._lib.llama_free(self.handle)
             self.handle = None
+        self._free_chains()
+
+    def _can_sample(self, config: ResolvedConfig, n_vocab: int) -> bool:
+        """True if the device is to find the likeliest tokens. Raises ConfigError if it must, and cannot."""
+        if config.device_sampling == "off" or n_vocab <= DEVICE_TOP:
+            return False
+        if config.device_sampling == "auto" and (config.n_gpu_layers == 0 or not devices.used(config, self._lib)):
+            return False  # as planning/capacity.py has it, for contexts without a plan
+        known = {name for name, *_ in self._lib.llama_context_params._fields_}
+        missing = [name for name in ("samplers", "n_samplers", "n_outputs_max_per_seq") if name not in known]
+        missing += [name for name in _SAMPLING if not hasattr(self._lib, name)]
+        if missing and config.device_sampling == "on":
+            raise ConfigError(
+                f"device_sampling is 'on', but this binding of llama.cpp has no {missing[0]}; give 'auto' or 'off'"
+            )
+        return not missing
+
+    def _new_chains(self) -> list[Any]:
+        """A sampler for each slot, which leaves the DEVICE_TOP likeliest tokens; a context takes each once only."""
+        lib = self._lib
+        self._chains = [
+            lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params()) for _ in range(self.n_slots)
+        ]
+        for chain in self._chains:
+            lib.llama_sampler_chain_add(chain, lib.llama_sampler_init_top_k(DEVICE_TOP))
+        return self._chains
+
+    def _free_chains(self) -> None:
+        for chain in self._chains:
+            self._lib.llama_sampler_free(chain)
+        self._chains = []
+
+    @property
+    def samples_on_device(self) -> bool:
+        """True while the device returns the likeliest tokens of a row, and no logits."""
+        return bool(self._chains)
+
+    def sample_on_device(self, on: bool) -> None:
+        """Changes what the next decodes return; with `on`, `can_sample` must be True. llama.cpp then plans its buffers
+        anew, in the time of some steps."""
+        if on == self.samples_on_device:
+            return
+        old, self._chains = self._chains, []
+        chains = self._new_chains() if on else [None] * self.n_slots
+        taken = [self._lib.llama_set_sampler(self.handle, slot, chain) for slot, chain in enumerate(chains)]
+        for chain in old:
+            self._lib.llama_sampler_free(chain)
+        if not all(taken):  # then whole rows for all
+            self.can_sample = False
+            self.sample_on_device(False)
 
     def set_adapters(self, adapters: AdapterSet) -> None:
         """Sets the adapters of the following decodes. Raises EngineError where llama.cpp refuses them."""
@@ -105,14 +171,41 @@ class Context:
 
     def logits(self, n_rows: int) -> npt.NDArray[np.float32]:
         """The output rows of the last decode, in batch order: a view of shape (n_rows, vocabulary) into llama.cpp's
-        buffer, valid until the next decode."""
+        buffer, valid until the next decode.
+
+        Raises:
+            EngineError: there are none, or the device has kept them: llama.cpp would hand out rows that it never wrote.
+        """
+        if self.samples_on_device:
+            raise EngineError("the logits stayed on the device, which returned the likeliest tokens: a bug of ours")
         pointer = self._lib.llama_get_logits(self.handle)
-        address = ctypes.cast(pointer, ctypes.c_void_p).value
-        if address is None:
-            raise EngineError("llama.cpp gave no logits")
-        buffer = (ctypes.c_float * (n_rows * self._n_vocab)).from_address(address)
-        rows: npt.NDArray[np.float32] = np.ctypeslib.as_array(buffer).reshape(n_rows, self._n_vocab)
-        return rows
+        return _rows(pointer, ctypes.c_float, n_rows, self._n_vocab)
+
+    def rows(self, n_rows: int) -> npt.NDArray[np.float32] | TopRows:
+        """The output rows of the last decode, in batch order: whole, as `logits`, or their likeliest tokens.
+
+        Args:
+            n_rows: all output rows of that decode.
+        """
+        if not self.samples_on_device:
+            return self.logits(n_rows)
+        lib, handle, n_vocab = self._lib, self.handle, self._n_vocab
+        first, last = -n_rows, -1  # a negative number counts from the last output row
+        counts = [lib.llama_get_sampled_candidates_count_ith(handle, end) for end in (first, last)]
+        counts += [lib.llama_get_sampled_logits_count_ith(handle, end) for end in (first, last)]
+        if counts == [DEVICE_TOP] * 4:
+            ids = _rows(lib.llama_get_sampled_candidates_ith(handle, first), ctypes.c_int32, n_rows, n_vocab)
+            logits = _rows(lib.llama_get_sampled_logits_ith(handle, first), ctypes.c_float, n_rows, n_vocab)
+            return TopRows(ids[:, :DEVICE_TOP], np.ascontiguousarray(logits[:, :DEVICE_TOP]))
+        if self.can_sample:
+            logger.warning("the device of the output cannot find the likeliest tokens of a row; it returns all logits")
+            self.can_sample = False
+        pointer = lib.llama_get_sampled_logits_ith(handle, first)  # of a device without that operation
+        if not pointer:  # the samplers were refused
+            pointer = lib.llama_get_logits(handle)
+        elif counts[2:] != [n_vocab] * 2:
+            raise EngineError(f"the device returned {counts} candidates and logits; wanted are {DEVICE_TOP}, or all")
+        return _rows(pointer, ctypes.c_float, n_rows, n_vocab)
 
     def clear(self, slot: int, start: int = 0) -> bool:
         """Forgets a slot's cells from position `start` on; False where the model's state cannot be cut there."""
@@ -204,6 +297,22 @@ def scale_rope(lib: Any, params: Any, config: ResolvedConfig) -> None:
     for name in ROPE_OPTIONS:
         if name != "rope_scaling" and getattr(config, name) is not None:
             setattr(params, name, getattr(config, name))
+
+
+def _sequences(lib: Any, chains: list[Any]) -> Any:
+    """An array of llama_sampler_seq_config: the sampler of each slot."""
+    array = (lib.llama_sampler_seq_config * len(chains))()
+    for slot, chain in enumerate(chains):
+        array[slot].seq_id, array[slot].sampler = slot, ctypes.cast(chain, ctypes.c_void_p)
+    return array
+
+
+def _rows(pointer: Any, kind: Any, n_rows: int, n_vocab: int) -> npt.NDArray[Any]:
+    """Rows that llama.cpp keeps n_vocab elements apart."""
+    address = ctypes.cast(pointer, ctypes.c_void_p).value
+    if address is None:
+        raise EngineError("llama.cpp gave no logits")
+    return np.ctypeslib.as_array((kind * (n_rows * n_vocab)).from_address(address)).reshape(n_rows, n_vocab)
 
 
 def _padded(n_cells: int) -> int:

@@ -142,7 +142,7 @@ class Bench:
         start = time.perf_counter()
         code = self._open.decode(struct)
         if code is DecodeCode.OK:
-            self._open.logits(len(sampled))  # waits for a GPU
+            self._open.rows(len(sampled))  # waits for a GPU
         seconds = time.perf_counter() - start
         if code is not DecodeCode.OK:
             raise EngineError(f"llama_decode failed: {code.name.lower()} ({code.value})")

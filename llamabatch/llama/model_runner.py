@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from llamabatch.sampling.prepared_params import PreparedParams
 from llamabatch.sampling.reasoning import ReasoningTokens, ReasoningTracker
 from llamabatch.sampling.row_logprobs import accepted_logprobs, sample_with_logprobs
 from llamabatch.sampling.sampler import NO_TOKEN, NOTHING_MAY_COME, SamplerState, sample_rows
+from llamabatch.sampling.top_rows import TopRows, is_enough
 from llamabatch.sampling.verify_drafts import accepted_tokens
 from llamabatch.scheduler.output import Call, DecodeStatus, Limits, Restore, ScheduledSpan, SchedulerOutput, SpanOutput
 
@@ -40,7 +41,10 @@ logger = logging.getLogger(__name__)
 # A quarter of a core beside threads that compute: the cells of 32 slots of the 0.5B shape are zeroed in some seconds.
 _GROWTH_NICENESS = 5
 Logits = npt.NDArray[np.float32]
-_Read = Callable[[list[ScheduledSpan], list[SamplerState], Logits], list[SpanOutput]]
+Rows = Logits | TopRows
+_Read = Callable[[list[ScheduledSpan], list[SamplerState], Any], list[SpanOutput]]
+# Calls without a request that needs whole rows before the device samples again: to change over costs some steps.
+CALLS_UNTIL_TOP = 32
 _MOST_TAGS = 16  # pairs of tags in the tokens of the model
 _OK = DecodeStatus.OK  # for each row: to look a member up takes 0.1 us before Python 3.12
 _COMPUTED = SpanOutput(_OK)  # of a span without output rows
@@ -96,6 +100,8 @@ class ModelRunner:
             raise ConfigError(f"{model.path.name} cannot generate text: llama.cpp gives its architecture no memory")
         self._batch = Batch(load(), config.n_batch)
         self._states: dict[str, SamplerState] = {}  # of the sequences in flight, by request id
+        self._whole_rows: set[str] = set()  # ids of those for which a device's likeliest tokens are not enough
+        self._calls_since_whole = 0  # with output rows, since the last one that needed whole rows
         self._reasoning_tokens: dict[ReasoningTags, ReasoningTokens] = {}
         self._grammar_masks: GrammarMasks | None = None
         plain, cuts = not model.is_recurrent, model.uncuttable(config) is None
@@ -129,6 +135,8 @@ class ModelRunner:
         if request.follows_reasoning:
             state.reasoning = self._tracker(request)
         self._states[request.request_id] = state
+        if not is_enough(request, state):
+            self._whole_rows.add(request.request_id)
 
     def _tracker(self, request: Request) -> ReasoningTracker:
         assert request.reasoning is not None
@@ -150,6 +158,7 @@ class ModelRunner:
     def remove(self, request_id: str) -> None:
         """Frees the sampler state of a request that has ended, if there is one."""
         self._states.pop(request_id, None)
+        self._whole_rows.discard(request_id)
 
     @property
     def request_ids(self) -> Set[str]:
@@ -247,6 +256,8 @@ class ModelRunner:
             self._context.set_adapters(call.adapters)
             self.counts.adapter_switches += 1
         struct, outputs = self._batch.fill(call)
+        if outputs and (self._context.can_sample or self._context.samples_on_device):
+            self._choose_rows(outputs)
         code = self._context.decode(struct)
         for slot in call.dummy_slots:
             self._context.clear(slot)
@@ -258,8 +269,10 @@ class ModelRunner:
             return [_COMPUTED] * len(call.spans)
         states = [self._states[span.sequence.request.request_id] for span in outputs]
         self._make_grammar_masks(outputs, states)  # before the logits are asked for: a GPU may still compute them
-        logits = self._context.logits(len(outputs) if call.is_decode else sum(map(_n_rows, outputs)))
-        read = self._verify if call.n_guesses else self._sample
+        logits = self._context.rows(len(outputs) if call.is_decode else sum(map(_n_rows, outputs)))
+        if isinstance(logits, TopRows) and self.limits.can_share and logits.is_ambiguous(states):
+            return self._compute_again(call)
+        read: _Read = self._verify if call.n_guesses else self._sample
         try:
             found = read(outputs, states, logits)
         except Exception:  # the result of a span does not depend on the others, so each is read alone
@@ -274,12 +287,39 @@ class ModelRunner:
         results = dict(zip(map(id, outputs), found, strict=True))
         return [results.get(id(span), _COMPUTED) for span in call.spans]
 
-    def _sample(self, spans: list[ScheduledSpan], states: list[SamplerState], logits: Logits) -> list[SpanOutput]:
+    def _choose_rows(self, outputs: list[ScheduledSpan]) -> None:
+        """Lets the device return the likeliest tokens of the rows of the next decode, or whole rows.
+
+        llama.cpp copies all logits of a pass as soon as one row needs them, and to change over costs it the time of
+        some steps: so a request that needs whole rows gets them for all, until none was there for a while.
+        """
+        needs_whole = not self._context.can_sample or any(
+            span.sequence.request.request_id in self._whole_rows or span.sequence.logprobs is not None
+            for span in outputs
+        )
+        if needs_whole:
+            self._calls_since_whole = 0
+            self._context.sample_on_device(False)
+        elif not self._context.samples_on_device and not self._whole_rows:
+            self._calls_since_whole += 1
+            if self._calls_since_whole >= CALLS_UNTIL_TOP:
+                self._context.sample_on_device(True)
+
+    def _compute_again(self, call: Call) -> list[SpanOutput]:
+        """Computes a call once more, with whole rows: of equal logits the device may have left out that of the lowest
+        id."""
+        self._calls_since_whole = 0
+        self._context.sample_on_device(False)
+        if not all(self._context.clear(span.slot, span.start) for span in call.spans):
+            raise EngineError("the model's state cannot be cut back")
+        return self._compute(call)
+
+    def _sample(self, spans: list[ScheduledSpan], states: list[SamplerState], logits: Rows) -> list[SpanOutput]:
         """Samples the output rows of a call.
 
         Args:
             spans: those with output rows, in the order of `states`.
-            logits: float32 of shape (rows of all spans, vocabulary).
+            logits: float32 of shape (rows of all spans, vocabulary), or a device's likeliest tokens of these rows.
         """
         n_threads = self._config.n_threads_batch
         is_scored = False
@@ -289,10 +329,13 @@ class ModelRunner:
                 state.advance(sequence.num_output, sequence.token_ids)
             if sequence.logprobs is not None:
                 is_scored = True
-        if is_scored:
+        if isinstance(logits, TopRows):
+            tokens = logits.sample(states, n_threads)
+        elif is_scored:
             found = sample_with_logprobs(logits, spans, states, n_threads)
             return [_result(state, *each) for state, each in zip(states, found, strict=True)]
-        tokens = sample_rows(logits, states, n_threads)
+        else:
+            tokens = sample_rows(logits, states, n_threads)
         if NO_TOKEN in tokens:
             return [_result(state, token) for state, token in zip(states, tokens, strict=True)]
         return [SpanOutput(_OK, (token,)) for token in tokens]
@@ -441,7 +484,7 @@ def _n_rows(span: ScheduledSpan) -> int:
     return span.prompt_rows + span.output if span.draft is None else 1 + len(span.draft)
 
 
-def _read_alone(read: _Read, span: ScheduledSpan, state: SamplerState, rows: Logits) -> SpanOutput:
+def _read_alone(read: _Read, span: ScheduledSpan, state: SamplerState, rows: Rows) -> SpanOutput:
     try:
         [result] = read([span], [state], rows)
     except Exception as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from llamabatch.chat.formats import reasoning_of
 from llamabatch.chat.tool_formats import GENERIC, ToolFormat
-from llamabatch.config import MAX_CTX, MAX_SLOTS, MIN_CTX, EngineConfig, ResolvedConfig
+from llamabatch.config import DEVICE_TOP, MAX_CTX, MAX_SLOTS, MIN_CTX, EngineConfig, ResolvedConfig
 from llamabatch.errors import ConfigError, MemoryPlanError
 from llamabatch.gguf.pooling import NO_DENSE_LAYER, POOLINGS, RANK
 from llamabatch.planning.equal_bits import dependence
@@ -140,6 +140,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
             "n_ubatch": n_ubatch,
             "prefill_budget": n_ubatch if config.prefill_budget == "auto" else config.prefill_budget,
             "flash_attn": flash_attn,
+            "device_sampling": _device_sampling(config, facts, machine, reasons),
             "n_threads": n_threads,
             "n_threads_batch": n_threads_batch,
             "kv": "split",
@@ -373,6 +374,28 @@ def _flash_attn(
         return "on"
     reasons["flash_attn"] = "on CPUs llama.cpp's own kernel makes batched decode up to twice as slow"
     return "off"
+
+
+def _device_sampling(config: EngineConfig, facts: ModelFacts, machine: Machine, reasons: dict[str, str]) -> str:
+    """The value of device_sampling: "auto" stays where it may be on, as the binding has the last word.
+
+    On a CPU the logits are in main memory already, and our sampler reads each row once; the device's search for the
+    likeliest tokens would come on top."""
+    if config.device_sampling != "auto":
+        if config.device_sampling == "on" and facts.n_vocab <= DEVICE_TOP:
+            raise ConfigError(
+                f"device_sampling is 'on', but the vocabulary has {facts.n_vocab} tokens; "
+                f"it is for more than {DEVICE_TOP}"
+            )
+        return config.device_sampling
+    places = dict(facts.placed)
+    here = places.get("output.weight", 0) is None or machine.n_gpus == 0 or config.n_gpu_layers == 0
+    if here or config.speculate != "off" or facts.n_vocab <= DEVICE_TOP:
+        return "off"
+    reasons["device_sampling"] = (
+        f"the GPU of the output returns {DEVICE_TOP} tokens of a row instead of {facts.n_vocab}"
+    )
+    return "auto"
 
 
 def _why_not_on_cuda(config: EngineConfig, facts: ModelFacts) -> str:

@@ -188,6 +188,8 @@ def memory(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float
     placed = facts.placed if gpu_shares else ()  # else all are in main memory
     sorted_weights = _sorted(facts, frozenset(name for name, _ in placed))
     devices = _devices(config, len(layers), gpu_shares)
+    if config.device_sampling == "auto" and devices[-1] is None:
+        config = replace(config, device_sampling="off")
     graph, untouched, work = _pass(facts, config, n_slots, cells)
     buffers = _GpuBuffers.of(facts, config, n_slots, cells, len(gpu_shares), graph)
     logits = _logits(facts, config, n_slots)
@@ -306,10 +308,16 @@ def _pass(facts: ModelFacts, config: ResolvedConfig, n_slots: int, cells: int) -
     has_cells = facts.k_values or facts.v_values
     flash = config.flash_attn != "off"  # auto is on wherever a kernel is there: capacity._flash_attn
     attended = cells if has_cells else 0
+    widths = _with_samplers(widths, config)
     reserved = graph_bytes(widths, n_tokens, attended, rows, flash, states)
     n_fed = min(n_tokens, n_slots) if facts.n_layer == 1 and not facts.is_encoder else n_tokens
     written = graph_bytes(widths, n_tokens, attended, rows, flash, states, n_fed)
     return written, reserved - written, work_bytes(widths, n_tokens)
+
+
+def _with_samplers(widths: Widths, config: ResolvedConfig) -> Widths:
+    """With device_sampling a pass pads its logits with one more row, in a copy: llama-graph.cpp, build_sampling."""
+    return widths if config.device_sampling == "off" else replace(widths, n_vocab=2 * widths.n_vocab)
 
 
 def _widths(facts: ModelFacts) -> Widths:
@@ -321,9 +329,10 @@ def _widths(facts: ModelFacts) -> Widths:
 
 
 def _logits(facts: ModelFacts, config: ResolvedConfig, n_slots: int) -> int:
-    """Bytes of the output rows: one for each slot, more where guesses are checked."""
+    """Bytes of the output rows: one for each slot, more where guesses are checked. With device_sampling each has room
+    for the logits, probabilities and ids of all its tokens once more: llama-context.cpp, output_reserve."""
     rows = n_slots if config.speculate == "off" else config.output_rows(n_slots, facts.n_vocab)
-    return rows * facts.n_vocab * 4
+    return rows * facts.n_vocab * (4 if config.device_sampling == "off" else 16)
 
 
 def _embeddings(facts: ModelFacts, config: ResolvedConfig) -> tuple[int, int]:
@@ -376,7 +385,7 @@ class _GpuBuffers(NamedTuple):
     def of(
         cls, facts: ModelFacts, config: ResolvedConfig, n_slots: int, cells: int, n_gpus: int, graph: int
     ) -> _GpuBuffers:
-        n_tokens, widths = min(config.n_ubatch, cells * n_slots), _widths(facts)
+        n_tokens, widths = min(config.n_ubatch, cells * n_slots), _with_samplers(_widths(facts), config)
         attended = cells if facts.k_values or facts.v_values else 0
         inputs = input_bytes(widths, n_tokens, attended, config.flash_attn != "off")
         embedded = embedding_bytes(widths, n_tokens)

@@ -125,13 +125,16 @@ class SamplerState:
         return state
 
 
-def sample_rows(logits: npt.NDArray[np.float32], states: list[SamplerState], n_threads: int = 1) -> list[int]:
+def sample_rows(
+    logits: npt.NDArray[np.float32], states: list[SamplerState], n_threads: int = 1, *, dictated: bool = True
+) -> list[int]:
     """A token id for each row, or NO_TOKEN where the logits are not numbers or nothing is allowed.
 
     Args:
         logits: shape (len(states), vocabulary), float32; not changed.
         states: one for each row.
         n_threads: for the compiled helper, where it has OpenMP and the rows are worth it.
+        dictated: a token that a state dictates takes the place of the sampled one.
     """
     if native.available():
         tokens = native.sample_rows(logits, states, n_threads)
@@ -139,6 +142,8 @@ def sample_rows(logits: npt.NDArray[np.float32], states: list[SamplerState], n_t
             tokens[i] = _sample_row(logits[i], states[i])
     else:
         tokens = [_sample_row(row, state) for row, state in zip(logits, states, strict=True)]
+    if not dictated:
+        return tokens
     return [token if state.dictated is None else state.dictated for token, state in zip(tokens, states, strict=True)]
 
 

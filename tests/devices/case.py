@@ -1,7 +1,8 @@
 """A program that runs prompts on the devices of its environment: python -m tests.devices.case SETTINGS
 
 SETTINGS is a JSON list of options of an LLM; for each it writes a line of JSON: the greedy texts, the log probabilities
-of their tokens, the plan, and what llama.cpp says it reserved, in bytes, by device and kind; or the error.
+of their tokens, the texts without these, the plan, what llama.cpp says it reserved, in bytes, by device and kind, and how
+many calls had a device's likeliest tokens alone, and how many whole rows; or the error.
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ import json
 import logging
 import re
 import sys
+from dataclasses import replace
+from typing import Any
 
 from llamabatch import LLM, LlamaBatchError, SamplingParams
 from llamabatch.llama import devices, library, log
+from llamabatch.llama.context import Context
+from llamabatch.sampling.top_rows import TopRows
 
 PROMPTS = 24
 _GREEDY = SamplingParams(max_tokens=24, temperature=0, logprobs=0)
@@ -23,6 +28,15 @@ _SIZE = re.compile(
 
 def main() -> None:
     lines: list[str] = []
+    kinds: list[bool] = []
+    read = Context.rows
+
+    def noted(self: Context, n_rows: int) -> object:
+        rows = read(self, n_rows)
+        kinds.append(isinstance(rows, TopRows))
+        return rows
+
+    setattr(Context, "rows", noted)  # noqa: B010
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
     library.load()
@@ -30,24 +44,31 @@ def main() -> None:
     log.llama_logger.setLevel(logging.INFO)
     for options in json.loads(sys.argv[1]):
         lines.clear()
+        kinds.clear()
         try:
-            found = run(options)
+            found = run(options, lines)
         except LlamaBatchError as error:
             found = {"error": str(error), "type": type(error).__name__}
         sizes: dict[str, dict[str, int]] = {}
-        for line in lines:
+        for line in found.pop("lines", []):
             if match := _SIZE.search(line):
-                kinds = sizes.setdefault(match["device"], {})
-                kinds[match["kind"]] = kinds.get(match["kind"], 0) + int(float(match["mib"]) * 2**20)
-        print(json.dumps({**found, "reserved": sizes, "gpus": list(library.gpu_names())}), flush=True)
+                of_device = sizes.setdefault(match["device"], {})
+                of_device[match["kind"]] = of_device.get(match["kind"], 0) + int(float(match["mib"]) * 2**20)
+        found |= {"reserved": sizes, "gpus": list(library.gpu_names()), "top": sum(kinds), "whole": kinds.count(False)}
+        print(json.dumps(found), flush=True)
 
 
-def run(options: dict[str, object]) -> dict[str, object]:
+def run(options: dict[str, object], lines: list[str]) -> dict[str, Any]:
     base = {"model": "tiny", "n_slots": 8, "n_ctx": 256, "n_threads": 1, "profile": False}
     with LLM(**{**base, **options}) as llm:
+        made = list(lines)  # a change between whole rows and a device's tokens reserves anew, and says so
         prompts = [f"What is {number} and {number + 3}?" for number in range(PROMPTS)]
-        outputs = llm.chat([[{"role": "user", "content": prompt}] for prompt in prompts], _GREEDY)
+        conversations = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        bare = llm.chat(conversations, replace(_GREEDY, logprobs=None))
+        outputs = llm.chat(conversations, _GREEDY)
         return {
+            "lines": made,
+            "bare_texts": [output.text for output in bare],
             "texts": [output.text for output in outputs],
             "logprobs": [output.outputs[0].cumulative_logprob for output in outputs],
             "errors": [str(output.error) for output in outputs if output.error],

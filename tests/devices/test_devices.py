@@ -15,6 +15,8 @@ EVERYWHERE = [
     (2, {"isolate": True}),
     (2, {"speculate": "lookup"}),
     (2, {"instances": 2}),
+    (1, {"device_sampling": "off"}),
+    (2, {"device_sampling": "off"}),
 ]
 
 
@@ -46,6 +48,14 @@ def test_layers_on_two_devices(run, on_cpu):
     assert found["reserved"]["RPC1"]["KV"] > 0
     same(found, on_cpu)
     same(here, on_cpu)
+
+
+def test_the_device_of_the_output_finds_the_likeliest_tokens(run):
+    found, off, here = run(2, {}, {"device_sampling": "off"}, {"n_gpu_layers": 0})
+    assert found["top"] > found["whole"] > 0  # without logprobs, and with them
+    assert "65 tokens of a row instead of 1120" in found["reasons"]["device_sampling"]
+    assert off["top"] == here["top"] == 0
+    assert found["bare_texts"] == off["bare_texts"]
 
 
 @pytest.mark.devices

@@ -89,6 +89,7 @@ def config_of(base: EngineConfig, setting: Setting, job: Job) -> ResolvedConfig:
         split_mode=base.split_mode,
         devices=base.devices,
         offload_kqv=base.offload_kqv,
+        device_sampling=base.device_sampling,
         op_offload=base.op_offload,
         swa_full=base.swa_full,
         tensor_split=base.tensor_split,

@@ -4,6 +4,7 @@ import pytest
 
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, MemoryPlanError
+from llamabatch.gguf.reader import TensorInfo
 from llamabatch.planning.capacity import resolve, scaled_ctx
 from llamabatch.planning.compute_buffers import Widths
 from llamabatch.planning.machine import Machine
@@ -297,3 +298,40 @@ def test_instances_by_request():
     assert resolve(EngineConfig("m"), FACTS, MACHINE).config.instances == 1  # a large one keeps its threads busy
     on_gpu = resolve(EngineConfig("m"), replace(FACTS, file_bytes=3_000_000), replace(MACHINE, n_gpus=1))
     assert on_gpu.config.instances == 1
+
+
+class TestDeviceSampling:
+    GPUS = replace(MACHINE, n_gpus=1)
+
+    def chosen(self, machine=GPUS, facts=FACTS, **options):
+        plan = resolve(EngineConfig("m", **options), facts, machine)
+        return plan.config.device_sampling, plan.reasons.get("device_sampling", "")
+
+    def test_is_on_where_the_output_is_on_a_gpu(self):
+        value, why = self.chosen()
+        assert value == "auto"
+        assert why == f"the GPU of the output returns 65 tokens of a row instead of {FACTS.n_vocab}"
+        assert self.chosen(device_sampling=True)[0] == "on"
+
+    def test_is_off_elsewhere(self):
+        assert self.chosen(MACHINE) == ("off", "")
+        assert self.chosen(n_gpu_layers=0)[0] == "off"
+        assert self.chosen(speculate="lookup")[0] == "off"
+        output = TensorInfo("output.weight", (896, 151_936), 1, 0, 2 * 896 * 151_936)
+        assert self.chosen(facts=replace(FACTS, tensors=(output,), placed=((output.name, None),)))[0] == "off"
+        assert self.chosen(facts=replace(FACTS, tensors=(output,), placed=((output.name, 0),)))[0] == "auto"
+        assert self.chosen(facts=replace(FACTS, n_vocab=65))[0] == "off"
+        assert self.chosen(device_sampling=False)[0] == "off"
+
+    def test_counts_rows_four_times(self):
+        on, off = (
+            resolve(EngineConfig("m", n_slots=4, n_ctx=512, device_sampling=value), FACTS, MACHINE).memory
+            for value in ("on", "off")
+        )
+        assert on.compute - off.compute >= 4 * FACTS.n_vocab * 12
+
+    def test_a_small_vocabulary_is_refused(self):
+        with pytest.raises(
+            ConfigError, match="device_sampling is 'on', but the vocabulary has 65 tokens; it is for more"
+        ):
+            self.chosen(facts=replace(FACTS, n_vocab=65), device_sampling="on")
