@@ -1,8 +1,8 @@
 """A program that runs prompts on the devices of its environment: python -m tests.devices.case SETTINGS
 
 SETTINGS is a JSON list of options of an LLM; for each it writes a line of JSON: the greedy texts, the log probabilities
-of their tokens, the texts without these, the plan, what llama.cpp says it reserved, in bytes, by device and kind, and how
-many calls had a device's likeliest tokens alone, and how many whole rows; or the error.
+of their tokens, the texts without these, the plan, what llama.cpp says it reserved, in bytes, by device and kind, and
+how many calls had a device's likeliest tokens alone, and how many whole rows; or the error.
 """
 
 from __future__ import annotations
