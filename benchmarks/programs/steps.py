@@ -6,15 +6,47 @@ each sequence, and whether flash attention is used; every other one is
     {"fill": n}                  prefill n tokens into every sequence: the seconds that the first one took
     {"rows": r, "steps": k}      k decode steps with one token for each of the first r sequences: their seconds
     {"texts": [[n, tokens]]}     sum of the log probabilities of all but the first n tokens of each text
+
+If the first message has "profile", the answers to the first two have "operations", too: the seconds of each kind of
+operation of the last call, of products by the type of the weights. The threads meet after each, which takes a little.
 """
 
 from __future__ import annotations
 
+import ctypes
 import time
+from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from lines import Handler, serve  # type: ignore[import-not-found]  # beside this file
+
+
+class _Watch:
+    """The callback of llama.cpp's scheduler before and after each operation, whose seconds it adds up."""
+
+    _OP, _SOURCES = 80, 152  # offsets in ggml_tensor
+
+    def __init__(self, libraries: Path, seconds: dict[str, float]) -> None:
+        self._seconds = seconds
+        library = ctypes.CDLL(str(next(libraries.glob("libggml-base.*"))))
+        self._type_name, self._op_name = library.ggml_type_name, library.ggml_op_name
+        self._type_name.restype = self._op_name.restype = ctypes.c_char_p
+        self._begin = 0.0
+
+    def __call__(self, tensor: int, before: bool, _data: object) -> bool:
+        if before:
+            self._begin = time.perf_counter()
+            return True
+        spent = time.perf_counter() - self._begin
+        name: str = self._op_name(ctypes.c_int.from_address(tensor + self._OP).value).decode()
+        if name.startswith("MUL_MAT"):
+            weights = ctypes.c_void_p.from_address(tensor + self._SOURCES).value
+            assert weights is not None
+            name += " " + self._type_name(ctypes.c_int.from_address(weights).value).decode()
+        self._seconds[name] += spent
+        return True
 
 
 class Steps:
@@ -41,6 +73,11 @@ class Steps:
         params.n_threads = params.n_threads_batch = options["threads"]
         params.flash_attn_type = int(options["flash_attention"])
         params.kv_unified = False
+        self._operations: dict[str, float] = defaultdict(float)
+        if options.get("profile"):
+            watch = _Watch(Path(llama.__file__).parent / "lib", self._operations)
+            self._callback = llama.ggml_backend_sched_eval_callback(watch)
+            params.cb_eval = self._callback
         self._context = llama.llama_init_from_model(self._model, params)
         if not self._context:
             raise RuntimeError("no context")
@@ -50,10 +87,11 @@ class Steps:
 
     def handle(self, message: dict[str, Any]) -> dict[str, Any]:
         if "fill" in message:
-            return {"seconds": self._fill(message["fill"])}
+            return {"seconds": self._fill(message["fill"]), "operations": dict(self._prompt)}
         if "texts" in message:
             return {"sum": sum(self._score(texts) for texts in _chunks(message["texts"], self._n_seq))}
-        return {"seconds": [self._step(message["rows"]) for _ in range(message["steps"])]}
+        seconds = [self._step(message["rows"]) for _ in range(message["steps"])]
+        return {"seconds": seconds, "operations": dict(self._operations)}
 
     def _decode(self, rows: list[tuple[int, int, int, bool]]) -> float:
         """Rows are (sequence, position, token, whether its logits are wanted)."""
@@ -62,6 +100,7 @@ class Steps:
             batch.token[row], batch.pos[row], batch.logits[row] = token, position, output
             batch.n_seq_id[row], batch.seq_id[row][0] = 1, sequence
         batch.n_tokens = len(rows)
+        self._operations.clear()
         begin = time.perf_counter()
         if self._llama.llama_decode(self._context, batch) != 0:
             raise RuntimeError("llama_decode failed")
@@ -75,7 +114,12 @@ class Steps:
     def _fill(self, n: int) -> float:
         self._clear()
         tokens = [(0, i, (i * 17 + 3) % (self.n_vocab - 16) + 16, i == n - 1) for i in range(n)]
-        seconds = sum(self._decode(tokens[at : at + 512]) for at in range(0, n, 512))
+        seconds = 0.0
+        self._prompt: dict[str, float] = defaultdict(float)
+        for at in range(0, n, 512):
+            seconds += self._decode(tokens[at : at + 512])
+            for name, spent in self._operations.items():
+                self._prompt[name] += spent
         memory = self._llama.llama_get_memory(self._context)
         for sequence in range(1, self._n_seq):
             self._llama.llama_memory_seq_cp(memory, 0, sequence, -1, -1)

@@ -2,7 +2,8 @@
 // 64 rows, odd sizes, threads. llama.cpp's own test-backend-ops sees the default buffer only.
 //
 //   matmul_check                          every case; exit status 1 if one is off by more than its bound
-//   matmul_check time TYPE K N THREADS    microseconds a product, rows 1 to 32, each buffer type
+//   matmul_check time TYPE K N THREADS    microseconds a product, rows 1 to 32, each buffer type; with EXPERTS behind it
+//                                         two rows of three have one of so many experts, the others take turns
 //
 // Built as flash_attention_check.cpp is.
 
@@ -287,12 +288,12 @@ int check_all() {
     return count.failed ? 1 : 0;
 }
 
-int time_all(ggml_type type, int k, int n, int threads) {
+int time_all(ggml_type type, int k, int n, int threads, int experts) {
     std::vector<ggml_backend_buffer_type_t> buffer_types = extra_buffer_types();
     buffer_types.push_back(ggml_backend_cpu_buffer_type());
     for (ggml_backend_buffer_type_t buffer_type : buffer_types) {
         for (int rows = 1; rows <= 32; rows += rows < 9 ? 1 : rows < 16 ? 7 : 8) {
-            Product product(type, k, n, rows, threads, buffer_type);
+            Product product(type, k, n, rows, threads, buffer_type, 0, experts);
             if (!product.supported()) {
                 continue;
             }
@@ -316,11 +317,12 @@ int time_all(ggml_type type, int k, int n, int threads) {
 
 int main(int argc, char ** argv) {
     ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr); // repacking tells of every tensor
-    if (argc == 6 && !strcmp(argv[1], "time")) {
+    if ((argc == 6 || argc == 7) && !strcmp(argv[1], "time")) {
         for (int t = 0; t < GGML_TYPE_COUNT; t++) {
             const char * name = ggml_type_name(ggml_type(t));
             if (name && !strcmp(name, argv[2])) {
-                return time_all(ggml_type(t), atoi(argv[3]), atoi(argv[4]), atoi(argv[5]));
+                return time_all(ggml_type(t), atoi(argv[3]), atoi(argv[4]), atoi(argv[5]),
+                                argc == 7 ? atoi(argv[6]) : 0);
             }
         }
         fprintf(stderr, "no type %s\n", argv[2]);

@@ -1,0 +1,113 @@
+"""Where a step goes: seconds of each operation of llama.cpp, by kernels, rows and a prompt.
+
+    python -m benchmarks.operations MODEL [--rows N]... [--prompt N] [--threads N] [--json FILE]
+
+Each series is a child program with the model loaded: the patched build, the same without AMX, the same without the
+kernel of llama.cpp for many rows (GGML_CPU_TILED_MM=0), and stock. They take turns; of each the fastest step counts,
+and the operations of the last. The threads meet after every operation, so the sum is a little more than a step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.facts import command_line, facts
+from benchmarks.places import installed_build, log_folder
+from benchmarks.process import Program, ended_by_signals, environment
+from llamabatch.llama.environment import environment_defaults
+from llamabatch.native_patches import build, stock
+from llamabatch.native_patches.tools import main_guard
+
+PROGRAM = Path(__file__).parent / "programs" / "steps.py"
+TIMEOUT_S = 900.0
+SERIES = {
+    "patched": {},
+    "no AMX": {"GGML_CPU_AMX": "0"},
+    "no tiled": {"GGML_CPU_AMX": "0", "GGML_CPU_TILED_MM": "0"},
+    "stock": {},
+}
+
+
+def start(name: str, model: Path, sequences: int, cells: int, threads: int) -> Program:
+    """The child program of a series, with the model loaded. Raises PeerFailure."""
+    env = environment({**os.environ, **environment_defaults(model.stat().st_size), **SERIES[name]})
+    if name == "stock":
+        libraries = str(stock.libraries(build.make_plan("cpu")))
+        env |= {"LLAMA_CPP_LIB_PATH": libraries, "LD_LIBRARY_PATH": libraries}
+    log = log_folder() / f"operations-{name.replace(' ', '-')}.log"
+    program = Program(name, [sys.executable, str(PROGRAM)], env, log, lines=True)
+    program.ask(
+        {
+            "model": str(model), "sequences": sequences, "cells": cells, "threads": threads, "flash_attention": True,
+            "profile": True,
+        },
+        TIMEOUT_S,
+    )  # fmt: skip
+    return program
+
+
+def table(found: dict[str, dict[str, Any]]) -> str:
+    """Milliseconds: a line for each operation, a column for each series."""
+    names = {name for point in found.values() for name in point["operations"]}
+    order = sorted(names, key=lambda name: -max(point["operations"].get(name, 0) for point in found.values()))
+    lines = [f"{'':22}" + "".join(f"{series:>12}" for series in found)]
+    lines += [
+        f"{name:22}" + "".join(f"{1e3 * point['operations'].get(name, 0):12.2f}" for point in found.values())
+        for name in order
+    ]
+    return "\n".join([*lines, f"{'step':22}" + "".join(f"{1e3 * point['seconds']:12.2f}" for point in found.values())])
+
+
+@click.command()
+@click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--rows", multiple=True, type=click.IntRange(1, 256), default=(1, 8, 16, 32), show_default=True)
+@click.option("--prompt", type=click.IntRange(16, 8192), default=2000, show_default=True, help="tokens")
+@click.option("--threads", type=click.IntRange(1), default=len(os.sched_getaffinity(0)), show_default=True)
+@click.option("--series", multiple=True, type=click.Choice(list(SERIES)), default=list(SERIES), show_default=True)
+@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path))
+def main(
+    model: Path, rows: tuple[int, ...], prompt: int, threads: int, series: tuple[str, ...], path: Path | None
+) -> None:
+    """Measure the operations of a decode step and of a prompt of MODEL."""
+    installed_build()  # raises SetupFailure where the library is not ours
+    programs: dict[str, Program] = {}
+    points: dict[str, dict[str, dict[str, Any]]] = {}
+    with ended_by_signals():
+        try:
+            for name in series:
+                programs[name] = start(name, model, max(rows), prompt + 64, threads)
+            points[f"prompt of {prompt}"] = {
+                name: program.ask({"fill": prompt}, TIMEOUT_S) for name, program in programs.items()
+            }
+            for program in programs.values():
+                program.ask({"fill": 64}, TIMEOUT_S)
+            for count in rows:
+                found: dict[str, dict[str, Any]] = {}
+                for _ in range(3):
+                    for name, program in programs.items():
+                        answer = program.ask({"rows": count, "steps": 3}, TIMEOUT_S)
+                        answer["seconds"] = min(answer["seconds"])
+                        if name not in found or answer["seconds"] < found[name]["seconds"]:
+                            found[name] = answer
+                points[f"{count} rows"] = found
+        finally:
+            for program in programs.values():
+                program.close()
+    for what, found in points.items():
+        click.echo(f"{what}, milliseconds\n{table(found)}\n")
+    if path is not None:
+        document = {
+            **facts(command_line("python -m benchmarks.operations")), "model": model.name, "threads": threads,
+            "points": points,
+        }  # fmt: skip
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main_guard(main))
