@@ -127,7 +127,8 @@ def moves(sequences: Iterable[Sequence], free: Iterable[int], *, up: bool = Fals
 
 def _dummies(spans: list[ScheduledSpan], occupied: abc.Set[int], limits: Limits) -> tuple[int, ...]:
     dummies: list[int] = []
-    if limits.can_pad and not limits.packs_any:
+    has_holes = spans[-1].slot - spans[0].slot >= len(spans)
+    if has_holes and limits.can_pad and not limits.packs_any:
         for left, right in itertools.pairwise(span.slot for span in spans):
             gap = range(left + 1, right)
             if len(gap) <= MAX_DUMMY_GAP and occupied.isdisjoint(gap):

@@ -37,8 +37,10 @@ class Selection:
 
         Where all sequences belong to one generate() call, its caller sees nothing before the last one ends.
         """
-        is_decoding = any(s.num_pending == 1 and not s.scores for s in self.foreground)
-        return is_decoding and len({s.request.group for s in self.foreground}) > 1
+        if not any(s.num_pending == 1 and not s.scores for s in self.foreground):
+            return False
+        first = self.foreground[0].request.group
+        return any(s.request.group != first for s in self.foreground)
 
     @cached_property
     def is_streamed(self) -> bool:
