@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 p
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup compare test wheels test-native test-llama-server test-server test-devices test-browser test-long test-scale bench bench-quick bench-talkers bench-ab bench-isolation bench-server model clean
+.PHONY: help setup compare test wheels test-native test-llama-server test-server test-devices gpu-pack gpu-check test-browser test-long test-scale bench bench-quick bench-talkers bench-ab bench-isolation bench-server model clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -45,6 +45,12 @@ test-server: setup ## the server beside openai, langchain, lm_eval and schemathe
 
 test-devices: setup ## engines on devices without hardware: RPC servers on loopback (ARGS="tests/model/test_stops.py")
 	@.venv/bin/python -m tests.devices $(ARGS)
+
+gpu-pack: setup ## one file for a machine with a GPU and no network (ARGS="--python 3.12")
+	@.venv/bin/python -m benchmarks.gpu.pack $(ARGS)
+
+gpu-check: ## a GPU in 25 minutes, in calls of at most 9, in a checkout or from the file of gpu-pack (ARGS="--quick")
+	@$(PYTHON) benchmarks/gpu/start.py $(ARGS)
 
 test-browser: setup ## the page of the server in Chromium, skipped where there is none (ARGS="tests/browser/test_page.py")
 	@.venv/bin/python -m tests.browser $(ARGS)

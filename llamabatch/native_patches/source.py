@@ -26,6 +26,11 @@ KERNEL_FOLDER = PATCH_FOLDER / "kernels"
 UNCOUNTED_FOLDER = PATCH_FOLDER / "uncounted"
 """Of patches with which GCC makes the same code, and other compilers any at all: they count in no hash of a build."""
 
+VARIABLE = "LLAMABATCH_SOURCE"
+"""Environment variable: a source package of llama-cpp-python to build from, where there is no network."""
+DIGEST_VARIABLE = "LLAMABATCH_SOURCE_SHA256"
+"""Its sha256, where it is not the file of the package index but made from it, as by `make gpu-pack`."""
+
 _NO_PATCH_TOOL = "Neither git nor patch is installed: install git and run it again."
 
 _LLAMA_CPP = Path("vendor", "llama.cpp")
@@ -93,7 +98,10 @@ def copy_kernels(tree: Path) -> None:
 
 
 def fetch(log: Path, python: str = sys.executable) -> Path:
-    """The source package, from the cache or else through the pip of `python`, verified."""
+    """The source package: the one that LLAMABATCH_SOURCE names, or from the cache, or else through the pip of `python`.
+    Verified in each case. Raises SetupFailure."""
+    if named := os.environ.get(VARIABLE):
+        return _named(Path(named))
     folder = make_folder(cache_dir() / "sources")
     package = folder / FILE_NAME
     if package.is_file() and sha256_of(package) == SHA256:
@@ -115,6 +123,18 @@ def fetch(log: Path, python: str = sys.executable) -> Path:
                 f"(sha256 {found}, expected {SHA256}): check which index pip uses, then run the set-up again."
             )
         os.replace(fetched, package)
+    return package
+
+
+def _named(package: Path) -> Path:
+    if not package.is_file():
+        raise SetupFailure(f"{VARIABLE} is {str(package)!r}, which is no file: correct it, or unset it.")
+    found, wanted = sha256_of(package), os.environ.get(DIGEST_VARIABLE) or SHA256
+    if found != wanted:
+        raise SetupFailure(
+            f"{VARIABLE} is {str(package)!r}, whose sha256 is {found}, not {wanted}: it is another file, or damaged; "
+            f"{DIGEST_VARIABLE} names the digest of a package that was made from it."
+        )
     return package
 
 

@@ -1,0 +1,76 @@
+"""One build of llama.cpp for the check: the package that llamabatch loads, llama-server and llama-batched-bench.
+
+All three use the same shared libraries, so that each device kernel is compiled once, and peers run the very kernels of
+ours. A build that is stopped goes on where it was: its folder stays until it is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from llamabatch.native_patches import binding, helper, source
+from llamabatch.native_patches.build import make_plan
+from llamabatch.native_patches.plan import MARKER, Plan
+from llamabatch.native_patches.programs import PROGRAMS, compile_targets, flags
+from llamabatch.native_patches.tools import SetupFailure, cache_dir, make_folder
+from llamabatch.native_patches.user_build import marker
+from llamabatch.utils.version import __version__
+
+_LIBRARIES = (".so", ".dylib")
+TARGETS = ("llama", "mtmd", *PROGRAMS)
+_SHARED = (
+    "-DBUILD_SHARED_LIBS=ON",
+    "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON",  # programs find the libraries beside them, wherever the folder goes
+    f"-DCMAKE_PROJECT_INCLUDE={binding.OWN_NAMES}",
+)
+
+
+def folder_of(plan: Plan) -> Path:
+    """Folder of a build; it has the package, and the programs beside the libraries in `programs()`."""
+    return cache_dir() / "gpu-check" / plan.key
+
+
+def package(plan: Plan) -> Path:
+    return folder_of(plan) / binding.PACKAGE
+
+
+def programs(plan: Plan) -> Path:
+    return package(plan) / "lib"
+
+
+def is_complete(plan: Plan) -> bool:
+    return (package(plan) / MARKER).is_file() and all((programs(plan) / name).is_file() for name in PROGRAMS)
+
+
+def build(backend: str, log: Path) -> Plan:
+    """Makes what is missing of a build for a backend. Raises SetupFailure."""
+    plan = make_plan(backend)
+    if is_complete(plan):
+        return plan
+    home = make_folder(folder_of(plan))
+    tree = home / source.FILE_NAME.removesuffix(".tar.gz")
+    unpacked = home / "unpacked"
+    if not unpacked.is_file():
+        shutil.rmtree(tree, ignore_errors=True)
+        source.patched_tree(log, home)
+        unpacked.touch()
+    chosen = [flag for flag in flags(plan) if flag != "-DBUILD_SHARED_LIBS=OFF"]
+    made = compile_targets(tree, home, log, (*chosen, *_SHARED), TARGETS)
+    ready = home / "ready"
+    shutil.rmtree(ready, ignore_errors=True)
+    libraries = binding.make_package(tree, ready / binding.PACKAGE, __version__, marker(plan, __version__))
+    for path in made.iterdir():
+        if path.suffix in _LIBRARIES or path.name in PROGRAMS:
+            shutil.copy2(path, libraries / path.name)
+    if not any(path.stem == f"lib{binding.PREFIX}llama" for path in libraries.iterdir()):
+        raise SetupFailure(f"The build made no library {binding.PREFIX}llama: see {log}.")
+    helper.compile_library(libraries / helper.LIBRARY)
+    binding.prove(ready / binding.PACKAGE)
+    shutil.rmtree(package(plan), ignore_errors=True)
+    os.replace(ready / binding.PACKAGE, package(plan))
+    for leftover in (tree, home / "build", ready):
+        shutil.rmtree(leftover, ignore_errors=True)
+    unpacked.unlink()
+    return plan
