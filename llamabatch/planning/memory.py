@@ -53,7 +53,8 @@ _LOOKED_UP = ("token_embd", "token_types", "position_embd", "ssm_conv1d", "short
 _AMX_EXTRA = {"Q4_0": 0, "Q4_1": 0, "Q8_0": 4, "Q4_K": 4, "Q5_K": 4, "Q6_K": 0, "IQ4_XS": 2, "F16": 0}
 _AMX_ROWS = 32  # TILE_N * 2
 # native_patches/0012, before all others: columns by sixteen, in as many bytes
-_WIDE = frozenset({"Q4_0", "Q8_0", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K"})
+_WIDE = frozenset({"IQ4_NL", "Q4_K", "Q5_K", "Q6_K"})
+_WIDE_EXPERTS = _WIDE | {"Q4_0", "Q8_0"}
 _WIDE_ROWS = 16
 # repack.cpp, ggml_repack_get_optimal_repack_type: type -> (what the build must have, rows are a multiple of)
 _REPACKED = {
@@ -602,7 +603,8 @@ def repacked_by(tensor: TensorInfo, features: frozenset[str], tied: bool = False
     columns, rows = tensor.dims[:2]
     kind = tensor.type_name
     matrix = len(tensor.dims) == 2
-    if "wide" in features and kind in _WIDE and rows % _WIDE_ROWS == 0 and (matrix or "exps" in tensor.name):
+    wide = _WIDE if matrix else _WIDE_EXPERTS if "exps" in tensor.name else frozenset()
+    if "wide" in features and kind in wide and rows % _WIDE_ROWS == 0:
         return "wide"
     if (
         "amx" in features
