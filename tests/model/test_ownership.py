@@ -180,7 +180,7 @@ def test_a_command_that_is_under_way_is_answered(client, monkeypatch):
     """The exception comes between the queue of commands and the engine."""
     told = queue.SimpleQueue()
 
-    def fail(request):
+    def fail(request, **options):
         raise SystemExit(3)
 
     monkeypatch.setattr(client._engine, "add", fail)
@@ -196,7 +196,7 @@ def test_a_command_that_is_under_way_is_answered(client, monkeypatch):
 
 def test_a_lost_request_is_not_waited_for(client, monkeypatch):
     told = queue.SimpleQueue()
-    monkeypatch.setattr(client._engine, "add", lambda request: None)
+    monkeypatch.setattr(client._engine, "add", lambda request, **options: None)
     client.submit(requests(client, "a"), told.put)
     assert "has lost 1 request" in ends(told, 1)["a"].error
 
