@@ -94,18 +94,16 @@ def joined(calls: list[Call], limits: Limits) -> list[Call]:
     """
     if not limits.packs_any or len(calls) < 2 or calls[0].n_guesses:
         return calls
-    spans, rest = list(calls[0].spans), calls[1:]
-    n_tokens = sum(span.length for span in spans)
-    while rest and rest[0].adapters == calls[0].adapters:
-        n_tokens += sum(span.length for span in rest[0].spans)
-        # logprobs of a prompt have rows of their own, and a call has few
-        if n_tokens > limits.n_ubatch or any(span.prompt_rows for span in rest[0].spans):
-            break
-        slots = {span.slot for span in spans}
-        if any(span.slot in slots for span in rest[0].spans):  # the next piece of a prompt that has begun
-            break
-        spans += rest.pop(0).spans
-    return [Call(tuple(sorted(spans, key=lambda span: span.slot))), *rest]
+    first, second, *rest = calls
+    spans = sorted(first.spans + second.spans, key=lambda span: span.slot)
+    if (
+        first.adapters != second.adapters
+        or sum(span.length for span in spans) > limits.n_ubatch
+        or not _rows_fit(spans, limits)
+        or len({span.slot for span in spans}) < len(spans)  # the next piece of a prompt that has begun
+    ):
+        return calls
+    return joined([Call(tuple(spans)), *rest], limits)
 
 
 def moves(sequences: Iterable[Sequence], free: Iterable[int], *, up: bool = False) -> list[tuple[Sequence, int]]:
@@ -140,11 +138,15 @@ def _fits(group: list[ScheduledSpan], span: ScheduledSpan, limits: Limits) -> bo
     """True if a prompt chunk may share a call with the group before it."""
     if sum(s.length for s in group) + span.length > limits.n_ubatch or span.slot == group[-1].slot:
         return False
-    n_rows = sum(s.prompt_rows + s.output for s in group) + span.prompt_rows + span.output
-    if n_rows > max(limits.prompt_rows, len(group) + 1):
+    if not _rows_fit([*group, span], limits):
         return False
     alike = group[0].length == span.length or max(group[0].length, span.length) <= SHORT_CHUNK
     return limits.packs_any or (alike and span.slot == group[-1].slot + 1)
+
+
+def _rows_fit(spans: abc.Sequence[ScheduledSpan], limits: Limits) -> bool:
+    """True if a call has as many output rows as these need: one a slot, or those that logprobs of prompts may have."""
+    return sum(span.prompt_rows + span.output for span in spans) <= max(limits.prompt_rows, len(spans))
 
 
 def _span(sequence: Sequence, count: int) -> ScheduledSpan:

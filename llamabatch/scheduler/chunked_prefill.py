@@ -146,7 +146,7 @@ class PrefillPacer:
             chunk = max(chunk, long[0].num_pending)
         n_short = sum(s.num_pending for s in short)
         self._n_long = chunk
-        # a second long prompt would cost a pass of its own on a split KV cache
+        # where a pass takes equal lengths alone, a second long prompt would cost one of its own
         return [*short, *(long if self._limits.packs_any else long[:1])], min(n_short + chunk, most)
 
     def _affordable_chunk(self) -> int:

@@ -40,10 +40,9 @@ from llamabatch.scheduler.spec_decode import SpecDecoder
 
 logger = logging.getLogger(__name__)
 
-_OK, _NO_ROOM = (
-    DecodeStatus.OK,
-    DecodeStatus.NO_ROOM,
-)  # for each row: to look a member up takes 0.1 us before Python 3.12
+# Compared with for each row: to look a member up in its enum takes 0.1 us before Python 3.12.
+_OK = DecodeStatus.OK
+_NO_ROOM = DecodeStatus.NO_ROOM
 
 
 class Scheduler:

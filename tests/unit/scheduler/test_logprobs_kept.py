@@ -70,12 +70,19 @@ def check(output, prompt: tuple[int, ...], most: int, top: int | None, prompt_to
     n_batch=st.sampled_from([9, 64, 300]),
     prompt_rows=st.sampled_from([1, 2, 7, 64]),
     can_share=st.booleans(),
+    is_ragged=st.booleans(),
     no_room_every=st.sampled_from([0, 0, 7]),
 )
-def test_everybody_gets_their_own(seed, name, n_slots, n_batch, prompt_rows, can_share, no_room_every):
+def test_everybody_gets_their_own(seed, name, n_slots, n_batch, prompt_rows, can_share, is_ragged, no_room_every):
     rng = random.Random(seed)
     limits = Limits(
-        n_slots, n_batch, min(64, n_batch), min(32, n_batch), can_share=can_share, prompt_rows=min(prompt_rows, n_batch)
+        n_slots,
+        n_batch,
+        min(64, n_batch),
+        min(32, n_batch),
+        can_share=can_share,
+        prompt_rows=min(prompt_rows, n_batch),
+        is_ragged=is_ragged,
     )
     asked = [
         (random_prompt(rng), rng.randrange(1, 30), rng.choice([None, 0, 3]), rng.choice([None, None, 0, 2]))
