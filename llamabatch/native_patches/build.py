@@ -18,11 +18,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from pathlib import Path
 
-from llamabatch.native_patches import source
+from llamabatch.native_patches import helper, source
 from llamabatch.native_patches.plan import MARKER, Plan, jobs
 from llamabatch.native_patches.programs import programs
 from llamabatch.native_patches.stock import stock_programs
@@ -57,11 +58,13 @@ _BACKEND_FLAGS: dict[str, tuple[str, ...]] = {
     "rpc": ("-DGGML_RPC=ON",),
     "vulkan": ("-DGGML_VULKAN=ON",),
 }
-_VULKAN_HEADERS = {"the Vulkan headers": "vulkan/vulkan.h", "the SPIR-V headers": "spirv/unified1/spirv.hpp"}
+_VULKAN_HEADERS = {"the Vulkan headers": "vulkan/vulkan.hpp", "the SPIR-V headers": "spirv/unified1/spirv.hpp"}
+_VULKAN_NEEDS = "VK_EXT_layer_settings"  # of what ggml-vulkan uses, the youngest
 _VULKAN_CURE = (
-    "Debian and Ubuntu: apt install libvulkan-dev glslc spirv-headers; Fedora: dnf install vulkan-headers "
+    "Debian 13 and Ubuntu 24.04: apt install libvulkan-dev glslc spirv-headers; Fedora: dnf install vulkan-headers "
     "vulkan-loader-devel glslc spirv-headers-devel; Arch: pacman -S vulkan-headers vulkan-icd-loader shaderc "
-    "spirv-headers; elsewhere: the Vulkan SDK, with VULKAN_SDK naming its folder"
+    "spirv-headers; macOS: brew install vulkan-headers vulkan-loader shaderc spirv-headers molten-vk; Windows and "
+    "elsewhere: the Vulkan SDK of https://vulkan.lunarg.com, with VULKAN_SDK naming its folder"
 )
 _ENVIRONMENT = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDAFLAGS", "MACOSX_DEPLOYMENT_TARGET")
 _NO_COMPILER = f"No C++ compiler was found: install one ({COMPILER_CURE}), or name yours with CXX, and run it again."
@@ -103,7 +106,8 @@ def make_plan(
     if backend == "metal" and sys.platform != "darwin":
         raise SetupFailure("The metal backend exists on macOS only: choose cpu, cuda or vulkan.")
     if backend == "vulkan":
-        _require_vulkan()
+        require_vulkan()
+        compiler += f"; {_glslc_version()}"  # a newer one makes more shaders
     if portable:
         instructions: tuple[str, ...] = _PORTABLE_X86 if platform.machine().lower() in ("x86_64", "amd64") else ()
         macros = platform.machine()
@@ -220,22 +224,58 @@ def _nvcc_version() -> str:
     return lines[-1]
 
 
-def _require_vulkan() -> None:
-    """Raises SetupFailure with what the vulkan backend lacks on this machine."""
-    sdk = os.environ.get("VULKAN_SDK", "")
-    missing = []
-    if not shutil.which("glslc") and not (sdk and shutil.which("glslc", path=str(Path(sdk) / "bin"))):
-        missing.append("the shader compiler glslc")
-    folders = [f"-I{Path(sdk) / 'include'}"] if sdk else []
-    command = shlex.split(os.environ.get("CXX", "c++"))
+def require_vulkan() -> None:
+    """Raises SetupFailure with what the vulkan backend lacks on this machine: a compile of minutes would end so."""
+    if "-DVulkan_" in os.environ.get("CMAKE_ARGS", ""):  # the user tells CMake where
+        return
+    places = _vulkan_places()
+    missing = [] if _glslc() else ["the shader compiler glslc"]
+    compiler = [*helper.find_compiler(), *(f"-I{place / 'include'}" for place in places)]
     for name, header in _VULKAN_HEADERS.items():
-        if _output([*command, *folders, "-fsyntax-only", "-include", header, "-x", "c++", os.devnull]) is None:
+        macros = _output([*compiler, "-dM", "-E", "-include", header, "-x", "c++", os.devnull])
+        if macros is None:
             missing.append(name)
+        elif "#define VK_HEADER_VERSION " in macros and f"#define {_VULKAN_NEEDS} " not in macros:
+            missing.append(f"{name} of 1.3.275 or newer (those here are of {_vulkan_version(macros)})")
+    if sys.platform != "win32" and not _has_vulkan_loader(compiler, places):
+        missing.append("the Vulkan loader's library for linking")
     if missing:
         raise SetupFailure(
             f"The vulkan backend lacks {', '.join(missing)}: install what is missing ({_VULKAN_CURE}), "
             "or choose the cpu backend."
         )
+
+
+def _vulkan_places() -> list[Path]:
+    """Folders with `bin`, `include` and `lib` beside those of the system, as CMake knows them."""
+    named = (os.environ.get("VULKAN_SDK", ""), *os.environ.get("CMAKE_PREFIX_PATH", "").split(os.pathsep))
+    return [Path(place) for place in named if place]
+
+
+def _glslc() -> str | None:
+    places = (None, *(str(place / "bin") for place in _vulkan_places()))
+    return next(filter(None, (shutil.which("glslc", path=place) for place in places)), None)
+
+
+def _glslc_version() -> str:
+    found = _glslc()
+    return next(iter((_output([found, "--version"]) or "").splitlines()), "") if found else ""
+
+
+def _vulkan_version(macros: str) -> str:
+    """`1.3.239`, from the macros of the headers."""
+    complete = re.search(r"#define VK_HEADER_VERSION_COMPLETE \w+\((?:\d+, *)?(\d+), *(\d+), *\w+\)", macros)
+    patch = re.search(r"#define VK_HEADER_VERSION (\d+)", macros)
+    return ".".join([*(complete.groups() if complete else ("1", "?")), patch[1] if patch else "?"])
+
+
+def _has_vulkan_loader(compiler: list[str], places: list[Path]) -> bool:
+    names = ("lib", "lib64", f"lib/{sysconfig.get_config_var('MULTIARCH') or 'lib'}")
+    folders = [f"-L{place / name}" for place in places for name in names]
+    with tempfile.TemporaryDirectory() as folder:
+        out = str(Path(folder) / "linked")
+        line = [*compiler, "-shared", "-fPIC", "-x", "c++", os.devnull, "-o", out, *folders, "-lvulkan"]
+        return _output(line) is not None
 
 
 def _has_nvidia_gpu() -> bool:

@@ -248,10 +248,11 @@ _DRIVERS = {
     "cuda": "install NVIDIA's driver, which has libcuda.so.1; a container must be started with the GPU, as by "
     "`docker run --gpus all`",
     "hip": "install AMD's driver; a container needs /dev/kfd and /dev/dri",
-    "vulkan": "install the GPU's Vulkan driver (Debian and Ubuntu: apt install mesa-vulkan-drivers)",
+    "vulkan": "install the GPU's Vulkan driver (Debian and Ubuntu: apt install mesa-vulkan-drivers; NVIDIA's has its "
+    "own); a container needs /dev/dri; one that computes on the CPU, as llvmpipe, is no GPU to llama.cpp",
     "rpc": f"name servers: {SERVERS_VARIABLE}=host:port",
 }
-_HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES")
+_CHOOSING = {"cuda": "CUDA_VISIBLE_DEVICES", "hip": "HIP_VISIBLE_DEVICES", "vulkan": "GGML_VK_VISIBLE_DEVICES"}
 # in the message of a library that cannot be loaded, or of a build that is passed over
 _MISSING = {
     "libcuda.so": _DRIVERS["cuda"],
@@ -273,8 +274,13 @@ def _gpu(info: LibraryInfo) -> Check:
         return Check("gpu", Status.OK, f"layers are offloaded to {', '.join(gpus)}")
     backend = binding_choice.gpu_backend(info.choice.build)
     if backend is not None:
-        hidden = next((name for name in _HIDING if os.environ.get(name) in ("", "-1")), None)
-        cure = f"{hidden} hides all of them: unset it" if hidden else _DRIVERS.get(backend, _DRIVER)
+        name = _CHOOSING.get(backend, "")
+        chosen = os.environ.get(name)
+        cure = _DRIVERS.get(backend, _DRIVER)
+        if chosen in ("", "-1"):
+            cure = f"{name} hides all of them: unset it"
+        elif chosen is not None:
+            cure = f"{name}={chosen} may name none that is here: unset it; or {cure}"
         return Check("gpu", Status.WARN, f"this build is for GPUs ({backend}), but finds none", cure)
     if "GPU 0" in _output("nvidia-smi", "-L"):
         return Check("gpu", Status.WARN, "an NVIDIA GPU is here, but this build does not use it", patched_build("cuda"))

@@ -2,7 +2,8 @@
 
 SETTINGS is a JSON list of options of an LLM; for each it writes a line of JSON: the greedy texts, the log probabilities
 of their tokens, the texts without these, the plan, what llama.cpp says it reserved, in bytes, by device and kind, and
-how many calls had a device's likeliest tokens alone, and how many whole rows; or the error.
+how many calls had a device's likeliest tokens alone, and how many whole rows, and what is_ragged was of the contexts
+of this process; or the error.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ _SIZE = re.compile(
 def main() -> None:
     lines: list[str] = []
     kinds: list[bool] = []
+    ragged: set[bool] = set()
     read = Context.rows
 
     def noted(self: Context, n_rows: int) -> object:
         rows = read(self, n_rows)
         kinds.append(isinstance(rows, TopRows))
+        ragged.add(self.is_ragged)
         return rows
 
     setattr(Context, "rows", noted)  # noqa: B010
@@ -45,6 +48,7 @@ def main() -> None:
     for options in json.loads(sys.argv[1]):
         lines.clear()
         kinds.clear()
+        ragged.clear()
         try:
             found = run(options, lines)
         except LlamaBatchError as error:
@@ -55,6 +59,7 @@ def main() -> None:
                 of_device = sizes.setdefault(match["device"], {})
                 of_device[match["kind"]] = of_device.get(match["kind"], 0) + int(float(match["mib"]) * 2**20)
         found |= {"reserved": sizes, "gpus": list(library.gpu_names()), "top": sum(kinds), "whole": kinds.count(False)}
+        found["ragged"] = sorted(ragged)
         print(json.dumps(found), flush=True)
 
 

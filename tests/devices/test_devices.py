@@ -50,6 +50,13 @@ def test_layers_on_two_devices(run, on_cpu):
     same(here, on_cpu)
 
 
+def test_rows_of_any_slots_share_a_pass_on_the_cpu_alone(run):
+    """A device does not know an attention whose rows name their streams; it would compute another one."""
+    on_two, only_the_pass, alone = run(2, {}, {"n_gpu_layers": 0}, {"devices": "none"})
+    assert on_two["ragged"] == only_the_pass["ragged"] == [False]
+    assert alone["ragged"] == [True]
+
+
 def test_the_device_of_the_output_finds_the_likeliest_tokens(run):
     found, off, here = run(2, {}, {"device_sampling": "off"}, {"n_gpu_layers": 0})
     assert min(found["top"], found["whole"]) > 0  # without logprobs, and with them

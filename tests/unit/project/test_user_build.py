@@ -264,22 +264,58 @@ def test_a_backend_that_cannot_be_built_is_refused_with_what_is_missing(cache, m
     assert "'auto', 'cpu', 'cuda', 'metal', 'rpc', 'vulkan'" in run("--backend", "opencl").output
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="POSIX shells")
-def test_vulkan_is_looked_for_with_the_compiler(cache, tmp_path, monkeypatch):
+@pytest.fixture
+def sdk(cache, tmp_path, monkeypatch):
+    """What a Vulkan SDK must have, as far as it is looked at."""
+    if sys.platform == "win32" or not helper.find_compiler():
+        pytest.skip("no compiler of POSIX")
     sdk = tmp_path / "sdk"
     for header in build._VULKAN_HEADERS.values():
         (sdk / "include" / header).parent.mkdir(parents=True)
         (sdk / "include" / header).touch()
+    (sdk / "include" / "vulkan" / "vulkan.hpp").write_text(
+        "#define VK_HEADER_VERSION 275\n#define VK_EXT_layer_settings 1\n"
+    )
     (sdk / "bin").mkdir()
-    (sdk / "bin" / "glslc").write_text("#!/bin/sh\n")
+    (sdk / "bin" / "glslc").write_text("#!/bin/sh\necho shaderc v2024.1\n")
     (sdk / "bin" / "glslc").chmod(0o755)
+    (sdk / "lib").mkdir()
+    empty = ["-shared", "-fPIC", "-x", "c++", os.devnull, "-o", str(sdk / "lib" / "libvulkan.so")]
+    subprocess.run([*helper.find_compiler(), *empty], check=True)
+    monkeypatch.delenv("CMAKE_ARGS", raising=False)
+    monkeypatch.delenv("CMAKE_PREFIX_PATH", raising=False)
     monkeypatch.setenv("VULKAN_SDK", str(sdk))
-    if not helper.find_compiler():
-        pytest.skip("no compiler")
-    assert "-DGGML_VULKAN=ON" in build.make_plan("vulkan").flags
-    (sdk / "include" / "vulkan" / "vulkan.h").write_text("#error no\n")
+    return sdk
+
+
+def test_vulkan_is_looked_for_with_the_compiler(sdk, monkeypatch):
+    plan = build.make_plan("vulkan")
+    assert "-DGGML_VULKAN=ON" in plan.flags
+    assert plan.compiler.endswith("; shaderc v2024.1")  # another one makes other shaders
+    monkeypatch.setenv("CMAKE_PREFIX_PATH", str(sdk))
+    monkeypatch.delenv("VULKAN_SDK")
+    assert build.make_plan("vulkan") == plan
+    (sdk / "include" / "vulkan" / "vulkan.hpp").write_text("#error no\n")
     with pytest.raises(SetupFailure, match="lacks the Vulkan headers: install"):
         build.make_plan("vulkan")
+    monkeypatch.setenv("CMAKE_ARGS", "-DVulkan_INCLUDE_DIR=/mine")  # what the user tells CMake is not looked for
+    assert "-DVulkan_INCLUDE_DIR=/mine" in build.make_plan("vulkan").flags
+
+
+def test_what_vulkan_lacks_is_named_before_the_compile(sdk):
+    (sdk / "include" / "vulkan" / "vulkan.hpp").write_text(
+        "#define VK_HEADER_VERSION 239\n"
+        "#define VK_HEADER_VERSION_COMPLETE VK_MAKE_API_VERSION(0, 1, 3, VK_HEADER_VERSION)\n"
+    )
+    (sdk / "lib" / "libvulkan.so").unlink()
+    (sdk / "bin" / "glslc").unlink()
+    with pytest.raises(SetupFailure) as failure:
+        build.make_plan("vulkan")
+    lacks = str(failure.value).partition(": install")[0]
+    if not shutil.which("glslc"):
+        assert "the shader compiler glslc" in lacks
+    assert "the Vulkan headers of 1.3.275 or newer (those here are of 1.3.239)" in lacks
+    assert all(words in str(failure.value) for words in ("apt install", "dnf install", "brew install", "VULKAN_SDK"))
 
 
 def test_rpc_is_a_backend_beside_the_cpu(cache):

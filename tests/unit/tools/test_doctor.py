@@ -132,6 +132,11 @@ def test_a_build_for_gpus_that_finds_none(machine, monkeypatch):
     assert "docker run --gpus all" in finding("gpu").cure
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert finding("gpu").cure == "CUDA_VISIBLE_DEVICES hides all of them: unset it"
+    monkeypatch.setattr(doctor.binding_choice, "gpu_backend", lambda build: "vulkan")
+    monkeypatch.delenv("GGML_VK_VISIBLE_DEVICES", raising=False)
+    assert "mesa-vulkan-drivers" in finding("gpu").cure  # CUDA's variable is not Vulkan's
+    monkeypatch.setenv("GGML_VK_VISIBLE_DEVICES", "7")
+    assert finding("gpu").cure.startswith("GGML_VK_VISIBLE_DEVICES=7 may name none that is here: unset it; or install")
 
 
 def test_a_missing_driver_is_the_cure(machine, monkeypatch):
