@@ -301,7 +301,8 @@ class Scheduler:
         runnable = self.policy.select(self.adapters.choose(ready) if rotates_adapters else ready)
         if turn is BackgroundTurn.SHARE:
             runnable = [*runnable, *self._sharing(runnable)]
-        return Selection(runnable, front, turn, rotates_adapters)
+        packs_rows = self.limits.packs_any and self._spec_decoder is None  # rows with guesses have calls of their own
+        return Selection(runnable, front, turn, rotates_adapters, packs_rows)
 
     def _sharing(self, runnable: abc.Sequence[Sequence]) -> list[Sequence]:
         """Background sequences that compute in the pass of these foreground ones."""

@@ -19,12 +19,15 @@ class Selection:
         foreground: running sequences that are not background; all of them where there are no others.
         background: part of the step that background sequences have beside the foreground ones.
         rotates_adapters: requests in flight use adapters, so that adapter sets take turns.
+        packs_rows: one pass computes decode rows and prompt chunks together, so that a row beside prompts costs about
+            as much as one more prompt token.
     """
 
     runnable: abc.Sequence[Sequence]
     foreground: abc.Sequence[Sequence]
     background: BackgroundTurn
     rotates_adapters: bool
+    packs_rows: bool
 
     @cached_property
     def is_background(self) -> bool:
@@ -62,11 +65,11 @@ class Selection:
     def decoding(self) -> list[Sequence]:
         """Sequences that compute one row each.
 
-        While no caller waits for a token, foreground sequences pause until all prompts are computed, so that each later
-        pass serves as many rows as there are slots.
+        While no caller waits for a token and rows would need a pass of their own, foreground sequences pause until all
+        prompts are computed, so that each later pass serves as many rows as there are slots.
         """
         decoding = [s for s in self.runnable if s.num_pending == 1 and not s.scores]
-        if self.prompts and not self.token_is_awaited:
+        if self.prompts and not self.packs_rows and not self.token_is_awaited:
             return [s for s in decoding if self._shares_step(s)]
         return decoding
 
@@ -83,4 +86,4 @@ class Selection:
         return sequence.background and self.background is not BackgroundTurn.NONE
 
 
-NOTHING = Selection((), (), BackgroundTurn.NONE, rotates_adapters=False)
+NOTHING = Selection((), (), BackgroundTurn.NONE, rotates_adapters=False, packs_rows=False)
