@@ -337,7 +337,9 @@ class Scheduler:
             budget = min(budget, self._background_pacer.alone_chunk)
         elif selection.rotates_adapters and selection.token_is_awaited:
             budget = min(budget, self.limits.prefill_budget)
-        if selection.decoding and self.limits.packs_any:  # so that rows and prompt tokens share one pass
+        ends_soon = bool(prompts) and prompts[0].num_pending <= self.limits.n_ubatch
+        if self.limits.packs_any and (selection.decoding or (selection.packs_rows and ends_soon)):
+            # one pass a step, so that rows share passes with prompts, those of prompts that end in this step, too
             budget = min(budget, max(LEAST_CHUNK, self.limits.n_ubatch - len(selection.decoding)))
         calls = prefill_calls(prompts, budget, self.limits)
         if selection.background_prompts:

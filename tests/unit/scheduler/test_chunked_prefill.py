@@ -156,6 +156,35 @@ def test_where_a_pass_takes_any_rows_a_chunk_is_no_pass_of_its_own():
         assert sum(s.seconds for s in steps) < sum(s.seconds for s in apart)
 
 
+@pytest.mark.parametrize("cache", [{"is_ragged": True}, {"n_cells": 100_000, "can_pad": False}, {}])
+def test_the_rows_of_a_list_go_on_beside_the_prompts_of_freed_slots_where_one_pass_takes_both(cache):
+    limits = Limits(n_slots=8, n_batch=512, n_ubatch=512, prefill_budget=512, can_share=False, **cache)
+    scheduler, calls, mixed = Scheduler(policy("batched"), limits), 0, 0
+    for number in range(64):
+        scheduler.add(sequence(f"{number}", tuple([9] * 40), 5 + number % 9, ignore_eos=True))
+    while scheduler.has_work:
+        batch = scheduler.schedule()
+        calls += len(batch.calls)
+        mixed += any({1, 40} <= {span.length for span in call.spans} for call in batch.calls)
+        scheduler.update(batch, [SpanOutput(DecodeStatus.OK, (7,) if s.output else ()) for s in batch.spans])
+    # 64 requests of 9 tokens on average in 8 slots: 72 passes if no slot is ever idle
+    assert (mixed > 10 and calls < 75) if cache else (mixed == 0 and calls > 75), (mixed, calls)
+
+
+def test_the_rows_of_a_list_begin_beside_its_other_prompts_where_one_pass_takes_both():
+    limits = Limits(n_slots=16, n_batch=2048, n_ubatch=512, prefill_budget=512, can_share=False, is_ragged=True)
+    for lengths, first_steps in (([64] * 16, [[512], [512], [15 + 8]]), ([1500] * 2, [[1500, 500], [1 + 512 - 1]])):
+        scheduler = Scheduler(policy("batched"), limits)
+        for number, length in enumerate(lengths):
+            scheduler.add(sequence(f"{number}", tuple([9] * length), 30, n_ctx=8192, ignore_eos=True))
+        steps = []
+        for _ in first_steps:
+            batch = scheduler.schedule()
+            steps.append([sum(span.length for span in call.spans) for call in batch.calls])
+            scheduler.update(batch, [SpanOutput(DecodeStatus.OK, (7,) if s.output else ()) for s in batch.spans])
+        assert steps == first_steps
+
+
 def test_short_prompts_are_computed_at_once():
     assert [len(step.chunks) for step in talk({f"p{i}": 30 for i in range(6)})] == [6]
 
