@@ -30,6 +30,7 @@ from llamabatch.scheduler.slot_state import SlotState, WaitingState
 from llamabatch.utils.lifetime import in_forks
 
 MAX_MESSAGE = 256 * 2**20  # bytes; a larger length is a damaged stream
+_AT_ONCE = 2**16  # bytes to receive, be they of several messages
 _LENGTH = struct.Struct("<I")
 
 
@@ -39,6 +40,7 @@ class Wire:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._lock = threading.Lock()
+        self._unread = bytearray()  # received behind the last message
         _open.add(self)
 
     def send(self, *message: Any) -> None:
@@ -93,16 +95,19 @@ class Wire:
         self._sock.close()
 
     def _exactly(self, n_bytes: int) -> bytes | None:
-        parts = bytearray()
-        while len(parts) < n_bytes:
+        """The next bytes, in as few calls of the system as there can be: other threads run first after each."""
+        unread = self._unread
+        while len(unread) < n_bytes:
             try:
-                part = self._sock.recv(min(n_bytes - len(parts), 2**20))
+                part = self._sock.recv(max(n_bytes - len(unread), _AT_ONCE))
             except OSError:
                 return None
             if not part:
                 return None
-            parts += part
-        return bytes(parts)
+            unread += part
+        taken = bytes(memoryview(unread)[:n_bytes])
+        del unread[:n_bytes]
+        return taken
 
 
 _open: weakref.WeakSet[Wire] = weakref.WeakSet()

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 import re
-import secrets
 from typing import Any
 
 from llamabatch.server.errors import CLIENT_CLOSED, NOTED, ApiError, dialect_of
+from llamabatch.server.ids import random_hex
 from llamabatch.server.security import App, Message, Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
@@ -83,4 +83,4 @@ def _id_of(scope: Scope) -> bytes:
     for name, value in scope["headers"]:
         if name == _HEADER and _ID.fullmatch(value):
             return bytes(value)
-    return secrets.token_hex(8).encode()
+    return random_hex(8).encode()

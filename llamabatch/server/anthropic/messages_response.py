@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
 from llamabatch.request.tool_calls import ToolCall, ToolCallDelta, in_order
 from llamabatch.server.errors import ApiError
+from llamabatch.server.ids import random_hex
 from llamabatch.server.openai.chat_body import ChatBody
 from llamabatch.server.openai.chunks import check_ends, dump, quoted
 from llamabatch.server.serving import Serving
@@ -34,7 +34,7 @@ class MessageHead:
     @classmethod
     def of(cls, serving: Serving, body: ChatBody) -> MessageHead:
         """The head of the response to a body."""
-        number = secrets.token_hex(12) if body.request_id is None else body.request_id
+        number = random_hex() if body.request_id is None else body.request_id
         return cls(f"msg_{number}", serving.names[0] if body.model is None else body.model)
 
     def document(self, content: list[Json], reason: str | None, stop: str | None, usage: Json) -> Json:

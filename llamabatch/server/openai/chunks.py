@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 from llamabatch.llama.model import Model
 from llamabatch.request.outputs import FinishReason, RequestOutput
 from llamabatch.server.errors import ApiError
+from llamabatch.server.ids import random_hex
 from llamabatch.server.openai.generation import Generation
 from llamabatch.server.serving import Serving
 from llamabatch.server.timings import timings_of
@@ -71,7 +71,7 @@ class Head:
     def of(cls, serving: Serving, prefix: str, body: Generation) -> Head:
         """The head of the response to a body."""
         name = serving.names[0] if body.model is None else body.model
-        number = secrets.token_hex(12) if body.request_id is None else body.request_id
+        number = random_hex() if body.request_id is None else body.request_id
         return cls(
             f"{prefix}-{number}", name, serving.fingerprint, int(time.time()), tier_of(body), serving.model.piece
         )

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from llamabatch.errors import PromptError
 from llamabatch.request.outputs import RequestOutput
 from llamabatch.server.asked import json_response, read_body, with_model
 from llamabatch.server.bodies import RULES, Body, Field, Fields, Json, Rules, reads
+from llamabatch.server.ids import random_hex
 from llamabatch.server.openai.completion_body import MAX_PROMPTS, PROMPT_SCHEMA, Prompt, as_prompts, read_prompts
 from llamabatch.server.openai.embeddings import POOLING, PooledBody, pooled_outputs, pooled_usage, read_pooled
 from llamabatch.server.serving import Serving, serving_of
@@ -200,7 +200,7 @@ def rerank_response(
         for each in results
     ]
     usage = pooled_usage(outputs)
-    return {"id": f"rerank-{secrets.token_hex(12)}", "object": "list", "model": name, "usage": usage, "results": found}
+    return {"id": f"rerank-{random_hex()}", "object": "list", "model": name, "usage": usage, "results": found}
 
 
 def _document(given: Any) -> Any:
@@ -211,7 +211,7 @@ def score_response(results: Sequence[RerankResult], outputs: Sequence[RequestOut
     """The response of /v1/score, in the order of the documents."""
     in_order = sorted(results, key=lambda each: each.index)
     return {
-        "id": f"score-{secrets.token_hex(12)}",
+        "id": f"score-{random_hex()}",
         "object": "list",
         "created": int(time.time()),
         "model": name,
@@ -223,7 +223,7 @@ def score_response(results: Sequence[RerankResult], outputs: Sequence[RequestOut
 def classify_response(found: Sequence[Classification], outputs: Sequence[RequestOutput], name: str) -> Json:
     """The response of /v1/classify."""
     return {
-        "id": f"classify-{secrets.token_hex(12)}",
+        "id": f"classify-{random_hex()}",
         "object": "list",
         "created": int(time.time()),
         "model": name,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from llamabatch.request.logprobs import TokenLogprobs
 from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutput, chat_logprobs
 from llamabatch.request.tool_calls import ToolCallDelta, in_order
 from llamabatch.server.errors import ApiError
+from llamabatch.server.ids import random_hex
 from llamabatch.server.llama_server.settings import filled
 from llamabatch.server.openai.chunks import check_ends, dump, tier_of
 from llamabatch.server.openai.responses_body import ResponsesBody
@@ -43,7 +43,7 @@ class ResponseHead:
     def of(cls, serving: Serving, body: ResponsesBody) -> ResponseHead:
         """The head of the response to a body."""
         chat = body.chat
-        number = secrets.token_hex(12) if chat.request_id is None else chat.request_id
+        number = random_hex() if chat.request_id is None else chat.request_id
         full = filled(chat.params, serving.model)
         sampling = {"temperature": full.temperature, "top_p": full.top_p}
         name = serving.names[0] if chat.model is None else chat.model

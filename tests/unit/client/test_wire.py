@@ -154,3 +154,34 @@ def test_the_other_side_dying_in_a_message_is_an_end():
     left.close()
     assert Wire(right).receive() is None
     right.close()
+
+
+def test_messages_that_come_in_one_piece_or_byte_by_byte_are_those_that_were_sent():
+    messages = [("a", 1), ("b", "x" * 100_000), ("c",), ("d", (1, 2))]
+    stream = b"".join(Wire.pack(*message) for message in messages)
+    for size in (len(stream), 7, 3):
+        left, right = socket.socketpair()
+        receiver = Wire(right)
+
+        def send(left=left, size=size):
+            for start in range(0, len(stream), size):
+                left.sendall(stream[start : start + size])
+            left.close()
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        assert [tuple(receiver.receive()) for _ in messages] == messages
+        assert receiver.receive() is None
+        thread.join()
+        receiver.close()
+
+
+def test_a_stream_that_ends_within_a_message_has_ended():
+    for cut in (2, 5):
+        left, right = socket.socketpair()
+        left.sendall(Wire.pack("a", 1) + Wire.pack("b", 2)[:cut])
+        left.close()
+        receiver = Wire(right)
+        assert tuple(receiver.receive()) == ("a", 1)
+        assert receiver.receive() is None
+        receiver.close()
