@@ -1,9 +1,9 @@
 """A program that runs prompts on the devices of its environment: python -m tests.devices.case SETTINGS
 
-SETTINGS is a JSON list of options of an LLM; for each it writes a line of JSON: the greedy texts, the log probabilities
-of their tokens, the texts without these, the plan, what llama.cpp says it reserved, in bytes, by device and kind, and
-how many calls had a device's likeliest tokens alone, and how many whole rows, and what is_ragged was of the contexts
-of this process; or the error.
+SETTINGS is a JSON list of options of an LLM, each with "prompts" (default: 24; 0: a load alone); for each it writes a
+line of JSON: the greedy texts, the log probabilities of their tokens, the texts without these, the plan, what llama.cpp
+says it reserved, in bytes, by device and kind, and how many calls had a device's likeliest tokens alone, and how many
+whole rows, and what is_ragged was of the contexts of this process; or the error.
 """
 
 from __future__ import annotations
@@ -31,15 +31,19 @@ def main() -> None:
     lines: list[str] = []
     kinds: list[bool] = []
     ragged: set[bool] = set()
-    read = Context.rows
+    read, is_ragged = Context.rows, Context.is_ragged.fget
 
     def noted(self: Context, n_rows: int) -> object:
         rows = read(self, n_rows)
         kinds.append(isinstance(rows, TopRows))
-        ragged.add(self.is_ragged)
         return rows
 
+    def asked(self: Context) -> bool:
+        ragged.add(answer := is_ragged(self))
+        return answer
+
     setattr(Context, "rows", noted)  # noqa: B010
+    setattr(Context, "is_ragged", property(asked))  # noqa: B010
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
     library.load()
@@ -63,14 +67,15 @@ def main() -> None:
         print(json.dumps(found), flush=True)
 
 
-def run(options: dict[str, object], lines: list[str]) -> dict[str, Any]:
+def run(options: dict[str, Any], lines: list[str]) -> dict[str, Any]:
     base = {"model": "tiny", "n_slots": 8, "n_ctx": 256, "n_threads": 1, "profile": False}
+    number = options.pop("prompts", PROMPTS)
     with LLM(**{**base, **options}) as llm:
         made = list(lines)  # a change between whole rows and a device's tokens reserves anew, and says so
-        prompts = [f"What is {number} and {number + 3}?" for number in range(PROMPTS)]
+        prompts = [f"What is {each} and {each + 3}?" for each in range(number)]
         conversations = [[{"role": "user", "content": prompt}] for prompt in prompts]
-        bare = llm.chat(conversations, replace(_GREEDY, logprobs=None))
-        outputs = llm.chat(conversations, _GREEDY)
+        bare = llm.chat(conversations, replace(_GREEDY, logprobs=None)) if conversations else []
+        outputs = llm.chat(conversations, _GREEDY) if conversations else []
         return {
             "lines": made,
             "bare_texts": [output.text for output in bare],

@@ -1,0 +1,65 @@
+"""`make test-vulkan`: llama.cpp with the Vulkan backend, its tests here, and tests of the model on that device.
+
+python -m tests.vulkan [arguments of pytest for the tests of the model]
+
+The wheel is that of `make setup BACKEND=vulkan`; it is unpacked beside, so that .venv keeps its own. The first run
+compiles for some minutes, and then every shader that it uses; these stay in the cache.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from llamabatch.native_patches import build
+from llamabatch.native_patches.tools import SetupFailure, cache_dir, main_guard, say
+from llamabatch.planning.binding_choice import VARIABLE
+from tests.vulkan import unpacked
+from tests.vulkan.driver import CHOICE, environment
+
+ROOT = Path(__file__).parents[2]
+MODEL_TESTS = ("test_equality.py", "test_prefix_cache.py", "test_draft_model.py", "test_overrides.py", "test_stops.py")
+NAMED = "LLAMABATCH_TEST_VULKAN"
+"""Set for the tests of this folder: the package with Vulkan. They are not collected without it."""
+
+
+def main() -> None:
+    os.environ |= environment()
+    package = unpacked.package(build.wheel(build.make_plan("vulkan")), cache_dir() / "vulkan" / "packages")
+    on_vulkan = {VARIABLE: str(package)}
+    if not devices(on_vulkan):
+        os.environ.setdefault(CHOICE, "0")  # a driver that computes on the CPU
+        if not devices(on_vulkan):
+            raise SetupFailure("Vulkan finds no device: install a driver (Debian: apt install mesa-vulkan-drivers).")
+    if len(devices(on_vulkan)) > 1:
+        os.environ.setdefault(CHOICE, "0")
+    say("on " + ", ".join(devices(on_vulkan)))
+    status = pytest([str(ROOT / "tests" / "vulkan")], {NAMED: str(package)})
+    say("tests of the model:")
+    chosen = sys.argv[1:] or [str(ROOT / "tests" / "model" / name) for name in MODEL_TESTS]
+    sys.exit(status or pytest(chosen, on_vulkan))
+
+
+def devices(on_vulkan: dict[str, str]) -> list[str]:
+    """The descriptions of the GPUs that llama.cpp finds."""
+    code = (
+        "from llamabatch.llama import devices, library\n"
+        "for device in devices.gpus(library.load()): print(device.name, device.description, sep=': ')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=os.environ | on_vulkan, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SetupFailure(f"the build does not load: {done.stderr.strip()[-1000:]}")
+    return done.stdout.splitlines()
+
+
+def pytest(arguments: list[str], more: dict[str, str]) -> int:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "timeout=3600", *arguments]
+    return subprocess.call(command, cwd=ROOT, env=os.environ | more)
+
+
+if __name__ == "__main__":
+    sys.exit(main_guard(main))

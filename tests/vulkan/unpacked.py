@@ -1,0 +1,24 @@
+"""Wheels of native_patches, unpacked into the cache, so that .venv keeps its own build."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import zipfile
+from pathlib import Path
+
+from llamabatch.native_patches.tools import make_folder
+
+
+def package(wheel: Path, home: Path) -> Path:
+    """The folder of the package `llama_cpp` of a wheel, the only one in `home`."""
+    folder = make_folder(home) / wheel.parent.name
+    if not folder.is_dir():
+        for old in home.iterdir():
+            shutil.rmtree(old, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=home, ignore_cleanup_errors=True) as temporary:
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(Path(temporary) / "whole")
+            os.replace(Path(temporary) / "whole", folder)
+    return folder / "llama_cpp"
