@@ -4,12 +4,19 @@ import importlib.util
 import platform
 import subprocess
 import sys
+from random import Random
 
+import numpy as np
 import pytest
 
+from llamabatch import EngineConfig
+from llamabatch.engine.resolve_config import plan
 from llamabatch.errors import SetupError
 from llamabatch.llama import abi_check, build_info, extra_buffers, library, log
+from llamabatch.llama.batch import Batch
+from llamabatch.llama.context import Context
 from llamabatch.llama.environment import environment_defaults
+from llamabatch.llama.model import Model
 from llamabatch.tools import doctor
 from llamabatch.utils import paths
 
@@ -118,6 +125,8 @@ def test_the_doctor_finds_nothing_that_keeps_llamabatch_from_working():
 
 HOST_PATCH = "0005-host-work-of-a-step.patch"
 
+COPY_PATCH = "0013-copies-of-used-cells.patch"
+
 
 def patches():
     return (build_info.build_marker(library.load()) or {}).get("patches", {})
@@ -200,3 +209,87 @@ def test_cells_take_memory_when_they_are_used_and_not_before():
     assert empty < 16
     assert used - empty > 32
     assert cleared < empty + 16
+
+
+_COPIES = """
+import resource
+from llamabatch import EngineConfig; from llamabatch.utils import paths
+from llamabatch.llama.batch import Batch
+from llamabatch.llama.context import Context
+from llamabatch.llama.library import load
+from llamabatch.llama.model import Model
+from llamabatch.engine.resolve_config import plan
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() / 2**20
+
+options = dict(n_slots=32, n_ctx=2048, n_gpu_layers=0, n_threads=1, kv="split")
+config = plan(EngineConfig("tiny", **options), paths.bundled_model()).config
+model = Model(paths.bundled_model(), config)
+context, batch = Context(model, config, 32), Batch(load(), config.n_batch)
+assert not context.decode(batch.fill_rows([5] * 20, list(range(20)), [0] * 20))
+assert not context.decode(batch.fill_rows([5] * 32, [20] + [0] * 31, list(range(32))))
+before = resident()
+for slot in range(1, 32):
+    context.copy_prefix(0, slot, 16)
+assert not context.decode(batch.fill_rows([5] * 31, [16] * 31, list(range(1, 32))))
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(not library.has_lazy_cells(), reason="cells take memory before they are used")
+@pytest.mark.skipif(COPY_PATCH not in patches(), reason="llama.cpp is not the build with this patch")
+def test_a_copied_prefix_takes_the_memory_of_its_cells_alone():
+    """Without native_patches/0013 a prefix of 16 tokens in 31 slots of 2,048 cells takes more than 140 MiB."""
+    done = run_child("-c", _COPIES)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 16
+
+
+@pytest.mark.parametrize("flash_attn", ["on", "off"])  # off: V is transposed
+def test_chains_of_copies_and_cuts_leave_each_slot_with_its_own_tokens(flash_attn):
+    """Copies of a step are made before its pass, in their order: a slot may be read, overwritten and cut meanwhile."""
+    n_slots, n_cells, random = 6, 256, Random(7)
+    config = EngineConfig(
+        "tiny", n_slots=n_slots, n_ctx=n_cells, n_gpu_layers=0, n_threads=1, kv="split", flash_attn=flash_attn
+    )
+    config = plan(config, paths.bundled_model()).config
+    model = Model(paths.bundled_model(), config)
+    context, fresh = Context(model, config, n_slots), Context(model, config, n_slots)
+    batch = Batch(library.load(), config.n_batch)
+
+    def compute(where, slot, tokens, start):
+        rows = range(start, start + len(tokens))
+        assert not where.decode(batch.fill_rows(tokens, list(rows), [slot] * len(tokens)))
+
+    def last(where, slots, held):
+        assert not where.decode(batch.fill_rows([9] * len(slots), [len(held[slot]) for slot in slots], slots))
+        return where.logits(len(slots)).copy()
+
+    try:
+        held = [[] for _ in range(n_slots)]
+        for _ in range(12):
+            for slot in random.sample(range(n_slots), 2):
+                context.clear(slot)
+                held[slot] = [random.randrange(16, 2000) for _ in range(random.randrange(1, 17))]
+                compute(context, slot, held[slot], 0)
+            for _ in range(random.randrange(1, 8)):
+                source, target = random.sample(range(n_slots), 2)
+                if held[source] and random.random() < 0.7:
+                    held[target] = held[source][: random.randrange(1, len(held[source]) + 1)]
+                    context.copy_prefix(source, target, len(held[target]))
+                elif len(held[target]) > 1:
+                    held[target] = held[target][: random.randrange(1, len(held[target]))]
+                    context.clear(target, len(held[target]))
+            slots = [slot for slot in range(n_slots) if held[slot]]
+            found = last(context, slots, held)
+            for slot in slots:
+                fresh.clear(slot)
+                compute(fresh, slot, held[slot], 0)
+            np.testing.assert_allclose(found, last(fresh, slots, held), atol=1e-4)
+            for slot in slots:
+                context.clear(slot, len(held[slot]))
+    finally:
+        context.close()
+        fresh.close()
+        model.close()
