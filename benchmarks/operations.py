@@ -4,20 +4,27 @@
 
 Each series is a child program with the model loaded: the patched build, the same without AMX, the same without the
 kernel of llama.cpp for many rows (GGML_CPU_TILED_MM=0), and stock. They take turns; of each the fastest step counts,
-and the operations of the last. The threads meet after every operation, so the sum is a little more than a step.
+with its operations. The threads meet after every operation, so the sum is a little more than a step.
+
+Below the seconds of a series stand its shares of the roofs: products of quantised weights a second, of those that the
+product instruction makes from registers (programs/roofs.c, vpdpbusd and tdpbssd of AMX); and bytes of weights a second,
+of those that all threads read from memory.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import click
 
 from benchmarks.facts import command_line, facts
+from benchmarks.kernels import bandwidth
 from benchmarks.places import installed_build, log_folder
 from benchmarks.process import Program, ended_by_signals, environment
 from llamabatch.llama.environment import environment_defaults
@@ -25,6 +32,7 @@ from llamabatch.native_patches import build, stock
 from llamabatch.native_patches.tools import main_guard
 
 PROGRAM = Path(__file__).parent / "programs" / "steps.py"
+ROOFS = PROGRAM.with_name("roofs.c")
 TIMEOUT_S = 900.0
 SERIES = {
     "patched": {},
@@ -32,6 +40,35 @@ SERIES = {
     "no tiled": {"GGML_CPU_AMX": "0", "GGML_CPU_TILED_MM": "0"},
     "stock": {},
 }
+
+
+def product_roofs(threads: int) -> dict[str, float]:
+    """Products a second of `threads` threads, by instruction; empty where this CPU has neither, or no C compiler is
+    there."""
+    compiler = os.environ.get("CC", "cc")
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "roofs"
+        command = [compiler, "-O3", "-march=native", "-pthread", str(ROOFS), "-o", str(program)]
+        try:
+            subprocess.run(command, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            click.echo(
+                f"no roof of the product instruction: {compiler} does not compile {ROOFS.name}: {error}", err=True
+            )
+            return {}
+        done = subprocess.run([program, str(threads)], check=True, capture_output=True, text=True)
+    roofs: dict[str, float] = json.loads(done.stdout)
+    return roofs
+
+
+def shares(point: dict[str, Any], roofs: dict[str, float], read_roof: float) -> dict[str, float]:
+    """Of a point of a series: its products and its reads of weights a second, each as a share of a roof."""
+    spent = sum(point["operations"][name] for name in point["products"])
+    if not spent:
+        return {}
+    products = sum(point["products"].values()) / spent
+    found = {f"of {instruction}": products / roof for instruction, roof in roofs.items()}
+    return {**found, "of reading": sum(point["weight_bytes"].values()) / spent / read_roof}
 
 
 def start(name: str, model: Path, sequences: int, cells: int, threads: int) -> Program:
@@ -53,7 +90,7 @@ def start(name: str, model: Path, sequences: int, cells: int, threads: int) -> P
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:
-    """Milliseconds: a line for each operation, a column for each series."""
+    """Milliseconds: a line for each operation, a column for each series; then the shares of the roofs."""
     names = {name for point in found.values() for name in point["operations"]}
     order = sorted(names, key=lambda name: -max(point["operations"].get(name, 0) for point in found.values()))
     lines = [f"{'':22}" + "".join(f"{series:>12}" for series in found)]
@@ -61,7 +98,10 @@ def table(found: dict[str, dict[str, Any]]) -> str:
         f"{name:22}" + "".join(f"{1e3 * point['operations'].get(name, 0):12.2f}" for point in found.values())
         for name in order
     ]
-    return "\n".join([*lines, f"{'step':22}" + "".join(f"{1e3 * point['seconds']:12.2f}" for point in found.values())])
+    lines.append(f"{'step':22}" + "".join(f"{1e3 * point['seconds']:12.2f}" for point in found.values()))
+    for roof in next(iter(found.values()))["shares"]:
+        lines.append(f"{roof:22}" + "".join(f"{point['shares'].get(roof, 0):12.2f}" for point in found.values()))
+    return "\n".join(lines)
 
 
 @click.command()
@@ -76,6 +116,7 @@ def main(
 ) -> None:
     """Measure the operations of a decode step and of a prompt of MODEL."""
     installed_build()  # raises SetupFailure where the library is not ours
+    roofs, read_roof = product_roofs(threads), bandwidth(threads)
     programs: dict[str, Program] = {}
     points: dict[str, dict[str, dict[str, Any]]] = {}
     with ended_by_signals():
@@ -99,12 +140,19 @@ def main(
         finally:
             for program in programs.values():
                 program.close()
+    for point in (point for found in points.values() for point in found.values()):
+        point["shares"] = {name: round(share, 3) for name, share in shares(point, roofs, read_roof).items()}
+    click.echo(
+        "roofs: "
+        + ", ".join(f"{name} {roof / 1e9:,.0f} G/s" for name, roof in roofs.items())
+        + f", reading {read_roof / 1e9:.1f} GB/s\n"
+    )
     for what, found in points.items():
         click.echo(f"{what}, milliseconds\n{table(found)}\n")
     if path is not None:
         document = {
             **facts(command_line("python -m benchmarks.operations")), "model": model.name, "threads": threads,
-            "points": points,
+            "roofs": {**roofs, "read_bytes_s": round(read_roof)}, "points": points,
         }  # fmt: skip
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 

@@ -8,12 +8,14 @@ each sequence, and whether flash attention is used; every other one is
     {"texts": [[n, tokens]]}     sum of the log probabilities of all but the first n tokens of each text
 
 If the first message has "profile", the answers to the first two have "operations", too: the seconds of each kind of
-operation of the last call, of products by the type of the weights. The threads meet after each, which takes a little.
+operation of the fastest step, of products by the type of the weights; and of these "products", how many, and
+"weight_bytes" that they read (of experts: all of a layer's). The threads meet after each, which takes a little.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -26,13 +28,17 @@ from lines import Handler, serve  # type: ignore[import-not-found]  # beside thi
 class _Watch:
     """The callback of llama.cpp's scheduler before and after each operation, whose seconds it adds up."""
 
-    _OP, _SOURCES = 80, 152  # offsets in ggml_tensor
+    _SHAPE, _OP, _SOURCES = 16, 80, 152  # offsets in ggml_tensor
 
-    def __init__(self, libraries: Path, seconds: dict[str, float]) -> None:
-        self._seconds = seconds
+    def __init__(self, libraries: Path) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.products: dict[str, int] = defaultdict(int)
+        self.weight_bytes: dict[str, int] = defaultdict(int)
         library = ctypes.CDLL(str(next(libraries.glob("libggml-base.*"))))
         self._type_name, self._op_name = library.ggml_type_name, library.ggml_op_name
         self._type_name.restype = self._op_name.restype = ctypes.c_char_p
+        self._bytes = library.ggml_nbytes
+        self._bytes.restype, self._bytes.argtypes = ctypes.c_size_t, [ctypes.c_void_p]
         self._begin = 0.0
 
     def __call__(self, tensor: int, before: bool, _data: object) -> bool:
@@ -45,8 +51,22 @@ class _Watch:
             weights = ctypes.c_void_p.from_address(tensor + self._SOURCES).value
             assert weights is not None
             name += " " + self._type_name(ctypes.c_int.from_address(weights).value).decode()
-        self._seconds[name] += spent
+            self.products[name] += math.prod(self._shape(tensor)) * self._shape(weights)[0]
+            self.weight_bytes[name] += self._bytes(weights)
+        self.seconds[name] += spent
         return True
+
+    def _shape(self, tensor: int) -> list[int]:
+        return list((ctypes.c_int64 * 4).from_address(tensor + self._SHAPE))
+
+    def clear(self) -> None:
+        for counts in (self.seconds, self.products, self.weight_bytes):
+            counts.clear()
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        return {
+            "operations": dict(self.seconds), "products": dict(self.products), "weight_bytes": dict(self.weight_bytes)
+        }  # fmt: skip
 
 
 class Steps:
@@ -73,10 +93,10 @@ class Steps:
         params.n_threads = params.n_threads_batch = options["threads"]
         params.flash_attn_type = int(options["flash_attention"])
         params.kv_unified = False
-        self._operations: dict[str, float] = defaultdict(float)
+        self._watch: _Watch | None = None
         if options.get("profile"):
-            watch = _Watch(Path(llama.__file__).parent / "lib", self._operations)
-            self._callback = llama.ggml_backend_sched_eval_callback(watch)
+            self._watch = _Watch(Path(llama.__file__).parent / "lib")
+            self._callback = llama.ggml_backend_sched_eval_callback(self._watch)
             params.cb_eval = self._callback
         self._context = llama.llama_init_from_model(self._model, params)
         if not self._context:
@@ -87,11 +107,15 @@ class Steps:
 
     def handle(self, message: dict[str, Any]) -> dict[str, Any]:
         if "fill" in message:
-            return {"seconds": self._fill(message["fill"]), "operations": dict(self._prompt)}
+            return {"seconds": self._fill(message["fill"]), **self._prompt}
         if "texts" in message:
             return {"sum": sum(self._score(texts) for texts in _chunks(message["texts"], self._n_seq))}
-        seconds = [self._step(message["rows"]) for _ in range(message["steps"])]
-        return {"seconds": seconds, "operations": dict(self._operations)}
+        steps = [(self._step(message["rows"]), self._figures()) for _ in range(message["steps"])]
+        fastest = min(steps, key=lambda step: step[0])
+        return {"seconds": [seconds for seconds, _ in steps], **fastest[1]}
+
+    def _figures(self) -> dict[str, dict[str, float]]:
+        return {} if self._watch is None else self._watch.figures()
 
     def _decode(self, rows: list[tuple[int, int, int, bool]]) -> float:
         """Rows are (sequence, position, token, whether its logits are wanted)."""
@@ -100,7 +124,8 @@ class Steps:
             batch.token[row], batch.pos[row], batch.logits[row] = token, position, output
             batch.n_seq_id[row], batch.seq_id[row][0] = 1, sequence
         batch.n_tokens = len(rows)
-        self._operations.clear()
+        if self._watch is not None:
+            self._watch.clear()
         begin = time.perf_counter()
         if self._llama.llama_decode(self._context, batch) != 0:
             raise RuntimeError("llama_decode failed")
@@ -115,11 +140,14 @@ class Steps:
         self._clear()
         tokens = [(0, i, (i * 17 + 3) % (self.n_vocab - 16) + 16, i == n - 1) for i in range(n)]
         seconds = 0.0
-        self._prompt: dict[str, float] = defaultdict(float)
+        prompt: dict[str, dict[str, float]] = {}
         for at in range(0, n, 512):
             seconds += self._decode(tokens[at : at + 512])
-            for name, spent in self._operations.items():
-                self._prompt[name] += spent
+            for what, counts in self._figures().items():
+                sums = prompt.setdefault(what, defaultdict(float))
+                for name, count in counts.items():
+                    sums[name] += count
+        self._prompt = prompt
         memory = self._llama.llama_get_memory(self._context)
         for sequence in range(1, self._n_seq):
             self._llama.llama_memory_seq_cp(memory, 0, sequence, -1, -1)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks import kernels, kernels_plot
+from benchmarks import kernels, kernels_plot, operations
 from llamabatch.native_patches import check, source, stock
 from llamabatch.planning import cpu
 
@@ -97,3 +97,35 @@ def test_a_check_for_another_cpu_is_left_out(monkeypatch):
 def test_all_programs_of_the_checks_are_there():
     named = {program for one in check.CHECKS for program in one.programs} - set(check._OPERATIONS)
     assert named == {path.stem for folder in check.TESTS for path in folder.glob("*.cpp")}
+
+
+def test_the_share_of_a_roof_is_that_of_the_products_alone():
+    """4e9 products of 1e9 bytes in 0.02 s, beside another operation."""
+    seen = {
+        "operations": {"MUL_MAT q8_0": 0.015, "MUL_MAT f32": 0.005, "ADD": 0.3},
+        "products": {"MUL_MAT q8_0": 3.9e9, "MUL_MAT f32": 0.1e9},
+        "weight_bytes": {"MUL_MAT q8_0": 0.9e9, "MUL_MAT f32": 0.1e9},
+    }
+    found = operations.shares(seen, {"vpdpbusd": 8e11, "tdpbssd": 4e12}, read_roof=1e11)
+    assert found == pytest.approx({"of vpdpbusd": 0.25, "of tdpbssd": 0.05, "of reading": 0.5})
+    assert operations.shares({"operations": {}, "products": {}, "weight_bytes": {}}, {}, 1e9) == {}
+    table = operations.table({"patched": {**seen, "seconds": 0.33, "shares": found}}).splitlines()
+    assert [line.split()[-1] for line in table] == [
+        "patched",
+        "300.00",
+        "15.00",
+        "5.00",
+        "330.00",
+        "0.25",
+        "0.05",
+        "0.50",
+    ]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_the_roof_of_the_product_instruction_is_measured():
+    """A CPU with neither instruction has none."""
+    roofs = operations.product_roofs(1)
+    assert set(roofs) <= {"vpdpbusd", "tdpbssd"}
+    assert ("vpdpbusd" in roofs) == ("avx512_vnni" in cpu.cpu_flags())
+    assert all(roof > 1e9 for roof in roofs.values())
