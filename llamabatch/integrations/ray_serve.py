@@ -64,6 +64,10 @@ _OF_SERVE = {
     **dict.fromkeys(("props", "lora_dir"), "a change would reach one replica alone"),
     "log_file": "Ray keeps the logs of replicas",
 }
+_HIDDEN = (
+    "this server has no key, and HAProxy (RAY_SERVE_ENABLE_HA_PROXY=1) hides the machine that a request comes from; "
+    "give serve_app api_keys among server_options, or no_key=True to allow any caller"
+)
 _OF_ONE = "each replica has its own, and Ray Serve may ask any of them"
 _REFUSED = {
     "/metrics": f"{_OF_ONE}; look at the metrics that Ray exports",
@@ -114,7 +118,7 @@ def serve_app(
         **options: as of LLM. n_slots, n_ctx and threads that are "auto" are those of the plan.
 
     Raises:
-        ConfigError, UnknownOptionError: an argument is wrong.
+        ConfigError, UnknownOptionError: an argument is wrong, or there is no key behind HAProxy.
         ModelFileError: the model is no file of the node that makes the plan, or damaged.
         MemoryPlanError: it does not fit there, or a replica is larger than any node is for Ray.
         SetupError: no node with a CPU, or none makes the plan within 300 s.
@@ -125,6 +129,8 @@ def serve_app(
     if not 0 < target_occupancy <= 1:
         raise ConfigError(f"target_occupancy is {target_occupancy}; give a number above 0, at most 1")
     server = _server_options(server_options)
+    if is_behind_haproxy() and not server.api_keys and not server.no_key:
+        raise ConfigError(_HIDDEN)
     given: dict[str, Any] = {**options}
     config = engine_config(model, given)
     if not ray.is_initialized():
@@ -338,13 +344,22 @@ def check_call(path: str, method: str, client: Any, options: ServerOptions) -> N
             501,
             f"{path} is not served here: give serve_app data_dir among server_options, a folder that all nodes share",
         )
-    if not options.api_keys and not options.no_key and client and not is_loopback(str(client[0])):
+    if options.api_keys or options.no_key:
+        return
+    if is_behind_haproxy():
+        raise ApiError(403, _HIDDEN, code="key_needed")
+    if client and not is_loopback(str(client[0])):
         raise ApiError(
             403,
             "this server has no key, and you are on another machine; give serve_app api_keys among server_options, or "
             "no_key=True to allow any caller",
             code="key_needed",
         )
+
+
+def is_behind_haproxy() -> bool:
+    """Whether Serve has HAProxy in front of this process' deployments, whose address is then that of every caller."""
+    return os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"
 
 
 def _is_below(path: str, folder: str) -> bool:

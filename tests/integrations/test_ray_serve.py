@@ -41,6 +41,12 @@ NOTHING = Prefix()
 LONG = "There was a king who had three sons, and a fox that spoke. " * 8
 
 
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch):
+    """`make test-scale` runs this file behind HAProxy, too: for the cluster, not for what this process plays."""
+    monkeypatch.delenv("RAY_SERVE_ENABLE_HA_PROXY", raising=False)
+
+
 @pytest.fixture(scope="module")
 def cluster():
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a short path, for Ray's sockets
@@ -111,6 +117,8 @@ def two_replicas():
 def busy():
     """The most continuations that a replica has in flight."""
     handle = serve.get_deployment_handle("Engines", "default")
+    if not handle.is_initialized:  # RAY_SERVE_THROUGHPUT_OPTIMIZED=1 would have it on the loop of its caller
+        handle._init(_run_router_in_separate_loop=True)
     return max(handle.record_routing_stats.remote().result()["in_flight"] for _ in range(6))
 
 
@@ -378,6 +386,20 @@ def test_another_machine_needs_a_key():
     assert asked_of(respond, client=("192.0.2.1", 1), no_key=True).status_code == 200
     assert asked_of(respond, client=("192.0.2.1", 1), api_keys=["a"]).status_code == 401
     assert asked_of(respond, path="/v1/files", batches=False).status_code == 501
+
+
+def test_behind_haproxy_any_caller_needs_a_key(monkeypatch):
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+
+    def respond(_):
+        return Response([start(), body(b"ok")])
+
+    refused = asked_of(respond)  # HAProxy's own address, as of all
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "key_needed")
+    assert asked_of(respond, no_key=True).status_code == 200
+    assert asked_of(respond, api_keys=["a"]).status_code == 401
+    with pytest.raises(ConfigError, match="give serve_app api_keys among server_options, or no_key=True"):
+        serve_app("tiny")
 
 
 def test_a_replica_is_well_until_its_engine_is_gone_for_good():
