@@ -1,10 +1,13 @@
 """lm_eval's requests over llamabatch and over its own `gguf` backend, requests a second: `make test-scale` brings both.
 
     .venv-scale/bin/python -m pip install fastapi uvicorn sse-starlette starlette-context pydantic-settings
-    .venv-scale/bin/python -m benchmarks.evaluation model.gguf [--questions 32] [--json FILE]
+    .venv-scale/bin/python -m benchmarks.evaluation model.gguf [--questions 32] [--backend-questions 1] [--json FILE]
 
 The backend asks llama-cpp-python's server, started here with the same threads and flash attention, one request after
 another. Both score the same questions, each with three endings, and generate the same texts greedily.
+
+The server sorts the whole vocabulary in Python for each token of a prompt that is scored: with 151,936 tokens in it, a
+question's ending takes half a minute, so give `--backend-questions 1` with such a model.
 """
 
 from __future__ import annotations

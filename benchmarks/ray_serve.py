@@ -1,8 +1,9 @@
 """The first token through Ray Serve beside `llamabatch serve`, and the CPU of a piece; see docs/ray.md.
 
-.venv-scale/bin/python -m benchmarks.ray_serve [--rounds N] [--model FILE] [--threads N] [--json FILE]
+.venv-scale/bin/python -m benchmarks.ray_serve [--proxy haproxy|python]... [--rounds N] [--model NAME] [--threads N]
 
-Both servers stand at once, and one of them is asked: engines without work sleep.
+Both servers stand at once, and one of them is asked: engines without work sleep. Ray reads what proxy it has when it is
+imported, so that each proxy is measured by a process of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import json
 import os
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -38,7 +41,16 @@ SINGLE = Workload("one stream", "tiny", (Shape(32, 8),), n_ctx=512)
 STREAMS = Workload("streams", "tiny", (Shape(32, 256),), n_ctx=512)
 N_FIRST = 15
 N_STREAMS = 8
-_PASSING = ("ProxyActor", "Ingress")  # the processes that pass a piece on, by their names
+N_TIMES = 8  # so that the ticks of 10 ms in which a process' time is counted do not matter
+PROXIES = {
+    "haproxy": {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",  # the cluster ends with the measurement
+    },
+    "python": {},
+}
+_PASSING = ("ProxyActor", "haproxy", "Ingress")  # the processes that pass a piece on, by their names
 _STORE_BYTES = 200_000_000
 
 
@@ -55,17 +67,24 @@ def open_serve(model: str, engine: dict[str, Any]) -> Iterator[int]:
         ray.init(object_store_memory=_STORE_BYTES, include_dashboard=False, _temp_dir=folder, log_to_driver=False)
         try:
             serve.start(http_options={"host": HOST, "port": port})
-            serve.run(serve_app(model, num_replicas=1, ray_actor_options={"num_cpus": 0.5}, **engine))
+            options = {"no_key": True}  # behind HAProxy callers have no address
+            replica = {"num_cpus": 0.5}
+            serve.run(serve_app(model, num_replicas=1, ray_actor_options=replica, server_options=options, **engine))
             yield port
         finally:
             serve.shutdown()
             ray.shutdown()
 
 
-def passing() -> list[psutil.Process]:
-    """The processes of Serve through which pieces go."""
-    below = psutil.Process().children(recursive=True)
-    return [each for each in below if any(name in each.name() for name in _PASSING)]
+def passing_s() -> dict[str, float]:
+    """Seconds of CPU that the processes of Serve through which pieces go have used, by their kind."""
+    used: dict[str, float] = {}
+    for each in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for name in _PASSING:
+                if name in each.name():
+                    used[name] = used.get(name, 0.0) + cpu_s(each)
+    return used
 
 
 def pieces_of(port: int, job: Job) -> int:
@@ -112,10 +131,10 @@ def measure(ports: dict[str, int], n_vocab: int, n_rounds: int) -> dict[str, Any
     streams = dataclasses.replace(STREAMS, shapes=STREAMS.shapes * N_STREAMS)
     us = []
     for number in range(n_rounds):
-        before = {each.pid: cpu_s(each) for each in passing()}
-        pieces = at_once(ports["serve_app"], streams.jobs(random.Random(number), n_vocab))
-        used = {each.name().rpartition(":")[2]: cpu_s(each) - before[each.pid] for each in passing()}
-        us.append({name: 1e6 * seconds / pieces for name, seconds in used.items()} | {"pieces": pieces})
+        before = passing_s()
+        drawn = random.Random(number)
+        pieces = sum(at_once(ports["serve_app"], streams.jobs(drawn, n_vocab)) for _ in range(N_TIMES))
+        us.append({name: 1e6 * (s - before[name]) / pieces for name, s in passing_s().items()} | {"pieces": pieces})
     return {
         "first token": {
             "median_ms": medians,
@@ -129,29 +148,59 @@ def measure(ports: dict[str, int], n_vocab: int, n_rounds: int) -> dict[str, Any
     }
 
 
+def of_proxy(proxy: str, n_rounds: int, model: str, threads: int) -> dict[str, Any]:
+    """Figures behind one proxy; call it once in a process."""
+    env = environment(os.environ)
+    os.environ.update(PROXIES[proxy])
+    with contextlib.ExitStack() as stack:
+        setup = make_setup(env, {model}, threads, lambda text: click.echo(text, err=True))
+        engine = engine_options(setup, SINGLE.n_ctx)
+        beside = stack.enter_context(open_server(setup, model, engine))
+        ours = stack.enter_context(open_serve(str(setup.models[model].path), engine))
+        return measure({"serve": beside.port, "serve_app": ours}, setup.models[model].n_vocab, n_rounds)
+
+
+def in_child(proxy: str, n_rounds: int, model: str, threads: int) -> dict[str, Any]:
+    """of_proxy in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "found.json"
+        command = [
+            *(sys.executable, "-m", "benchmarks.ray_serve", "--proxy", proxy, "--rounds", str(n_rounds)),
+            *("--model", model, "--threads", str(threads), "--json", str(made)),
+        ]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            if process.wait():
+                raise PeerFailure(f"the measurement behind {proxy} ended with exit code {process.returncode}")
+        finally:
+            process.terminate()
+            process.wait()
+        found: dict[str, Any] = json.loads(made.read_text(encoding="utf-8"))["parts"][proxy]
+        return found
+
+
 @click.command()
+@click.option("--proxy", "proxies", type=click.Choice(list(PROXIES)), multiple=True, help="Of Serve; default: both.")
 @click.option("--rounds", "n_rounds", type=click.IntRange(min=1), default=5, show_default=True)
 @click.option("--model", default="tiny", show_default=True, help="tiny, or synth: random weights in a 0.5B shape.")
 @click.option("--threads", type=click.IntRange(min=1), help="Of each engine; default: the cores of this machine.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), default=RESULTS)
-def main(n_rounds: int, model: str, threads: int | None, json_file: Path) -> None:
+def main(proxies: tuple[str, ...], n_rounds: int, model: str, threads: int | None, json_file: Path) -> None:
     """Measure Ray Serve beside `llamabatch serve`, alternating."""
     if model not in ("tiny", "synth"):
         raise click.UsageError(f"--model is {model!r}; give tiny or synth")
-    env = environment(os.environ)
-    with ended_by_signals(), contextlib.ExitStack() as stack:
-        setup = make_setup(env, {model}, threads or Machine.here().cores, lambda text: click.echo(text, err=True))
-        engine = engine_options(setup, SINGLE.n_ctx)
-        about = facts.facts(facts.command_line("python -m benchmarks.ray_serve"))
-        about["options"] = {"rounds": n_rounds, "model": model, "threads": setup.threads, "streams": N_STREAMS}
-        beside = stack.enter_context(open_server(setup, model, engine))
-        ours = stack.enter_context(open_serve(str(setup.models[model].path), engine))
-        found = measure({"serve": beside.port, "serve_app": ours}, setup.models[model].n_vocab, n_rounds)
-    json_file.write_text(json.dumps(about | {"parts": found}, indent=1) + "\n", encoding="utf-8")
-    for line in lines({"first token": found["first token"]}):
-        click.echo(line)
-    for name, us in found["cpu"]["us_per_piece"].items():
-        click.echo(f"{name}: {us:.0f} us of CPU a piece")
+    threads = threads or Machine.here().cores
+    about = facts.facts(facts.command_line("python -m benchmarks.ray_serve"))
+    about["options"] = {"rounds": n_rounds, "model": model, "threads": threads, "streams": N_STREAMS, "times": N_TIMES}
+    way = of_proxy if len(proxies) == 1 else in_child
+    with ended_by_signals():
+        parts = {proxy: way(proxy, n_rounds, model, threads) for proxy in proxies or PROXIES}
+    json_file.write_text(json.dumps(about | {"parts": parts}, indent=1) + "\n", encoding="utf-8")
+    for proxy, found in parts.items():
+        for line in lines({f"first token, {proxy}": found["first token"]}):
+            click.echo(line)
+        for name, us in found["cpu"]["us_per_piece"].items():
+            click.echo(f"{proxy}, {name}: {us:.0f} us of CPU a piece")
     click.echo(f"Figures: {json_file}", err=True)
 
 
