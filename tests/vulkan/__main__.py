@@ -38,6 +38,8 @@ def main() -> None:
     say("on " + ", ".join(devices(on_vulkan)))
     status = pytest([str(ROOT / "tests" / "vulkan")], {NAMED: str(package)})
     say("tests of the model:")
+    path = os.pathsep.join(filter(None, (str(package.parent), os.environ.get("PYTHONPATH"))))
+    on_vulkan["PYTHONPATH"] = path  # some import llama_cpp by themselves
     chosen = sys.argv[1:] or [str(ROOT / "tests" / "model" / name) for name in MODEL_TESTS]
     sys.exit(status or pytest(chosen, on_vulkan))
 
