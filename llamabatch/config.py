@@ -110,6 +110,7 @@ CHOICES = (
     ("split_mode", SPLIT_MODES),
     ("extra_bufts", ("auto", "on", "off")),
     ("device_sampling", ("auto", "on", "off")),
+    ("row_ladder", ("auto", "on", "off")),
     ("trial", ("auto", "on", "off")),
     ("kv", KV_LAYOUTS),
     ("type_k", KV_TYPES),
@@ -233,7 +234,9 @@ class EngineConfig:
 
     model: str
     strategy: str = _option("auto", f"how requests share the engine: {', '.join(STRATEGIES)}")
-    n_slots: int | Auto = _option("auto", f"sequences at once, 1..{MAX_SLOTS}; auto: what fits, at most 32")
+    n_slots: int | Auto = _option(
+        "auto", f"sequences at once, 1..{MAX_SLOTS}; auto: what fits, at most 32, or 128 on GPUs"
+    )
     start_slots: int | Auto = _option(
         "auto",
         "slots of the first context, which grows once to all; auto: n_slots if given, or if cells cost nothing yet",
@@ -274,6 +277,11 @@ class EngineConfig:
         "auto",
         f"let the device of the output find the {DEVICE_TOP} likeliest tokens of a row, instead of copying all logits: "
         "on, off, or auto: on a GPU",
+    )
+    row_ladder: str = _option(
+        "auto",
+        "add dummy rows to decode steps, so that llama.cpp computes the last graph again: on, off, or auto: on a GPU, "
+        "where they cost next to nothing",
     )
     flash_attn: str = _option("auto", "flash attention: on, off, or auto: on where it is fast")
     kv: str = _option("auto", "KV cache: split (cells for each slot), unified (shared by all), or auto: what fits")
@@ -424,6 +432,12 @@ class EngineConfig:
                 f"device_sampling is 'on', but speculate is {self.speculate!r}, and guesses are verified on whole "
                 "rows; give device_sampling='auto', or speculate='off'"
             )
+        if self.row_ladder == "on" and (self.speculate != "off" or self.kv == "unified"):
+            other = f"kv is {self.kv!r}" if self.kv == "unified" else f"speculate is {self.speculate!r}"
+            raise ConfigError(
+                f"row_ladder is 'on', but {other}, where steps have no constant shape; give row_ladder='auto', or "
+                "kv='split' and speculate='off'"
+            )
         if self.speculate_always and self.speculate == "off":
             raise ConfigError("speculate_always is on, but speculate is 'off'; give 'lookup' or 'draft'")
 
@@ -536,7 +550,7 @@ def _named(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _in_form(name: str, value: Any) -> Any:
     """A value of another library's, in the form of ours."""
-    if name in ("flash_attn", "device_sampling") and isinstance(value, bool):
+    if name in ("flash_attn", "device_sampling", "row_ladder") and isinstance(value, bool):
         return "on" if value else "off"
     if name == "numa" and isinstance(value, bool):
         return "distribute" if value else "off"
@@ -684,6 +698,7 @@ class EngineOptions(TypedDict, total=False):
     offload_kqv: bool
     op_offload: bool
     device_sampling: str | bool
+    row_ladder: str | bool
     flash_attn: str | bool
     kv: str
     swa_full: bool

@@ -34,6 +34,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
             "offload_kqv",
             "op_offload",
             "device_sampling",
+            "row_ladder",
             "override_tensor",
             "n_cpu_moe",
             "cpu_moe",

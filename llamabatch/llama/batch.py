@@ -34,18 +34,19 @@ class Batch:
 
     def fill(self, call: Call) -> tuple[Any, list[ScheduledSpan]]:
         """The C struct of a call, and the spans that have output rows, in the order of the rows."""
-        if call.is_decode and not call.dummy_slots:
-            return self._fill_rows(call.spans)
+        if call.is_decode and (call.is_padded or not call.dummy_slots):
+            return self._fill_rows(call)
         at = 0
         outputs = []
+        starts = dict(call.dummies)
         for slot, span in _in_slot_order(call):
             count = 1 + call.n_guesses if span is None else span.length
             end = at + count
             self._slots[at:end] = slot
             self._outputs[at:end] = 0
-            if span is None:  # dummy rows: any token, at the start of an empty slot
+            if span is None:  # dummy rows: any token, behind the cells of the slot
                 self._tokens[at:end] = 0
-                self._positions[at:end] = np.arange(count) if count > 1 else 0
+                self._positions[at:end] = starts[slot] + np.arange(count)
             elif span.draft is not None:
                 self._fill_draft(at, span, span.draft)
                 outputs.append(span)
@@ -79,16 +80,20 @@ class Batch:
         self._struct.n_tokens = n
         return self._struct
 
-    def _fill_rows(self, spans: tuple[ScheduledSpan, ...]) -> tuple[Any, list[ScheduledSpan]]:
-        """As fill, for the usual call: one row for each sequence and no dummy rows."""
+    def _fill_rows(self, call: Call) -> tuple[Any, list[ScheduledSpan]]:
+        """As fill, for the usual call: one row for each sequence, and no dummy rows that are not outputs."""
+        spans = call.spans
         outputs = [span for span in spans if span.output or span.prompt_rows]
-        self.fill_rows(
-            [span.sequence.token_ids[span.start + span.shift] for span in spans],
-            [span.start for span in spans],
-            [span.slot for span in spans],
-        )
+        tokens = [span.sequence.token_ids[span.start + span.shift] for span in spans]
+        starts = [span.start for span in spans]
+        slots = [span.slot for span in spans]
+        reads = [1] * len(spans) if len(outputs) == len(spans) else [span.output or span.prompt_rows for span in spans]
+        if call.dummy_slots:
+            rows = sorted([*zip(slots, tokens, starts, reads, strict=True), *((s, 0, at, 1) for s, at in call.dummies)])
+            slots, tokens, starts, reads = (list(column) for column in zip(*rows, strict=True))
+        self.fill_rows(tokens, starts, slots)
         if len(outputs) < len(spans):
-            self._outputs[: len(spans)] = [span.output or span.prompt_rows for span in spans]
+            self._outputs[: len(slots)] = reads
         return self._struct, outputs
 
     def fill_rows(self, token_ids: list[int], positions: list[int], slots: list[int]) -> Any:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from llamabatch.config import ResolvedConfig
 from llamabatch.errors import ConfigError, EngineError, describe
+from llamabatch.llama import devices
 from llamabatch.llama.batch import Batch, count_passes
 from llamabatch.llama.context import Context, DecodeCode
 from llamabatch.llama.library import load
@@ -84,6 +85,10 @@ class ModelRunner:
     def __init__(self, model: Model, config: ResolvedConfig, n_slots: int) -> None:
         if model.cannot_generate is not None:
             raise ConfigError(f"{model.path.name} cannot generate text: it is {model.cannot_generate}")
+        plain = not model.is_recurrent
+        if config.row_ladder == "on" and not (plain and config.kv == "split"):
+            why = "its state is recurrent" if config.kv == "split" else "only a unified KV cache fits"
+            raise ConfigError(f"row_ladder is 'on', but {model.path.name} takes no dummy rows: {why}; give 'auto'")
         self.model = model
         self.counts = RunnerCounts()
         self._n_ubatch = config.n_ubatch
@@ -104,7 +109,7 @@ class ModelRunner:
         self._calls_since_whole = 0  # with output rows, since the last one that needed whole rows
         self._reasoning_tokens: dict[ReasoningTags, ReasoningTokens] = {}
         self._grammar_masks: GrammarMasks | None = None
-        plain, cuts = not model.is_recurrent, model.uncuttable(config) is None
+        cuts = model.uncuttable(config) is None
         self.limits = Limits(
             n_slots=n_slots,
             n_batch=config.n_batch,
@@ -120,6 +125,8 @@ class ModelRunner:
             prompt_rows=config.prompt_rows(model.n_vocab),
             start_slots=start,
             is_ragged=self._context.is_ragged,
+            on_device=config.n_gpu_layers != 0 and bool(devices.used(config, load())),
+            row_ladder=config.row_ladder,
         )
         self._can_carry = plain and not model.has_window  # others' states hold more than the cells of one cache
 
@@ -259,8 +266,7 @@ class ModelRunner:
         if outputs and (self._context.can_sample or self._context.samples_on_device):
             self._choose_rows(outputs)
         code = self._context.decode(struct)
-        for slot in call.dummy_slots:
-            self._context.clear(slot)
+        self._clear_dummies(call)
         if code is not DecodeCode.OK:
             return self._recover(call, code)
         self._unflushed = False
@@ -269,7 +275,7 @@ class ModelRunner:
             return [_COMPUTED] * len(call.spans)
         states = [self._states[span.sequence.request.request_id] for span in outputs]
         self._make_grammar_masks(outputs, states)  # before the logits are asked for: a GPU may still compute them
-        logits = self._context.rows(len(outputs) if call.is_decode else sum(map(_n_rows, outputs)))
+        logits = self._rows(call, outputs)
         if isinstance(logits, TopRows) and self.limits.can_share and logits.is_ambiguous(states):
             return self._compute_again(call)
         read: _Read = self._verify if call.n_guesses else self._sample
@@ -286,6 +292,18 @@ class ModelRunner:
             return found
         results = dict(zip(map(id, outputs), found, strict=True))
         return [results.get(id(span), _COMPUTED) for span in call.spans]
+
+    def _rows(self, call: Call, outputs: list[ScheduledSpan]) -> Rows:
+        """The output rows of the last decode, without those of dummies, in the order of `outputs`."""
+        if not call.is_decode:
+            return self._context.rows(sum(map(_n_rows, outputs)))
+        if not (call.is_padded and call.dummy_slots):
+            return self._context.rows(len(outputs))
+        rows = self._context.rows(len(outputs) + len(call.dummy_slots))
+        if call.dummy_slots[0] > outputs[-1].slot:
+            return rows[: len(outputs)]
+        order = sorted([*((span.slot, True) for span in outputs), *((slot, False) for slot in call.dummy_slots)])
+        return rows[np.array([is_own for _, is_own in order])]
 
     def _choose_rows(self, outputs: list[ScheduledSpan]) -> None:
         """Lets the device return the likeliest tokens of the rows of the next decode, or whole rows.
@@ -391,14 +409,21 @@ class ModelRunner:
         Args:
             is_whole: nothing of the call was computed.
         """
-        for slot in call.dummy_slots:
-            self._context.clear(slot)
+        self._clear_dummies(call)
         whole = is_whole or all(self._context.clear(span.slot, span.start) for span in call.spans)
         if len(call.spans) == 1 or not whole:
             return [SpanOutput(DecodeStatus.FAILED, error=error)] * len(call.spans)
         return [
-            result for span in call.spans for result in self._run_call(replace(call, spans=(span,), dummy_slots=()))
+            result
+            for span in call.spans
+            for result in self._run_call(replace(call, spans=(span,), dummy_slots=(), dummy_starts=()))
         ]
+
+    def _clear_dummies(self, call: Call) -> None:
+        """Forgets the cells of dummy rows. Those before them are of use to others, which find too few if that fails."""
+        for slot, start in call.dummies:
+            if not self._context.clear(slot, start):
+                raise EngineError(f"slot {slot} cannot be cut back to {start} tokens")
 
     def _count(self, call: Call) -> None:
         counts, limits = self.counts, self.limits

@@ -23,6 +23,7 @@ from llamabatch.utils.paths import shown as shown_path
 __all__ = ["MEMORY_SHARE", "Memory", "Plan", "check_fits", "fits", "memory", "planned", "resolve"]
 
 _MOST_SLOTS = 32
+_MOST_SLOTS_ON_GPU = 128  # where a row costs a 250th of a pass, and all cells are in memory of the GPUs' own
 _FEW_SLOTS = 4  # with fewer slots of n_ctx each, sharing the cells serves more requests at once
 _MOST_ENGINES = 4  # in one process: each holds the GIL for about a tenth of its time
 MEMORY_SHARE = 0.5  # of the memory that is free: the rest is left to other programs
@@ -454,8 +455,8 @@ def _kv_cache(
     does not fit so: any sequence may use any cell.
     """
     n_ctx, instances = one_slot.n_ctx, one_slot.instances
-    measured = profile.most_rows if profile and profile.stairs else _MOST_SLOTS
-    most = min(measured, asked.n_batch)
+    most = _MOST_SLOTS_ON_GPU if _is_on_gpus(facts, one_slot, machine) else _MOST_SLOTS
+    most = min(profile.most_rows if profile and profile.stairs else most, asked.n_batch)
     budget = int(machine.available_bytes * MEMORY_SHARE)
     share = f"{mib(budget)} (half of what is free{f', for {instances} engines' if instances > 1 else ''})"
     if one_slot.n_gpu_layers != 0 and machine.gpus and not machine.unified_memory:
@@ -476,6 +477,13 @@ def _kv_cache(
     if profile and best:
         reasons["n_slots"] = f"{profile.why_rows}, of what fits in {share}"
     return replace(one_slot, n_slots=best or max(1, fitting))
+
+
+def _is_on_gpus(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> bool:
+    """True if GPUs with memory of their own hold all layers, the cells and the output."""
+    layers = config.n_gpu_layers
+    whole = (layers < 0 or layers > facts.n_layer) and config.offload_kqv
+    return whole and not facts.placed and bool(machine.gpus) and not machine.unified_memory
 
 
 def most_slots(facts: ModelFacts, config: ResolvedConfig, machine: Machine, most: int) -> int:

@@ -51,7 +51,7 @@ class TopRows:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __getitem__(self, rows: slice) -> TopRows:
+    def __getitem__(self, rows: slice | npt.NDArray[np.bool_]) -> TopRows:
         part = object.__new__(TopRows)
         part.ids, part.logits = self.ids[rows], self.logits[rows]
         return part

@@ -24,14 +24,22 @@ SHORT_CHUNK = 16
 MIN_STEPS_TO_MOVE = 16
 
 
-def decode_calls(sequences: abc.Sequence[Sequence], occupied: abc.Set[int], limits: Limits) -> list[Call]:
+def decode_calls(
+    sequences: abc.Sequence[Sequence], occupied: abc.Set[int], limits: Limits, max_gap: int = MAX_DUMMY_GAP
+) -> list[Call]:
     """A call with one row for each sequence; dummy rows fill holes in the ids where that is cheaper than a cut.
 
     Args:
         occupied: slots that hold cells; a row over them would widen the attention of all.
+        max_gap: slots of a hole that is filled at most.
     """
-    spans = sorted((_span(s, 1) for s in sequences), key=lambda span: span.slot)
-    return [Call(tuple(spans), _dummies(spans, occupied, limits))] if spans else []
+    spans = decode_spans(sequences)
+    return [Call(tuple(spans), _dummies(spans, occupied, limits, max_gap))] if spans else []
+
+
+def decode_spans(sequences: Iterable[Sequence]) -> list[ScheduledSpan]:
+    """The next token of each sequence, in the order of their slots."""
+    return sorted((_span(s, 1) for s in sequences), key=lambda span: span.slot)
 
 
 def verify_call(
@@ -106,11 +114,14 @@ def joined(calls: list[Call], limits: Limits) -> list[Call]:
     return joined([Call(tuple(spans)), *rest], limits)
 
 
-def moves(sequences: Iterable[Sequence], free: Iterable[int], *, up: bool = False) -> list[tuple[Sequence, int]]:
+def moves(
+    sequences: Iterable[Sequence], free: Iterable[int], *, up: bool = False, min_steps: int = MIN_STEPS_TO_MOVE
+) -> list[tuple[Sequence, int]]:
     """Sequences to move, each with its free slot, so that all stand in neighbouring slots and need one pass.
 
     Args:
         up: the lowest sequences move up; otherwise the highest move down.
+        min_steps: steps that a sequence must have left to be moved.
     """
     at = {s.slot: s for s in sequences if s.slot is not None}
     if not at or max(at) - min(at) < len(at):
@@ -119,17 +130,19 @@ def moves(sequences: Iterable[Sequence], free: Iterable[int], *, up: bool = Fals
     free = set(free)
     holes = iter([slot for slot in final if slot not in at and slot in free])
     misplaced = [at[slot] for slot in sorted(at, reverse=not up) if slot not in final]
-    movable = [s for s in misplaced if s.num_pending == 1 and s.most_steps_left >= MIN_STEPS_TO_MOVE]
+    movable = [s for s in misplaced if s.num_pending == 1 and s.most_steps_left >= min_steps]
     return list(zip(movable, holes, strict=False))
 
 
-def _dummies(spans: list[ScheduledSpan], occupied: abc.Set[int], limits: Limits) -> tuple[int, ...]:
+def _dummies(
+    spans: list[ScheduledSpan], occupied: abc.Set[int], limits: Limits, max_gap: int = MAX_DUMMY_GAP
+) -> tuple[int, ...]:
     dummies: list[int] = []
     has_holes = spans[-1].slot - spans[0].slot >= len(spans)
     if has_holes and limits.can_pad and not limits.packs_any:
         for left, right in itertools.pairwise(span.slot for span in spans):
             gap = range(left + 1, right)
-            if len(gap) <= MAX_DUMMY_GAP and occupied.isdisjoint(gap):
+            if len(gap) <= max_gap and occupied.isdisjoint(gap):
                 dummies.extend(gap)
     return tuple(dummies)
 

@@ -12,9 +12,11 @@ from collections import deque
 
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.output import Limits
+from llamabatch.scheduler.step_costs import StepCosts
 
 # Tokens of the first chunk, whose cost is not known yet, and of any chunk at least: a pass over the weights costs the
-# same for one token as for a few. Where a step's share pays for fewer, it is saved up for one of the next steps.
+# same for one token as for a few. Where a step's share pays for fewer, it is saved up for one of the next steps. On a
+# GPU it is as many as cost half a pass: a chunk is affordable as long as two passes.
 FIRST_CHUNK = 16
 LEAST_CHUNK = 16
 # Time that may be saved up, in plain steps: a gap is then at most three of them long, if prefill_share is no more than
@@ -25,7 +27,8 @@ MOST_GROWTH = 2.0
 # A chunk takes the rest of a prompt in that is up to so many times its length.
 TAIL = 1.25
 # Prompts up to this length are computed at once, prefill_budget tokens a step: a decode step of 16 rows takes 45 ms, 64
-# prompt tokens 80 ms (0.5B Q8_0). Longer ones have their share of the time, to their last token.
+# prompt tokens 80 ms (0.5B Q8_0). Longer ones have their share of the time, to their last token. On a GPU it is as many
+# as cost a pass, which with the pass that they need makes as much of a step.
 SHORT = 64
 # Steps with prompt tokens between two without, which show what a decode step takes; and the change in the number of
 # decoding sequences after which it is looked at again.
@@ -78,14 +81,16 @@ class PrefillPacer:
 
     Args:
         limits: n_batch holds while no token is awaited; prefill_share and prefill_budget while one is.
+        costs: of rows and passes, where they are measured.
 
     Attributes:
         times: measured times of steps.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, costs: StepCosts | None = None) -> None:
         self.times = StepTimes()
         self._limits = limits
+        self._costs = costs or StepCosts(limits)
         self._chunk = 0  # tokens of the last chunk of a long prompt
         self._n_long = 0  # of them, tokens in this step
         self._long: set[Sequence] = set()  # prompts that began as long ones
@@ -126,7 +131,8 @@ class PrefillPacer:
                 seen, and each answer ends earlier if prompts are computed soon: later steps then have more rows.
         """
         self._n_long = 0
-        self._long = {s for s in prompts if s.num_pending > SHORT or s in self._long}
+        most_short = max(SHORT, self._costs.pass_in_rows(SHORT))
+        self._long = {s for s in prompts if s.num_pending > most_short or s in self._long}
         if not token_is_awaited:
             return prompts, self._limits.n_batch
         most = min(self._limits.prefill_budget, self._limits.n_batch)
@@ -139,7 +145,7 @@ class PrefillPacer:
         if self.times.wants_plain(n_rows):  # where short ones keep coming, they wait for it a step now and then
             return [] if self.times.n_since_plain >= 2 * STEPS_BETWEEN_PLAIN else short, most
         chunk = self._affordable_chunk()
-        if chunk < LEAST_CHUNK:
+        if chunk < self._least_chunk:
             return short, most
         self._chunk = chunk
         if long[0].num_pending <= TAIL * chunk:
@@ -156,5 +162,11 @@ class PrefillPacer:
         earned = self._limits.prefill_share / (1 - self._limits.prefill_share)
         self._saved_s = min(self._saved_s + earned * plain_s, max(earned, MOST_SAVED) * plain_s)
         if not token_s:
-            return FIRST_CHUNK
-        return int(min(self._saved_s / token_s, MOST_GROWTH * max(self._chunk, LEAST_CHUNK)))
+            return max(FIRST_CHUNK, self._least_chunk)
+        return int(min(self._saved_s / token_s, MOST_GROWTH * max(self._chunk, self._least_chunk)))
+
+    @property
+    def _least_chunk(self) -> int:
+        """Tokens of a chunk at least. No more than a quarter of prefill_budget, so that it can always be paid for."""
+        half = self._costs.pass_in_rows(2 * LEAST_CHUNK) // 2
+        return max(LEAST_CHUNK, min(half, self._limits.prefill_budget // 4))

@@ -16,6 +16,7 @@ from llamabatch.request.adapters import AdapterSet
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.common_prefix import MIN_SHARED, common_length, share_key
 from llamabatch.scheduler.output import Cut, Limits, PrefixCopy
+from llamabatch.scheduler.step_costs import StepCosts
 
 # A copy of a slot costs as much as computing this many tokens (0.5B Q8_0: 6 ms with slots of 512 cells, 15 to 35 ms of
 # 4,096, and 770 tokens/s): cached cells move to another slot if they are expected to save more.
@@ -67,8 +68,9 @@ class KVCacheManager:
         cached: slot -> cells that a finished sequence has left there.
     """
 
-    def __init__(self, n_slots: int, limits: Limits) -> None:
+    def __init__(self, n_slots: int, limits: Limits, costs: StepCosts | None = None) -> None:
         self.slots = SlotPool(n_slots)
+        self._costs = costs or StepCosts(limits)
         self.cached: dict[int, CachedPrefix] = {}
         self._is_unified = limits.is_unified
         self._caches_prefixes = limits.keeps_prefixes and limits.can_share
@@ -138,7 +140,7 @@ class KVCacheManager:
     def lease_this(self, slot: int, spared: int | None = None) -> int:
         """A certain free slot. Cells cached there move to a slot with less of value, if that pays, or are lost."""
         cached = self.cached.get(slot)
-        if cached is not None and self.expected_saving(slot) >= COPY_IN_TOKENS:
+        if cached is not None and self.expected_saving(slot) >= self._costs.copy_in_rows(COPY_IN_TOKENS):
             value, leased = self.value(slot), self.slots.leased
             others = [s for s in self.slots.free if s not in (slot, spared) and self.value(s) < value]
             if others:  # best of all an empty one outside the range of those that are leased

@@ -72,16 +72,26 @@ class ScheduledSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """One llama_decode: spans in order of their slots, and empty slots that get a dummy row to keep the ids dense.
+    """One llama_decode: spans in order of their slots, and other slots that get a dummy row to keep the ids dense.
 
     Attributes:
+        dummy_slots: rising.
         n_guesses: rows of each span behind its known token, in a verify call; there dummies are as long as the spans.
             With a unified KV cache, the most that a span has.
+        dummy_starts: tokens that each of dummy_slots holds, before and after the call; (): they are empty.
+        is_padded: dummy rows are output rows, too, so that the call has the shape of one without any: see RowLadder.
     """
 
     spans: tuple[ScheduledSpan, ...]
     dummy_slots: tuple[int, ...] = ()
     n_guesses: int = 0
+    dummy_starts: tuple[int, ...] = ()
+    is_padded: bool = False
+
+    @property
+    def dummies(self) -> tuple[tuple[int, int], ...]:
+        """Slot and position of each dummy row."""
+        return tuple(zip(self.dummy_slots, self.dummy_starts or (0,) * len(self.dummy_slots), strict=True))
 
     @property
     def adapters(self) -> AdapterSet:
@@ -183,6 +193,8 @@ class Limits:
         keeps_prefixes: finished sequences leave their cells to requests that begin alike; needs can_share.
         prompt_rows: output rows of a call at most where several are of one sequence: each is a row of logits.
         is_ragged: a pass takes any slots, with any number of tokens each; else consecutive slots, equally many each.
+        on_device: a GPU computes: costs of rows and passes are measured, see StepCosts.
+        row_ladder: "off", "auto" or "on": see RowLadder.
     """
 
     n_slots: int
@@ -199,6 +211,8 @@ class Limits:
     start_slots: int | None = None
     prefill_share: float = 0.5
     is_ragged: bool = False
+    on_device: bool = False
+    row_ladder: str = "off"
 
     @property
     def is_unified(self) -> bool:

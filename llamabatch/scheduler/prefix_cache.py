@@ -17,6 +17,7 @@ from llamabatch.scheduler.kv_cache import KVCacheManager, Placement
 from llamabatch.scheduler.output import Limits, Restore
 from llamabatch.scheduler.preemption import copy_candidates
 from llamabatch.scheduler.prefix_store import PrefixStore, StoredPrefix
+from llamabatch.scheduler.step_costs import StepCosts
 
 # A second pass over the weights costs as much as this many prompt tokens (0.5B Q8_0: 23 ms, and 770 tokens/s).
 PASS_IN_TOKENS = 18
@@ -36,8 +37,9 @@ class PrefixCache:
             of these.
     """
 
-    def __init__(self, limits: Limits, n_slots: int) -> None:
-        self.kv_cache = KVCacheManager(n_slots, limits)
+    def __init__(self, limits: Limits, n_slots: int, costs: StepCosts) -> None:
+        self.kv_cache = KVCacheManager(n_slots, limits, costs)
+        self._costs = costs
         self.store = PrefixStore()
         self.num_shared_tokens = 0
         self.num_prefix_hits = 0
@@ -156,13 +158,14 @@ class PrefixCache:
         slots = sorted([s.slot for s in decoding if s.slot is not None]) if cached else []
         if not slots or slots[-1] - slots[0] < len(slots):
             return
+        max_gap, of_pass = (self._costs.pass_in_rows(rows) for rows in (MAX_DUMMY_GAP, PASS_IN_TOKENS))
         for left, right in itertools.pairwise(slots):
             gap = range(left + 1, right)
             within = [slot for slot in gap if slot in cached]
-            if not within or len(gap) > MAX_DUMMY_GAP or not occupied.isdisjoint(gap):
+            if not within or len(gap) > max_gap or not occupied.isdisjoint(gap):
                 continue
             steps = max(s.most_steps_left for s in decoding)
-            if sum(map(self.kv_cache.expected_saving, within)) < PASS_IN_TOKENS * steps:
+            if sum(map(self.kv_cache.expected_saving, within)) < of_pass * steps:
                 for slot in within:
                     self.kv_cache.evict(slot)
         occupied.update(cached)

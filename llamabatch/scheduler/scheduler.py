@@ -15,7 +15,14 @@ from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutp
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.adapter_batching import AdapterScheduler
 from llamabatch.scheduler.background import BackgroundPacer, BackgroundTurn
-from llamabatch.scheduler.batch_builder import decode_calls, joined, moves, prefill_calls
+from llamabatch.scheduler.batch_builder import (
+    MAX_DUMMY_GAP,
+    MIN_STEPS_TO_MOVE,
+    decode_calls,
+    joined,
+    moves,
+    prefill_calls,
+)
 from llamabatch.scheduler.chunked_prefill import LEAST_CHUNK, PrefillPacer
 from llamabatch.scheduler.counters import SequenceCounters
 from llamabatch.scheduler.deadlines import Deadlines, sequence_deadline_message
@@ -34,9 +41,11 @@ from llamabatch.scheduler.policies import Policy
 from llamabatch.scheduler.preemption import foreground, peer_slots, victims
 from llamabatch.scheduler.prefix_cache import PrefixCache
 from llamabatch.scheduler.request_queue import PREEMPTION_COUNTS, RequestQueue
+from llamabatch.scheduler.row_ladder import RowLadder
 from llamabatch.scheduler.selection import NOTHING, Selection
 from llamabatch.scheduler.slot_state import SlotState, WaitingState, slot_state, waiting_state
 from llamabatch.scheduler.spec_decode import SpecDecoder
+from llamabatch.scheduler.step_costs import StepCosts
 
 logger = logging.getLogger(__name__)
 
@@ -73,14 +82,17 @@ class Scheduler:
         self.limits = limits
         self.most_slots = 1 if policy.one_slot else limits.n_slots
         self.running: list[Sequence] = []
-        self.prefix_cache = PrefixCache(limits, min(self.most_slots, limits.start_slots or limits.n_slots))
+        self.costs = StepCosts(limits)
+        start_slots = min(self.most_slots, limits.start_slots or limits.n_slots)
+        self.prefix_cache = PrefixCache(limits, start_slots, self.costs)
         self.adapters = AdapterScheduler()
         self.deadlines = Deadlines()
         self.counters = SequenceCounters()
         self.num_preemptions = 0
         self._kv_cache = self.prefix_cache.kv_cache
         self._waiting = RequestQueue(policy.key, policy.by_family and limits.can_share)
-        self._prefill_pacer = PrefillPacer(limits)
+        self._prefill_pacer = PrefillPacer(limits, self.costs)
+        self._ladder = RowLadder(limits, self.costs)
         self._background_pacer = BackgroundPacer(limits)
         self._selection = NOTHING
         self._spec_decoder = spec_decoder
@@ -314,11 +326,16 @@ class Scheduler:
     def _decode_calls(self, selection: Selection) -> list[Call]:
         """Calls with one row for each decoding sequence, or with guesses behind it."""
         # they come before prefill calls: slots that are still empty can then take a dummy row
+        if self._ladder.is_on and self._spec_decoder is None and selection.decoding:
+            call = self._ladder.call(selection.decoding, self._held_cells(selection.decoding), self.slots.n_slots)
+            if call is not None:
+                return [call]
         occupied = self._computed_slots()
         if self.limits.can_pad and not self.limits.packs_any:
             self.prefix_cache.evict_between(selection.decoding, occupied)
         if self._spec_decoder is None:
-            return decode_calls(selection.decoding, occupied, self.limits)
+            max_gap = self.costs.pass_in_rows(MAX_DUMMY_GAP)
+            return decode_calls(selection.decoding, occupied, self.limits, max_gap)
         return self._spec_decoder.calls(selection.decoding, occupied)
 
     def _prefill_calls(self, selection: Selection) -> list[Call]:
@@ -403,11 +420,15 @@ class Scheduler:
             return
         front = foreground(self.running) if self._n_background else self.running
         behind = [s for s in self.running if s.background] if len(front) < len(self.running) else []
+        min_steps = 2 * self.costs.copy_in_rows(MIN_STEPS_TO_MOVE // 2)  # a move saves a dummy row in each
         for sequences, up in ((front, False), (behind, True)):  # one after the other: both may want one hole
-            for sequence, new in moves(sequences, self.slots.free, up=up):
+            if self._ladder.is_on and self._ladder.fills(sequences):
+                continue
+            for sequence, new in moves(sequences, self.slots.free, up=up, min_steps=min_steps):
                 assert sequence.slot is not None
                 old, sequence.slot = sequence.slot, self._kv_cache.lease_this(new)
-                self._kv_cache.copy(old, new, sequence.num_cells)
+                if sequence.num_cells:
+                    self._kv_cache.copy(old, new, sequence.num_cells)
                 self._kv_cache.vacate(old)
 
     def _shift_full_slots(self) -> tuple[Shift, ...]:
@@ -419,6 +440,13 @@ class Scheduler:
         """Slots of running sequences that hold cells."""
         return {s.slot for s in self.running if s.num_computed and s.slot is not None}
 
+    def _held_cells(self, decoding: abc.Sequence[Sequence]) -> dict[int, int]:
+        """Tokens in the slots of sequences that do not decode in this step, and in those that cache a prefix."""
+        held = {slot: cached.count for slot, cached in self._kv_cache.cached.items()}
+        if len(decoding) < len(self.running):
+            held.update((s.slot, s.num_cells) for s in self.running if s.slot is not None)
+        return held
+
     def update(self, batch: SchedulerOutput, results: abc.Sequence[SpanOutput]) -> list[SequenceOutput]:
         """Applies the results of a step.
 
@@ -426,6 +454,7 @@ class Scheduler:
             results: one for each span, in the order of `batch.spans`.
         """
         now, spans = self._clock(), batch.spans
+        self.costs.observe(batch, now - self._step_s)
         self._observe(batch, now - self._step_s)
         if self._spec_decoder is not None:
             self._spec_decoder.observe(batch, results)

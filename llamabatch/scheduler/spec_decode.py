@@ -8,7 +8,7 @@ on one machine and a full row on the next (step time against rows is a staircase
 from __future__ import annotations
 
 import time
-from collections import abc, deque
+from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +18,7 @@ from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.batch_builder import decode_calls, verify_call
 from llamabatch.scheduler.output import Call, Limits, SchedulerOutput, SpanOutput
+from llamabatch.scheduler.step_costs import StepTimes
 
 # Drafts must promise so many times the tokens a second of a plain step: estimates are noisy.
 LEAST_GAIN = 1.05
@@ -25,8 +26,6 @@ LEAST_GAIN = 1.05
 STEPS_TO_RETRY = 128
 # After so many plain steps in a row, only every fourth looks for guesses: looking takes 5 us a row.
 STEPS_TO_REST = 16
-# Time of a step: the least of its last samples. The first of a shape builds its graph, others wait for neighbours.
-_SAMPLES = 4
 # Weight of the engine's rate of acceptance, in guesses, for a sequence that has few of its own.
 _PRIOR_WEIGHT = 4.0
 _FADE = 0.95  # factor of old observations at each new one, so that the rate follows the text
@@ -229,38 +228,6 @@ class Acceptance:
 
     def rate(self, prior: float) -> float:
         return (self._accepted + prior * _PRIOR_WEIGHT) / (self._tried + _PRIOR_WEIGHT)
-
-
-class StepTimes:
-    """Seconds of a step by its rows, in stairs of half an octave of rows."""
-
-    def __init__(self) -> None:
-        self._stairs: dict[int, tuple[int, deque[float]]] = {}  # stair -> rows of its last sample, seconds
-
-    def add(self, rows: int, seconds: float) -> None:
-        _, samples = self._stairs.get(_stair(rows), (0, deque(maxlen=_SAMPLES)))
-        samples.append(seconds)
-        self._stairs[_stair(rows)] = rows, samples
-
-    def seconds(self, rows: int) -> float | None:
-        """Seconds of a step of so many rows, interpolated between measured stairs; None before the first measurement.
-
-        Beyond them it is the nearest: more rows than were ever tried seem to cost nothing more, so that they are tried.
-        """
-        own = _stair(rows)
-        below = max((s for s in self._stairs if s <= own), default=None)
-        above = min((s for s in self._stairs if s >= own), default=None)
-        if below is None or above is None or below == above:
-            known = below if below is not None else above
-            return None if known is None else min(self._stairs[known][1])
-        (low_rows, low), (high_rows, high) = self._stairs[below], self._stairs[above]
-        share = (rows - low_rows) / (high_rows - low_rows)
-        return min(low) + share * (min(high) - min(low))
-
-
-def _stair(rows: int) -> int:
-    bits = rows.bit_length()
-    return 2 * bits + (rows >> (bits - 2) & 1 if bits > 1 else 0)
 
 
 def can_draft(params: SamplingParams) -> bool:

@@ -2,8 +2,9 @@
 
 SETTINGS is a JSON list of options of an LLM, each with "prompts" (default: 24; 0: a load alone); for each it writes a
 line of JSON: the greedy texts, the log probabilities of their tokens, the texts without these, the plan, what llama.cpp
-says it reserved, in bytes, by device and kind, and how many calls had a device's likeliest tokens alone, and how many
-whole rows, and what is_ragged was of the contexts of this process; or the error.
+says it reserved, in bytes, by device and kind, how many calls had a device's likeliest tokens alone, how many whole rows,
+how many computed the last graph again, and what is_ragged was of the contexts of this process; or the error. With
+"lengths" among the options as many requests are made instead, each of so many tokens, and their steps are counted.
 """
 
 from __future__ import annotations
@@ -31,7 +32,13 @@ def main() -> None:
     lines: list[str] = []
     kinds: list[bool] = []
     ragged: set[bool] = set()
-    read, is_ragged = Context.rows, Context.is_ragged.fget
+    reused: list[int] = []
+    read, close, is_ragged = Context.rows, Context.close, Context.is_ragged.fget
+
+    def counted(self: Context) -> None:
+        if self.handle:
+            reused.append(library.load().llama_perf_context(self.handle).n_reused)
+        close(self)
 
     def noted(self: Context, n_rows: int) -> object:
         rows = read(self, n_rows)
@@ -44,6 +51,7 @@ def main() -> None:
 
     setattr(Context, "rows", noted)  # noqa: B010
     setattr(Context, "is_ragged", property(asked))  # noqa: B010
+    setattr(Context, "close", counted)  # noqa: B010
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
     library.load()
@@ -53,6 +61,7 @@ def main() -> None:
         lines.clear()
         kinds.clear()
         ragged.clear()
+        reused.clear()
         try:
             found = run(options, lines)
         except LlamaBatchError as error:
@@ -64,14 +73,27 @@ def main() -> None:
                 of_device[match["kind"]] = of_device.get(match["kind"], 0) + int(float(match["mib"]) * 2**20)
         found |= {"reserved": sizes, "gpus": list(library.gpu_names()), "top": sum(kinds), "whole": kinds.count(False)}
         found["ragged"] = sorted(ragged)
+        found["reused"] = sum(reused)
         print(json.dumps(found), flush=True)
 
 
 def run(options: dict[str, Any], lines: list[str]) -> dict[str, Any]:
+    lengths = options.pop("lengths", None)
     base = {"model": "tiny", "n_slots": 8, "n_ctx": 256, "n_threads": 1, "profile": False}
     number = options.pop("prompts", PROMPTS)
     with LLM(**{**base, **options}) as llm:
         made = list(lines)  # a change between whole rows and a device's tokens reserves anew, and says so
+        if lengths is not None:
+            params = [replace(_GREEDY, max_tokens=length, ignore_eos=True) for length in lengths]
+            outputs = llm.generate([f"Number {n}:" for n in range(len(lengths))], params, progress=False)
+            stats = llm.stats()
+            return {
+                "token_ids": [output.token_ids for output in outputs],
+                "logprobs": [output.outputs[0].cumulative_logprob for output in outputs],
+                "steps": stats.decode_calls,
+                "passes": stats.decode_passes,
+                "dummy_rows": stats.dummy_rows,
+            }
         prompts = [f"What is {each} and {each + 3}?" for each in range(number)]
         conversations = [[{"role": "user", "content": prompt}] for prompt in prompts]
         bare = llm.chat(conversations, replace(_GREEDY, logprobs=None)) if conversations else []

@@ -39,18 +39,22 @@ def devices(number: int) -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def run():
-    """Runs tests/devices/case.py on N devices; returns a dictionary for each of the settings. 0: the CPU alone."""
+    """Runs tests/devices/case.py on N devices; returns a dictionary for each of the settings. 0: the CPU alone.
+
+    `reuse`: llama.cpp may compute its last graph again, which on RPC devices takes one context at a time.
+    """
     with contextlib.ExitStack() as stack:
         known: dict[int, dict[str, str]] = {0: {}}
 
-        def call(number: int, *settings: dict[str, object], timeout: float = 120.0) -> list[dict]:
+        def call(number: int, *settings: dict[str, object], timeout: float = 120.0, reuse: bool = False) -> list[dict]:
             if number not in known:
                 try:
                     known[number] = stack.enter_context(devices(number))
                 except SetupFailure as error:
                     pytest.skip(f"no devices: {error}")
             done = subprocess.run(
-                command("tests.devices.case", json.dumps(settings)), env={**os.environ, **known[number]},
+                command("tests.devices.case", json.dumps(settings)),
+                env={**os.environ, **known[number], **({"LLAMA_GRAPH_REUSE_DISABLE": "0"} if reuse else {})},
                 capture_output=True, text=True, timeout=timeout, check=False,
             )  # fmt: skip
             assert done.returncode == 0, f"{done.returncode}: {done.stderr[-3000:]}"

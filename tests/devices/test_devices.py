@@ -65,6 +65,20 @@ def test_the_device_of_the_output_finds_the_likeliest_tokens(run):
     assert found["bare_texts"] == off["bare_texts"]
 
 
+@pytest.mark.parametrize("sampling", ["off", "on"])
+def test_with_the_row_ladder_more_steps_compute_the_last_graph_again(run, sampling):
+    """Eight requests of unequal lengths in eight slots: each end changes the shape of a step, or is a dummy row."""
+    lengths = [8 + 5 * number for number in range(8)]
+    base = {"lengths": lengths, "device_sampling": sampling}
+    off, on = run(2, {**base, "row_ladder": "off"}, {**base, "row_ladder": "on"}, reuse=True)
+    assert off["dummy_rows"] == 0 < on["dummy_rows"]
+    assert on["steps"] == off["steps"] == on["passes"]
+    assert off["reused"] <= off["steps"] - len(lengths)
+    assert on["reused"] >= on["steps"] - 3
+    assert on["token_ids"] == off["token_ids"]
+    assert on["logprobs"] == off["logprobs"]
+
+
 @pytest.mark.devices
 @pytest.mark.parametrize(("number", "options"), EVERYWHERE)
 def test_texts_are_those_of_the_cpu(run, on_cpu, number, options):

@@ -141,9 +141,16 @@ class FakeModelRunner:
             assert rows <= self.limits.n_ubatch, "guesses that cost another pass"
             assert sum(1 + len(span.draft) for span in call.spans) <= self.limits.n_outputs
             assert self.limits.packs_any or {span.length for span in call.spans} == {1 + call.n_guesses}
-        assert all(not self.cells[slot] for slot in call.dummy_slots), "a dummy row over retained cells"
+        assert all(len(self.cells[slot]) == start for slot, start in call.dummies), "a dummy row amidst cells"
         assert not call.dummy_slots or self.limits.can_pad
-        n_rows = sum(span.prompt_rows + span.output for span in call.spans)
+        assert not any(call.dummy_starts) or (call.is_padded and self.limits.can_share)
+        assert not set(slots) & set(call.dummy_slots)
+        if call.is_padded:
+            longest = max(span.start for span in call.spans)
+            assert all(start // 256 <= longest // 256 for start in call.dummy_starts), "it widens the attention of all"
+            width = max(*slots, *call.dummy_slots, 0) - min(*slots, *call.dummy_slots, 255) + 1
+            assert rows == width <= self.limits.n_ubatch, "one pass takes neighbouring slots"
+        n_rows = sum(span.prompt_rows + span.output for span in call.spans) + call.is_padded * len(call.dummy_slots)
         assert n_rows <= max(self.limits.prompt_rows, len(self.cells)), "more output rows than the context has"
         short = self._no_room_every and len(self.calls) % self._no_room_every == 0
         if short and (len(call.spans) > 1 or self._no_room_every == 1):

@@ -90,6 +90,7 @@ def config_of(base: EngineConfig, setting: Setting, job: Job) -> ResolvedConfig:
         devices=base.devices,
         offload_kqv=base.offload_kqv,
         device_sampling=base.device_sampling,
+        row_ladder=base.row_ladder,
         op_offload=base.op_offload,
         swa_full=base.swa_full,
         tensor_split=base.tensor_split,

@@ -434,3 +434,18 @@ def test_logits_are_on_the_gpu_of_the_output_alone():
     )
     assert few[0].compute == many[0].compute
     assert few[1].compute < many[1].compute
+
+
+def test_slots_on_gpus_are_what_fits_in_their_memory():
+    def slots(gib: float, **changed) -> int:
+        asked = {name: changed.pop(name) for name in ("n_gpu_layers", "offload_kqv") if name in changed}
+        gpu = Gpu("A", int(gib * GIB), int(gib * GIB))
+        machine = replace(MACHINE, **{"n_gpus": 1, "gpus": (gpu,), **changed})
+        return resolve(EngineConfig("m", n_ctx=8192, **asked), FACTS, machine).config.n_slots
+
+    assert slots(40) == slots(40, n_gpu_layers=5) == 128
+    assert 32 < slots(1.5) < 128  # in half of it
+    assert slots(40, n_gpus=0, gpus=()) == 32
+    assert slots(40, unified_memory=True) == 32
+    assert slots(40, offload_kqv=False) == 32
+    assert slots(40, n_gpu_layers=3) == 32

@@ -13,7 +13,7 @@ from llamabatch.sampling.token_counts import TokenCounts
 from llamabatch.scheduler.output import Limits
 from llamabatch.scheduler.policies import POLICIES, policy
 from llamabatch.scheduler.scheduler import Scheduler
-from llamabatch.scheduler.spec_decode import STEPS_TO_RETRY, Acceptance, SpecDecoder, StepTimes, can_draft
+from llamabatch.scheduler.spec_decode import STEPS_TO_RETRY, Acceptance, SpecDecoder, can_draft
 from tests.unit.configs import resolved
 from tests.unit.fakes import (
     N_CTX,
@@ -264,17 +264,6 @@ def test_it_comes_back_when_the_text_changes():
         states.append(speculation.counts.speculating)
     assert states[299] == 0
     assert states[-1] == 1
-
-
-def test_step_times_lie_between_what_was_measured():
-    times = StepTimes()
-    assert times.seconds(4) is None
-    times.add(4, 1.0)
-    assert times.seconds(4) == times.seconds(64) == times.seconds(1) == 1.0
-    times.add(64, 7.0)
-    assert times.seconds(34) == pytest.approx(4.0)
-    times.add(4, 9.0)  # one slow step is noise
-    assert times.seconds(4) == 1.0
 
 
 def test_acceptance_counts_no_guess_behind_a_wrong_one():

@@ -1,0 +1,93 @@
+"""Decode calls of few shapes, so that llama.cpp uses its last graph again. Pure Python.
+
+llama.cpp builds the graph of a pass anew unless the last one had the same sequences, as many tokens and output rows,
+and as many cells, rounded up to 256 (llama-graph.h, allow_reuse); CUDA then launches some thousand kernels one by one,
+and records them again. On a GPU, where a row costs a small part of a pass, rows are added instead: the sequences of a
+call are those of a window of slots, which stays as it is while sequences end and begin in it.
+"""
+
+from __future__ import annotations
+
+from collections import abc
+from collections.abc import Iterator
+
+from llamabatch.request.sequence import Sequence
+from llamabatch.scheduler.batch_builder import MAX_DUMMY_GAP, decode_spans
+from llamabatch.scheduler.output import Call, Limits
+from llamabatch.scheduler.step_costs import StepCosts
+
+# Dummy rows may make a step so much longer; a window that is there stays until they make it half as much longer again.
+PADDING = 0.05
+_TO_KEEP = 1.5
+_STEPS = (32, 16, 8, 4, 2, 1)  # the rungs are powers of two up to the first of these, and its multiples; or the next's
+_CELLS = 256  # llama.cpp rounds the cells that a pass attends to up to a multiple
+
+
+class RowLadder:
+    """Fills decode calls up with dummy rows, in slots that no decoding sequence holds, to a rung of a ladder.
+
+    A dummy row stands behind the cells of its slot, if it has any, which stay. One that would widen the attention of
+    all is not added.
+    """
+
+    def __init__(self, limits: Limits, costs: StepCosts) -> None:
+        wanted = limits.row_ladder == "on" or (limits.row_ladder == "auto" and limits.on_device)
+        self.is_on = wanted and limits.can_pad and not limits.is_unified
+        self._limits = limits
+        self._costs = costs
+        self._window = range(0)
+
+    def call(self, sequences: abc.Sequence[Sequence], held: abc.Mapping[int, int], n_slots: int) -> Call | None:
+        """A call with a row for each sequence, and dummy rows; None where no window of slots can be filled up.
+
+        Args:
+            held: slot -> tokens that it holds, for slots of other sequences and those that cache a prefix.
+            n_slots: of the context.
+        """
+        spans = decode_spans(sequences)
+        own = {span.slot for span in spans}
+        reach = -(-(max(span.start for span in spans) + 1) // _CELLS) * _CELLS
+
+        def is_free(slot: int) -> bool:
+            count = held.get(slot, 0)
+            return count == 0 or (self._limits.can_share and count < reach)
+
+        for window in self._windows(spans[0].slot, spans[-1].slot, len(spans), n_slots):
+            dummies = [slot for slot in window if slot not in own]
+            if all(map(is_free, dummies)):
+                self._window = window
+                starts = tuple(held.get(slot, 0) for slot in dummies)
+                return Call(tuple(spans), tuple(dummies), 0, starts, is_padded=True)
+        return None
+
+    def fills(self, sequences: abc.Sequence[Sequence]) -> bool:
+        """True if the holes between the slots of these sequences are cheaper as dummy rows than closed by moves."""
+        slots = [s.slot for s in sequences if s.slot is not None]
+        return not slots or max(slots) - min(slots) + 1 - len(slots) <= self._padding(len(slots))
+
+    def _padding(self, n_rows: int) -> int:
+        """Dummy rows that a call of so many rows may have to come to a rung."""
+        if self._limits.row_ladder == "on":
+            return self._limits.n_slots
+        return self._costs.rows_in(PADDING, n_rows, default=0)
+
+    def _windows(self, low: int, high: int, n_rows: int, n_slots: int) -> Iterator[range]:
+        """Windows of slots that hold all from `low` to `high`, the best first."""
+        padding, last = self._padding(n_rows), self._window
+        most = min(self._limits.n_ubatch, self._limits.n_batch, self._limits.n_outputs)
+        if low in last and high in last and last.stop <= n_slots and len(last) - n_rows <= _TO_KEEP * padding:
+            yield last
+        if low == high:  # alone: its row costs a pass, and needs no company
+            yield range(low, low + 1)
+        holes = max(padding, self._costs.pass_in_rows(MAX_DUMMY_GAP))  # a call that is cut costs a pass
+        for first in (0, low):
+            for step in _STEPS:
+                n = min(_rung(high + 1 - first, step), n_slots)
+                start = min(first, n_slots - n)
+                if n <= most and n - n_rows <= (padding if step > 1 else holes):
+                    yield range(start, start + n)
+
+
+def _rung(n_rows: int, step: int) -> int:
+    """The least rung that holds so many rows."""
+    return 1 << (n_rows - 1).bit_length() if n_rows <= step else -(-n_rows // step) * step
