@@ -173,7 +173,7 @@ def test_the_rows_of_a_list_go_on_beside_the_prompts_of_freed_slots_where_one_pa
 
 def test_the_rows_of_a_list_begin_beside_its_other_prompts_where_one_pass_takes_both():
     limits = Limits(n_slots=16, n_batch=2048, n_ubatch=512, prefill_budget=512, can_share=False, is_ragged=True)
-    for lengths, first_steps in (([64] * 16, [[512], [512], [15 + 8]]), ([1500] * 2, [[1500, 500], [1 + 512 - 1]])):
+    for lengths, first_steps in (([64] * 16, [[512], [512], [15 + 8]]), ([1500] * 2, [[1500, 548], [1 + 512 - 1]])):
         scheduler = Scheduler(policy("batched"), limits)
         for number, length in enumerate(lengths):
             scheduler.add(sequence(f"{number}", tuple([9] * length), 30, n_ctx=8192, ignore_eos=True))
