@@ -2,8 +2,8 @@
 
 SETTINGS is a JSON list of options of an LLM, each with "prompts" (default: 24; 0: a load alone); for each it writes a
 line of JSON: the greedy texts, the log probabilities of their tokens, the texts without these, the plan, what llama.cpp
-says it reserved, in bytes, by device and kind, how many calls had a device's likeliest tokens alone, how many whole rows,
-how many computed the last graph again, and what is_ragged was of the contexts of this process; or the error. With
+says it reserved, in bytes, by device and kind, how many calls had a device's likeliest tokens alone, how many had whole
+rows, how many computed the last graph again, and what is_ragged was of the contexts of this process; or the error. With
 "lengths" among the options as many requests are made instead, each of so many tokens, and their steps are counted.
 """
 
