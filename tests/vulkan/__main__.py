@@ -20,7 +20,7 @@ from tests.vulkan import unpacked
 from tests.vulkan.driver import CHOICE, environment
 
 ROOT = Path(__file__).parents[2]
-MODEL_TESTS = ("test_equality.py", "test_prefix_cache.py", "test_draft_model.py", "test_overrides.py", "test_stops.py")
+MODEL_TESTS = ("test_prefix_cache.py", "test_stops.py")
 NAMED = "LLAMABATCH_TEST_VULKAN"
 """Set for the tests of this folder: the package with Vulkan. They are not collected without it."""
 
