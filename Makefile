@@ -67,7 +67,7 @@ test-scale: setup ## llamabatch in other people's frameworks, with these install
 	@.venv-scale/bin/python -m pip install --disable-pip-version-check --quiet --no-deps "$$(.venv/bin/python -m llamabatch.native_patches.build --print-wheel)"
 	@.venv-scale/bin/python -m pip install --disable-pip-version-check --quiet --editable '.[dev,lm-eval,langchain,inspect,litellm,ray]' -r tests/integrations/requirements.txt
 	@LLAMABATCH_TEST_IMAGE=1 .venv-scale/bin/python -m pytest -o asyncio_default_fixture_loop_scope=function -o asyncio_mode=auto --benchmark-disable tests/integrations $(ARGS)
-	@test -n "$(ARGS)" || RAY_SERVE_ENABLE_HA_PROXY=1 RAY_SERVE_THROUGHPUT_OPTIMIZED=1 RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S=0 .venv-scale/bin/python -m pytest --benchmark-disable tests/integrations/test_ray_serve.py
+	@test -n "$(ARGS)" || RAY_SERVE_ENABLE_HA_PROXY=1 RAY_SERVE_THROUGHPUT_OPTIMIZED=1 RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S=0 .venv-scale/bin/python -m pytest -o asyncio_default_fixture_loop_scope=function --benchmark-disable tests/integrations/test_ray_serve.py
 
 bench: setup ## ours and its peers on this machine (ARGS="..."; docs/benchmarks.md)
 	@.venv/bin/python -m benchmarks.bench $(ARGS)
