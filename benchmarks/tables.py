@@ -51,9 +51,12 @@ ROWS = {
     "tiny: 256 x (16..256 + 8..256)": ("tiny", "tokens_per_s"),
 }
 _NAMES = {report.OURS: "llamabatch", report.LOOP: "loop over `llama_cpp.Llama`"}
+_IS_STOCK = (
+    "llama-server, stock is llama.cpp's own from the same source and with the same flags of the compiler, without our "
+    "patches but for the one without which it crashes on AMX."
+)
 _MEANINGS = {
-    report.STOCK: "llama-server, stock is llama.cpp's own from the same source and with the same flags of the "
-    "compiler, without our patches but for the one without which it crashes on AMX; it has its defaults with `-np 32`.",
+    report.STOCK: f"{_IS_STOCK} It has its defaults with `-np 32`.",
     report.STOCK_BEST: "Best flags are the best of a grid of eight for each workload, and of the defaults.",
     report.PATCHED: "llama-server, patched is built from the same tree as llamabatch, our kernels included, and has "
     "its defaults with `-np 32`.",
@@ -142,6 +145,8 @@ def block(figures: Figures, peers: Sequence[str], results: str) -> str:
     wanted = peers if stock or report.PATCHED in peers else (peers[0], report.PATCHED, *peers[1:])
     columns = [peer for peer in wanted if peer in figures.peers]
     meanings = [_MEANINGS[peer] for peer in columns if peer in _MEANINGS]
+    if report.STOCK_BEST in columns and report.STOCK not in columns:
+        meanings = [_IS_STOCK, *meanings]
     sentences = [*meanings, *([] if stock else [_NO_STOCK]), *figures.notes]
     links = ", ".join(f"[{number}]({results}/{name}.json)" for number, name in enumerate(figures.names, 1))
     counted = " to ".join(map(str, sorted({figures.rounds[0], figures.rounds[-1]})))

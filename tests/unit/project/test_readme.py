@@ -102,7 +102,7 @@ def test_files_that_are_no_whole_run_of_one_machine_are_refused(names, complaint
 
 def test_a_page_without_the_lines_is_refused():
     with pytest.raises(click.ClickException, match="no single pair of lines"):
-        tables.fill("# A page", tables.PAGES["README.md"], "results", ["bench-burst-tiny"])
+        tables.fill("# A page", tables.PAGES["README.md"], "results", ["bench-stock"])
 
 
 def test_the_picture_is_that_of_the_json():
