@@ -30,7 +30,8 @@ from llamabatch.scheduler.slot_state import SlotState, WaitingState
 from llamabatch.utils.lifetime import in_forks
 
 MAX_MESSAGE = 256 * 2**20  # bytes; a larger length is a damaged stream
-_AT_ONCE = 2**16  # bytes to receive, be they of several messages
+# Bytes to receive in a call, be they of several messages; each call allocates as many, whatever comes.
+_AT_ONCE, _MOST_AT_ONCE = 2**16, 2**20
 _LENGTH = struct.Struct("<I")
 
 
@@ -99,7 +100,7 @@ class Wire:
         unread = self._unread
         while len(unread) < n_bytes:
             try:
-                part = self._sock.recv(max(n_bytes - len(unread), _AT_ONCE))
+                part = self._sock.recv(min(max(n_bytes - len(unread), _AT_ONCE), _MOST_AT_ONCE))
             except OSError:
                 return None
             if not part:

@@ -358,7 +358,7 @@ def check_call(path: str, method: str, client: Any, options: ServerOptions) -> N
 
 
 def is_behind_haproxy() -> bool:
-    """Whether Serve has HAProxy in front of this process' deployments, whose address is then that of every caller."""
+    """True if HAProxy stands before the deployments of this process: every caller then seems to have its address."""
     return os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"
 
 

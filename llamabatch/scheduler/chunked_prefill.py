@@ -37,7 +37,7 @@ ROWS_CHANGED = 0.25
 _LATEST = 5  # measured times whose median counts
 
 
-class StepTimes:
+class PrefillTimes:
     """Measured times of steps in which a token is awaited: without prompt tokens, and of a prompt token beside it."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class PrefillPacer:
     """
 
     def __init__(self, limits: Limits, costs: StepCosts | None = None) -> None:
-        self.times = StepTimes()
+        self.times = PrefillTimes()
         self._limits = limits
         self._costs = costs or StepCosts(limits)
         self._chunk = 0  # tokens of the last chunk of a long prompt

@@ -1,6 +1,6 @@
 """Ids of responses and of requests in the log: they tell answers apart and guard nothing, so they may be guessed.
 
-Random bytes of the system would cost more than all else of a short answer: other threads run first after that call.
+They are no random bytes of the system: after that call other threads run first, which delays each short answer.
 """
 
 from __future__ import annotations

@@ -185,3 +185,19 @@ def test_a_stream_that_ends_within_a_message_has_ended():
         assert tuple(receiver.receive()) == ("a", 1)
         assert receiver.receive() is None
         receiver.close()
+
+
+def test_a_large_message_is_received_in_calls_of_a_bounded_size():
+    class Counted:
+        def __init__(self, data):
+            self.data, self.sizes = data, []
+
+        def recv(self, size):
+            self.sizes.append(size)
+            part, self.data = self.data[: min(size, 200_000)], self.data[min(size, 200_000) :]
+            return part
+
+    counted = Counted(Wire.pack("a", "x" * 5_000_000))
+    assert tuple(Wire(counted).receive()) == ("a", "x" * 5_000_000)
+    assert max(counted.sizes) == 2**20
+    assert min(counted.sizes) == 2**16
