@@ -21,7 +21,9 @@ class ParentLink:
     """
 
     def __init__(self, fd: int) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent alone decides on an interrupt
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # the parent alone decides; systemd sends its signal to both
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), signal.SIG_IGN)
         end_with_parent()  # for a process that is stopped, or never comes to read
         self._wire = Wire(socket.socket(fileno=fd))
         self._messages: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()

@@ -2,7 +2,8 @@
 
 uvicorn stops to accept connections when it is told to end, so that nothing could tell a load balancer that this server
 is draining. So a first signal drains the Serving, which goes on answering /readyz with 503, and only then ends uvicorn.
-A second signal ends the process at once; the engine's child process ends with it.
+A second signal ends the process at once; the engine's child process ends with it. Several signals within a second are
+one: `timeout`, `npm` and `uv run` send theirs to the process and to its group, which delivers it twice.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from llamabatch.server.protocol import allow_open_files, bounded
 
 _FLUSH_S = 5  # for the last bytes of responses to go out, once their requests have ended
 _BACKLOG = 2048
+_SAME_SIGNAL_S = 1.0  # from a first signal: another one within them is the same wish, sent twice
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name)]
 
 
@@ -64,8 +66,9 @@ def serve(
             server.on_started = lambda: started(urls(sockets, options))
         if ready is not None:
             server.on_ready = lambda: ready(time.perf_counter() - began)
-        server.run(sockets=sockets)
-        serving.close()  # where the lifespan did not come to it
+        with server.handling_signals():
+            server.run(sockets=sockets)
+            serving.close()  # where the lifespan did not come to it
     finally:
         for each in sockets:
             each.close()
@@ -118,6 +121,7 @@ class DrainingServer(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._signalled_s: float | None = None  # time.monotonic() of the first signal
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
@@ -136,8 +140,8 @@ class DrainingServer(uvicorn.Server):
             self.on_ready()
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Handles signals while the server runs; unlike uvicorn's own, it does not raise them again at the end."""
+    def handling_signals(self) -> Iterator[None]:
+        """Handles signals inside, until all is closed: one that is sent twice must not end what ends in good order."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -148,11 +152,21 @@ class DrainingServer(uvicorn.Server):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Captures none: uvicorn's own would raise the signals again at its end, before the engine is closed."""
+        yield
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The handler of a signal."""
-        if self._draining is not None or self._loop is None:  # the second one, or before there is anything to drain
+        if self._loop is None:  # there is nothing to drain yet
             os._exit(128 + sig)
-        self._loop.call_soon_threadsafe(self._begin_to_end)
+        if self._signalled_s is None:
+            self._signalled_s = time.monotonic()
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended by itself
+                self._loop.call_soon_threadsafe(self._begin_to_end)
+        elif time.monotonic() - self._signalled_s > _SAME_SIGNAL_S:
+            os._exit(128 + sig)
 
     def _begin_to_end(self) -> None:
         if self._draining is None and self._loop is not None:

@@ -144,16 +144,37 @@ def test_what_does_not_end_in_time_is_ended_with_an_error():
 
 
 def test_a_second_signal_ends_at_once():
-    with server() as (process, client):
+    with server(n_slots=1) as (process, client):
         pids = children(process)
-        stream = Stream(client, body(max_tokens=900))
-        assert stream.begun.wait(20)
+        streams = [Stream(client, body(max_tokens=900, seed=number)) for number in range(12)]
+        until(lambda: any(stream.begun.is_set() for stream in streams))
         process.send_signal(signal.SIGTERM)
         until(lambda: client.get("/readyz").status_code == 503)
+        time.sleep(1.1)
         process.send_signal(signal.SIGTERM)
         assert process.wait(5) == 128 + signal.SIGTERM
         until(lambda: all(map(gone, pids)))
-        stream.join(10)
+        for stream in streams:
+            stream.join(10)
+
+
+def test_a_signal_that_comes_twice_and_to_the_engine_too_is_one():
+    long = body(max_tokens=900)
+    with server() as (process, client):
+        whole = client.post("/v1/completions", json=long | {"stream": False}).json()["choices"][0]["text"]
+        pids = children(process)
+        stream = Stream(client, long)
+        assert stream.begun.wait(20)
+        for pid in pids:  # systemd's KillMode=control-group
+            os.kill(pid, signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
+        until(lambda: client.get("/readyz").status_code == 503)
+        process.send_signal(signal.SIGTERM)  # `timeout` signals the process and then its group
+        assert children(process) == pids
+        assert process.wait(20) == 0
+        stream.join(30)
+        assert stream.text == whole
+        until(lambda: all(map(gone, pids)))
 
 
 def test_a_signal_while_it_loads_ends_it():
