@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import queue
-import signal
 import socket
 import threading
 from typing import Any
 
 from llamabatch.client.wire import Wire
-from llamabatch.utils.lifetime import end_with_parent
+from llamabatch.utils.lifetime import end_with_parent, leave_signals_to_parent
 
 
 class ParentLink:
@@ -21,9 +20,7 @@ class ParentLink:
     """
 
     def __init__(self, fd: int) -> None:
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # the parent alone decides; systemd sends its signal to both
-            if hasattr(signal, name):
-                signal.signal(getattr(signal, name), signal.SIG_IGN)
+        leave_signals_to_parent()
         end_with_parent()  # for a process that is stopped, or never comes to read
         self._wire = Wire(socket.socket(fileno=fd))
         self._messages: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()

@@ -405,7 +405,7 @@ class Stop:
     While a job runs, a signal only leaves its number here and wakes the loop, which ends in good order: an exception in
     the middle of a write would not. While the engine loads or closes, there is nothing to lose and no loop to see the
     number: then a signal raises KeyboardInterrupt, at once or after the import that is under way. The third signal
-    raises KeyboardInterrupt at any time.
+    raises KeyboardInterrupt at any time. Signals within a second are one, as `timeout` sends its own twice.
 
     Attributes:
         signum: of the first signal; None: go on.
@@ -414,6 +414,7 @@ class Stop:
     def __init__(self) -> None:
         self.signum: int | None = None
         self._n_signals = 0
+        self._counted_s: float | None = None  # time.monotonic() of the last one that counts
         self._wake: Callable[[], object] | None = None
 
     def __bool__(self) -> bool:
@@ -453,11 +454,15 @@ class Stop:
                 signal.signal(number, before)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if interrupts.is_same(self._counted_s):
+            return
         self.request(signum)
         self._n_signals += 1
         if self._wake is None or self._n_signals > 2:
             if interrupts.is_delicate(frame, "llamabatch.jobs.job"):
                 self._n_signals -= 1
                 interrupts.send_again(signum)
-            else:
-                raise KeyboardInterrupt
+                return
+            self._counted_s = time.monotonic()
+            raise KeyboardInterrupt
+        self._counted_s = time.monotonic()

@@ -178,6 +178,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # the engine's process alone decides; systemd sends its signal to both
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     threading.stack_size(STACK)
     thread = threading.Thread(target=main)
     thread.start()

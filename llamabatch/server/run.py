@@ -33,10 +33,10 @@ except ImportError as error:
 
 from llamabatch.server.application import make_app
 from llamabatch.server.protocol import allow_open_files, bounded
+from llamabatch.utils import interrupts
 
 _FLUSH_S = 5  # for the last bytes of responses to go out, once their requests have ended
 _BACKLOG = 2048
-_SAME_SIGNAL_S = 1.0  # from a first signal: another one within them is the same wish, sent twice
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name)]
 
 
@@ -165,7 +165,7 @@ class DrainingServer(uvicorn.Server):
             self._signalled_s = time.monotonic()
             with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended by itself
                 self._loop.call_soon_threadsafe(self._begin_to_end)
-        elif time.monotonic() - self._signalled_s > _SAME_SIGNAL_S:
+        elif not interrupts.is_same(self._signalled_s):
             os._exit(128 + sig)
 
     def _begin_to_end(self) -> None:

@@ -3,7 +3,8 @@
 An exception that a signal raises at a random place gets lost or changed there: numpy turns it into a complaint about
 its installation, ctypes prints a traceback and goes on. So until a command has something to keep or to clean up, a
 signal ends the process where it stands, even in the middle of a native load. From `careful` on it raises
-KeyboardInterrupt, but never inside an import or a callback.
+KeyboardInterrupt, but never inside an import or a callback, and once: `timeout`, `npm` and systemd may send theirs
+twice, and a second exception would end the cleaning up that the first one began.
 
 This module imports nothing slow, because it runs before anything else.
 """
@@ -28,6 +29,7 @@ SIGNALS = tuple(
 )  # Windows has no SIGHUP
 LINE = "Interrupted."
 _DELICATE = ("importlib._bootstrap", "llamabatch.llama.log")  # modules whose callers lose or change an exception
+SAME_S = 1.0  # from a signal: others within them are the same wish, sent twice
 _AGAIN_S = 0.02
 _UNSEEN_S = 0.5  # after which a signal that has not ended the wait for a line is sent again
 
@@ -35,6 +37,7 @@ _guarded: list[int] = []
 _leaving = _thread.allocate_lock()
 _leaver = 0
 _came: int | None = None
+_raised_s: float | None = None  # time.monotonic() of the last KeyboardInterrupt
 _reading = 0  # number of the wait for a line that is under way; 0: there is none
 _n_reads = 0
 _acknowledged = False
@@ -72,10 +75,10 @@ def forget(number: int) -> bool:
     Returns:
         False if another one came.
     """
-    global _came
+    global _came, _raised_s
     if _came not in (number, None):
         return False
-    _came = None
+    _came = _raised_s = None
     return True
 
 
@@ -121,6 +124,11 @@ def is_delicate(frame: FrameType | None, within: str) -> bool:
     return False
 
 
+def is_same(before_s: float | None) -> bool:
+    """True where a signal that comes now is that of time.monotonic() `before_s`, sent twice; None: there was none."""
+    return before_s is not None and time.monotonic() - before_s < SAME_S
+
+
 def send_again(signum: int) -> None:
     """Sends the signal to this process once more, in a moment."""
 
@@ -159,11 +167,14 @@ def _leave(signum: int, frame: FrameType | None) -> None:
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
-    global _came
+    global _came, _raised_s
+    if is_same(_raised_s):
+        return
     _came = signum
     if is_delicate(frame, "llamabatch.cli"):
         send_again(signum)
     else:
+        _raised_s = time.monotonic()
         raise KeyboardInterrupt
 
 

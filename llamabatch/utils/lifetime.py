@@ -37,6 +37,15 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
+def leave_signals_to_parent() -> None:
+    """Lets this child process ignore the signals that ask to end: a terminal and systemd send them to the parent too,
+    which decides.
+    """
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):  # Windows has no SIGHUP
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+
+
 class Endable(Protocol):
     """Threads or processes of an engine. They must not refer to the client that owns them."""
 

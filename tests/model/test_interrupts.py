@@ -152,3 +152,27 @@ def test_a_signal_that_comes_again_prints_no_second_line(tmp_path):
         "print('ready', flush=True); time.sleep(20)"
     )
     assert run_code(code, tmp_path, signal.SIGTERM)[:3] == (143, "", "")
+
+
+CLEANING = """
+from llamabatch.utils import interrupts
+import os, time
+interrupts.guard()
+interrupts.careful()
+try:
+    print("ready", flush=True)
+    time.sleep(20)
+except KeyboardInterrupt:
+    os.kill(os.getpid(), interrupts.came())
+    time.sleep({pause})
+    os.kill(os.getpid(), interrupts.came())
+    print("cleaned", flush=True)
+"""
+
+
+def test_a_signal_that_is_sent_twice_does_not_end_the_cleaning_up(tmp_path):
+    """`timeout` signals the process and then its group."""
+    assert run_code(CLEANING.format(pause=0.05), tmp_path, signal.SIGTERM)[:3] == (0, "cleaned\n", "")
+    _, out, err, _ = run_code(CLEANING.format(pause=1.05), tmp_path, signal.SIGTERM)  # the user means it
+    assert out == ""
+    assert "KeyboardInterrupt" in err

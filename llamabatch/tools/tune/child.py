@@ -7,7 +7,6 @@ nothing stays behind when the parent goes.
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from contextlib import closing
 from typing import Any
@@ -18,11 +17,12 @@ from llamabatch.gguf.resolve import resolve
 from llamabatch.llama.decode_bench import Bench
 from llamabatch.llama.library import uses_libgomp
 from llamabatch.llama.model import Model
+from llamabatch.utils.lifetime import leave_signals_to_parent
 
 
 def main() -> None:
     """Serves until there are no more jobs. The first line is the configuration of the load."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles the interrupt
+    leave_signals_to_parent()
     try:
         config = ResolvedConfig(**json.loads(sys.stdin.readline()))
         model = Model(resolve(config.model), config)

@@ -15,6 +15,7 @@ from llamabatch.jobs.loop import Feed, Loop, Stop, seed_of
 from llamabatch.jobs.rows import Row
 from llamabatch.jobs.stats import Counts
 from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.utils import interrupts
 from tests.unit.jobs_fakes import N_CTX, FakeClient, FakeSink, rows
 
 
@@ -184,7 +185,19 @@ def test_stop_reaches_a_row_whose_chat_template_takes_long(monkeypatch):
     assert not case.sink.errors, "the row is still to run"
 
 
-def test_signals_are_noted_while_the_job_runs_and_raised_around_it():
+def test_a_signal_that_is_sent_twice_is_one():
+    """`timeout` signals the process and then its group: the second must not end the closing that the first began."""
+    stop = Stop()
+    with stop.listening():
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.signum == signal.SIGTERM
+
+
+def test_signals_are_noted_while_the_job_runs_and_raised_around_it(monkeypatch):
+    monkeypatch.setattr(interrupts, "SAME_S", 0.0)  # those of a user, one after another
     stop, woken = Stop(), []
     with stop.listening():
         with stop.noted(lambda: woken.append(True)):

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import signal
 import threading
 import time
 from types import MappingProxyType
@@ -539,6 +540,17 @@ def test_a_model_without_an_end_is_refused():
     with pytest.raises(SamplingError, match="end-of-generation"):
         compiled(compiler, choice=["a"])
     compiler.close()
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no signals for a whole service")
+def test_signals_for_the_whole_service_leave_the_trial_to_its_engine(compiler):
+    """An engine that drains may still compile the grammar of a request, as systemd signals every process."""
+    compiled(compiler, regex="x")
+    process = compiler._trial._process
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        process.send_signal(number)
+    assert compiled(compiler, regex="y") is not None
+    assert compiler._trial._process is process
 
 
 def test_closing_ends_a_trial_that_is_under_way(monkeypatch):
