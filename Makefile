@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 p
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup compare test wheels test-native test-llama-server test-server test-devices test-vulkan gpu-pack gpu-check test-browser test-long test-scale bench bench-quick bench-talkers bench-ab bench-isolation bench-server model clean
+.PHONY: help setup compare test wheels test-native test-llama-server test-server test-devices test-vulkan cuda-build gpu-pack gpu-check test-browser test-long test-scale bench bench-quick bench-talkers bench-ab bench-isolation bench-server model clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -48,6 +48,9 @@ test-devices: setup ## engines on devices without hardware: RPC servers on loopb
 
 test-vulkan: setup ## engines on Vulkan, with a driver that computes on the CPU where there is no GPU; long at first (ARGS="tests/model/test_stops.py")
 	@.venv/bin/python -m tests.vulkan $(ARGS)
+
+cuda-build: setup ## a CUDA build where there need be no GPU, and its tests; an hour of two cores at first, goes on where it was stopped
+	@.venv/bin/python -m tests.cuda $(ARGS)
 
 gpu-pack: setup ## one file for a machine with a GPU and no network (ARGS="--python 3.12")
 	@.venv/bin/python -m benchmarks.gpu.pack $(ARGS)

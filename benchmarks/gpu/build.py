@@ -50,7 +50,7 @@ def build(backend: str, log: Path) -> Plan:
     if is_complete(plan):
         return plan
     home = make_folder(folder_of(plan))
-    tree = home / source.FILE_NAME.removesuffix(".tar.gz")
+    tree = home / source.FOLDER
     unpacked = home / "unpacked"
     if not unpacked.is_file():
         shutil.rmtree(tree, ignore_errors=True)

@@ -20,6 +20,8 @@ from llamabatch.native_patches.tools import SetupFailure, cache_dir, explain, ma
 VERSION = "0.3.36"
 SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
 FILE_NAME = f"llama_cpp_python-{VERSION}.tar.gz"
+FOLDER = FILE_NAME.removesuffix(".tar.gz")
+"""The top folder of the source package."""
 
 PATCH_FOLDER = Path(__file__).resolve().parent
 KERNEL_FOLDER = PATCH_FOLDER / "kernels"
@@ -145,7 +147,7 @@ def unpack(package: Path, folder: Path) -> Path:
             archive.extractall(folder, filter="data")
         else:  # an early 3.10 or 3.11; the archive's hash has been verified
             archive.extractall(folder)
-    return folder / FILE_NAME.removesuffix(".tar.gz")
+    return folder / FOLDER
 
 
 def apply(patch: Path, source: Path) -> None:

@@ -3,11 +3,13 @@
     builds/KEY/llamabatch_llama/__init__.py, _binding/, lib/, licenses/, llamabatch_build.json
 
 A build is there whole or not at all: it is made in a folder beside and gets its name last. Starts of llamabatch take
-the newest that fits the release and the CPU.
+the newest that fits the release and the CPU. The folder of a stopped build for GPUs, which may have compiled for an
+hour, stays, and the same build goes on there; another one removes it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -15,7 +17,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +38,7 @@ from llamabatch.native_patches.tools import (
 
 GIGABYTES = {"cpu": 1.0, "rpc": 1.0}  # of the build; source and cmake take 0.5
 _GPU_GIGABYTES = 3.0
+_DRIVER = "libcuda.so.1"
 TARGETS = ("llama", "mtmd")
 _UNFINISHED = "build-"
 _LIBRARIES = (".so", ".dylib", ".dll")
@@ -96,7 +99,7 @@ def make(plan: Plan, release: str, display: Callable[[str], Display] | None = No
         if is_complete(plan.key):
             (package_of(plan.key) / MARKER).touch()
         else:
-            _remove_unfinished(home)
+            _remove_unfinished(home, plan)
             _build(plan, release, home, display)
             built = True
     return package_of(plan.key), built
@@ -135,10 +138,37 @@ def _folders() -> list[Path]:
         return []
 
 
-def _remove_unfinished(home: Path) -> None:
-    """Removes the remains of killed builds; the lock is held, so none of it is in use."""
+def _remove_unfinished(home: Path, plan: Plan) -> None:
+    """Removes the remains of stopped builds of other plans; the lock is held, so none of it is in use."""
     for folder in home.glob(f"{_UNFINISHED}*"):
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder != _place(home, plan):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _place(home: Path, plan: Plan) -> Path:
+    return home / f"{_UNFINISHED}{plan.key}"
+
+
+@contextlib.contextmanager
+def _workplace(home: Path, plan: Plan) -> Iterator[Path]:
+    """The folder that a build is made in. That of a build for GPUs stays when it is stopped or fails."""
+    if plan.backend in GIGABYTES:
+        with tempfile.TemporaryDirectory(dir=home, prefix=_UNFINISHED, ignore_cleanup_errors=True) as temporary:
+            try:
+                yield Path(temporary)
+            except KeyboardInterrupt:
+                say("  stopping: what is not whole is removed")  # some thousand files
+                raise
+        return
+    place = _place(home, plan)
+    if place.is_dir():
+        say(f"  going on with what an earlier run compiled in {place}")
+    try:
+        yield make_folder(place)
+    except BaseException:
+        say(f"  what is compiled stays in {place}: the same command goes on from there")
+        raise
+    shutil.rmtree(place, ignore_errors=True)
 
 
 def _kept(folder: Path) -> Kept:
@@ -169,12 +199,8 @@ def _build(plan: Plan, release: str, home: Path, display: Callable[[str], Displa
     log.write_text(plan.marker(), encoding="utf-8")
     start = time.monotonic()
     say(f"Building llama.cpp for this machine ({plan.backend}), once; this takes some minutes. Log: {log}")
-    with tempfile.TemporaryDirectory(dir=home, prefix=_UNFINISHED, ignore_cleanup_errors=True) as temporary:
-        try:
-            package = _made_package(plan, release, Path(temporary), log, display)
-        except KeyboardInterrupt:
-            say("  stopping: what is not whole is removed")  # some thousand files
-            raise
+    with _workplace(home, plan) as place:
+        package = _made_package(plan, release, place, log, display)
         target = home / plan.key
         if target.exists():  # without its marker: it is not whole
             shutil.rmtree(target)
@@ -186,17 +212,40 @@ def _build(plan: Plan, release: str, home: Path, display: Callable[[str], Displa
 def _made_package(plan: Plan, release: str, place: Path, log: Path, display: Callable[[str], Display] | None) -> Path:
     """The package, made in a folder of its own in `place`."""
     python = _with_pip(place, log)
-    tree = source.patched_tree(log, place, python)
+    tree = _tree(place, log, python)
     _compile(plan, tree, place, log, python, display)
     package = place / "ready" / binding.PACKAGE
+    shutil.rmtree(package.parent, ignore_errors=True)
     libraries = binding.make_package(tree, package, release, marker(plan, release))
     for library in _made(place / "build"):
         shutil.copy2(library, libraries / library.name)
     problem = helper.compile_library(libraries / helper.LIBRARY)
     if problem:
         say(f"  the sampler was not compiled, numpy takes its place: {problem}")
-    binding.prove(package)
+    _prove(package)
     return package
+
+
+def _prove(package: Path) -> None:
+    """Raises SetupFailure if the package does not load here, unless only a GPU's driver is missing, as it is wherever a
+    container is built: the machine that runs it has one."""
+    try:
+        binding.prove(package)
+    except SetupFailure as failure:
+        if f"{_DRIVER}: cannot open" not in str(failure):
+            raise
+        say(f"  not loaded here: {_DRIVER} of NVIDIA's driver is missing; a machine that runs this build needs it")
+
+
+def _tree(place: Path, log: Path, python: str) -> Path:
+    """The patched source in `place`: that of an earlier run if it is whole, since files of a new one compile again."""
+    stamp = place / "patched"
+    if stamp.is_file():
+        return Path(stamp.read_text(encoding="utf-8"))
+    shutil.rmtree(place / source.FOLDER, ignore_errors=True)
+    tree = source.patched_tree(log, place, python)
+    stamp.write_text(str(tree), encoding="utf-8")
+    return tree
 
 
 def marker(plan: Plan, release: str) -> str:

@@ -77,6 +77,13 @@ def plan(cache):
     return build.make_plan("cpu", multimodal=True)
 
 
+@pytest.fixture
+def cuda_plan(cache, monkeypatch):
+    monkeypatch.setattr(build, "_nvcc_version", lambda: "cuda_13.0")
+    monkeypatch.setenv("CUDAARCHS", "90")
+    return build.make_plan("cuda", multimodal=True)
+
+
 def left(cache):
     return sorted(path.name for path in (cache / "builds").iterdir())
 
@@ -153,6 +160,72 @@ def test_what_a_killed_build_left_goes_with_the_next_one(compiler, cache, plan):
     user_build.make(plan, __version__)
     assert left(cache) == sorted([plan.key, "lock"])
     assert user_build.is_complete(plan.key)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), None])
+def test_a_stopped_build_for_gpus_goes_on_where_it_was(error, compiler, cache, plan, cuda_plan, monkeypatch, capsys):
+    sources = []
+    real = source.patched_tree
+    monkeypatch.setattr(source, "patched_tree", lambda *given: sources.append(given) or real(*given))
+    compiler.error, compiler.status = error, 1
+    with pytest.raises((KeyboardInterrupt, SetupFailure)):
+        user_build.make(cuda_plan, __version__)
+    place = cache / "builds" / f"build-{cuda_plan.key}"
+    assert f"what is compiled stays in {place}" in capsys.readouterr().err
+    assert left(cache) == [place.name, "lock"]
+    assert user_build.kept() == []
+    compiler.error, compiler.status = None, 0
+    shutil.rmtree(place / "build", ignore_errors=True)  # this compiler makes it anew
+    package, built = user_build.make(cuda_plan, __version__)
+    assert built
+    assert package.is_dir()
+    assert "going on with what an earlier run compiled" in capsys.readouterr().err
+    assert len(sources) == 1
+    assert len({line[line.index("--build") + 1] for line in compiler.commands if "--build" in line}) == 1
+    assert left(cache) == sorted([cuda_plan.key, "lock"])
+
+
+def test_a_source_that_was_not_whole_is_made_anew(compiler, cache, cuda_plan, monkeypatch):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as first:
+        first.setattr(source, "patched_tree", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            user_build.make(cuda_plan, __version__)
+    half = cache / "builds" / f"build-{cuda_plan.key}" / source.FOLDER / "half"
+    half.mkdir(parents=True)
+    real = source.patched_tree
+    monkeypatch.setattr(source, "patched_tree", lambda *given: half.exists() or real(*given))
+    assert user_build.make(cuda_plan, __version__)[1]
+
+
+def test_another_build_removes_a_stopped_one(compiler, cache, plan, cuda_plan):
+    compiler.error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        user_build.make(cuda_plan, __version__)
+    compiler.error = None
+    user_build.make(plan, __version__)
+    assert left(cache) == sorted([plan.key, "lock"])
+
+
+@pytest.mark.parametrize(("missing", "accepted"), [("libcuda.so.1", True), ("libcublas.so.13", False)])
+def test_a_build_without_the_driver_of_the_gpu_is_kept(
+    missing, accepted, compiler, cache, cuda_plan, monkeypatch, capsys
+):
+    """As in a container that is built: the toolkit has a stub to link with, and nothing to load."""
+    complaint = f"RuntimeError: Failed to load shared library: {missing}: cannot open shared object file"
+
+    def prove(folder):
+        raise SetupFailure(f"The package in {folder} does not load ({complaint}).")
+
+    monkeypatch.setattr(binding, "prove", prove)
+    if accepted:
+        assert user_build.make(cuda_plan, __version__)[1]
+        assert "not loaded here: libcuda.so.1 of NVIDIA's driver is missing" in capsys.readouterr().err
+    else:
+        with pytest.raises(SetupFailure, match="does not load"):
+            user_build.make(cuda_plan, __version__)
 
 
 def test_without_git_nothing_is_downloaded(compiler, cache, monkeypatch):

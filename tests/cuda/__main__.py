@@ -1,0 +1,49 @@
+"""`make cuda-build`: llama.cpp with the CUDA backend where there need be no GPU: it compiles, links, loads, computes.
+
+python -m tests.cuda [arguments of pytest]
+
+The build is that of `llamabatch build --backend cuda`, in a cache of its own beside the rest, so that no start of
+llamabatch takes it. The first run compiles for an hour of two cores or more, and goes on where it was stopped.
+CUDAARCHS names other cards than those of compute capability 9.0.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from llamabatch.native_patches import source
+from llamabatch.native_patches.tools import SetupFailure, cache_dir, main_guard, say
+from tests.cuda import toolkit
+
+ROOT = Path(__file__).parents[2]
+NAMED = "LLAMABATCH_TEST_CUDA"
+"""Set for the tests of this folder: the package with CUDA. They are not collected without it."""
+
+
+def main() -> None:
+    environment = os.environ | toolkit.environment()
+    package = built(environment)
+    say(f"testing {package}")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(ROOT / "tests" / "cuda")]
+    sys.exit(subprocess.call([*command, *sys.argv[1:]], cwd=ROOT, env={**environment, NAMED: str(package)}))
+
+
+def built(environment: dict[str, str]) -> Path:
+    """The package that `llamabatch build` makes, or has made."""
+    home = cache_dir()
+    known = home / "sources" / source.FILE_NAME
+    own = {"LLAMABATCH_CACHE": str(home / "cuda")}
+    if source.VARIABLE not in environment and known.is_file():
+        own[source.VARIABLE] = str(known)
+    command = [sys.executable, "-m", "llamabatch", "build", "--backend", "cuda"]
+    done = subprocess.run(command, cwd=ROOT, env=environment | own, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise SetupFailure(f"llamabatch build ended with {done.returncode}, see above.")
+    return Path(done.stdout.strip())
+
+
+if __name__ == "__main__":
+    sys.exit(main_guard(main))

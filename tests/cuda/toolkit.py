@@ -1,0 +1,107 @@
+"""A CUDA toolkit to build with: that of nvcc, or links to it, with cuBLAS from the package index among them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from llamabatch.native_patches.tools import SetupFailure, cache_dir, lock, make_folder, run_logged, say
+
+ARCHITECTURES = "90"
+"""Those of H100 and H200; a build for any card takes several times as long."""
+NO_VMM = "-DGGML_CUDA_NO_VMM=ON"
+"""Leaves out ggml's calls into the driver's own library, without which a build does not load."""
+_HEADER = "cublas_v2.h"
+
+
+def environment() -> dict[str, str]:
+    """Variables with which a CUDA build compiles, and finds its libraries when it is loaded.
+
+    Raises:
+        SetupFailure: there is no nvcc, or cuBLAS is not to be had.
+    """
+    toolkit = whole_toolkit()
+    flags = os.environ.get("CMAKE_ARGS", "")
+    if not has_driver() and "GGML_CUDA_NO_VMM" not in flags:
+        flags = f"{flags} {NO_VMM}".strip()
+    return {
+        "PATH": _before("PATH", toolkit / "bin"),
+        "LD_LIBRARY_PATH": _before("LD_LIBRARY_PATH", toolkit / "lib", toolkit / "lib64"),
+        "CUDAToolkit_ROOT": str(toolkit),
+        "CUDACXX": str(toolkit / "bin" / "nvcc"),
+        "CUDAARCHS": os.environ.get("CUDAARCHS", ARCHITECTURES),
+        "CMAKE_ARGS": flags,
+    }
+
+
+def has_driver() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def whole_toolkit() -> Path:
+    """The folder of the toolkit of nvcc, if it has cuBLAS, or else one of links in the cache that has it."""
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        raise SetupFailure("The CUDA compiler nvcc is not on PATH: install the CUDA toolkit; a GPU is not needed.")
+    own, release = _told(nvcc)
+    if any(own.glob(f"**/{_HEADER}")):
+        return own
+    home = make_folder(cache_dir() / "cuda")
+    target = home / f"toolkit-{release}"
+    with lock(home / "lock"):
+        if not target.is_dir():
+            _join(own, target, release)
+    return target
+
+
+def _told(nvcc: str) -> tuple[Path, str]:
+    """The folder of the toolkit, and its release as `13.0`. A script on PATH may stand in the compiler's place."""
+    version, dry_run = (
+        subprocess.run([nvcc, *options], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        for options in (["--version"], ["--dryrun", "-x", "cu", os.devnull])
+    )
+    release = re.search(r"release (\d+\.\d+)", version.stdout)
+    top = re.search(r"^#\$ TOP=(.+)$", dry_run.stderr, flags=re.MULTILINE)
+    if release is None or top is None:
+        raise SetupFailure(f"{nvcc} --version and --dryrun name no release and no folder: install the toolkit again.")
+    return Path(top[1].strip()).resolve(), release[1]
+
+
+def _join(own: Path, target: Path, release: str) -> None:
+    """Links to all files of a toolkit in a new folder, and cuBLAS of its release beside them."""
+    major = int(release.partition(".")[0])
+    name = "nvidia-cublas" if major > 12 else f"nvidia-cublas-cu{major}"
+    say(f"The toolkit {own} lacks cuBLAS: getting {name} {release} from the package index (400 MB)")
+    log = make_folder(cache_dir() / "logs") / "cuda.log"
+    log.write_bytes(b"")
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="join-", ignore_cleanup_errors=True) as temporary:
+        place = Path(temporary)
+        command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--dest", place]
+        if run_logged([*command, f"{name}=={release}.*"], log, "downloading cuBLAS") != 0:
+            raise SetupFailure(f"{name} {release} is not to be had (log: {log}): install all of the CUDA toolkit.")
+        with zipfile.ZipFile(next(place.glob("*.whl"))) as wheel:
+            wheel.extractall(place / "wheel")
+        whole = place / "whole"
+        shutil.copytree(own, whole, symlinks=True, copy_function=os.symlink)
+        root = next((place / "wheel" / "nvidia").glob("cu*"))
+        libraries = whole / ("lib64" if (whole / "lib64").is_dir() else "lib")
+        shutil.copytree(root / "include", whole / "include", dirs_exist_ok=True)
+        for library in sorted((root / "lib").glob("*.so.*")):
+            shutil.move(library, libraries / library.name)
+            (libraries / f"{library.name.partition('.so')[0]}.so").symlink_to(library.name)
+        os.replace(whole, target)
+
+
+def _before(name: str, *added: Path) -> str:
+    return os.pathsep.join(filter(None, (*(str(each) for each in added if each.is_dir()), os.environ.get(name))))
