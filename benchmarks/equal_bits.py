@@ -1,8 +1,9 @@
 """The bits of logits alone and in random company: what `benchmarks/equality.py --bits` counts.
 
 A small random model of each type has heads of 64 elements, four query heads to a KV head, and a vocabulary that leaves
-rows over in every kernel. Each request runs alone in a sequential engine, and with all others of its round in an engine
-whose strategy, slots, chunks, threads and caches are drawn by lot. Rows of logits are compared as bytes.
+rows over in every kernel; other shapes are those of llamabatch synth. Each request runs alone in a sequential engine,
+and with all others of its round in an engine whose strategy, slots, chunks, threads and caches are drawn by lot. Rows
+of logits are compared as bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from llamabatch import LLM, SamplingParams
 from llamabatch.llama import library
-from llamabatch.tools.synth import SHAPES, write_model
+from llamabatch.tools.synth import SHAPES, Shape, write_model
 from llamabatch.utils.atomic_file import replacement
 
 SHAPE = replace(
@@ -37,6 +38,7 @@ TYPES = {  # name -> llama_ftype
     "F32": 0, "F16": 1, "BF16": 32, "Q4_0": 2, "Q4_K": 14, "Q5_K": 16, "Q6_K": 18, "Q8_0": 7, "IQ4_NL": 25, "MXFP4": 38,
 }  # fmt: skip
 ROUND = 40  # requests: enough to fill the slots
+SMALL = "small"  # the name of SHAPE
 
 
 class Digests:
@@ -124,27 +126,38 @@ def quantised(source: Path, path: Path, kind: str) -> Path:
     return path
 
 
-def small_model(folder: Path, kind: str) -> Path:
-    """The small shape in a type, written once."""
-    source, path = folder / "small-F16.gguf", folder / f"small-{kind}.gguf"
+def shape_of(name: str) -> Shape:
+    """SHAPE, or one of llamabatch synth."""
+    return SHAPE if name == SMALL else SHAPES[name]
+
+
+def model_of(folder: Path, shape: str, kind: str) -> Path:
+    """A shape in a type, written once. Matrices whose columns a type does not take are in the one that llama.cpp
+    takes instead, as are 896 columns in Q4_K.
+    """
+    source, path = folder / f"{shape}-F16.gguf", folder / f"{shape}-{kind}.gguf"
     if not source.exists():
-        write_model(SHAPE, source, "F16")
+        write_model(shape_of(shape), source, "F16")
     return path if path.exists() else quantised(source, path, kind)
 
 
-def count(model: Path, number: int, kept: dict[str, Any], save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def count(
+    model: Path, n_vocab: int, number: int, kept: dict[str, Any], save: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
     """Goes on where `kept` stopped, round by round, until `number` requests are counted.
 
     Args:
+        n_vocab: of the model, for the ids of prompts.
         kept: a former result, or {}.
         save: called with the result after each round.
     """
     total = Count(kept.get("requests", 0), kept.get("rows", 0), kept.get("differ", 0))
     result = dict(kept)
-    with LLM(str(model), strategy="sequential", n_ctx=1024, cache_prefix=False) as one:
+    # One thread, since two of them wait for each other on a machine with other work; the company draws its number.
+    with LLM(str(model), strategy="sequential", n_ctx=1024, cache_prefix=False, n_threads=1) as one:
         while total.requests < number:
             seed = total.requests
-            prompts, lengths = requests(seed, min(ROUND, number - seed), SHAPE.n_vocab)
+            prompts, lengths = requests(seed, min(ROUND, number - seed), n_vocab)
             options = company(seed)
             with LLM(str(model), n_ctx=1024, kv="split", **options) as many:
                 total.add(alone(one, prompts, lengths), digests(many, prompts, lengths))

@@ -5,7 +5,7 @@
     python -m benchmarks.equality --bits -n 10000 --json benchmarks/results/equal-bits.json
 
 With --bits: the bits of logits alone and in random company, for each type of weights (benchmarks/equal_bits.py). It
-goes on where the JSON file stopped. Without:
+goes on where the JSON file stopped, unless that is of another build of llama.cpp. Without:
 
 Random token ids of the vocabulary, where the model is least sure, and the held-out questions, the usual input. Each
 prompt runs alone in a sequential engine first; then all of them with each way to run them together. The largest gap
@@ -40,6 +40,7 @@ from llamabatch.request.adapters import AdapterSet
 from llamabatch.request.request import Request
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.output import Call, ScheduledSpan
+from llamabatch.tools.synth import SHAPES
 
 HELDOUT = Path(__file__).parents[1] / "models" / "heldout.jsonl"
 GREEDY = SamplingParams(temperature=0, max_tokens=48)
@@ -111,12 +112,15 @@ def gaps(got: list[RequestOutput], wanted: list[RequestOutput], gap: LogitGap) -
     return found
 
 
-def count_bits(number: int, json_path: Path | None, types: list[str], folder: Path) -> None:
+def count_bits(number: int, json_path: Path | None, shape: str, types: list[str], folder: Path) -> None:
     """Counts for each type until `number` requests are counted, and prints a table."""
-    document = equal_bits.load(json_path)
-    document["facts"] = facts.facts("python -m benchmarks.equality --bits")
-    document["facts"]["environment"] = {name: os.environ[name] for name in SWITCHES if name in os.environ}
-    found = document.setdefault("types", {})
+    now = facts.facts(facts.command_line("python -m benchmarks.equality"))
+    now["environment"] = {name: os.environ[name] for name in SWITCHES if name in os.environ}
+    kept = equal_bits.load(json_path)
+    same = all(kept["facts"][name] == now[name] for name in ("versions", "environment")) if kept else False
+    document = {"facts": now, "shapes": kept["shapes"] if same else {}}
+    found = document["shapes"].setdefault(shape, {})
+    n_vocab = equal_bits.shape_of(shape).n_vocab
     table = Table("type", "requests", "rows", "requests that differ", "the plan says")
     for kind in types:
 
@@ -124,8 +128,8 @@ def count_bits(number: int, json_path: Path | None, types: list[str], folder: Pa
             found[kind] = result
             equal_bits.store(json_path, document)
 
-        model = equal_bits.small_model(folder, kind)
-        result = equal_bits.count(model, number, found.get(kind, {}), save)
+        model = equal_bits.model_of(folder, shape, kind)
+        result = equal_bits.count(model, n_vocab, number, found.get(kind, {}), save)
         table.add_row(kind, *(f"{result[name]:,}" for name in ("requests", "rows", "differ")), result["plan"])
     Console().print(table)
 
@@ -134,11 +138,18 @@ def count_bits(number: int, json_path: Path | None, types: list[str], folder: Pa
 @click.option("-n", "--number", default=2000, show_default=True, help="prompts of each kind; with --bits of each type")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--bits", is_flag=True, help="count rows of logits whose bits differ")
+@click.option(
+    "--shape", type=click.Choice([equal_bits.SMALL, *SHAPES]), default=equal_bits.SMALL, show_default=True,
+    help="of the model, for --bits",
+)  # fmt: skip
 @click.option("--types", default=",".join(equal_bits.TYPES), show_default=True, help="types of weights, for --bits")
 @click.option("--models", "folder", type=click.Path(file_okay=False, path_type=Path), help="folder to keep models in")
-def main(number: int, json_path: Path | None, bits: bool, types: str, folder: Path | None) -> None:
+def main(number: int, json_path: Path | None, bits: bool, shape: str, types: str, folder: Path | None) -> None:
     if bits:
-        count_bits(number, json_path, types.split(","), folder or make_folder(cache_dir() / "equal-bits"))
+        kinds = types.split(",")
+        if unknown := [kind for kind in kinds if kind not in equal_bits.TYPES]:
+            raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(equal_bits.TYPES)}", param_hint="--types")
+        count_bits(number, json_path, shape, kinds, folder or make_folder(cache_dir() / "equal-bits"))
         return
     gap = LogitGap()
     rows: list[dict[str, Any]] = []
