@@ -14,7 +14,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +90,18 @@ def of_actors(
 
 
 def measure(
-    model: str, parts: Sequence[str], n_rows: int, n_tokens: int, n_rounds: int, n_slots: int, threads: int
+    model: str,
+    parts: Sequence[str],
+    n_rows: int,
+    n_tokens: int,
+    n_rounds: int,
+    n_slots: int,
+    threads: int,
+    save: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
-    """The parts of PARTS, each with its rounds, the median ratio of times, and its spread."""
+    """The parts of PARTS, each with its rounds, the median ratio of times, and its spread. `save` gets what is there
+    after each round.
+    """
     import ray
 
     prompts = prompts_of(n_rows)
@@ -121,10 +130,11 @@ def measure(
                     made = {way: ways[way]() for way in order}
                     rounds.append(made | {"ratio": made["actor"]["seconds"] / made["list"]["seconds"]})
                     click.echo(f"{name}, round {number + 1}: {_line(made)}, {rounds[-1]['ratio']:.3f}", err=True)
-                ratios = [each["ratio"] for each in rounds]
-                found[name] = {
-                    "rounds": rounds, "ratio": statistics.median(ratios), "least": min(ratios), "most": max(ratios)
-                }  # fmt: skip
+                    ratios = [each["ratio"] for each in rounds]
+                    found[name] = {
+                        "rounds": rounds, "ratio": statistics.median(ratios), "least": min(ratios), "most": max(ratios)
+                    }  # fmt: skip
+                    save(found)
         finally:
             ray.shutdown()
     return found
@@ -159,13 +169,16 @@ def main(
     about = facts.facts(facts.command_line("python -m benchmarks.ray_actor"))
     about["options"] = {"rows": rows, "tokens": tokens, "rounds": rounds, "slots": slots, "threads": threads}
     about["options"]["model"] = Path(model).name
-    found = measure(model, parts or tuple(PARTS), rows, tokens, rounds, slots, threads)
+
+    def save(found: dict[str, Any]) -> None:
+        if json_file is not None:
+            json_file.write_text(json.dumps(about | {"parts": found}, indent=1) + "\n", encoding="utf-8")
+
+    found = measure(model, parts or tuple(PARTS), rows, tokens, rounds, slots, threads, save)
     for name, each in found.items():
         target = f"; target: at most {1 + MOST_SLOWER:.2f}" if name == "one" else ""
         spread = f"{each['least']:.3f} to {each['most']:.3f}"
         click.echo(f"{name}: {each['ratio']:.3f} times the time of the list ({spread}){target}")
-    if json_file is not None:
-        json_file.write_text(json.dumps(about | {"parts": found}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
