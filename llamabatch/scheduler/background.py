@@ -13,9 +13,9 @@ from enum import Enum, auto
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.output import Limits
 
-# A step that background sequences share is so many times as long as one without them. On a CPU the first rows beside few
-# others are the dearest: beside 2 rows of a 0.5B model 1 row makes a step 1.06 times as long, 2 rows 1.12, 3 rows 1.15,
-# 4 rows 1.23, 14 rows 1.46 (benchmarks/server_batch.py has what people get on both sides).
+# A step that background sequences share is so many times as long as one without them. On a CPU the first rows beside
+# few others are the dearest: beside 2 rows of a 0.5B model 1 row makes a step 1.06 times as long, 2 rows 1.12, 3 rows
+# 1.15, 4 rows 1.23, 14 rows 1.46 (benchmarks/server_batch.py has what people get on both sides).
 MOST_LONGER = 1.15
 # One step in so many is without them, which shows what such a step takes; one in two until that is known.
 STEPS_WITH = 8
@@ -52,8 +52,8 @@ class BackgroundPacer:
     """Decides which steps background sequences share with others, and how much of them.
 
     Where a pass takes any rows they have a few tokens in nearly all steps, as many as make it MOST_LONGER times as
-    long; parts of a token are saved up for the next of these steps. Elsewhere their rows may cost a pass of their own, and they share few steps; nearly all, where that turns out
-    to cost next to nothing.
+    long; parts of a token are saved up for the next of these steps. Elsewhere their rows may cost a pass of their own,
+    and they share few steps; nearly all, where that turns out to cost next to nothing.
     """
 
     def __init__(self, limits: Limits) -> None:
