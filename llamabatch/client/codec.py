@@ -95,17 +95,32 @@ class Codec(_Record[T]):
     Args:
         hints: types of fields for which the dataclass allows several; Any: its constructor checks the value.
         left_out: fields that do not cross; they come out as None.
+        n_kept: equal fields give the same instance as one of the last so many times, for an immutable dataclass that
+            takes long to make.
 
     Attributes:
         encode: the fields of an instance; pack() does the same with instances inside a message.
     """
 
-    def __init__(self, kind: type[T], hints: Mapping[str, Any] = _NO_HINTS, left_out: Collection[str] = ()) -> None:
+    def __init__(
+        self, kind: type[T], hints: Mapping[str, Any] = _NO_HINTS, left_out: Collection[str] = (), *, n_kept: int = 0
+    ) -> None:
         fields = [field.name for field in dataclasses.fields(kind) if field.name not in left_out]  # type: ignore[arg-type]
         types_of_fields = {name: hints.get(name) or _hint(kind, name) for name in fields}
         super().__init__(kind.__name__, types_of_fields, _constructor(kind, fields, dict.fromkeys(left_out)))
         self.encode: Callable[[T], Any] = attrgetter(*fields)
-        _encoders[kind], _decoders[kind] = self.encode, self.decode
+        self._n_kept = n_kept
+        self._kept: tuple[tuple[Any, T], ...] = ()  # replaced as a whole: threads may decode at once
+        _encoders[kind], _decoders[kind] = self.encode, self._shared if n_kept else self.decode
+
+    def _shared(self, packed: Any) -> T:
+        """As decode. A kept instance has equal fields of the same types, as 1 == 1.0 == True."""
+        for theirs, made in self._kept:
+            if theirs == packed and [*map(type, theirs)] == [*map(type, packed)]:
+                return made
+        made = self.decode(packed)
+        self._kept = ((packed, made), *self._kept[: self._n_kept - 1])
+        return made
 
 
 def _constructor(kind: type[T], names: list[str], left_out: dict[str, None]) -> Callable[[Any], T]:

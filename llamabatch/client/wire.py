@@ -130,6 +130,7 @@ def unpack_config(packed: dict[str, Any]) -> EngineConfig:
     return EngineConfig.from_options(model, packed)
 
 
+_PARAMS_KEPT = 8
 _SEVERAL_TYPES = (
     *("dry_sequence_breakers", "stop", "stop_token_ids", "bad_words", "logit_bias", "allowed_token_ids"),
     "logprob_token_ids",
@@ -137,7 +138,9 @@ _SEVERAL_TYPES = (
 _CHECKED_BY_PARAMS: dict[str, Any] = dict.fromkeys((*_SEVERAL_TYPES, "logits_processors"), Any)
 
 Codec(ResumedOutput)
-Codec(SamplingParams, _CHECKED_BY_PARAMS | {"structured_outputs": Structure | None})
+# The requests of a server come one by one and mostly with the same parameters: to check them takes longer than the rest
+# of a request, and an engine prepares each instance anew.
+Codec(SamplingParams, _CHECKED_BY_PARAMS | {"structured_outputs": Structure | None}, n_kept=_PARAMS_KEPT)
 Codec(ReasoningTags)
 Codec(Reasoning)
 _REQUEST = Codec(Request, left_out=["prompt", "make_parser"])  # the child has no use for them

@@ -12,10 +12,11 @@ import msgpack
 import pytest
 
 from llamabatch.client.codec import Codec, pack, unpack
-from llamabatch.client.wire import unpack_output, unpack_request
+from llamabatch.client.wire import pack_request, unpack_output, unpack_request
 from llamabatch.errors import EngineError
 from llamabatch.request.outputs import SequenceOutput
 from llamabatch.request.request import Request
+from llamabatch.request.sampling_params import SamplingParams
 
 
 class Color(str, Enum):
@@ -45,7 +46,24 @@ class Outer:
     flag: bool = False
 
 
+@dataclass(frozen=True)
+class Settings:
+    ratio: float
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.ratio > 9:
+            raise ValueError(f"ratio is {self.ratio}; allowed are numbers up to 9")
+
+
+@dataclass(frozen=True)
+class Holder:
+    settings: Settings
+
+
 Codec(Inner)
+Codec(Settings, n_kept=2)
+HOLDER = Codec(Holder)
 OUTER = Codec(Outer, left_out=["secret"])
 
 
@@ -129,3 +147,29 @@ def test_a_field_of_several_types_needs_a_hint():
     with pytest.raises(TypeError):
         Codec(Open, {"given": Any})
     assert Codec(Open, {"given": Any, "more": Any}).decode((3, (1, 2))) == Open(3, (1, 2))
+
+
+def test_equal_fields_give_a_kept_instance_and_numbers_of_another_type_do_not():
+    def crossed(*settings):
+        return HOLDER.decode(unpack(pack((settings,)))).settings
+
+    first = crossed(1.0, ("a",))
+    assert crossed(1.0, ("a",)) is first
+    assert type(crossed(1, ("a",)).ratio) is int, "not the 1.0 that equals it"
+    assert crossed(1.0, ("b",)) == Settings(1.0, ("b",))
+    assert crossed(1.0, ("a",)) is not first, "two others came since"
+    for wrong in (("a",), 7), (10.0, ()), (1.0,):
+        for _ in range(2):
+            with pytest.raises((EngineError, ValueError)):
+                crossed(*wrong)
+
+
+def test_requests_of_a_server_share_the_parameters_that_equal():
+    def crossed(params):
+        packed = [pack_request(Request(f"r{at}", (1,), params, seed=at)) for at in range(2)]
+        return [unpack_request(unpack(pack(each))) for each in packed]
+
+    one, two = crossed(SamplingParams(temperature=0.3, max_tokens=7, stop=["a"]))
+    assert one.params is two.params
+    assert (one.request_id, one.seed, two.request_id, two.seed) == ("r0", 0, "r1", 1)
+    assert crossed(SamplingParams(temperature=0.3, max_tokens=8, stop=["a"]))[0].params.max_tokens == 8
