@@ -116,7 +116,8 @@ class BackgroundPacer:
         Args:
             behind: in the order of their admission.
         """
-        decoding, prompts = [], []
+        decoding: list[Sequence] = []
+        prompts: list[Sequence] = []
         for sequence in behind:
             (prompts if sequence.num_pending > 1 or sequence.scores else decoding).append(sequence)
         chosen, left = [], self._n_tokens
