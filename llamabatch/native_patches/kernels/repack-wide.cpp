@@ -26,9 +26,10 @@ namespace {
 using ints = __m512i;
 using floats = __m512;
 
-constexpr int COLUMNS = 16; // of a strip
-constexpr int SUBS = 8;     // blocks of weights with a scale of their own that make a unit of work
-constexpr int PASS = 32;    // most rows that tiles take at once
+constexpr int COLUMNS = 16;      // of a strip
+constexpr int SUBS = 8;          // blocks of weights with a scale of their own that make a unit of work
+constexpr int PASS = 32;         // most rows that tiles take at once
+constexpr int AHEAD = 12 * 1024; // bytes from the weights of few rows to those that are prefetched meanwhile
 
 inline ints load(const void * p) { return _mm512_loadu_si512(p); }
 
@@ -460,11 +461,14 @@ struct of_q6_K {
     }
 };
 
-// The sums of a block's groups of four weights: several of them, so that they need not wait for each other.
+// The sums of a block's groups of four weights: several of them, so that they need not wait for each other. Lines ahead
+// are prefetched one by one between them: as a burst they would hold up all other reads until most of them are there.
 template <typename W, int N, int PARTS>
 inline void add_block(const char * p, int sub, const char * const * quants, int64_t at, const typename W::inputs * in,
                       const facts & f, typename W::sum * sums) {
     constexpr int groups = W::block / 4;
+    constexpr int bytes = W::unit_bytes / SUBS;
+    static_assert(bytes <= 64 * groups, "a line a group is too few");
     ints x[N][PARTS];
     for (int r = 0; r < N; r++) {
         x[r][0] = in[r].start(sub);
@@ -473,6 +477,9 @@ inline void add_block(const char * p, int sub, const char * const * quants, int6
         }
     }
     for (int g = 0; g < groups; g++) {
+        if (64 * g < bytes) {
+            prefetch(p + AHEAD + sub * bytes + 64 * g, 64);
+        }
         const ints w = W::weights(p, sub, g);
         for (int r = 0; r < N; r++) {
             x[r][g % PARTS] = _mm512_dpbusd_epi32(x[r][g % PARTS], w, repeat4(quants[r] + at + W::block * sub + 4 * g));
@@ -501,7 +508,6 @@ void few_rows(int64_t k, const char * strip, const char * inputs, size_t stride,
         const char * p = W::quants(strip, at);
         const int subs = int(std::min<int64_t>(k - at, unit) / W::block);
         facts f;
-        prefetch(p + 3 * W::unit_bytes, W::unit_bytes);
         W::read(strip, k, at, subs, f);
         typename W::inputs in[N] = {};
         typename W::sum each[N] = {};
@@ -523,6 +529,8 @@ void few_rows(int64_t k, const char * strip, const char * inputs, size_t stride,
             sums[r] = each[r].end(f, in[r]);
         }
     }
+    const int64_t quants_size = k / W::block * (W::unit_bytes / SUBS);
+    prefetch(strip + quants_size + AHEAD, int(W::strip_size(k) - quants_size)); // deltas that come last in a strip
     for (int r = 0; r < N; r++) {
         _mm512_storeu_ps(out[r] + column, sums[r]);
     }

@@ -3,7 +3,8 @@
 //
 //   matmul_check                          every case; exit status 1 if one is off by more than its bound
 //   matmul_check time TYPE K N THREADS    microseconds a product, rows 1 to 32, each buffer type; with EXPERTS behind it
-//                                         two rows of three have one of so many experts, the others take turns
+//                                         two rows of three have one of so many experts, the others take turns; with
+//                                         0 (no experts) MANY, so many weights take turns: more than the caches hold
 //
 // Built as flash_attention_check.cpp is.
 
@@ -288,23 +289,30 @@ int check_all() {
     return count.failed ? 1 : 0;
 }
 
-int time_all(ggml_type type, int k, int n, int threads, int experts) {
+int time_all(ggml_type type, int k, int n, int threads, int experts, int many) {
     std::vector<ggml_backend_buffer_type_t> buffer_types = extra_buffer_types();
     buffer_types.push_back(ggml_backend_cpu_buffer_type());
     for (ggml_backend_buffer_type_t buffer_type : buffer_types) {
         for (int rows = 1; rows <= 32; rows += rows < 9 ? 1 : rows < 16 ? 7 : 8) {
-            Product product(type, k, n, rows, threads, buffer_type, 0, experts);
-            if (!product.supported()) {
+            std::vector<std::unique_ptr<Product>> products;
+            do {
+                products.push_back(std::make_unique<Product>(type, k, n, rows, threads, buffer_type, 0, experts));
+            } while (products[0]->supported() && int(products.size()) < many);
+            if (!products[0]->supported()) {
                 continue;
             }
-            product.fill(1);
+            for (auto & product : products) {
+                product->fill(1);
+            }
             double best = INFINITY;
             double spent = 0;
             for (int i = 0; i < 12 || (i < 300 && spent < 1e5); i++) {
                 const auto start = std::chrono::steady_clock::now();
-                product.run();
+                for (auto & product : products) {
+                    product->run();
+                }
                 const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - start;
-                best = std::min(best, took.count());
+                best = std::min(best, took.count() / products.size());
                 spent += took.count();
             }
             printf("%s, %d rows: %.1f us, %.2f a row\n", ggml_backend_buft_name(buffer_type), rows, best, best / rows);
@@ -317,12 +325,12 @@ int time_all(ggml_type type, int k, int n, int threads, int experts) {
 
 int main(int argc, char ** argv) {
     ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr); // repacking tells of every tensor
-    if ((argc == 6 || argc == 7) && !strcmp(argv[1], "time")) {
+    if (argc >= 6 && argc <= 8 && !strcmp(argv[1], "time")) {
         for (int t = 0; t < GGML_TYPE_COUNT; t++) {
             const char * name = ggml_type_name(ggml_type(t));
             if (name && !strcmp(name, argv[2])) {
-                return time_all(ggml_type(t), atoi(argv[3]), atoi(argv[4]), atoi(argv[5]),
-                                argc == 7 ? atoi(argv[6]) : 0);
+                return time_all(ggml_type(t), atoi(argv[3]), atoi(argv[4]), atoi(argv[5]), argc > 6 ? atoi(argv[6]) : 0,
+                                argc > 7 ? atoi(argv[7]) : 1);
             }
         }
         fprintf(stderr, "no type %s\n", argv[2]);
