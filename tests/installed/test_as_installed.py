@@ -114,9 +114,10 @@ COMMANDS = {
     "llamabatch completion bash": Short("llamabatch completion bash", says="complete -o nosort"),
     "llamabatch config --path": Short("llamabatch config --path", says="config.toml"),
     f"curl http://127.0.0.1:8080/v1/chat/completions {_CHAT}": Short(
-        "timeout 60 llamabatch serve -m model.gguf --port 18917 -n 8 > /dev/null 2>&1 & server=$!; "
-        "for i in $(seq 200); do curl -sf http://127.0.0.1:18917/readyz > /dev/null && break; sleep 0.2; done; "
-        f"curl -s http://127.0.0.1:18917/v1/chat/completions {_CHAT}; kill $server; wait $server",
+        "timeout 60 llamabatch serve -m model.gguf --port 0 -n 8 > serve.log 2>&1 & server=$!; "
+        "for i in $(seq 200); do url=$(grep -o 'http://127.0.0.1:[0-9]*' serve.log | head -1); "
+        '[ "$url" ] && curl -sf $url/readyz > /dev/null && break; sleep 0.2; done; '
+        f"curl -s $url/v1/chat/completions {_CHAT}; kill $server; wait $server",
         says='"choices"',
     ),
     "llamabatch serve -m model.gguf": Short(f"{SERVED} -m model.gguf -n 8", says="is served at http://127.0.0.1:"),

@@ -30,12 +30,14 @@ class Worker:
         self._figure, self._folder, self._revision = figure, folder, revision
         self._process: subprocess.Popen[str] | None = None
         self._stopped = False
+        self._lock = threading.Lock()  # of both: the thread that runs cases is not the one that stops them
 
     def __enter__(self) -> Worker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._stopped = True
+        with self._lock:
+            self._stopped = True
         self._end()
 
     def run(self, number: int) -> Outcome | None:
@@ -46,7 +48,8 @@ class Worker:
 
     def _end(self) -> None:
         """Ends the process and all that it has started."""
-        process, self._process = self._process, None
+        with self._lock:
+            process, self._process = self._process, None
         if process is None:
             return
         _kill_children(process.pid)
@@ -57,15 +60,22 @@ class Worker:
             with contextlib.suppress(OSError):
                 pipe.close()
 
+    def _started(self) -> subprocess.Popen[str] | None:
+        """The process that runs cases; None once this was stopped."""
+        with self._lock:
+            if self._process is None and not self._stopped:
+                self._process = subprocess.Popen(
+                    command("tests.long.workers", str(self._folder), self._figure.name),
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tempfile.gettempdir(),
+                    start_new_session=True,  # Ctrl-C is for the parent
+                )  # fmt: skip
+            return self._process
+
     def _ask(self, number: int) -> str | None:
         """The error of a case; None: it holds."""
-        if self._process is None:
-            self._process = subprocess.Popen(
-                command("tests.long.workers", str(self._folder), self._figure.name),
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tempfile.gettempdir(),
-                start_new_session=True,  # Ctrl-C is for the parent
-            )  # fmt: skip
-        process, is_late = self._process, threading.Event()
+        process, is_late = self._started(), threading.Event()
+        if process is None:
+            return None
         assert process.stdin is not None
         assert process.stdout is not None
 
@@ -80,6 +90,8 @@ class Worker:
                 process.stdin.write(f"{number}\n")
                 process.stdin.flush()
             answer = process.stdout.readline()
+        except ValueError:  # stopped meanwhile, and the pipes are closed
+            return None
         finally:
             timer.cancel()
         if answer:

