@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from rich.style import Style
 
 _LEAST_WIDTH = 20
-_PLAIN_WIDTH = 200  # of a file or a pipe, which has no width: tables take the room that they need
+_PLAIN_WIDTH = 200  # of a file or a pipe, which has no width: a row of a table is never broken
+_READER_WIDTH = 80  # of those that read it, unless COLUMNS says otherwise: wider tables come in parts
 _PICTURES = (".png", ".svg", ".pdf")
 _LABEL = re.compile(r" *\S[^:]*: {2,}")  # "rows:   7 ok": wrapped lines are indented below the 7
 
@@ -50,12 +51,17 @@ def sentence(console: Console, text: str, style: str | Style = "") -> None:
 def print_table(console: Console, table: Table, lead: int = 1) -> None:
     """Prints a table, in several parts with the same first columns if the console is too narrow for it.
 
+    A file or a pipe gets parts for a reader of 80 columns, or of COLUMNS, and no line of them is wrapped.
+
     Args:
         lead: number of columns that each part begins with.
     """
+    width = console.width
+    if isinstance(console, Stdout) and not console.is_terminal:
+        width = min(width, _reader_width())
     shown = list(range(lead))
     for index in range(lead, len(table.columns)):
-        if len(shown) > lead and not _fits(console, _part(table, [*shown, index])):
+        if len(shown) > lead and not _fits(console, _part(table, [*shown, index]), width):
             _print_part(console, table, shown)
             shown = list(range(lead))
         shown.append(index)
@@ -64,14 +70,19 @@ def print_table(console: Console, table: Table, lead: int = 1) -> None:
 
 def _print_part(console: Console, table: Table, indices: list[int]) -> None:
     part = _part(table, indices)
-    if not _fits(console, part):
+    if not _fits(console, part, console.width):
         for column in part.columns:
             column.no_wrap = False
     console.print(part)
 
 
-def _fits(console: Console, table: Table) -> bool:
-    return Measurement.get(console, console.options.update(max_width=1000), table).maximum <= console.width
+def _reader_width() -> int:
+    columns = os.environ.get("COLUMNS", "")
+    return max(_LEAST_WIDTH, int(columns)) if columns.isdecimal() else _READER_WIDTH
+
+
+def _fits(console: Console, table: Table, width: int) -> bool:
+    return Measurement.get(console, console.options.update(max_width=1000), table).maximum <= width
 
 
 def _part(table: Table, indices: list[int]) -> Table:

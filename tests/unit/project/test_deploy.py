@@ -48,6 +48,15 @@ def test_each_file_of_a_folder_is_used_and_each_name_is_there(name):
     assert {each["newTag"] for each in kustomization.get("images", ())} <= {__version__}
 
 
+def test_ray_serve_has_the_proxy_that_its_page_recommends():
+    page = (ROOT / "docs" / "ray.md").read_text(encoding="utf-8")
+    wanted = dict(re.findall(r"\b(RAY_SERVE_[A-Z_]+)=(\w+)", page))
+    cluster = rendered("ray-serve")["RayService/llamabatch"]["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        [container] = group["template"]["spec"]["containers"]
+        assert {each["name"]: each["value"] for each in container["env"]} == wanted
+
+
 def test_the_ray_job_has_the_pods_of_the_job_and_a_command_that_is_understood():
     pytest.importorskip("psutil")
     from llamabatch.cli.run import run

@@ -44,6 +44,22 @@ def test_the_table_has_every_figure():
     assert shown.rstrip().splitlines()[-1].startswith("For work like this use ")
 
 
+def test_a_pipe_gets_tables_of_80_columns_or_as_wide_as_asked(monkeypatch):
+    def lines():
+        console = output.console()
+        console.file = io.StringIO()
+        show(report(), console)
+        return console.file.getvalue().splitlines()[2:-1]  # the first and last are sentences
+
+    monkeypatch.delenv("COLUMNS", raising=False)
+    parts = lines()
+    assert 60 < max(map(len, parts)) <= 80
+    assert sum("strategy" in line for line in parts) == 2
+    assert sum(line.lstrip().startswith("batched") for line in parts) == 2, "each part has the rows, unbroken"
+    monkeypatch.setenv("COLUMNS", "150")
+    assert sum("strategy" in line for line in lines()) == 1
+
+
 def test_nothing_is_cut_off_on_a_narrow_terminal():
     shown = text(report(sizes=(1, 2, 4)), width=80)
     assert "…" not in shown
