@@ -50,8 +50,12 @@ def graph_bytes(
     flash: bool,
     state_bytes: int = 0,
     n_fed: int | None = None,
+    *,
+    follows: bool = False,
+    apart: bool = False,
+    one_layer: bool = False,
 ) -> int:
-    """Bytes of the buffer of one pass.
+    """Bytes of the buffer of one pass, or of its part on one device.
 
     Args:
         n_tokens: tokens of the largest pass.
@@ -60,13 +64,22 @@ def graph_bytes(
         flash: flash attention is on, which keeps no scores.
         state_bytes: size of all states of one recurrent layer, which a pass gathers.
         n_fed: tokens that enter a feed-forward network; None: all. In the last layer only output rows do.
+        follows: the first layer is on another device; else the embeddings that it starts from stay until the end.
+        apart: what enters lies in copies of its own, which are not counted but for one.
+        one_layer: the mask is needed no more when its attention is done.
     """
     mask = n_tokens * n_cells * widths.masks * (_F16 if flash else _F32)
     steps = 2 if not widths.latent else 5 if flash else 9
     attends = n_tokens * (3 * widths.n_embd + steps * widths.queries + widths.keys)
     if not flash:
         attends += n_tokens * n_cells * widths.n_head
-    feeds = (n_tokens if n_fed is None else n_fed) * (_LIVE_EMBEDDINGS * widths.n_embd + widths.feed_forward)
+    elif follows and not widths.latent:
+        whole = max(widths.n_embd, widths.queries) + widths.queries + widths.keys
+        attends = n_tokens * ((1 if apart else 2) * widths.n_embd + whole)
+    live = _LIVE_EMBEDDINGS - (1 if (follows and not apart) or (one_layer and apart) else 0)
+    feeds = (n_tokens if n_fed is None else n_fed) * (live * widths.n_embd + widths.feed_forward)
+    if one_layer and not apart:
+        feeds -= min(feeds, mask // _F32)
     keeps = n_tokens * widths.recurrent
     ends = min(n_tokens, n_outputs) * (widths.n_vocab + _LIVE_EMBEDDINGS * widths.n_embd)
     return mask + max(_F32 * max(attends, feeds, ends), _F32 * keeps + 2 * state_bytes)

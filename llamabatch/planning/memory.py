@@ -369,16 +369,25 @@ def _devices(config: ResolvedConfig, n_layer: int, shares: Sequence[float]) -> l
     ]
 
 
-class _GpuBuffers(NamedTuple):
-    """Bytes of the buffers of a pass beside GPUs: on a GPU with layers, on one with the last layer alone (where only
-    output rows go on to its feed-forward network), on one with the output alone, and on the CPU where it has no layer.
-    tests/devices/test_memory.py holds them against those of llama.cpp.
+@dataclass(frozen=True)
+class _GpuBuffers:
+    """Bytes of the buffers of a pass beside GPUs. tests/devices/test_memory.py holds them against those of llama.cpp.
 
-    The first two are pairs: without the output, which another GPU makes, and with it.
+    Attributes:
+        start: of a GPU with the first layer and others; with and without the output, as in the next three.
+        follow: with layers, not the first.
+        only: with one layer that is neither the first nor the last.
+        only_first: with the first layer alone.
+        last: with the last layer alone, where only output rows go on to its feed-forward network.
+        output: with the output alone.
+        on_cpu: of the CPU where it has no layer.
     """
 
-    layers: tuple[int, int]
-    last_layer: tuple[int, int]
+    start: tuple[int, int]
+    follow: tuple[int, int]
+    only: tuple[int, int]
+    only_first: tuple[int, int]
+    last: tuple[int, int]
     output: int
     on_cpu: int
 
@@ -395,10 +404,43 @@ class _GpuBuffers(NamedTuple):
         rows = min(n_tokens, config.output_rows(n_slots, facts.n_vocab))
         flash = config.flash_attn != "off"
         states = n_slots * 4 * max((layer.state_values for layer in facts.layers), default=facts.state_values)
-        last = [graph_bytes(widths, n_tokens, attended, n, flash, states, rows) + entering for n in (0, rows)]
-        inner = graph_bytes(widths, n_tokens, attended, 0, flash, states) + entering
+
+        def both(n_fed: int | None = None, *, follows: bool = False, one_layer: bool = False) -> tuple[int, int]:
+            """Without the output, which another GPU makes, and with it."""
+            without, with_it = (
+                graph_bytes(
+                    widths, n_tokens, attended, n, flash, states, n_fed,
+                    follows=follows, apart=copies > 1, one_layer=one_layer,
+                )
+                for n in (0, rows)
+            )  # fmt: skip
+            return without + entering, with_it + entering
+
+        start = both()
         output = output_bytes(widths, rows) + (embedding_bytes(widths, rows) * copies if copies > 1 else 0)
-        return cls((inner, graph + entering), (last[0], last[1]), output, copies * inputs + embedded)
+        return cls(
+            start=(start[0], graph + entering),
+            follow=both(follows=True),
+            only=both(follows=True, one_layer=True),
+            only_first=both(one_layer=True) if copies > 1 else start,
+            last=both(rows, follows=True),
+            output=output,
+            on_cpu=copies * inputs + embedded,
+        )
+
+    def on(self, held: Sequence[int], n_layer: int, has_output: bool, has_more: bool) -> int:
+        """Bytes of a GPU.
+
+        Args:
+            held: the numbers of its layers.
+            has_more: it has single tensors of other layers.
+        """
+        if not held and not has_more:
+            return self.output if has_output else 0
+        if has_more or held[0] == 0:
+            return (self.start if has_more or len(held) > 1 else self.only_first)[has_output]
+        kind = self.follow if len(held) > 1 else self.last if held[0] == n_layer - 1 else self.only
+        return kind[has_output]
 
 
 def _is_pipeline(facts: ModelFacts, config: ResolvedConfig, n_gpus: int) -> bool:
@@ -432,11 +474,7 @@ def _on_gpu(
     """
     has_output = devices[-1] == number
     held = [layer for layer, device in enumerate(devices[:-1]) if device == number]
-    if placed > 0 or held:
-        alone = held == [len(devices) - 2] and not placed
-        compute = (buffers.last_layer if alone else buffers.layers)[has_output]
-    else:
-        compute = buffers.output if has_output else 0
+    compute = buffers.on(held, len(devices) - 1, has_output, placed > 0)
     need = GpuNeed(
         number,
         placed

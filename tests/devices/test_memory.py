@@ -22,6 +22,9 @@ SETTINGS = [
     (2, {"n_slots": 32, "n_gpu_layers": 4, "tensor_split": [1, 1]}),
     (2, {"n_slots": 8, "split_mode": "none", "main_gpu": 1, "n_ctx": 1024}),
     (2, {"n_slots": 8, "n_ctx": 1024, "devices": "RPC1,RPC0"}),
+    (2, {"n_slots": 4, "n_ctx": 512, "n_gpu_layers": 2}),
+    (2, {"n_slots": 4, "n_ctx": 2048, "n_gpu_layers": 4, "tensor_split": [1, 3]}),
+    (2, {"n_slots": 4, "n_ctx": 1024, "tensor_split": [5, 2]}),
 ]
 
 
@@ -45,10 +48,10 @@ def differing(found):
     ]
 
 
-def test_some_settings_on_two_devices(run):
-    settings = [options for number, options in SETTINGS if number == 2][:3]
-    for found in run(2, *settings):
-        assert differing(found) == []
+def test_settings_on_two_devices(run):
+    settings = [options for number, options in SETTINGS if number == 2]
+    for options, found in zip(settings, run(2, *({**options, "prompts": 0} for options in settings)), strict=True):
+        assert differing(found) == [], options
 
 
 @pytest.mark.devices
@@ -66,5 +69,5 @@ def test_a_large_vocabulary_is_on_the_gpu_of_the_output_alone(run, tmp_path):
 @pytest.mark.devices
 @pytest.mark.parametrize(("number", "options"), SETTINGS)
 def test_predicted_and_reserved(run, number, options):
-    [found] = run(number, options)
+    [found] = run(number, {**options, "prompts": 0})
     assert differing(found) == []

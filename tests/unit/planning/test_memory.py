@@ -208,6 +208,28 @@ def test_a_pass_is_as_wide_as_its_widest_place():
     assert graph_bytes(widths, 512, 4096, 1, flash=False) == 512 * 4096 * 4 + 4 * scores
 
 
+@pytest.mark.parametrize(
+    ("kind", "reported"),
+    [
+        ({}, 6.14),  # without the embeddings that enter, which are in the CPU's buffer, too
+        ({"follows": True}, 5.51),
+        ({"follows": True, "one_layer": True}, 5.00),
+        ({"follows": True, "one_layer": True, "n_cells": 2048}, 5.13),
+        ({"follows": True, "n_fed": 4}, 3.64),  # the last layer
+        ({"follows": True, "n_fed": 4, "apart": True}, 7.04),
+        ({"follows": True, "one_layer": True, "apart": True}, 9.54),
+        ({"one_layer": True, "apart": True}, 9.54),
+    ],
+)
+def test_buffers_of_the_layers_of_one_gpu_are_those_that_llama_cpp_reports(kind, reported):
+    """MiB on RPC devices with a model of eight layers, 512 tokens a pass and 512 cells."""
+    widths = Widths(n_embd=320, n_vocab=4096, n_head=5, queries=320, keys=640, feed_forward=1920)
+    n_cells = kind.pop("n_cells", 512)
+    entering = 3 * input_bytes(widths, 512, n_cells, True) if "apart" in kind else -512 * 320 * 4
+    found = graph_bytes(widths, 512, n_cells, 0, True, **kind) + entering
+    assert found / MIB == pytest.approx(reported, abs=0.05)
+
+
 # --- limits -------------------------------------------------------------------------------------------------------
 
 
