@@ -54,7 +54,7 @@ _AMX_EXTRA = {"Q4_0": 0, "Q4_1": 0, "Q8_0": 4, "Q4_K": 4, "Q5_K": 4, "Q6_K": 0, 
 _AMX_ROWS = 32  # TILE_N * 2
 # native_patches/0012, before all others: columns by sixteen, in as many bytes
 _WIDE = frozenset({"IQ4_NL", "Q4_K", "Q5_K", "Q6_K"})
-_WIDE_EXPERTS = _WIDE | {"Q4_0", "Q8_0"}
+_WIDE_WITH_TILES = _WIDE | {"Q4_0", "Q8_0"}  # and experts without
 _WIDE_ROWS = 16
 # repack.cpp, ggml_repack_get_optimal_repack_type: type -> (what the build must have, rows are a multiple of)
 _REPACKED = {
@@ -641,7 +641,9 @@ def repacked_by(tensor: TensorInfo, features: frozenset[str], tied: bool = False
     columns, rows = tensor.dims[:2]
     kind = tensor.type_name
     matrix = len(tensor.dims) == 2
-    wide = _WIDE if matrix else _WIDE_EXPERTS if "exps" in tensor.name else frozenset()
+    expert = not matrix and "exps" in tensor.name
+    tiles = matrix and "amx" in features
+    wide = _WIDE_WITH_TILES if expert or tiles else _WIDE if matrix else frozenset()
     if "wide" in features and kind in wide and rows % _WIDE_ROWS == 0:
         return "wide"
     if (

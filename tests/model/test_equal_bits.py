@@ -50,7 +50,7 @@ def test_rows_have_the_same_bits_alone_and_in_company(model, asked, alone, promi
 
 
 @pytest.mark.skipif("wide" not in library.repack_features(), reason="no AVX-512 VNNI, or a build without 0012")
-@pytest.mark.parametrize("kind", ["Q5_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["Q5_K", "Q6_K", "Q8_0", "Q4_0"])
 def test_columns_by_sixteen_give_a_row_the_same_bits_alone_and_in_tiles(kind, asked, tmp_path):
     """Nine rows and more go through AMX where there is any, fewer do not."""
     write_model(replace(equal_bits.SHAPE, n_vocab=2048), tmp_path / "f16.gguf", "F16")

@@ -47,10 +47,17 @@ inline ints repeat4(const void * p) {
 
 inline floats halves(const char * p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) p)); }
 
-// Into the second level cache: the first has no room for both the weights to come and the sums of tiles.
+// Into the second level cache
 inline void prefetch(const char * p, int bytes) {
     for (int i = 0; i < bytes; i += 64) {
         _mm_prefetch(p + i, _MM_HINT_T1);
+    }
+}
+
+// Into the first one: beside tiles the others had no effect (Sapphire Rapids)
+inline void prefetch_near(const char * p, int bytes) {
+    for (int i = 0; i < bytes; i += 64) {
+        _mm_prefetch(p + i, _MM_HINT_T0);
     }
 }
 
@@ -108,6 +115,7 @@ template <typename QUANTS> struct of_32 {
     using extra = int32_t;
     static constexpr int block = 32;
     static constexpr int delta_size = 32;
+    static constexpr bool delta_a_block = true;        // of the inputs
     static constexpr int extra_factor = -QUANTS::bias; // where a sum of unsigned weights begins
 
     static constexpr int64_t strip_size(int64_t k) { return k / 32 * (QUANTS::bytes + 2 * COLUMNS); }
@@ -146,8 +154,8 @@ template <typename QUANTS> struct of_32 {
         explicit sum(floats before) : value(before) {}
 
         void add(ints x, int sub, const facts & f, const inputs & in) {
-            const floats y = _mm512_mul_ps(_mm512_cvtepi32_ps(x), _mm512_set1_ps(in.d[sub]));
-            value = _mm512_fmadd_ps(y, fact(f.scale[sub]), value);
+            const floats y = _mm512_mul_ps(_mm512_cvtepi32_ps(x), fact(f.scale[sub]));
+            value = _mm512_fmadd_ps(y, _mm512_set1_ps(in.d[sub]), value);
         }
 
         floats end(const facts &, const inputs &) const { return value; }
@@ -225,6 +233,7 @@ template <typename FROM, bool FIFTH> struct of_256 {
     using extra = int16_t;
     static constexpr int block = 32;
     static constexpr int delta_size = QK_K;
+    static constexpr bool delta_a_block = false;
     static constexpr int extra_factor = 1;
     static constexpr int quants_size = 2048;
     static constexpr int fifth_size = FIFTH ? 512 : 0;
@@ -372,6 +381,7 @@ struct of_q6_K {
     using extra = int32_t;
     static constexpr int block = 16;
     static constexpr int delta_size = QK_K;
+    static constexpr bool delta_a_block = false;
     static constexpr int extra_factor = -32;
     static constexpr int unit_bytes = 1024 + 512 + 128;
 
@@ -551,7 +561,7 @@ void few_of_rows(int n, int64_t k, const char * strip, const char * inputs, size
 
 constexpr int FEWEST = 9; // rows for which tiles are faster
 
-// GGML_CPU_AMX=0 turns tiles off, as it does llama.cpp's own (patch 0007)
+// GGML_CPU_AMX=0 turns tiles off, as it does llama.cpp's own (patch 0007). They have to be asked for, once in a process.
 bool has_tiles() {
     static const bool has = [] {
         const char * env = getenv("GGML_CPU_AMX");
@@ -585,125 +595,179 @@ struct alignas(64) tile_config {
     void use() const { __asm__ volatile("ldtilecfg %0" : : "m"(*this) : "memory"); }
 };
 
-// Weights in 0 and 1, inputs in 2 and (more than 16 rows) 3, sums in 4 and 6, 5 and 7.
-tile_config config_for(int block, int first, int second) {
+// Weights in 0 and 1, inputs in 2 and 3, sums in the others: of `rows` rows.
+tile_config config_for(int block, int rows) {
     tile_config config;
     for (int t = 0; t < 8; t++) {
         config.bytes[t] = t == 2 || t == 3 ? block : 64;
-        config.rows[t] = t < 2 ? block / 4 : t % 2 ? std::max(second, 1) : first;
+        config.rows[t] = t < 2 ? block / 4 : rows;
     }
     return config;
 }
 
 // The state in which amx/mmq.cpp, which sets it once in each thread, expects it.
-void restore_config() { config_for(32, 16, 16).use(); }
+void restore_config() { config_for(32, 16).use(); }
 
+// What tiles of up to 32 rows and two strips need. Rows are two halves of up to 16; those of the second begin at 16.
 struct tile_scratch {
-    alignas(64) int32_t sums[2][SUBS][16][16]; // of two units: one is multiplied while the other is added up
-    alignas(64) float out[2][PASS][16];
+    alignas(
+        64) int32_t sums[SUBS][16][16]; // a block's are added up just before those of the next unit take their place
+    alignas(64) float out[2][PASS][16]; // of two strips
     alignas(64) char weights[SUBS * 32 * COLUMNS];
     facts strips[2];
+
+    // behind it: of each block those of all rows, where inputs have a delta for each
+    float * deltas() { return (float *) (this + 1); }
 };
 
-template <typename W>
-inline void finish_row(int r, int subs, const int32_t (*x)[16][16], const facts & f, const char * inputs, size_t stride,
-                       int64_t k, int64_t at, float (*out)[16]) {
-    const typename W::inputs in(inputs + r * stride, k, at);
-    typename W::sum sum(fact(out[r]));
-    if (subs == SUBS) {
-#pragma GCC unroll 8
-        for (int s = 0; s < SUBS; s++) {
-            sum.add(_mm512_load_si512(x[s][r]), s, f, in);
-        }
-    } else {
-        for (int s = 0; s < subs; s++) {
-            sum.add(_mm512_load_si512(x[s][r]), s, f, in);
-        }
-    }
-    _mm512_store_ps(out[r], sum.end(f, in));
-}
+// A whole number below 2^22 that is added to MAGIC is 1.5 * 2^23 more as a float. While tiles are in use, one of the two
+// units that compute with 512 bits of floats is off, and the addition of integers is done elsewhere.
+constexpr int32_t MAGIC = 0x4b400000;
+constexpr float MAGIC_FLOAT = 12582912.0f;
 
-// The tiles of a block of weights: C += inputs in A times weights in B, which is 0 or 1.
+// Half of the rows, a strip, a unit
+struct tile_job {
+    int subs = 0;
+    int rows = 0;
+    int half = 0;
+    int strip = 0;
+    int facts = 0;
+    int64_t at = 0;
+};
+
+struct tile_inputs {
+    const char * rows;
+    size_t stride;
+    int64_t k;
+    int first; // rows of the first half
+
+    const char * of(const tile_job & job) const { return rows + job.half * first * stride; }
+};
+
+// The tiles of a block of weights: C = inputs in A times weights in B, which is 0 or 1.
 #define TILE_BLOCK(A, B, C, s)                                                                                         \
-    TILE_LOAD(B, tiles + (s) * W::block * COLUMNS, 64);                                                                \
-    TILE_LOAD(A, half_inputs + at + (s) * W::block, stride);                                                           \
+    TILE_LOAD(B, weights + (s) * W::block * COLUMNS, 64);                                                              \
+    TILE_LOAD(A, rows + (s) * W::block, in.stride);                                                                    \
     TILE_ZERO(C);                                                                                                      \
     TILE_MULTIPLY(W::tile_signed, C, A, B);                                                                            \
-    TILE_STORE(C, scratch.sums[parity][s]);
+    TILE_STORE(C, scratch.sums[s]);
+
+#define EACH_ROW(DO)                                                                                                   \
+    DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9) DO(10) DO(11) DO(12) DO(13) DO(14) DO(15)
+
+// Multiplies the blocks of a unit, `now`, and before each of them adds up that of `last`, whose N rows stay in registers:
+// of an array GCC would make memory. Some of the N may be of no row. Units of a pass are WHOLE but for the end of k.
+template <typename W, int N, bool WHOLE>
+inline __attribute__((always_inline)) void tile_unit(const tile_job & now, const tile_job & last, const char * weights,
+                                                     const tile_inputs & in, const char * ahead, int ahead_bytes,
+                                                     tile_scratch & scratch) {
+    const char * rows = in.of(now) + now.at;
+    const facts & f = scratch.strips[last.facts];
+    const float * deltas = scratch.deltas() + last.at / W::block * PASS + last.half * 16;
+    float (*out)[16] = scratch.out[last.strip] + last.half * 16;
+    const int n_now = WHOLE ? SUBS : now.subs;
+    const int n_last = WHOLE ? SUBS : last.subs;
+#define BEGIN(r) floats sum##r = W::delta_a_block && (r) < N ? fact(out[r]) : _mm512_setzero_ps();
+    EACH_ROW(BEGIN)
+#undef BEGIN
+#pragma GCC unroll 8
+    for (int s = 0; s < SUBS; s++) {
+        if (N && s < n_last) {
+            const floats scale = fact(f.scale[s]);
+            const auto & x = scratch.sums[s];
+            if constexpr (W::delta_a_block) { // the same bits as those of sum.add: MAGIC_FLOAT * scale is exact
+                const ints magic = _mm512_set1_epi32(MAGIC);
+                const floats shift = _mm512_mul_ps(scale, _mm512_set1_ps(-MAGIC_FLOAT));
+#define ADD(r)                                                                                                         \
+    if ((r) < N) {                                                                                                     \
+        const floats y = _mm512_castsi512_ps(_mm512_add_epi32(_mm512_load_si512(x[r]), magic));                        \
+        sum##r = _mm512_fmadd_ps(_mm512_fmadd_ps(y, scale, shift), _mm512_set1_ps(deltas[s * PASS + (r)]), sum##r);    \
+    }
+                EACH_ROW(ADD)
+#undef ADD
+            } else {
+#define ADD(r)                                                                                                         \
+    if ((r) < N) {                                                                                                     \
+        sum##r = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(x[r])), scale, sum##r);                          \
+    }
+                EACH_ROW(ADD)
+#undef ADD
+            }
+        }
+        if (s < n_now) {
+            prefetch_near(ahead + s * ahead_bytes, ahead_bytes);
+            if (s % 2) {
+                TILE_BLOCK(3, 1, 5, s)
+            } else {
+                TILE_BLOCK(2, 0, 4, s)
+            }
+        }
+    }
+#define END(r)                                                                                                         \
+    if constexpr (W::delta_a_block && (r) < N) {                                                                       \
+        _mm512_store_ps(out[r], sum##r);                                                                               \
+    } else if constexpr ((r) < N) {                                                                                    \
+        typename W::sum sum(fact(out[r]));                                                                             \
+        sum.value = sum##r;                                                                                            \
+        const char * row = in.of(last) + std::min(r, last.rows - 1) * in.stride;                                       \
+        _mm512_store_ps(out[r], sum.end(f, typename W::inputs(row, in.k, last.at)));                                   \
+    }
+    EACH_ROW(END)
+#undef END
+}
+
+template <typename W, int N, bool WHOLE>
+__attribute__((noinline)) void tile_unit_of(const tile_job & now, const tile_job & last, const char * weights,
+                                            const tile_inputs & in, const char * ahead, int ahead_bytes,
+                                            tile_scratch & scratch) {
+    tile_unit<W, N, WHOLE>(now, last, weights, in, ahead, ahead_bytes, scratch);
+}
 
 // Up to 32 rows, in one or two halves, times one or two strips
 template <typename W>
-void tile_pass(int64_t k, const char * weights, int strips, const char * inputs, size_t stride, int rows,
-               float * const * out, int column, tile_scratch & scratch) {
+void tile_pass(const char * weights, int strips, const tile_inputs & in, int rows, float * const * out, int column,
+               tile_scratch & scratch) {
     constexpr int unit = SUBS * W::block;
     const int halves = rows > 16 ? 2 : 1;
-    const int first = (rows + halves - 1) / halves;
-    const int64_t units = (k + unit - 1) / unit;
-    const int64_t strip_size = W::strip_size(k);
+    const int64_t jobs = (in.k + unit - 1) / unit * strips * halves;
+    const int64_t strip_size = W::strip_size(in.k);
     memset(scratch.out, 0, sizeof(scratch.out));
 
-    struct {
-        int subs = 0;
-        int rows = 0;
-        int from = 0;
-        int strip = 0;
-        int facts = 0;
-        int64_t at = 0;
-    } last;
-
+    tile_job last;
     const char * tiles = nullptr;
-    for (int64_t i = 0; i <= units * strips * halves; i++) { // each half of the rows, for each strip, for each unit
-        const int parity = i % 2;
-        const int half = i % halves;
-        const int strip = i / halves % strips;
-        const int facts = i / halves % 2;
-        const int64_t at = i / halves / strips * unit;
-        const int subs = i < units * strips * halves ? int(std::min<int64_t>(k - at, unit) / W::block) : 0;
-        const char * half_inputs = inputs + half * first * stride;
+    for (int64_t i = 0; i <= jobs; i++) { // each half of the rows, for each strip, for each unit
+        tile_job now;
         const char * ahead = weights;
-        if (subs && half == 0) {
-            const char * from = weights + strip * strip_size;
-            const char * p = W::quants(from, at);
-            W::read(from, k, at, subs, scratch.strips[facts]);
-            tiles = W::tile_weights(p, subs, scratch.weights);
+        if (i < jobs) {
+            now.half = i % halves;
+            now.strip = i / halves % strips;
+            now.facts = i / halves % 2;
+            now.at = i / halves / strips * unit;
+            now.rows = now.half ? rows - in.first : in.first;
+            now.subs = int(std::min<int64_t>(in.k - now.at, unit) / W::block);
+            const char * strip = weights + now.strip * strip_size;
+            const char * p = W::quants(strip, now.at);
+            if (now.half == 0) {
+                W::read(strip, in.k, now.at, now.subs, scratch.strips[now.facts]);
+                tiles = W::tile_weights(p, now.subs, scratch.weights);
+            }
+            // after a strip comes the one after the next
+            ahead = p + now.half * W::unit_bytes / halves + W::unit_bytes +
+                    (now.at + unit < in.k ? 0 : (strips - 1) * strip_size);
         }
-        if (subs) { // after a strip comes the one after the next
-            const char * p = W::quants(weights + strip * strip_size, at) + half * W::unit_bytes / halves;
-            ahead = p + 2 * W::unit_bytes + (at + 2 * unit < k ? 0 : (strips - 1) * strip_size);
-        }
-        const auto & x = scratch.sums[1 - parity];
-        const auto & f = scratch.strips[last.facts];
-        int done = 0;
-        for (int s = 0; s < SUBS; s += 2) {
-            if (s < subs) {
-                prefetch(ahead + s * W::unit_bytes / SUBS / halves, 2 * W::unit_bytes / SUBS / halves);
-                if (half) {
-                    TILE_BLOCK(3, 0, 5, s)
-                } else {
-                    TILE_BLOCK(2, 0, 4, s)
-                }
-            }
-            for (const int until = last.rows * (s + 1) / SUBS; done < until; done++) {
-                finish_row<W>(done, last.subs, x, f, inputs + last.from * stride, stride, k, last.at,
-                              scratch.out[last.strip] + last.from);
-            }
-            if (s + 1 < subs) {
-                if (half) {
-                    TILE_BLOCK(3, 1, 7, s + 1)
-                } else {
-                    TILE_BLOCK(2, 1, 6, s + 1)
-                }
-            }
-            for (const int until = last.rows * (s + 2) / SUBS; done < until; done++) {
-                finish_row<W>(done, last.subs, x, f, inputs + last.from * stride, stride, k, last.at,
-                              scratch.out[last.strip] + last.from);
-            }
-        }
-        last = { subs, half ? rows - first : first, half * first, strip, facts, at };
+        const bool whole = now.subs == SUBS && last.subs == SUBS;
+        const auto multiply = !last.rows       ? tile_unit_of<W, 0, false>
+                              : !whole         ? tile_unit_of<W, 16, false>
+                              : last.rows > 12 ? tile_unit_of<W, 16, true>
+                              : last.rows > 8  ? tile_unit_of<W, 12, true>
+                                               : tile_unit_of<W, 8, true>;
+        multiply(now, last, tiles, in, ahead, W::unit_bytes / SUBS / halves, scratch);
+        last = now;
     }
     for (int s = 0; s < strips; s++) {
         for (int r = 0; r < rows; r++) {
-            _mm512_storeu_ps(out[r] + column + COLUMNS * s, _mm512_load_ps(scratch.out[s][r]));
+            const int at = r < in.first ? r : 16 + r - in.first;
+            _mm512_storeu_ps(out[r] + column + COLUMNS * s, _mm512_load_ps(scratch.out[s][at]));
         }
     }
 }
@@ -713,18 +777,29 @@ void with_tiles(int64_t k, const char * weights, int strips, const char * inputs
                 float * const * out, char * memory) {
     auto & scratch = *(tile_scratch *) memory;
     int used = 0;
-    for (int c = 0; c < strips; c += 2) {
-        for (int r = 0; r < rows;) {
-            const int passes = (rows - r + PASS - 1) / PASS; // of about as many rows
-            const int n = (rows - r + passes - 1) / passes;
-            if (n != used) {
-                const int first = n > 16 ? (n + 1) / 2 : n;
-                config_for(W::block, first, n - first).use();
-                used = n;
+    for (int r = 0, n = 0; r < rows; r += n) {
+        const int passes = (rows - r + PASS - 1) / PASS; // of about as many rows
+        n = (rows - r + passes - 1) / passes;
+        const tile_inputs in = { inputs + r * stride, stride, k, n > 16 ? (n + 1) / 2 : n };
+        if constexpr (W::delta_a_block) {
+            const float * d = typename W::inputs(in.rows, k, 0).d;
+            const ints row = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+                                                _mm512_set1_epi32(int(stride / sizeof(float))));
+            for (int64_t b = 0; b < k / W::block; b++) {
+                for (int half = 0; half < (n > 16 ? 2 : 1); half++) {
+                    const __mmask16 some = (1 << (half ? n - in.first : in.first)) - 1;
+                    const float * from = d + b + half * in.first * stride / sizeof(float);
+                    const floats x = _mm512_mask_i32gather_ps(_mm512_setzero_ps(), some, row, from, 4);
+                    _mm512_store_ps(scratch.deltas() + b * PASS + half * 16, x);
+                }
             }
-            tile_pass<W>(k, weights + c * W::strip_size(k), std::min(strips - c, 2), inputs + r * stride, stride, n,
-                         out + r, COLUMNS * c, scratch);
-            r += n;
+        }
+        if (n != used) {
+            config_for(W::block, in.first).use();
+            used = n;
+        }
+        for (int c = 0; c < strips; c += 2) {
+            tile_pass<W>(weights + c * W::strip_size(k), std::min(strips - c, 2), in, n, out + r, COLUMNS * c, scratch);
         }
     }
     restore_config();
@@ -756,10 +831,11 @@ void multiply(int64_t k, const char * weights, int strips, const char * inputs, 
     }
 }
 
-size_t scratch_size(int64_t) {
+size_t scratch_size(int64_t k) {
 #if defined(GGML_REPACK_TILES)
-    return sizeof(tile_scratch);
+    return sizeof(tile_scratch) + (k / 32 + SUBS) * PASS * sizeof(float);
 #else
+    GGML_UNUSED(k);
     return 0;
 #endif
 }
@@ -781,6 +857,14 @@ using q4_K = of_256<block_q4_K, false>;
 using q5_K = of_256<block_q5_K, true>;
 
 } // namespace
+
+bool ggml_wide_has_tiles() {
+#if defined(GGML_REPACK_TILES)
+    return has_tiles();
+#else
+    return false;
+#endif
+}
 
 const ggml_wide_kernel * ggml_wide_kernel_of(ggml_type type) {
     switch (type) {

@@ -36,14 +36,18 @@ struct ggml_wide_kernel {
 #if defined(GGML_REPACK_WIDE)
 // nullptr for a type that has none
 const ggml_wide_kernel * ggml_wide_kernel_of(ggml_type type);
+// AMX is there, and GGML_CPU_AMX is not 0
+bool ggml_wide_has_tiles();
 #else
+static inline bool ggml_wide_has_tiles() { return false; }
 static inline const ggml_wide_kernel * ggml_wide_kernel_of(ggml_type) { return nullptr; }
 #endif
 
-// True if these weights have their kernel here. Q8_0 and Q4_0 have it in experts alone: from memory one row of them takes
-// 1.2 times as long as with the other layouts (0.5B shape, Q8_0), and many rows gain nothing beside llama.cpp's AMX.
+// True if these weights have their kernel here. Outside of experts Q8_0 and Q4_0 have it with tiles alone: without them
+// the kernels by eight columns are as fast.
 static inline bool ggml_wide_takes(const ggml_tensor * weights) {
-    if (weights->ne[2] == 1 && (weights->type == GGML_TYPE_Q8_0 || weights->type == GGML_TYPE_Q4_0)) {
+    const bool eight = weights->type == GGML_TYPE_Q8_0 || weights->type == GGML_TYPE_Q4_0;
+    if (eight && weights->ne[2] == 1 && !ggml_wide_has_tiles()) {
         return false;
     }
     return ggml_wide_kernel_of(weights->type) && weights->ne[1] % 16 == 0;
@@ -108,7 +112,8 @@ template <typename BASE> class wide_traits : public BASE {
     template <typename ROW_OUT>
     void multiply(int64_t k, const char * weights, size_t strip_size, int64_t first, int64_t last, const char * rows,
                   size_t row, int64_t n, char * scratch, ROW_OUT && row_out) const {
-        constexpr int64_t panel = 6; // whose weights stay in the second level cache for all rows
+        constexpr int64_t kept = 1 << 20; // bytes of weights that stay in the second level cache for all rows
+        const int64_t panel = n <= GROUP ? last - first : std::max<int64_t>(2, kept / strip_size / 2 * 2);
         for (int64_t s = first; s < last; s += panel) {
             for (int64_t r = 0; r < n; r += GROUP) {
                 const int64_t count = std::min<int64_t>(GROUP, n - r);
@@ -131,11 +136,10 @@ template <typename BASE> class wide_traits : public BASE {
         char * scratch = aligned(rows + ggml_nrows(in) * row) + params->ith * scratch_size(k);
         quantize(params, in, rows, row);
 
-        // pairs of strips by chunks, four for each thread where there are as many
+        // pairs of strips by chunks, four for each thread where there are as many, of sizes that differ by a pair at most
         const int64_t strips = weights->ne[1] / STRIP;
         const int64_t pairs = (strips + 1) / 2;
-        const int64_t wanted = params->nth == 1 ? 1 : params->nth * 4;
-        const int64_t size = 2 * std::max<int64_t>(1, (pairs + wanted - 1) / wanted);
+        const int64_t chunks = std::min<int64_t>(pairs, params->nth == 1 ? 1 : params->nth * 4);
         if (params->ith == 0) {
             ggml_threadpool_chunk_set(params->threadpool, params->nth);
         }
@@ -148,9 +152,11 @@ template <typename BASE> class wide_traits : public BASE {
             return (float *) ((char *) op->data + i1 * op->nb[1] + i2 * op->nb[2] + i3 * op->nb[3]);
         };
         const size_t strip_size = STRIP * weights->nb[1];
-        for (int64_t chunk = params->ith; chunk * size < strips;) {
-            multiply(k, (const char *) weights->data, strip_size, chunk * size, std::min(strips, (chunk + 1) * size),
-                     rows, row, ggml_nrows(in), scratch, row_out);
+        for (int64_t chunk = params->ith; chunk < chunks;) {
+            const int64_t first = 2 * (pairs * chunk / chunks);
+            const int64_t last = std::min(strips, 2 * (pairs * (chunk + 1) / chunks));
+            multiply(k, (const char *) weights->data, strip_size, first, last, rows, row, ggml_nrows(in), scratch,
+                     row_out);
             chunk = ggml_threadpool_chunk_add(params->threadpool, 1);
         }
     }

@@ -52,6 +52,9 @@ def tensor(name, kind, *dims):
         ("Q8_0", (512, 64, 4), {"avx2", "rows"}, 1),
         ("Q4_K", (512, 64), {"amx", "avx2", "rows", "wide"}, 1),  # before AMX, in as many bytes
         ("Q8_0", (512, 64, 4), {"amx", "avx2", "rows", "wide"}, 1),
+        ("Q8_0", (512, 64), {"amx", "avx2", "rows", "wide"}, 1),  # tiles by sixteen
+        ("Q4_0", (512, 48), {"amx", "avx2", "rows", "wide"}, 1),
+        ("Q8_0", (512, 56), {"amx", "avx2", "rows", "wide"}, 1),  # by eight
         ("Q5_K", (512, 64), {"avx2", "rows", "wide"}, 1),
         ("Q5_K", (512, 56), {"avx2", "rows", "wide"}, 0),  # columns by sixteen
         ("Q4_K", (512, 56), {"avx2", "rows", "wide"}, 1),  # by eight
