@@ -130,11 +130,14 @@ def test_left_to_itself_it_guesses_where_that_pays_and_says_so(cost, pays, refer
             engine.add(
                 Request(f"r{i}", prompt, SamplingParams(temperature=1.5, seed=i, max_tokens=250, ignore_eos=True))
             )
+        guessing = []
         while engine.has_work:
             engine.step()
+            guessing.append(engine.stats().speculating)
         stats = engine.stats()
     assert 0 < stats.acceptance < 0.5
-    assert stats.speculating == pays
+    share = sum(guessing) / len(guessing)  # by estimates, which a few wrong guesses may turn for a moment
+    assert share > 0.7 if pays else share < 0.2
     assert (stats.verify_calls > 0.5 * stats.decode_calls) == pays
 
 
