@@ -28,7 +28,7 @@ SAMPLE = ("test_readme.py", "test_examples.py", "test_model_files.py", "test_sav
 EXTRAS = "tools,hub,parquet,zstd,metrics,columns,gpu,server"
 OF_TESTS = ("pytest", "pytest-timeout", "hypothesis", "pydantic")  # for the sample of model tests
 OURS = frozenset({"llamabatch", "llamabatch-llama", "llama-cpp-python"})
-PROGRAMS = ("sh", "cat", "head", "uname", "env", "timeout", "seq", "sleep", "curl")
+PROGRAMS = ("sh", "cat", "head", "uname", "env", "timeout", "seq", "sleep", "curl", "grep")
 SECONDS = 120  # for one command, on a machine that is busy
 
 
