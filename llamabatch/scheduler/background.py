@@ -1,7 +1,6 @@
 """Part of a step that background sequences have beside those that others wait for. Pure Python.
 
-Background work fills the machine without being noticed: steps that it shares are a little longer than those without it,
-each by as much, so that no gap between two tokens of others stands out.
+Background work fills the machine without being noticed: steps that it shares are hardly longer than those without it.
 """
 
 from __future__ import annotations
@@ -13,10 +12,8 @@ from enum import Enum, auto
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.output import Limits
 
-# A step that background sequences share is so many times as long as one without them. On a CPU the first rows beside
-# few others are the dearest: beside 2 rows of a 0.5B model 1 row makes a step 1.06 times as long, 2 rows 1.12, 3 rows
-# 1.15, 4 rows 1.23, 14 rows 1.46 (benchmarks/server_batch.py has what people get on both sides).
-MOST_LONGER = 1.15
+# A step that background sequences share is at most so many times as long as one without them.
+MOST_LONGER = 1.1
 # One step in so many is without them, which shows what such a step takes; one in two until that is known.
 STEPS_WITH = 8
 # Where a row of theirs costs a pass of its own, steps between two that they share, once that cost is known, so that
@@ -30,9 +27,6 @@ BACKGROUND_CHUNK = 128
 STEPS_ALONE = 100
 # A token never counts as cheaper than this part of a step, whatever the measured times say.
 _LEAST_COST = 0.001
-# Tokens of background sequences in a step that they share, at least: where one costs more than it should, they have it
-# now and then.
-_LEAST_TOKENS = 0.125
 _MOST_GROWTH = 2  # of the tokens in a step, from one step to the next
 _ROWS_CHANGED = 0.25  # of the foreground: the times of steps before it say nothing any more
 _SAMPLES = 15
@@ -43,7 +37,7 @@ class BackgroundTurn(Enum):
     """Part of a step that background sequences have beside foreground ones."""
 
     NONE = auto()  # they compute nothing, or run alone
-    SHARE = auto()  # some tokens, in the pass of the others
+    SHARE = auto()  # some tokens of those that have waited longest, in the pass of the others
     DECODE = auto()  # rows of those that decode
     PREFILL = auto()  # rows, and a chunk of their prompts
 
@@ -52,8 +46,8 @@ class BackgroundPacer:
     """Decides which steps background sequences share with others, and how much of them.
 
     Where a pass takes any rows they have a few tokens in nearly all steps, as many as make it MOST_LONGER times as
-    long; parts of a token are saved up for the next of these steps. Elsewhere their rows may cost a pass of their own,
-    and they share few steps; nearly all, where that turns out to cost next to nothing.
+    long. Elsewhere their rows may cost a pass of their own, and they share few steps; nearly all, where that turns out
+    to cost next to nothing.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -64,9 +58,7 @@ class BackgroundPacer:
         self._steps_since_turn = BACKGROUND_STEPS_UNTIL_KNOWN
         self._steps_alone = STEPS_ALONE
         self._n_rows = 0  # of the foreground, in the last step
-        self._affordable = 1.0  # tokens of background sequences in a step that they share
-        self._saved = 0.0  # of a token
-        self._n_tokens = 0  # in this step
+        self._n_tokens = 1  # of background sequences, in a step that they share
         self._without: deque[float] = deque(maxlen=_SAMPLES)  # seconds of steps without background tokens, and with
         self._with: deque[float] = deque(maxlen=_SAMPLES)
         self._costs: deque[float] = deque(maxlen=_SAMPLES)  # seconds of a background token
@@ -86,7 +78,7 @@ class BackgroundPacer:
         self._n_steps += 1
         if self._limits.packs_any:
             every = STEPS_WITH if len(self._without) >= _FEWEST_SAMPLES else 2
-            return BackgroundTurn.NONE if self._n_steps % every == 0 else self._spend()
+            return BackgroundTurn.NONE if self._n_steps % every == 0 else BackgroundTurn.SHARE
         cost_is_known = len(self._with) >= _FEWEST_SAMPLES
         self._steps_since_turn += 1
         if self._steps_since_turn > (BACKGROUND_STEPS_BETWEEN if cost_is_known else BACKGROUND_STEPS_UNTIL_KNOWN):
@@ -96,32 +88,15 @@ class BackgroundPacer:
             return BackgroundTurn.DECODE
         return BackgroundTurn.NONE
 
-    def _spend(self) -> BackgroundTurn:
-        saved = self._affordable + self._saved
-        self._n_tokens = int(saved)
-        self._saved = saved - self._n_tokens
-        return BackgroundTurn.SHARE if self._n_tokens else BackgroundTurn.NONE
-
     def _rows_are_cheap(self) -> bool:
         if min(len(self._with), len(self._without)) < _FEWEST_SAMPLES:
             return False
         return 0 < statistics.median(self._with) <= MOST_LONGER * statistics.median(self._without)
 
     def sharing(self, behind: abc.Iterable[Sequence]) -> list[Sequence]:
-        """The background sequences that share this step, up to its tokens: those that have waited longest of all that
-        decode and the first with a prompt.
-
-        One prompt at a time: others that were begun beside it would end later, and lose more with their slot.
-
-        Args:
-            behind: in the order of their admission.
-        """
-        decoding: list[Sequence] = []
-        prompts: list[Sequence] = []
-        for sequence in behind:
-            (prompts if sequence.num_pending > 1 or sequence.scores else decoding).append(sequence)
+        """The background sequences that share this step: those that have waited longest, up to its tokens."""
         chosen, left = [], self._n_tokens
-        for sequence in [*sorted([*decoding, *prompts[:1]], key=lambda s: s.last_step), *prompts[1:]]:
+        for sequence in sorted(behind, key=lambda s: s.last_step):
             if left <= 0:
                 break
             chosen.append(sequence)
@@ -168,5 +143,5 @@ class BackgroundPacer:
             self._costs.append((seconds - plain) / n_tokens)
             if len(self._costs) >= _FEWEST_SAMPLES:
                 cost = max(statistics.median(self._costs), _LEAST_COST * plain)
-                affordable = (MOST_LONGER - 1) * plain / cost
-                self._affordable = max(_LEAST_TOKENS, min(affordable, _MOST_GROWTH * n_tokens, BACKGROUND_CHUNK))
+                affordable = int((MOST_LONGER - 1) * plain / cost)
+                self._n_tokens = max(1, min(affordable, _MOST_GROWTH * n_tokens, BACKGROUND_CHUNK))
