@@ -457,12 +457,11 @@ class Stop:
         if interrupts.is_same(self._counted_s):
             return
         self.request(signum)
+        ends_now = self._wake is None or self._n_signals >= 2
+        if ends_now and interrupts.is_delicate(frame, "llamabatch.jobs.job"):
+            interrupts.send_again(signum)
+            return
         self._n_signals += 1
-        if self._wake is None or self._n_signals > 2:
-            if interrupts.is_delicate(frame, "llamabatch.jobs.job"):
-                self._n_signals -= 1
-                interrupts.send_again(signum)
-                return
-            self._counted_s = time.monotonic()
-            raise KeyboardInterrupt
         self._counted_s = time.monotonic()
+        if ends_now:
+            raise KeyboardInterrupt

@@ -102,6 +102,14 @@ CHECKS = (
         programs=_KERNELS,
     ),
     Check(
+        "tiles",  # those of AMX, emulated: most machines have none
+        cpu=_AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni"},
+        flags=("-O3", "-DGGML_EMULATED_TILES=1"),
+        cmake=(*_X86, "-DGGML_AVX512=ON", "-DGGML_AVX512_VNNI=ON"),
+        targets=("ggml",),
+        programs=("matmul_check",),
+    ),
+    Check(
         "avx-vnni",
         cpu=_AVX2 | {"avx_vnni"},
         flags=("-O3",),
@@ -168,6 +176,8 @@ def run_checks(checks: Sequence[Check]) -> Iterator[Result]:
         log = make_folder(cache_dir() / "logs") / "checks.log"
         log.write_text("", encoding="utf-8")
         tree = source.patched_tree(log, Path(temporary))
+        # beside the kernel that includes it: a path among the flags may have blanks
+        shutil.copy(TESTS[0] / "emulated_tiles.h", tree / source.KERNELS["repack-wide.cpp"])
         for check in able:
             yield from _run(check, tree / "vendor" / "llama.cpp", Path(temporary) / check.name, log)
 

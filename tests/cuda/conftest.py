@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from llamabatch.planning.binding_choice import VARIABLE
-from llamabatch.utils.subprogram import command
 from tests.cuda.__main__ import NAMED
+from tests.devices.cases import cases
 
 collect_ignore_glob = [] if NAMED in os.environ else ["test_*.py"]
 
@@ -32,19 +30,10 @@ def cuda(package):
 @pytest.fixture(scope="session")
 def run(cuda):
     """Runs tests/devices/case.py with the CUDA build; returns a dictionary for each of the settings."""
-    return lambda *settings: cases(cuda, *settings)
+    return lambda *settings: cases(cuda, settings, TIMEOUT_S)
 
 
 @pytest.fixture(scope="session")
 def on_cpu():
     """Runs it with the build of .venv."""
-    return lambda *settings: cases(dict(os.environ), *settings)
-
-
-def cases(environment: dict[str, str], *settings: dict[str, object]) -> list[dict]:
-    done = subprocess.run(
-        command("tests.devices.case", json.dumps(settings)), env=environment, capture_output=True, text=True,
-        timeout=TIMEOUT_S, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-3000:]}"
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return lambda *settings: cases(os.environ, settings, TIMEOUT_S)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from llamabatch.llama.rpc import BACKEND_VARIABLE, SERVERS_VARIABLE
 from llamabatch.native_patches.tools import SetupFailure
 from llamabatch.utils.subprogram import command
 from tests.devices.backend import backend
+from tests.devices.cases import cases
 
 WHOLE = "LLAMABATCH_TEST_DEVICES"
 """Set by `make test-devices`: the whole matrix."""
@@ -52,13 +52,8 @@ def run():
                     known[number] = stack.enter_context(devices(number))
                 except SetupFailure as error:
                     pytest.skip(f"no devices: {error}")
-            done = subprocess.run(
-                command("tests.devices.case", json.dumps(settings)),
-                env={**os.environ, **known[number], **({"LLAMA_GRAPH_REUSE_DISABLE": "0"} if reuse else {})},
-                capture_output=True, text=True, timeout=timeout, check=False,
-            )  # fmt: skip
-            assert done.returncode == 0, f"{done.returncode}: {done.stderr[-3000:]}"
-            return [json.loads(line) for line in done.stdout.splitlines()]
+            again = {"LLAMA_GRAPH_REUSE_DISABLE": "0"} if reuse else {}
+            return cases({**os.environ, **known[number], **again}, settings, timeout)
 
         yield call
 

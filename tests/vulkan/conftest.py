@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 
 import pytest
 
 from llamabatch.planning.binding_choice import VARIABLE
-from llamabatch.utils.subprogram import command
+from tests.devices.cases import cases
 from tests.vulkan.__main__ import NAMED
 
 collect_ignore_glob = [] if NAMED in os.environ else ["test_*.py"]
@@ -26,20 +24,11 @@ def vulkan():
 @pytest.fixture(scope="session")
 def run(vulkan):
     """Runs tests/devices/case.py on Vulkan; returns a dictionary for each of the settings."""
-    return lambda *settings: _run(vulkan, *settings)
+    return lambda *settings: cases(vulkan, settings, TIMEOUT_S)
 
 
 @pytest.fixture(scope="session")
 def on_cpu():
     """What the build of .venv finds without any device."""
-    [found] = _run(dict(os.environ), {"devices": "none"})
+    [found] = cases(os.environ, [{"devices": "none"}], TIMEOUT_S)
     return found
-
-
-def _run(environment: dict[str, str], *settings: dict[str, object]) -> list[dict]:
-    done = subprocess.run(
-        command("tests.devices.case", json.dumps(settings)), env=environment, capture_output=True, text=True,
-        timeout=TIMEOUT_S, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-3000:]}"
-    return [json.loads(line) for line in done.stdout.splitlines()]

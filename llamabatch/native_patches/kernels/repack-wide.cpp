@@ -15,7 +15,10 @@
 #include <cstring>
 #include <immintrin.h>
 
-#if defined(__AMX_INT8__) && defined(__linux__)
+#if defined(GGML_EMULATED_TILES) // a check, on CPUs without AMX
+#define GGML_REPACK_TILES
+#include "emulated_tiles.h"
+#elif defined(__AMX_INT8__) && defined(__linux__)
 #define GGML_REPACK_TILES
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -28,7 +31,7 @@ using floats = __m512;
 
 constexpr int COLUMNS = 16;      // of a strip
 constexpr int SUBS = 8;          // blocks of weights with a scale of their own that make a unit of work
-constexpr int PASS = 32;         // most rows that tiles take at once
+constexpr int PASS = 32;         // most rows at once
 constexpr int AHEAD = 12 * 1024; // bytes from the weights of few rows to those that are prefetched meanwhile
 
 inline ints load(const void * p) { return _mm512_loadu_si512(p); }
@@ -54,11 +57,23 @@ inline void prefetch(const char * p, int bytes) {
     }
 }
 
-// Into the first one: beside tiles the others had no effect (Sapphire Rapids)
+// Into the first one: beside tiles the other had no effect (Sapphire Rapids)
 inline void prefetch_near(const char * p, int bytes) {
     for (int i = 0; i < bytes; i += 64) {
         _mm_prefetch(p + i, _MM_HINT_T0);
     }
+}
+
+// Weights of few rows come from memory. Intel's CPUs (Sapphire Rapids) read them fastest if lines are prefetched one by one
+// between the products: as a burst they would hold up all other reads until most of them are there. AMD's (Zen 5) want
+// bursts besides.
+bool wants_bursts() {
+#if defined(__GNUC__)
+    static const bool wants = __builtin_cpu_is("amd");
+    return wants;
+#else
+    return false;
+#endif
 }
 
 // A row of inputs: k quants, their deltas (of `size` quants each), and of each block of `block` weights one number
@@ -110,7 +125,7 @@ struct facts {
 
 inline floats fact(const float * p) { return _mm512_load_ps(p); }
 
-// Blocks of 32 weights with a delta each. Quants come first in a strip, all deltas after them.
+// Blocks of 32 weights with a delta each. A unit has its quants first and its deltas after them.
 template <typename QUANTS> struct of_32 {
     using extra = int32_t;
     static constexpr int block = 32;
@@ -118,18 +133,21 @@ template <typename QUANTS> struct of_32 {
     static constexpr bool delta_a_block = true;        // of the inputs
     static constexpr int extra_factor = -QUANTS::bias; // where a sum of unsigned weights begins
 
-    static constexpr int64_t strip_size(int64_t k) { return k / 32 * (QUANTS::bytes + 2 * COLUMNS); }
+    static constexpr int bytes = QUANTS::bytes + 2 * COLUMNS; // of a block
+    static constexpr int unit_bytes = SUBS * bytes;
 
-    static void read(const char * strip, int64_t k, int64_t at, int subs, facts & f) {
-        const char * d = strip + k / 32 * QUANTS::bytes + at / 32 * 2 * COLUMNS;
+    static constexpr int64_t strip_size(int64_t k) { return k / 32 * bytes; }
+
+    static constexpr int64_t units_size(int64_t k) { return strip_size(k); }
+
+    static void read(const char * strip, int64_t, int64_t at, int subs, facts & f) {
+        const char * d = quants(strip, at) + subs * QUANTS::bytes;
         for (int s = 0; s < subs; s++) {
             _mm512_store_ps(f.scale[s], halves(d + s * 2 * COLUMNS));
         }
     }
 
-    static const char * quants(const char * strip, int64_t at) { return strip + at / 32 * QUANTS::bytes; }
-
-    static constexpr int unit_bytes = SUBS * QUANTS::bytes;
+    static const char * quants(const char * strip, int64_t at) { return strip + at / 32 * bytes; }
 
     // the inputs' part of a unit
     struct inputs {
@@ -169,11 +187,14 @@ template <typename QUANTS> struct of_32 {
 
     static void repack(char * strip, const char * from, size_t column, int64_t k) {
         for (int64_t b = 0; b < k / 32; b++) {
+            const int64_t sub = b % SUBS;
+            const int64_t subs = std::min<int64_t>(k / 32 - (b - sub), SUBS); // of this unit
+            char * unit = strip + (b - sub) * bytes;
             for (int c = 0; c < COLUMNS; c++) {
                 const auto & in = ((const typename QUANTS::from *) (from + c * column))[b];
-                memcpy(strip + k / 32 * QUANTS::bytes + (b * COLUMNS + c) * 2, &in.d, 2);
+                memcpy(unit + subs * QUANTS::bytes + (sub * COLUMNS + c) * 2, &in.d, 2);
                 for (int g = 0; g < QUANTS::bytes / 64; g++) {
-                    memcpy(strip + b * QUANTS::bytes + g * 64 + c * 4, (const char *) in.qs + 4 * g, 4);
+                    memcpy(unit + sub * QUANTS::bytes + g * 64 + c * 4, (const char *) in.qs + 4 * g, 4);
                 }
             }
         }
@@ -240,6 +261,8 @@ template <typename FROM, bool FIFTH> struct of_256 {
     static constexpr int unit_bytes = quants_size + fifth_size + 192 + 64;
 
     static constexpr int64_t strip_size(int64_t k) { return k / QK_K * unit_bytes; }
+
+    static constexpr int64_t units_size(int64_t k) { return strip_size(k); }
 
     static const char * quants(const char * strip, int64_t at) { return strip + at / QK_K * unit_bytes; }
 
@@ -387,6 +410,8 @@ struct of_q6_K {
 
     static constexpr int64_t strip_size(int64_t k) { return k / QK_K * (2 * unit_bytes + 2 * COLUMNS); }
 
+    static constexpr int64_t units_size(int64_t k) { return k / QK_K * 2 * unit_bytes; }
+
     static const char * quants(const char * strip, int64_t at) { return strip + at / 128 * unit_bytes; }
 
     static void read(const char * strip, int64_t k, int64_t at, int, facts & f) {
@@ -395,7 +420,7 @@ struct of_q6_K {
             const ints x = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *) (scales + 16 * s)));
             _mm512_store_ps(f.scale[s], _mm512_cvtepi32_ps(x));
         }
-        _mm512_store_ps(f.d, halves(strip + k / 128 * unit_bytes + at / QK_K * 2 * COLUMNS));
+        _mm512_store_ps(f.d, halves(strip + units_size(k) + at / QK_K * 2 * COLUMNS));
     }
 
     struct inputs {
@@ -465,20 +490,19 @@ struct of_q6_K {
                         to[1536 + 16 * s + c] = in.scales[8 * half + s];
                     }
                 }
-                memcpy(strip + k / 128 * unit_bytes + (b * COLUMNS + c) * 2, &in.d, 2);
+                memcpy(strip + units_size(k) + (b * COLUMNS + c) * 2, &in.d, 2);
             }
         }
     }
 };
 
-// The sums of a block's groups of four weights: several of them, so that they need not wait for each other. Lines ahead
-// are prefetched one by one between them: as a burst they would hold up all other reads until most of them are there.
+// The sums of a block's groups of four weights: several of them, so that they need not wait for each other.
 template <typename W, int N, int PARTS>
 inline void add_block(const char * p, int sub, const char * const * quants, int64_t at, const typename W::inputs * in,
                       const facts & f, typename W::sum * sums) {
     constexpr int groups = W::block / 4;
     constexpr int bytes = W::unit_bytes / SUBS;
-    static_assert(bytes <= 64 * groups, "a line a group is too few");
+    static_assert(bytes <= 64 * (groups + 1), "a line a group and one more are too few");
     ints x[N][PARTS];
     for (int r = 0; r < N; r++) {
         x[r][0] = in[r].start(sub);
@@ -494,6 +518,9 @@ inline void add_block(const char * p, int sub, const char * const * quants, int6
         for (int r = 0; r < N; r++) {
             x[r][g % PARTS] = _mm512_dpbusd_epi32(x[r][g % PARTS], w, repeat4(quants[r] + at + W::block * sub + 4 * g));
         }
+    }
+    if (bytes > 64 * groups) {
+        prefetch(p + AHEAD + sub * bytes + 64 * groups, 64);
     }
     for (int r = 0; r < N; r++) {
         for (int i = 1; i < PARTS; i++) {
@@ -514,9 +541,15 @@ void few_rows(int64_t k, const char * strip, const char * inputs, size_t stride,
         quants[r] = inputs + r * stride;
         sums[r] = _mm512_setzero_ps();
     }
+    // what lies behind the units is needed from the first one on
+    prefetch_near(strip + W::strip_size(k) + W::units_size(k), int(W::strip_size(k) - W::units_size(k)));
+    const bool bursts = wants_bursts();
     for (int64_t at = 0; at < k; at += unit) {
         const char * p = W::quants(strip, at);
         const int subs = int(std::min<int64_t>(k - at, unit) / W::block);
+        if (bursts) {
+            prefetch_near(p + 2 * W::unit_bytes, W::unit_bytes);
+        }
         facts f;
         W::read(strip, k, at, subs, f);
         typename W::inputs in[N] = {};
@@ -539,8 +572,6 @@ void few_rows(int64_t k, const char * strip, const char * inputs, size_t stride,
             sums[r] = each[r].end(f, in[r]);
         }
     }
-    const int64_t quants_size = k / W::block * (W::unit_bytes / SUBS);
-    prefetch(strip + quants_size + AHEAD, int(W::strip_size(k) - quants_size)); // deltas that come last in a strip
     for (int r = 0; r < N; r++) {
         _mm512_storeu_ps(out[r] + column, sums[r]);
     }
@@ -559,17 +590,14 @@ void few_of_rows(int n, int64_t k, const char * strip, const char * inputs, size
 
 #if defined(GGML_REPACK_TILES)
 
-constexpr int FEWEST = 9; // rows for which tiles are faster
+constexpr int FEWEST = 9; // rows for which tiles are faster, one more than few_rows takes
 
-// GGML_CPU_AMX=0 turns tiles off, as it does llama.cpp's own (patch 0007). They have to be asked for, once in a process.
-bool has_tiles() {
-    static const bool has = [] {
-        const char * env = getenv("GGML_CPU_AMX");
-        constexpr int request = 0x1023; // ARCH_REQ_XCOMP_PERM
-        constexpr int tile_data = 18;
-        return (env == nullptr || strcmp(env, "0") != 0) && syscall(SYS_arch_prctl, request, tile_data) == 0;
-    }();
-    return has;
+#if !defined(GGML_EMULATED_TILES)
+// Tiles have to be asked for, once in a process.
+bool ask_for_tiles() {
+    constexpr int request = 0x1023; // ARCH_REQ_XCOMP_PERM
+    constexpr int tile_data = 18;
+    return syscall(SYS_arch_prctl, request, tile_data) == 0;
 }
 
 // The intrinsics of GCC 12 do not say that they read and write memory.
@@ -584,6 +612,17 @@ bool has_tiles() {
     } else {                                                                                                           \
         __asm__ volatile("tdpbsud %%tmm" #b ", %%tmm" #a ", %%tmm" #c : :);                                            \
     }
+#define TILE_CONFIG(config) __asm__ volatile("ldtilecfg %0" : : "m"(config) : "memory")
+#endif
+
+// GGML_CPU_AMX=0 turns tiles off, as it does llama.cpp's own (patch 0007).
+bool has_tiles() {
+    static const bool has = [] {
+        const char * env = getenv("GGML_CPU_AMX");
+        return (env == nullptr || strcmp(env, "0") != 0) && ask_for_tiles();
+    }();
+    return has;
+}
 
 struct alignas(64) tile_config {
     uint8_t palette = 1;
@@ -592,7 +631,7 @@ struct alignas(64) tile_config {
     uint16_t bytes[16] = {}; // of a row
     uint8_t rows[16] = {};
 
-    void use() const { __asm__ volatile("ldtilecfg %0" : : "m"(*this) : "memory"); }
+    void use() const { TILE_CONFIG(*this); }
 };
 
 // Weights in 0 and 1, inputs in 2 and 3, sums in the others: of `rows` rows.
@@ -610,8 +649,8 @@ void restore_config() { config_for(32, 16).use(); }
 
 // What tiles of up to 32 rows and two strips need. Rows are two halves of up to 16; those of the second begin at 16.
 struct tile_scratch {
-    alignas(
-        64) int32_t sums[SUBS][16][16]; // a block's are added up just before those of the next unit take their place
+    // of each block: added up just before those of the next unit take their place
+    alignas(64) int32_t sums[SUBS][16][16];
     alignas(64) float out[2][PASS][16]; // of two strips
     alignas(64) char weights[SUBS * 32 * COLUMNS];
     facts strips[2];
@@ -807,36 +846,164 @@ void with_tiles(int64_t k, const char * weights, int strips, const char * inputs
 
 #endif
 
+// What many rows without tiles need: two strips of a unit, unpacked, and the sums of a pass of rows.
+struct many_scratch {
+    alignas(64) char weights[SUBS * 32 * COLUMNS * 2]; // vectors of both in turn
+    facts strips[2];
+    alignas(64) float sums[PASS][2][16];
+};
+
+// Unpacks the blocks of a unit into every second vector
+template <typename W> void unpack(const char * p, int subs, char * to) {
+    constexpr int groups = W::block / 4;
+    const auto block = [p, to](int sub) {
+#pragma GCC unroll 8
+        for (int g = 0; g < groups; g++) {
+            _mm512_store_si512(to + 128 * (groups * sub + g), W::weights(p, sub, g));
+        }
+    };
+    if (subs == SUBS) {
+#pragma GCC unroll 8
+        for (int sub = 0; sub < SUBS; sub++) {
+            block(sub);
+        }
+    } else {
+        for (int sub = 0; sub < subs; sub++) {
+            block(sub);
+        }
+    }
+}
+
+// N rows times a unit of S strips. An input is loaded once for both: loads are what limits one strip at a time.
+template <typename W, int N, int S>
+void many_rows_unit(int64_t k, int64_t at, int subs, const many_scratch & scratch, const char * rows, size_t stride,
+                    float (*sums)[2][16]) {
+    constexpr int groups = W::block / 4;
+    typename W::inputs in[N];
+    typename W::sum each[N][S];
+    for (int r = 0; r < N; r++) {
+        in[r] = typename W::inputs(rows + r * stride, k, at);
+        for (int s = 0; s < S && W::delta_a_block; s++) {
+            each[r][s] = typename W::sum(fact(sums[r][s]));
+        }
+    }
+    const char * weights = scratch.weights;
+    const char * quants = rows + at;
+#pragma GCC unroll 1
+    for (int sub = 0; sub < subs; sub++) {
+        ints x[N][S];
+        for (int r = 0; r < N; r++) {
+            for (int s = 0; s < S; s++) {
+                x[r][s] = in[r].start(sub);
+            }
+        }
+#pragma GCC unroll 8
+        for (int g = 0; g < groups; g++) {
+            ints w[S];
+            for (int s = 0; s < S; s++) {
+                w[s] = load(weights + 64 * (2 * g + s));
+            }
+            for (int r = 0; r < N; r++) {
+                const ints input = repeat4(quants + r * stride + 4 * g);
+                for (int s = 0; s < S; s++) {
+                    x[r][s] = _mm512_dpbusd_epi32(x[r][s], w[s], input);
+                }
+            }
+        }
+        for (int r = 0; r < N; r++) {
+            for (int s = 0; s < S; s++) {
+                each[r][s].add(x[r][s], sub, scratch.strips[s], in[r]);
+            }
+        }
+        weights += 128 * groups;
+        quants += W::block;
+    }
+    for (int r = 0; r < N; r++) {
+        for (int s = 0; s < S; s++) {
+            if constexpr (!W::delta_a_block) {
+                each[r][s].before = fact(sums[r][s]);
+            }
+            _mm512_store_ps(sums[r][s], each[r][s].end(scratch.strips[s], in[r]));
+        }
+    }
+}
+
+template <typename W, int N, int S>
+void many_of_rows(int n, int64_t k, int64_t at, int subs, const many_scratch & scratch, const char * rows,
+                  size_t stride, float (*sums)[2][16]) {
+    if (n == N) {
+        return many_rows_unit<W, N, S>(k, at, subs, scratch, rows, stride, sums);
+    }
+    if constexpr (N > 1) {
+        many_of_rows<W, N - 1, S>(n, k, at, subs, scratch, rows, stride, sums);
+    }
+}
+
+// Up to PASS rows, without tiles
+template <typename W>
+void many_rows(int64_t k, const char * weights, int strips, const char * inputs, size_t stride, int rows,
+               float * const * out, char * memory) {
+    auto & scratch = *(many_scratch *) memory;
+    constexpr int unit = SUBS * W::block;
+    constexpr int most = 6; // rows whose sums with two strips stay in registers
+    const int64_t size = W::strip_size(k);
+    for (int c = 0; c < strips; c += 2) {
+        const int n_strips = std::min(strips - c, 2);
+        memset(scratch.sums, 0, rows * sizeof(scratch.sums[0]));
+        for (int s = 2; s < 4; s++) { // what lies behind the units is needed from the first one on
+            prefetch(weights + (c + s) * size + W::units_size(k), int(size - W::units_size(k)));
+        }
+        for (int64_t at = 0; at < k; at += unit) {
+            const int subs = int(std::min<int64_t>(k - at, unit) / W::block);
+            for (int s = 0; s < n_strips; s++) {
+                const char * strip = weights + (c + s) * size;
+                const char * p = W::quants(strip, at);
+                unpack<W>(p, subs, scratch.weights + 64 * s);
+                W::read(strip, k, at, subs, scratch.strips[s]);
+                // after a strip comes the one after the next
+                prefetch(p + W::unit_bytes + (at + unit < k ? 0 : (n_strips - 1) * size), W::unit_bytes);
+            }
+            for (int r = 0, n = 0; r < rows; r += n) {
+                const int passes = (rows - r + most - 1) / most; // of about as many rows
+                n = (rows - r + passes - 1) / passes;
+                const auto multiply = n_strips == 2 ? many_of_rows<W, most, 2> : many_of_rows<W, most, 1>;
+                multiply(n, k, at, subs, scratch, inputs + r * stride, stride, scratch.sums + r);
+            }
+        }
+        for (int r = 0; r < rows; r++) {
+            for (int s = 0; s < n_strips; s++) {
+                _mm512_storeu_ps(out[r] + (c + s) * COLUMNS, fact(scratch.sums[r][s]));
+            }
+        }
+    }
+}
+
 template <typename W>
 void multiply(int64_t k, const char * weights, int strips, const char * inputs, size_t stride, int rows,
               float * const * out, char * scratch) {
+    int few = 7; // most rows that a strip at a time is faster for
 #if defined(GGML_REPACK_TILES)
-    if (rows >= FEWEST && has_tiles()) {
-        return with_tiles<W>(k, weights, strips, inputs, stride, rows, out, scratch);
+    if (has_tiles()) {
+        few = FEWEST - 1;
+        if (rows > few) {
+            return with_tiles<W>(k, weights, strips, inputs, stride, rows, out, scratch);
+        }
     }
 #endif
-    GGML_UNUSED(scratch);
-    constexpr int most = 8;
-    constexpr int panel = 6; // strips whose weights stay in the second level cache for all rows
-    for (int c = 0; c < strips; c += panel) {
-        for (int r = 0; r < rows;) {
-            const int passes = (rows - r + most - 1) / most; // of about as many rows
-            const int n = (rows - r + passes - 1) / passes;
-            for (int s = c; s < std::min(c + panel, strips); s++) {
-                few_of_rows<W, most>(n, k, weights + s * W::strip_size(k), inputs + r * stride, stride, out + r,
-                                     COLUMNS * s);
-            }
-            r += n;
-        }
+    if (rows > few) {
+        return many_rows<W>(k, weights, strips, inputs, stride, rows, out, scratch);
+    }
+    for (int s = 0; s < strips; s++) {
+        few_of_rows<W, 8>(rows, k, weights + s * W::strip_size(k), inputs, stride, out, COLUMNS * s);
     }
 }
 
 size_t scratch_size(int64_t k) {
 #if defined(GGML_REPACK_TILES)
-    return sizeof(tile_scratch) + (k / 32 + SUBS) * PASS * sizeof(float);
+    return std::max(sizeof(many_scratch), sizeof(tile_scratch) + (k / 32 + SUBS) * PASS * sizeof(float));
 #else
     GGML_UNUSED(k);
-    return 0;
+    return sizeof(many_scratch);
 #endif
 }
 

@@ -1,0 +1,64 @@
+// Stands in for AMX in repack-wide.cpp, so that its tiles are checked on CPUs without: the same whole numbers, slowly.
+//
+//   -DGGML_EMULATED_TILES=1, with this file beside it
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace emulated_tiles {
+
+struct tile {
+    int bytes; // of a row
+    int rows;
+    uint8_t at[16][64];
+};
+
+inline thread_local tile tiles[8];
+
+inline void load(int t, const void * from, int64_t stride) {
+    for (int r = 0; r < tiles[t].rows; r++) {
+        memcpy(tiles[t].at[r], (const char *) from + r * stride, tiles[t].bytes);
+    }
+}
+
+inline void store(int t, void * to) {
+    for (int r = 0; r < tiles[t].rows; r++) {
+        memcpy((char *) to + 64 * r, tiles[t].at[r], tiles[t].bytes);
+    }
+}
+
+// tdpbssd and tdpbsud: each number of `c` is the sum of products of four numbers of `a`, which have signs, and four of `b`
+inline void multiply(bool is_signed, int c, int a, int b) {
+    for (int m = 0; m < tiles[c].rows; m++) {
+        for (int k = 0; k < tiles[a].bytes / 4; k++) {
+            for (int n = 0; n < tiles[c].bytes / 4; n++) {
+                int32_t sum;
+                memcpy(&sum, &tiles[c].at[m][4 * n], 4);
+                for (int i = 0; i < 4; i++) {
+                    const uint8_t weight = tiles[b].at[k][4 * n + i];
+                    sum += (int8_t) tiles[a].at[m][4 * k + i] * (is_signed ? (int8_t) weight : (int) weight);
+                }
+                memcpy(&tiles[c].at[m][4 * n], &sum, 4);
+            }
+        }
+    }
+}
+
+template <typename CONFIG> void configure(const CONFIG & config) {
+    for (int t = 0; t < 8; t++) {
+        tiles[t].bytes = config.bytes[t];
+        tiles[t].rows = config.rows[t];
+    }
+}
+
+} // namespace emulated_tiles
+
+inline bool ask_for_tiles() { return true; }
+
+#define TILE_LOAD(tile, base, stride) emulated_tiles::load(tile, base, stride)
+#define TILE_STORE(tile, base) emulated_tiles::store(tile, base)
+#define TILE_ZERO(tile) memset(emulated_tiles::tiles[tile].at, 0, sizeof(emulated_tiles::tiles[tile].at))
+#define TILE_MULTIPLY(is_signed, c, a, b) emulated_tiles::multiply(is_signed, c, a, b);
+#define TILE_CONFIG(config) emulated_tiles::configure(config)
