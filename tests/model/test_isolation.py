@@ -51,6 +51,21 @@ def isolated(hold):
             yield llm
 
 
+def killed_after(n_tokens, stream, isolated, hold):
+    """The pieces of a stream, of which the child is killed after so many tokens. A piece may have several."""
+    n_seen = 0
+    hold.touch()
+    try:
+        for piece in stream:
+            yield piece
+            n_seen += len(piece.token_ids)
+            if n_seen >= n_tokens and hold.exists():
+                os.kill(isolated._client.pids[0], signal.SIGKILL)
+                hold.unlink()
+    finally:
+        hold.unlink(missing_ok=True)
+
+
 STREAMS = {
     "greedy": {"temperature": 0},
     "sampled, with penalties": {"temperature": 0.9, "seed": 3, "repetition_penalty": 1.2, "presence_penalty": 0.3},
@@ -69,14 +84,8 @@ def test_a_stream_goes_on_where_it_was_when_the_child_died(isolated, hold, what)
     params = SamplingParams(max_tokens=150, **eos, **STREAMS[what])
     prompt = "Tell me about the sea."
     [wanted] = isolated.generate(prompt, params)
-    pieces, killed = [], None
-    hold.touch()
-    for piece in isolated.stream(prompt, params):
-        pieces.append(piece)
-        if len(pieces) == 10:
-            [killed] = isolated._client.pids
-            os.kill(killed, signal.SIGKILL)
-            hold.unlink()
+    [killed] = isolated._client.pids
+    pieces = list(killed_after(10, isolated.stream(prompt, params), isolated, hold))
     assert isolated._client.pids != [killed]
     last = pieces[-1].finished
     assert last.error is None
@@ -112,11 +121,8 @@ def test_figures_never_go_backwards_and_count_each_request_once(isolated, hold):
     looking.start()
     try:
         for _ in range(2):
-            hold.touch()
-            for number, _ in enumerate(isolated.stream(["a b c", "d e f", "g h i"], params)):
-                if number == 30:
-                    os.kill(isolated._client.pids[0], signal.SIGKILL)
-                    hold.unlink()
+            for _ in killed_after(30, isolated.stream(["a b c", "d e f", "g h i"], params), isolated, hold):
+                pass
     finally:
         done.set()
         looking.join()

@@ -11,7 +11,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from llamabatch import LLM, SamplingParams
-from llamabatch.server.application import app
+from llamabatch.client.connect import in_front
+from llamabatch.client.process_client import ChildClient
+from llamabatch.server.application import engine_config, make_app
+from llamabatch.server.options import ServerOptions
 from tests.model.adapter_files import write_lora
 from tests.unit.server.test_application import ready
 from tests.unit.server.test_status_endpoints import watched
@@ -29,7 +32,11 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client(folder):
-    made = app("tiny", n_slots=2, n_ctx=2048, instances=1, kv="split", lora_dir=str(folder), n_threads=1)
+    def connect(config):
+        return in_front(ChildClient(config, "tests.workers.paced_worker"), config.max_queue)
+
+    engine = {"n_slots": 2, "n_ctx": 2048, "instances": 1, "kv": "split", "n_threads": 1}
+    made = make_app(engine_config("tiny", engine), ServerOptions(lora_dir=str(folder)), connect)
     with TestClient(made, raise_server_exceptions=False) as client:
         yield ready(client)
 
