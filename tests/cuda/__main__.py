@@ -3,8 +3,9 @@
 python -m tests.cuda [arguments of pytest]
 
 The build is that of `llamabatch build --backend cuda`, in a cache of its own beside the rest, so that no start of
-llamabatch takes it. The first run compiles for an hour of two cores or more, and goes on where it was stopped.
-CUDAARCHS names other cards than those of compute capability 9.0.
+llamabatch takes it. The first run compiles for an hour of two cores or more, and goes on where it was stopped; where
+there is no driver, it compiles without optimisation, in a third of the time (tests/cuda/toolkit.py). CUDAARCHS names
+other cards than those of compute capability 9.0.
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ ARCHITECTURES = "90"
 """Those of H100 and H200; a build for any card takes several times as long."""
 NO_VMM = "-DGGML_CUDA_NO_VMM=ON"
 """Leaves out ggml's calls into the driver's own library, without which a build does not load."""
+QUICKLY = "--Ofast-compile=max"
+"""Kernels that no GPU will run are compiled without optimisation, in a third of the time; nvcc knows it since 12.9."""
 _HEADER = "cublas_v2.h"
 
 
@@ -29,13 +31,19 @@ def environment() -> dict[str, str]:
     """
     toolkit = whole_toolkit()
     flags = os.environ.get("CMAKE_ARGS", "")
-    if not has_driver() and "GGML_CUDA_NO_VMM" not in flags:
-        flags = f"{flags} {NO_VMM}".strip()
+    compiler = toolkit / "bin" / "nvcc"
+    cuda_flags = os.environ.get("CUDAFLAGS", "")
+    if not has_driver():
+        if "GGML_CUDA_NO_VMM" not in flags:
+            flags = f"{flags} {NO_VMM}".strip()
+        if not cuda_flags and _knows(compiler, QUICKLY):
+            cuda_flags = QUICKLY
     return {
         "PATH": _before("PATH", toolkit / "bin"),
         "LD_LIBRARY_PATH": _before("LD_LIBRARY_PATH", toolkit / "lib", toolkit / "lib64"),
         "CUDAToolkit_ROOT": str(toolkit),
-        "CUDACXX": str(toolkit / "bin" / "nvcc"),
+        "CUDACXX": str(compiler),
+        "CUDAFLAGS": cuda_flags,
         "CUDAARCHS": os.environ.get("CUDAARCHS", ARCHITECTURES),
         "CMAKE_ARGS": flags,
     }
@@ -47,6 +55,12 @@ def has_driver() -> bool:
     except OSError:
         return False
     return True
+
+
+def _knows(compiler: Path, option: str) -> bool:
+    """The compiler has this option, `--name=value`."""
+    told = subprocess.run([compiler, "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    return option.partition("=")[0] in told.stdout
 
 
 def whole_toolkit() -> Path:
