@@ -137,7 +137,12 @@ def machine_here(config: EngineConfig, *, computes_here: bool = True) -> Machine
         frozenset(device.backend for device in chosen),
         library.cuda_kv_pairs(),
     )
-    return replace(machine, equal_rows=library.has_equal_rows(), tiled=tiled_is_on())
+    return replace(
+        machine,
+        equal_rows=library.has_equal_rows(),
+        tiled=tiled_is_on(),
+        drops_copied_pages=library.drops_copied_pages(),
+    )
 
 
 def _check_library_fits(config: EngineConfig, facts: ModelFacts) -> None:

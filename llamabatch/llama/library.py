@@ -37,6 +37,7 @@ CELLS_PATCH = "0009-cells-cost-nothing-until-used.patch"
 WIDE_PATCH = "0012-sixteen-columns-and-tiles.patch"
 ONE_ROW_PATCH = "0010-one-row-as-many.patch"
 RAGGED_PATCH = "0011-ragged-ubatches.patch"
+PAGES_PATCH = "0014-pages-of-copied-weights.patch"
 
 _lock = threading.Lock()
 _module: ModuleType | None = None
@@ -271,6 +272,11 @@ def has_fast_attention() -> bool:
 def has_lazy_cells() -> bool:
     """True if this build leaves the cells of a new context to the system, which gives zeros when they are used."""
     return sys.platform == "linux" and _has_patch(CELLS_PATCH)
+
+
+def drops_copied_pages() -> bool:
+    """True if this build gives the pages of a mapped file back once their weights were copied."""
+    return sys.platform == "linux" and _has_patch(PAGES_PATCH)
 
 
 def has_equal_rows() -> bool:

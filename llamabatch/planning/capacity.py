@@ -125,8 +125,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
     if profile is not None:
         config, measured = profile.fill(config)
         reasons |= measured
-    features = machine.features if config.extra_bufts != "off" else frozenset()
-    facts = replace(facts, features=features, lazy_cells=machine.lazy_cells)
+    facts = facts.on(machine, config.extra_bufts)
     n_ubatch = min(_UBATCH, config.n_batch) if config.n_ubatch == "auto" else config.n_ubatch
     n_ctx = _n_ctx(config, facts, reasons)
     flash_attn = _flash_attn(config, facts, on_gpu, small, machine, reasons)

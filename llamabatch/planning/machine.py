@@ -41,6 +41,8 @@ class Machine:
         unified_memory: they use the machine's own memory: Metal, integrated GPUs.
         equal_rows: the llama.cpp in use computes a row alone by the kernels that compute it beside others
             (native_patches/0010).
+        drops_copied_pages: it gives the pages of a mapped file back once their weights were copied
+            (native_patches/0014).
         tiled: it takes K-quants that are not repacked by another kernel from eight rows on.
         backends: names of their ggml backends, as CUDA.
         kv_pairs: types of K and V that CUDA reads as they are, as q8_0-q8_0; it turns others into f16 in each pass.
@@ -59,6 +61,7 @@ class Machine:
     lockable_bytes: int | None = None
     equal_rows: bool = False
     tiled: bool = True
+    drops_copied_pages: bool = False
     backends: frozenset[str] = frozenset()
     kv_pairs: frozenset[str] = KV_PAIRS
 

@@ -88,7 +88,7 @@ class Memory:
     """Bytes of one engine. Memory of GPUs is counted in `gpus` alone.
 
     Attributes:
-        weights: the part of the model's file that stays mapped, or is kept.
+        weights: the part of the model's file that stays in memory.
         kv_cache: cells and states of all slots; where the context starts with fewer, also those of the first context,
             which exist beside the larger one while it grows.
         compute: buffers of a pass, its logits, the working memory of threads, and the lists of cells and tokens.
@@ -101,7 +101,8 @@ class Memory:
         reclaimable: mapped pages of the file that are not read again, since a copy is used: the system may take them.
         data: the part of all this that no file backs, and `reserved`.
         reserved: address space beside all this that is never written.
-        loading: the part of the file that is mapped during the load only; not in `total`.
+        loading: beside `shared`, during the load only: the part of the file that is given back; not in `total`.
+        file: the mapped file, whose address space stays as it is while pages are given back.
         locked: the part that use_mlock locks: from the start of a mapped file to the last tensor that is used in place.
     """
 
@@ -116,6 +117,7 @@ class Memory:
     reclaimable: int = 0
     data: int = 0
     loading: int = 0
+    file: int = 0
     locked: int = 0
     reserved: int = 0
     gpus: tuple[GpuNeed, ...] = ()
@@ -149,8 +151,8 @@ class Memory:
 
     def address_space(self, engines: int, threads: int) -> int:
         """Virtual memory, for RLIMIT_AS: the whole file, and what threads reserve without use."""
-        file = self.shared + self.loading
-        return file + engines * (self.own + self.reserved + threads * _THREAD_SPACE) + _ARENA_SPACE + _PROCESS_SPACE
+        shared = self.shared - self.weights + max(self.file, self.weights)
+        return shared + engines * (self.own + self.reserved + threads * _THREAD_SPACE) + _ARENA_SPACE + _PROCESS_SPACE
 
     def document(self) -> dict[str, Any]:
         """Plain values for JSON, in bytes."""
@@ -235,12 +237,16 @@ def memory(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float
     compute = (graph if computes_here else buffers.on_cpu) + work + logits + listed
     vocabulary = (facts.n_vocab * _TOKEN_BYTES if facts.file_bytes else 0) + facts.adapter_bytes + ENGINE_BYTES
     files = _in_files(facts, tuple(device is None for device in devices), facts.file_bytes - moved, placed)
-    here = files.mapped if config.use_mmap else files.used
+    drops = facts.drops_copied_pages and not config.use_mlock
+    here = files.mapped if config.use_mmap and not drops else files.used
+    given_back = facts.file_bytes - here if config.use_mmap else 0
+    if drops and given_back:  # a copy is there before its pages go
+        given_back = max(0, given_back - copies) + files.largest_copied
     embeddings, reserved = _embeddings(facts, config)
     if facts.is_encoder or config.pooling == RANK:
         kept_here, compute, layout = 0, embeddings, "none: an encoder" if facts.is_encoder else "none: it ranks texts"
         untouched = reserved
-    reclaimable = files.mapped - files.used + files.embedding if config.use_mmap and not config.use_mlock else 0
+    reclaimable = here - files.used + files.embedding if config.use_mmap and not config.use_mlock else 0
     theirs = draft.total - ENGINE_BYTES if draft is not None else 0
     private = kept_here + compute + untouched + copies + vocabulary + (draft.data if draft is not None else 0)
     return Memory(
@@ -254,7 +260,8 @@ def memory(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float
         embeddings=embeddings,
         reclaimable=reclaimable,
         data=private if config.use_mmap else private + here,
-        loading=facts.file_bytes - here if config.use_mmap else 0,
+        loading=given_back,
+        file=facts.file_bytes if config.use_mmap else 0,
         locked=_locked(facts, files, config),
         reserved=untouched,
         gpus=gpus,
@@ -558,12 +565,14 @@ class Files(NamedTuple):
         used: the tensors among them that are used in place. Without mapping they are all that is kept.
         embedding: the part of `used` that is only looked up, since the logits are made with a copy.
         ends: from the first tensor of each file to the last that is used in place.
+        largest_copied: the largest tensor that is not used in place.
     """
 
     mapped: int
     used: int
     embedding: int
     ends: int = 0
+    largest_copied: int = 0
 
 
 def in_files(
@@ -581,24 +590,26 @@ def in_files(
         on_cpu: for each layer, and last for the output, True if it lies in main memory.
         placed: the same for the tensors of override_tensor, by name.
     """
-    mapped = used = embedding = ends = start = 0
+    mapped = used = embedding = ends = largest = start = 0
     tied = all(tensor.name != _OUTPUT for tensor in tensors)
     for count in parts or (len(tensors),):
         kept = []
         for tensor in tensors[start : start + count]:
             layer = _layer(tensor.name, n_layer)
             here = placed.get(tensor.name, layer is None or on_cpu[layer])
-            if here and not _copy(tensor, features):
-                kept.append(tensor)
-                if tensor.name == _EMBEDDING and tied and (_copy(tensor, features, tied=True) or not on_cpu[n_layer]):
-                    embedding = tensor.n_bytes
+            if not here or _copy(tensor, features):
+                largest = max(largest, tensor.n_bytes)
+                continue
+            kept.append(tensor)
+            if tensor.name == _EMBEDDING and tied and (_copy(tensor, features, tied=True) or not on_cpu[n_layer]):
+                embedding = tensor.n_bytes
         if kept:
             end = max(each.offset + each.n_bytes for each in kept)
             mapped += end - min(each.offset for each in kept)
             ends += end
         used += sum(each.n_bytes for each in kept)
         start += count
-    return Files(mapped, used, embedding, ends)
+    return Files(mapped, used, embedding, ends, largest)
 
 
 def _layer(name: str, n_layer: int) -> int | None:

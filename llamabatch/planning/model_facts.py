@@ -11,6 +11,7 @@ from llamabatch.gguf.pooling import declared_pooling, default_pooling, head_widt
 from llamabatch.gguf.reader import TensorInfo
 from llamabatch.gguf.windows import windows
 from llamabatch.planning.compute_buffers import Widths
+from llamabatch.planning.machine import Machine
 
 MOST_CTX = 4096  # where a model does not say how long its context is
 
@@ -48,6 +49,7 @@ class ModelFacts:
         features: repacked formats, as in memory.weights; empty: none.
         adapter_bytes: size of the adapters' files.
         lazy_cells: as of the Machine: buffers of zeros take memory when they are written.
+        drops_copied_pages: as of the Machine.
         chat_template: jinja2 source; None: the file has none.
         n_ctx_orig: as n_ctx_train, before the rotary embedding was scaled; 0 where the file does not say.
         n_ctx_scaled: tokens that options for the rotary embedding allow; 0 without them.
@@ -79,6 +81,7 @@ class ModelFacts:
     features: frozenset[str] = frozenset()
     adapter_bytes: int = 0
     lazy_cells: bool = False
+    drops_copied_pages: bool = False
     chat_template: str | None = None
     n_ctx_orig: int = 0
     n_ctx_scaled: int = 0
@@ -95,6 +98,15 @@ class ModelFacts:
     @property
     def n_layer(self) -> int:
         return len(self.layers)
+
+    def on(self, machine: Machine, extra_bufts: str) -> ModelFacts:
+        """With what the machine's llama.cpp does to weights and cells; `extra_bufts` is that of the config."""
+        return replace(
+            self,
+            features=machine.features if extra_bufts != "off" else frozenset(),
+            lazy_cells=machine.lazy_cells,
+            drops_copied_pages=machine.drops_copied_pages,
+        )
 
     @classmethod
     def read(cls, path: Path) -> ModelFacts:

@@ -18,6 +18,7 @@ from llamabatch.llama.context import Context
 from llamabatch.llama.environment import environment_defaults
 from llamabatch.llama.model import Model
 from llamabatch.tools import doctor
+from llamabatch.tools.synth import Shape, write_model
 from llamabatch.utils import paths
 
 
@@ -209,6 +210,33 @@ def test_cells_take_memory_when_they_are_used_and_not_before():
     assert empty < 16
     assert used - empty > 32
     assert cleared < empty + 16
+
+
+_PAGES = """
+import re, sys
+from pathlib import Path
+from llamabatch import LLM
+from llamabatch.planning.memory import MIB
+
+path = sys.argv[1]
+with LLM(path, n_ctx=128, n_slots=1, n_threads=1, n_gpu_layers=0) as llm:
+    maps = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
+    mine = [re.search(r"^Rss: +([0-9]+)", one, flags=re.MULTILINE)[1] for one in maps if path in one.split("\\n")[0]]
+    print(sum(map(int, mine)) / 1024, llm.plan.memory.weights / MIB, llm.plan.memory.copies / MIB)
+"""
+
+
+@pytest.mark.skipif(not library.drops_copied_pages(), reason="llama.cpp is not the patched build, or not on Linux")
+def test_what_was_copied_leaves_no_pages_of_the_file(tmp_path):
+    """native_patches/0014: without it all of the file would be there beside the copies, but for both ends."""
+    path = tmp_path / "model.gguf"
+    size = write_model(Shape("qwen2", 4, 512, 2048, 8, 2, 64, 2048, 1024, 1e6, 1e-6, tied=False), path, "Q4_0")
+    done = run_child("-c", _PAGES, str(path))
+    assert done.returncode == 0, done.stderr
+    resident, predicted, copies = map(float, done.stdout.split())
+    assert copies > 8
+    assert resident < predicted + 2  # pages that hold parts of two tensors
+    assert predicted < size / 2**20 - 0.9 * copies
 
 
 _COPIES = """

@@ -102,8 +102,7 @@ def answer(question: Question) -> Report:
         least = replace(config, n_slots=1) if config.n_slots == "auto" else config
         roomy = replace(machine, available_bytes=_UNLIMITED, address_space=None, data_bytes=None, gpus=())
         asked = resolve(least, facts, roomy, profile)
-    features = machine.features if asked.config.extra_bufts != "off" else frozenset()
-    facts = replace(facts, features=features, lazy_cells=machine.lazy_cells)
+    facts = facts.on(machine, asked.config.extra_bufts)
     # "auto" is sequential where one slot fits; the rows of the report are about several, all of them from the start
     many = replace(asked.config, start_slots=MAX_SLOTS)
     if config.strategy == "auto":

@@ -173,6 +173,25 @@ def test_the_peak_may_be_while_the_model_is_loaded():
     assert (read.memory.loading, read.peak_bytes) == (0, read.total_bytes)
 
 
+def test_pages_of_copied_weights_are_given_back_where_the_build_does():
+    output = tensor("output.weight", "Q4_K", 1024, 102400)
+    tensors = laid_out(EMBEDDING, output, *TENSORS, NORM)
+    size = sum(each.n_bytes for each in tensors)
+    facts, drops = replace(FACTS, tensors=tensors, file_bytes=size), replace(MACHINE, drops_copied_pages=True)
+    config = EngineConfig("m", n_slots=1, n_ctx=256)
+    kept, copied = resolve(config, facts, MACHINE), resolve(config, facts, drops)
+    assert kept.memory.weights == kept.memory.file == copied.memory.file == size
+    assert copied.memory.weights == EMBEDDING.n_bytes + NORM.n_bytes
+    assert (copied.memory.copies, copied.memory.reclaimable) == (output.n_bytes + 4 * TENSORS[0].n_bytes, 0)
+    assert copied.memory.loading == output.n_bytes  # a copy is there before the pages of its tensor go
+    assert copied.address_space == kept.address_space  # which stays
+    on_gpu = resolve(replace(config, n_gpu_layers=-1), facts, replace(drops, n_gpus=1, gpus=(Gpu(0, GIB, GIB),)))
+    assert on_gpu.memory.copies == 0
+    assert on_gpu.memory.loading > output.n_bytes + 4 * TENSORS[0].n_bytes  # all of the file is read first
+    locked = resolve(replace(config, use_mlock=True), facts, drops)
+    assert locked.memory.weights == size
+
+
 def test_in_a_model_of_one_layer_only_outputs_reach_the_feed_forward_network():
     """The buffer is reserved for all tokens; what is never written takes no memory, but counts for RLIMIT_DATA."""
     one = replace(FACTS, layers=LAYERS[:1])
