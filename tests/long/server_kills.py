@@ -6,10 +6,10 @@ import asyncio
 import os
 import random
 import signal
-import threading
 from pathlib import Path
 
-from tests.long.server_client import Body, Call, RunningServer, until
+from llamabatch.request.outputs import SequenceOutput
+from tests.long.server_client import Body, Call, RunningServer
 
 HOLDS = (
     "the engine of a server is killed by SIGKILL, SIGSEGV or SIGABRT with 32 streams open: all get the texts of an "
@@ -36,9 +36,8 @@ async def _run(server: RunningServer, number: int) -> None:
     rng = random.Random(number)
     bodies = [_body(rng, at) for at in range(_N)]
     wanted = await asyncio.wait_for(asyncio.gather(*(_texts(server.port, body) for body in bodies)), 120)
-    killer = _Killer(server, rng.randrange(3, _TOKENS - 20), number)
+    killer = _Killer(server, _N * rng.randrange(3, _TOKENS - 20), number)
     found = await asyncio.wait_for(asyncio.gather(*(_texts(server.port, body) for body in bodies)), 240)
-    await asyncio.to_thread(killer.join, 10.0)
     assert killer.has_killed
     for body, one, other in zip(bodies, wanted, found, strict=True):
         assert one == other, (body, one, other)
@@ -51,22 +50,23 @@ def _body(rng: random.Random, at: int) -> Body:
     return {"prompt": prompt, "max_tokens": _TOKENS, "ignore_eos": True, "n": n, **more}
 
 
-class _Killer(threading.Thread):
-    """Kills the child after so many steps that brought tokens: before any stream can have ended."""
+class _Killer:
+    """Kills the child once so many tokens came: before any stream can have ended. A message may bring several."""
 
-    def __init__(self, server: RunningServer, steps: int, number: int) -> None:
-        super().__init__(name="killer", daemon=True)
+    def __init__(self, server: RunningServer, n_tokens: int, number: int) -> None:
         [self._hub] = server.serving._hubs.values()
         self.has_killed = False
-        self._last = self._hub.n_handovers + steps
+        self._left = n_tokens
         self._pid = server.pid
         self._signal = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)[number % 3]
-        self.start()
+        self._sink, self._hub.sink = self._hub.sink, self._take
 
-    def run(self) -> None:
-        until(lambda: self._hub.n_handovers >= self._last, 120.0, "nothing came")
-        os.kill(self._pid, self._signal)
-        self.has_killed = True
+    def _take(self, outputs: list[SequenceOutput]) -> None:
+        self._left -= sum(len(output.token_ids) for output in outputs)
+        if self._left <= 0 and not self.has_killed:
+            os.kill(self._pid, self._signal)
+            self.has_killed = True
+        self._sink(outputs)
 
 
 async def _texts(port: int, body: Body) -> list[str]:
