@@ -13,6 +13,8 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -41,6 +43,7 @@ _GPU_GIGABYTES = 3.0
 _DRIVER = "libcuda.so.1"
 TARGETS = ("llama", "mtmd")
 _UNFINISHED = "build-"
+_LINKER_FLAGS = "CMAKE_SHARED_LINKER_FLAGS"
 _LIBRARIES = (".so", ".dylib", ".dll")
 
 
@@ -280,19 +283,33 @@ def _compile(
     generator = ("-G", "Ninja") if shutil.which("ninja", path=environment["PATH"]) else ()
     n_jobs = environment.get("CMAKE_BUILD_PARALLEL_LEVEL", str(jobs()))
     flags = (*plan.flags, "-DCMAKE_BUILD_TYPE=Release", binding.own_names_flag())
-    title = f"building llama.cpp ({plan.backend})"
-    steps: tuple[tuple[str, list[str | Path], Display | None], ...] = (
-        ("configuring llama.cpp", ["cmake", "-S", tree, "-B", target, *generator, *flags], None),
-        (
-            title,
-            ["cmake", "--build", target, "--config", "Release", "--parallel", n_jobs, "--target", *TARGETS],
-            display(title) if display else None,
-        ),
-    )
-    for name, command, shown in steps:
+
+    def run(name: str, command: list[str | Path], shown: Display | None = None) -> None:
         if run_logged(command, log, name, environment, shown) != 0:
             reason = explain(log, "the compiler or cmake stopped, see the end of the log")
             raise SetupFailure(f"The build of llama.cpp failed: {reason} (log: {log}).")
+
+    run("configuring llama.cpp", ["cmake", "-S", tree, "-B", target, *generator, *flags])
+    if plan.backend == "cuda" and sys.platform == "linux":
+        run("configuring llama.cpp", ["cmake", target, toolkit_flag((target / "CMakeCache.txt").read_text("utf-8"))])
+    title = f"building llama.cpp ({plan.backend})"
+    options = ("--config", "Release", "--parallel", n_jobs, "--target", *TARGETS)
+    run(title, ["cmake", "--build", target, *options], display(title) if display else None)
+
+
+def toolkit_flag(cache: str) -> str:
+    """The option with which the libraries find those of the CUDA toolkit wherever it lies. CMake leaves out the folders
+    that nvcc links with by itself; the system's loader knows them only where the toolkit came as a system's package.
+
+    Args:
+        cache: the text of a CMakeCache.txt that was configured for CUDA.
+    """
+    entries = dict(re.findall(r"^(\w+):\w+=(.*)$", cache, flags=re.MULTILINE))
+    libraries = (entries.get(f"CUDA_{name}_LIBRARY", "") for name in ("cudart", "cublas"))
+    folders = dict.fromkeys(str(Path(library).parent) for library in libraries if Path(library).is_file())
+    known = entries.get(_LINKER_FLAGS, "")
+    paths = (shlex.quote(f"-Wl,-rpath,{folder}") for folder in folders)
+    return f"-D{_LINKER_FLAGS}={' '.join((known, *(path for path in paths if path not in known))).strip()}"
 
 
 def _made(build: Path) -> list[Path]:

@@ -31,17 +31,22 @@ class Compiler:
     def __init__(self):
         self.commands, self.shown = [], []
         self.status, self.output, self.error = 0, NINJA, None
+        self.cmake_cache = ""
 
     def __call__(self, line, log, title, environment=None, display=None):
         line = [str(part) for part in line]
         self.commands.append(line)
         with open(log, "a") as file:
             file.write(f"$ {' '.join(line)}\n{self.output}")
+        if "-B" in line:
+            place = Path(line[line.index("-B") + 1])
+            place.mkdir(parents=True, exist_ok=True)
+            (place / "CMakeCache.txt").write_text(self.cmake_cache)
         if "--build" in line:
             if self.error:
                 raise self.error
             libraries = Path(line[line.index("--build") + 1]) / "bin"
-            libraries.mkdir(parents=True)
+            libraries.mkdir()
             for name in ("llama", "ggml", "mtmd"):
                 (libraries / f"libllamabatch-{name}.so").write_text(name)
             (libraries / "libother.so").touch()
@@ -183,6 +188,24 @@ def test_a_stopped_build_for_gpus_goes_on_where_it_was(error, compiler, cache, p
     assert len(sources) == 1
     assert len({line[line.index("--build") + 1] for line in compiler.commands if "--build" in line}) == 1
     assert left(cache) == sorted([cuda_plan.key, "lock"])
+
+
+def test_a_cuda_build_finds_its_toolkit_wherever_it_lies(compiler, cache, cuda_plan, plan, tmp_path):
+    library = tmp_path / "CUDA 13" / "lib64" / "libcublas.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    compiler.cmake_cache = (
+        f"// of CUDA\nCUDA_cublas_LIBRARY:FILEPATH={library}\nCUDA_cudart_LIBRARY:FILEPATH={library}\n"
+        "CMAKE_SHARED_LINKER_FLAGS:STRING=-Wl,-O1\nCUDA_nppc_LIBRARY:FILEPATH=CUDA_nppc_LIBRARY-NOTFOUND\n"
+    )
+    user_build.make(cuda_plan, __version__)
+    [flag] = [part for line in compiler.commands for part in line if "SHARED_LINKER_FLAGS" in part]
+    assert flag == f"-DCMAKE_SHARED_LINKER_FLAGS=-Wl,-O1 '-Wl,-rpath,{library.parent}'"
+    known = compiler.cmake_cache.replace("-Wl,-O1", flag.partition("=")[2])
+    assert user_build.toolkit_flag(known) == flag  # a build that goes on links nothing anew
+    compiler.commands.clear()
+    user_build.make(plan, __version__)
+    assert not [part for line in compiler.commands for part in line if "SHARED_LINKER_FLAGS" in part]
 
 
 def test_a_source_that_was_not_whole_is_made_anew(compiler, cache, cuda_plan, monkeypatch):
