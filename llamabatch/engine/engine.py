@@ -76,6 +76,7 @@ class Engine:
             replace(config, instances=1) if alone else config, path, loaded=not alone and model is not None
         )
         self.config = self.plan.config.for_one_engine()
+        native.available()  # brings libgomp, which must read the variables that the plan's load of llama.cpp has set
         self.model = Model(path, config) if model is None else model.share()
         with contextlib.ExitStack() as undo:
             undo.callback(self.model.close)
@@ -434,8 +435,6 @@ def import_the_rest() -> None:
     import numpy.ctypeslib  # noqa: F401  # numpy imports it when it is first named
 
     import llamabatch.sampling.grammar_compiler  # noqa: F401  # with llguidance, which `import llamabatch` leaves out
-
-    native.available()
 
 
 def check_can_speculate(config: EngineConfig | ResolvedConfig, model: Model) -> None:

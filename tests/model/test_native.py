@@ -15,7 +15,7 @@ from llamabatch.errors import SetupError
 from llamabatch.llama import abi_check, build_info, extra_buffers, library, log
 from llamabatch.llama.batch import Batch
 from llamabatch.llama.context import Context
-from llamabatch.llama.environment import environment_defaults
+from llamabatch.llama.environment import environment_defaults, is_mapped
 from llamabatch.llama.model import Model
 from llamabatch.tools import doctor
 from llamabatch.tools.synth import Shape, write_model
@@ -26,6 +26,29 @@ def run_child(*arguments, **options):
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=120, **options
     )
+
+
+_SPINS = """
+import ctypes, logging, sys
+for path in sys.argv[1:]:
+    ctypes.CDLL(path)
+logging.basicConfig(level=logging.DEBUG)
+from llamabatch import LLM
+with LLM("tiny", n_ctx=128, n_slots=2, n_gpu_layers=0) as llm:
+    print(llm.generate("Once")[0].error)
+"""
+
+
+@pytest.mark.skipif(
+    not (library.uses_libgomp() and is_mapped("libgomp.so")),
+    reason="this build of llama.cpp does not wait with libgomp",
+)
+@pytest.mark.parametrize("is_late", [False, True])
+def test_nothing_of_ours_brings_libgomp_before_its_variables_are_set(is_late):
+    """Threads that spin for milliseconds at each barrier take thirty times as long beside a busy process."""
+    done = run_child("-c", _SPINS, *(["libgomp.so.1"] if is_late else []))
+    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
+    assert ("GOMP_SPINCOUNT comes too late" in done.stderr) == is_late
 
 
 def test_a_quantised_model_runs_with_the_extra_buffers_on():
