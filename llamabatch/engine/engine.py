@@ -31,7 +31,6 @@ from llamabatch.request.adapters import check_known
 from llamabatch.request.outputs import SequenceOutput
 from llamabatch.request.request import Request
 from llamabatch.request.sequence import Sequence
-from llamabatch.sampling import native
 from llamabatch.sampling.prepared_params import PreparedParamsCache
 from llamabatch.scheduler.ngram_proposer import NgramProposer
 from llamabatch.scheduler.output import Limits
@@ -76,7 +75,6 @@ class Engine:
             replace(config, instances=1) if alone else config, path, loaded=not alone and model is not None
         )
         self.config = self.plan.config.for_one_engine()
-        native.available()  # brings libgomp, which must read the variables that the plan's load of llama.cpp has set
         self.model = Model(path, config) if model is None else model.share()
         with contextlib.ExitStack() as undo:
             undo.callback(self.model.close)

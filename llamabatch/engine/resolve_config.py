@@ -61,7 +61,7 @@ def read_facts(config: EngineConfig, path: Path) -> ModelFacts:
         facts,
         adapter_bytes=sum(_adapter_bytes(each) for _, each in config.adapters),
         n_ctx_scaled=scaled_ctx(config, facts),
-        placed=_placed(config, facts),
+        placed=_placed(config, path, facts),
     )
     if config.draft_model is None:
         return facts
@@ -77,7 +77,7 @@ def _with_overrides(path: Path, kv_overrides: KvOverrides) -> ModelFacts:
     return ModelFacts.from_headers(path, (overridden(first, kv_overrides), *others))
 
 
-def _placed(config: EngineConfig, facts: ModelFacts) -> Places:
+def _placed(config: EngineConfig, path: Path, facts: ModelFacts) -> Places:
     """The GPU of each tensor that override_tensor, cpu_moe or n_cpu_moe names, None for main memory.
 
     Raises:
@@ -86,6 +86,7 @@ def _placed(config: EngineConfig, facts: ModelFacts) -> Places:
     if not config.tensor_overrides:
         return ()
     names = [tensor.name for tensor in facts.tensors]
+    profile_for(path, config)  # loads the library with the environment that was measured
     module = library.load()
     known = devices.buffer_types(module)
     chosen = [device.name for device in devices.used(config, module)]

@@ -1,7 +1,7 @@
 """The binding of llama.cpp: load() prepares the environment, imports it, checks its layout and forwards its log.
 
-The order matters. libgomp reads its environment once, when it is loaded, and importing the binding loads it. So the
-environment is prepared before that import, and this module is the only one that imports a binding. Which one it is,
+The order matters. libgomp reads its environment once, when it is loaded, and the binding and the compiled sampler load
+it. So the environment is prepared before them, and this module is the only one that imports a binding. Which one it is,
 among those that are there, planning/binding_choice.py says.
 """
 
@@ -27,6 +27,7 @@ from llamabatch.llama.build_info import build_marker, cpu_library, library_dir
 from llamabatch.llama.environment import NOTHING_MEASURED, OnLoad, amx_is_off, is_mapped, prepared
 from llamabatch.planning import binding_choice
 from llamabatch.planning.binding_choice import Build, Choice, Origin
+from llamabatch.sampling import native
 from llamabatch.utils.lifetime import ForkGuard, in_forks
 
 ATTENTION_PATCH = "0003-flash-attention-decode.patch"
@@ -59,6 +60,7 @@ def load(model_bytes: int | None = None, measured: OnLoad = NOTHING_MEASURED) ->
         if _module is None:
             with prepared(model_bytes, measured):
                 module = _import_choice()
+                native.available()  # its threads wait as those of llama.cpp: with libgomp, or teams of its own
                 rpc.load_named(module)
                 module.llama_backend_init()
                 if amx_is_off():

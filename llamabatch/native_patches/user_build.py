@@ -291,10 +291,14 @@ def _compile(
 
     run("configuring llama.cpp", ["cmake", "-S", tree, "-B", target, *generator, *flags])
     if plan.backend == "cuda" and sys.platform == "linux":
-        run("configuring llama.cpp", ["cmake", target, toolkit_flag((target / "CMakeCache.txt").read_text("utf-8"))])
+        run("configuring llama.cpp", ["cmake", target, toolkit_flag(_cmake_cache(target))])
     title = f"building llama.cpp ({plan.backend})"
     options = ("--config", "Release", "--parallel", n_jobs, "--target", *TARGETS)
     run(title, ["cmake", "--build", target, *options], display(title) if display else None)
+
+
+def _cmake_cache(build: Path) -> str:
+    return (build / "CMakeCache.txt").read_text(encoding="utf-8", errors="surrogateescape")
 
 
 def toolkit_flag(cache: str) -> str:
@@ -308,8 +312,9 @@ def toolkit_flag(cache: str) -> str:
     libraries = (entries.get(f"CUDA_{name}_LIBRARY", "") for name in ("cudart", "cublas"))
     folders = dict.fromkeys(str(Path(library).parent) for library in libraries if Path(library).is_file())
     known = entries.get(_LINKER_FLAGS, "")
-    paths = (shlex.quote(f"-Wl,-rpath,{folder}") for folder in folders)
-    return f"-D{_LINKER_FLAGS}={' '.join((known, *(path for path in paths if path not in known))).strip()}"
+    given = shlex.split(known)
+    paths = (path for folder in folders if (path := f"-Wl,-rpath,{folder}") not in given)
+    return f"-D{_LINKER_FLAGS}={' '.join((known, *map(shlex.quote, paths))).strip()}"
 
 
 def _made(build: Path) -> list[Path]:

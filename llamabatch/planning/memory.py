@@ -565,7 +565,7 @@ class Files(NamedTuple):
         used: the tensors among them that are used in place. Without mapping they are all that is kept.
         embedding: the part of `used` that is only looked up, since the logits are made with a copy.
         ends: from the first tensor of each file to the last that is used in place.
-        largest_copied: the largest tensor that is not used in place.
+        largest_copied: the largest tensor of main memory that is not used in place.
     """
 
     mapped: int
@@ -597,7 +597,9 @@ def in_files(
         for tensor in tensors[start : start + count]:
             layer = _layer(tensor.name, n_layer)
             here = placed.get(tensor.name, layer is None or on_cpu[layer])
-            if not here or _copy(tensor, features):
+            if not here:
+                continue
+            if _copy(tensor, features):
                 largest = max(largest, tensor.n_bytes)
                 continue
             kept.append(tensor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,18 @@ def test_every_library_that_it_is_linked_with_is_found(package):
     linked = subprocess.run(["ldd", package / "lib" / LIBRARY], capture_output=True, text=True, check=True).stdout
     assert "libcublas.so" in linked
     assert [line for line in linked.splitlines() if "not found" in line] == []
+
+
+def test_it_names_the_folder_of_its_toolkit(package):
+    """Programs find cuBLAS without a variable: the other tests start them so."""
+    told = subprocess.run(
+        ["readelf", "-dW", package / "lib" / LIBRARY], capture_output=True, text=True, check=True
+    ).stdout
+    [path] = [
+        line.split("[", 1)[1].rstrip("]") for line in told.splitlines() if "(RUNPATH)" in line or "(RPATH)" in line
+    ]
+    folders = [folder for folder in path.split(":") if folder != "$ORIGIN"]
+    assert any(list(Path(folder).glob("libcublas.so.*")) for folder in folders), path
 
 
 def test_it_has_the_patches(package):

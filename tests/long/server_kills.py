@@ -51,7 +51,7 @@ def _body(rng: random.Random, at: int) -> Body:
 
 
 class _Killer:
-    """Kills the child once so many tokens came: before any stream can have ended. A message may bring several."""
+    """Kills the child once so many tokens came, of all streams together. A message may bring several."""
 
     def __init__(self, server: RunningServer, n_tokens: int, number: int) -> None:
         [self._hub] = server.serving._hubs.values()

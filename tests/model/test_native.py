@@ -1,6 +1,7 @@
 """The native library as it is installed here."""
 
 import importlib.util
+import os
 import platform
 import subprocess
 import sys
@@ -46,7 +47,8 @@ with LLM("tiny", n_ctx=128, n_slots=2, n_gpu_layers=0) as llm:
 @pytest.mark.parametrize("is_late", [False, True])
 def test_nothing_of_ours_brings_libgomp_before_its_variables_are_set(is_late):
     """Threads that spin for milliseconds at each barrier take thirty times as long beside a busy process."""
-    done = run_child("-c", _SPINS, *(["libgomp.so.1"] if is_late else []))
+    plain = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = run_child("-c", _SPINS, *(["libgomp.so.1"] if is_late else []), env=plain)
     assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
     assert ("GOMP_SPINCOUNT comes too late" in done.stderr) == is_late
 
@@ -250,6 +252,7 @@ with LLM(path, n_ctx=128, n_slots=1, n_threads=1, n_gpu_layers=0) as llm:
 
 
 @pytest.mark.skipif(not library.drops_copied_pages(), reason="llama.cpp is not the patched build, or not on Linux")
+@pytest.mark.skipif(not library.repack_features(), reason="this CPU has no layout of its own")
 def test_what_was_copied_leaves_no_pages_of_the_file(tmp_path):
     """native_patches/0014: without it all of the file would be there beside the copies, but for both ends."""
     path = tmp_path / "model.gguf"
@@ -258,7 +261,7 @@ def test_what_was_copied_leaves_no_pages_of_the_file(tmp_path):
     assert done.returncode == 0, done.stderr
     resident, predicted, copies = map(float, done.stdout.split())
     assert copies > 8
-    assert resident < predicted + 2  # pages that hold parts of two tensors
+    assert predicted - 2 < resident < predicted + 2  # pages that hold parts of two tensors
     assert predicted < size / 2**20 - 0.9 * copies
 
 

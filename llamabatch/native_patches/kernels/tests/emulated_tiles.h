@@ -4,7 +4,10 @@
 
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 namespace emulated_tiles {
@@ -16,6 +19,20 @@ struct tile {
 };
 
 inline thread_local tile tiles[8];
+
+// A program that has multiplied no tile has checked none: it fails when it ends.
+struct watch {
+    std::atomic<bool> has_multiplied{ false };
+
+    ~watch() {
+        if (!has_multiplied) {
+            fprintf(stderr, "no tile was multiplied\n");
+            _Exit(1);
+        }
+    }
+};
+
+inline watch use;
 
 inline void load(int t, const void * from, int64_t stride) {
     for (int r = 0; r < tiles[t].rows; r++) {
@@ -31,6 +48,7 @@ inline void store(int t, void * to) {
 
 // tdpbssd and tdpbsud: each number of `c` is the sum of products of four numbers of `a`, which have signs, and four of `b`
 inline void multiply(bool is_signed, int c, int a, int b) {
+    use.has_multiplied = true;
     for (int m = 0; m < tiles[c].rows; m++) {
         for (int k = 0; k < tiles[a].bytes / 4; k++) {
             for (int n = 0; n < tiles[c].bytes / 4; n++) {
