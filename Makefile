@@ -49,7 +49,7 @@ test-devices: setup ## engines on devices without hardware: RPC servers on loopb
 test-vulkan: setup ## engines on Vulkan, with a driver that computes on the CPU where there is no GPU; long at first (ARGS="tests/model/test_stops.py")
 	@.venv/bin/python -m tests.vulkan $(ARGS)
 
-cuda-build: setup ## a CUDA build where there need be no GPU, and its tests; an hour of two cores at first, goes on where it was stopped
+cuda-build: setup ## a CUDA build where there need be no GPU, and its tests; half an hour of two cores at first, goes on where it was stopped
 	@.venv/bin/python -m tests.cuda $(ARGS)
 
 gpu-pack: setup ## one file for a machine with a GPU and no network (ARGS="--python 3.12")
